@@ -1,0 +1,42 @@
+"""What happened to one request, as it is written to disk and read by every table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headway.core.slo import NO_TARGETS, Slo
+
+
+class Outcome(StrEnum):
+    """How a request ended; each request has exactly one. A hand-off is a move, not an end."""
+
+    FINISHED = "finished"
+    SHED = "shed"
+    EXPIRED = "expired"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    HANDED_OFF = "handed_off"
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """One request of a run. Times are seconds of the run's one clock; None means it never happened."""
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    outcome: Outcome
+    output_tokens: int = 0
+    tenant: str = ""
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    predicted_output_tokens: float | None = None
+    token_times_s: list[float] | None = None
+    slo: Slo = NO_TARGETS
+    instance: str = ""
+    preemptions: int = 0
+    swapped_blocks: int = 0
+    recomputed_tokens: int = 0
+    error: str | None = None

@@ -1,0 +1,37 @@
+"""Latency targets of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.errors import ConfigError
+
+MAX_TARGET_S = 7 * 24 * 3600.0
+"""No target may be longer than a week: a larger one is a unit mistake, not a wish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Targets in seconds, each optional: time to first token, mean time between tokens, whole request.
+
+    Raises ConfigError for a target that is not a number in (0, MAX_TARGET_S]; a value out of range is
+    never read as "most urgent".
+    """
+
+    ttft_s: float | None = None
+    tbt_s: float | None = None
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tbt_s", "deadline_s"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TARGET_S:
+                raise ConfigError(f"{name} is {value!r}; accepted: a number of seconds in (0, {MAX_TARGET_S:g}]")
+
+    def __bool__(self) -> bool:
+        return self != NO_TARGETS
+
+
+NO_TARGETS = Slo()

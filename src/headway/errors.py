@@ -1,0 +1,40 @@
+"""Every error Headway raises on purpose.
+
+HeadwayError
+├── ConfigError      a flag, setting or combination that is not accepted (also a ValueError)
+├── TraceError       a trace that cannot be read as requests (also a ValueError)
+├── RecordError      a records file that cannot be read back (also a ValueError)
+├── PlanError        a policy returned a plan that breaks the rules of `core.plan`
+├── SeamError        the installed vLLM is not what `engine.vllm_seams` was written against
+└── UpstreamError    an endpoint did not answer, or not as an OpenAI-compatible server would
+
+A message says what was wrong, the value found, and what is accepted.
+"""
+
+
+class HeadwayError(Exception):
+    """Root of all errors raised on purpose."""
+
+
+class ConfigError(HeadwayError, ValueError):
+    """A flag, setting or combination of them is not accepted."""
+
+
+class TraceError(HeadwayError, ValueError):
+    """A trace cannot be read as a stream of requests."""
+
+
+class RecordError(HeadwayError, ValueError):
+    """A records file cannot be read back."""
+
+
+class PlanError(HeadwayError):
+    """A policy returned a plan that breaks the rules of `core.plan`."""
+
+
+class SeamError(HeadwayError):
+    """The installed vLLM differs from what the plug-in was written against."""
+
+
+class UpstreamError(HeadwayError):
+    """An endpoint did not answer as an OpenAI-compatible server does."""
