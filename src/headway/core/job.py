@@ -1,0 +1,72 @@
+"""One request's life in a scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from headway.core.slo import NO_TARGETS, Slo
+
+
+class JobState(Enum):
+    """Where a live job is; each live job is in exactly one of the first three."""
+
+    WAITING = "waiting"
+    SWAPPED = "swapped"
+    RESIDENT = "resident"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Job:
+    """A request as a policy sees it: live, kept up to date by the ledger, compared by identity.
+
+    Token counts use vLLM's words. `num_computed_tokens` counts tokens whose KV is on the device or being
+    computed by a step in flight; it falls to 0 when the KV is dropped. `max_output_tokens` is the limit
+    the client set, never an estimate of the length; the true length is not here.
+    """
+
+    id: str
+    arrival_s: float
+    num_prompt_tokens: int
+    max_output_tokens: int
+    slo: Slo = NO_TARGETS
+    priority: int = 0
+    tenant: str = ""
+    predicted_output_tokens: float | None = None
+    lora_id: int = 0
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    first_scheduled_s: float | None = None
+    state: JobState = JobState.WAITING
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output known so far."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether more than the newest token still has to be computed."""
+        return self.num_computed_tokens < self.num_prompt_tokens + self.num_output_tokens - 1
+
+    @property
+    def ttft_deadline_s(self) -> float | None:
+        """When the first token is due; None once it is out, or without such a target."""
+        if self.slo.ttft_s is None or self.num_output_tokens:
+            return None
+        return self.arrival_s + self.slo.ttft_s
+
+    @property
+    def due_s(self) -> float | None:
+        """The earliest instant after which a target of this job is certainly missed, if it has one."""
+        first_token = self.ttft_deadline_s
+        if self.slo.deadline_s is None:
+            return first_token
+        whole = self.arrival_s + self.slo.deadline_s
+        return whole if first_token is None else min(first_token, whole)
+
+    def __repr__(self) -> str:
+        progress = f"{self.num_computed_tokens}/{self.num_tokens}"
+        return f"Job({self.id!r}, {self.state.value}, computed {progress})"

@@ -1,0 +1,123 @@
+"""The job table of one engine: each live job in one state, each ended job in one record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from headway.core.job import Job, JobState
+from headway.core.plan import Departure, Fate, StepOutcome
+from headway.core.record import Outcome, Record
+
+_LEFT_AS = {
+    Departure.SHED: Outcome.SHED,
+    Departure.EXPIRED: Outcome.EXPIRED,
+    Departure.HAND_OFF: Outcome.HANDED_OFF,
+}
+
+
+class Ledger:
+    """Follows every job from arrival to its one end; the engine and the simulator keep the same one.
+
+    `residents` is in the engine's order. Costs: arrive, progress and end O(1) (end of a resident
+    O(residents) pointer compares); apply O(jobs that got tokens).
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Job] = {}
+        self.residents: list[Job] = []
+        self.arrived = 0
+        self.ended: Counter[Outcome] = Counter()
+        self._records: dict[Job, Record] = {}
+
+    @property
+    def live(self) -> int:
+        """Jobs that have arrived and not ended."""
+        return len(self._records)
+
+    def arrive(self, job: Job) -> None:
+        """Take in a new job, waiting."""
+        self.arrived += 1
+        self.waiting[job.id] = job
+        self._records[job] = Record(
+            id=job.id,
+            arrival_s=job.arrival_s,
+            prompt_tokens=job.num_prompt_tokens,
+            outcome=Outcome.FAILED,
+            tenant=job.tenant,
+            predicted_output_tokens=job.predicted_output_tokens,
+            slo=job.slo,
+        )
+
+    def apply(self, outcome: StepOutcome) -> None:
+        """Move jobs as a filled step moved them; departures end separately, by `end`."""
+        self.residents = self._in_step_order(outcome.plan.run)
+        if outcome.preempted:
+            self.residents = [job for job in self.residents if job not in outcome.preempted]
+            for job, fate in outcome.preempted.items():
+                self._preempt(job, fate)
+        for job in outcome.admitted:
+            self._admit(job, outcome.cached_tokens.get(job, 0), outcome.now_s)
+        for job, tokens in outcome.tokens.items():
+            job.num_computed_tokens += tokens
+
+    def _in_step_order(self, run: Sequence[Job]) -> list[Job]:
+        """Residents as the step served them: `run`, then the paused."""
+        if run is self.residents:
+            return self.residents
+        if len(run) == len(self.residents):
+            return list(run)
+        running = set(run)
+        return [*run, *(job for job in self.residents if job not in running)]
+
+    def _preempt(self, job: Job, fate: Fate) -> None:
+        record = self._records[job]
+        record.preemptions += 1
+        if fate is Fate.RECOMPUTE:
+            record.recomputed_tokens += job.num_computed_tokens
+        job.num_preemptions += 1
+        job.num_computed_tokens = 0
+        job.state = JobState.WAITING
+        self.waiting[job.id] = job
+
+    def _admit(self, job: Job, cached_tokens: int, now_s: float) -> None:
+        del self.waiting[job.id]
+        self.residents.append(job)
+        job.state = JobState.RESIDENT
+        job.num_computed_tokens = cached_tokens
+        record = self._records[job]
+        if job.num_preemptions:
+            record.recomputed_tokens -= min(cached_tokens, record.recomputed_tokens)
+        if job.first_scheduled_s is None:
+            job.first_scheduled_s = record.first_scheduled_s = now_s
+
+    def progress(self, job: Job, *, num_output_tokens: int, num_computed_tokens: int, now_s: float) -> None:
+        """Note what came back from a step: tokens sampled so far, and KV that holds (drafts may be refused)."""
+        if num_output_tokens and not job.num_output_tokens:
+            self._records[job].first_token_s = now_s
+        job.num_output_tokens = num_output_tokens
+        job.num_computed_tokens = num_computed_tokens
+
+    def leave(self, job: Job, departure: Departure, now_s: float) -> Record:
+        """End a job that left the queue without running on."""
+        return self.end(job, _LEFT_AS[departure], now_s)
+
+    def end(self, job: Job, outcome: Outcome, now_s: float) -> Record:
+        """Take a job out and return its finished record; a job that ended before is a KeyError."""
+        record = self._records.pop(job)
+        if self.waiting.pop(job.id, None) is None:
+            self.residents.remove(job)
+        job.state = JobState.ENDED
+        record.outcome = outcome
+        record.output_tokens = job.num_output_tokens
+        record.finished_s = now_s
+        self.ended[outcome] += 1
+        return record
+
+    def check(self) -> None:
+        """Assert that no job is lost, doubled or in the wrong place (invariants 1 and 6); O(live)."""
+        assert self.arrived == self.ended.total() + self.live
+        places = [*self.waiting.values(), *self.residents]
+        assert len(set(places)) == len(places) == self.live
+        assert all(job.state is JobState.WAITING for job in self.waiting.values())
+        assert all(job.state is JobState.RESIDENT for job in self.residents)

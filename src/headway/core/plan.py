@@ -1,0 +1,120 @@
+"""What a policy wants of a step, and what the engine made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headway.core.job import Job, JobState
+from headway.core.view import StepView
+from headway.errors import PlanError
+
+
+class Fate(StrEnum):
+    """What becomes of a preempted job's KV."""
+
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+class Departure(StrEnum):
+    """Why a waiting job leaves the queue without running here."""
+
+    HAND_OFF = "handed_off"
+    SHED = "shed"
+    EXPIRED = "expired"
+
+
+class Reason(StrEnum):
+    """Why the engine did less for a job than the plan asked."""
+
+    BUDGET = "budget"
+    SEATS = "seats"
+    BLOCKS = "blocks"
+    ISL = "isl"
+    WATERMARK = "watermark"
+    WHOLE_PROMPT = "whole_prompt"
+    PREEMPTION = "preemption"
+    LORA = "lora"
+    GRAMMAR = "grammar"
+    REMOTE_KV = "remote_kv"
+    STALE_OUTPUT = "stale_output"
+    IN_FLIGHT = "in_flight"
+    DRAFTS = "drafts"
+    ENCODER = "encoder"
+    MODEL_LENGTH = "model_length"
+    HELD = "held"
+    ENGINE_PAUSED = "engine_paused"
+    UNEXPLAINED = "unexplained"
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    """A wish list, filled by `core.fill` or by the engine in the same way.
+
+    `run`: resident jobs, first to be served first. `admit`: waiting or swapped jobs, likewise; more of
+    them than there are seats, since some may not be ready. Residents in neither `run` nor `preempt` are
+    paused: no tokens, KV kept. With `whole_prompts` a waiting job starts only if all its tokens fit what
+    is left of the budget; one longer than the whole budget starts only as the step's first work, in chunks.
+    """
+
+    run: Sequence[Job] = ()
+    admit: Sequence[Job] = ()
+    token_budget: int = 0
+    chunk_cap: Mapping[Job, int] = field(default_factory=dict)
+    whole_prompts: bool = False
+    preempt: Mapping[Job, Fate] = field(default_factory=dict)
+    offload: Sequence[Job] = ()
+    prefetch: Sequence[Job] = ()
+    leave: Mapping[Job, Departure] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepOutcome:
+    """What a step really did. `tokens` holds every job that got some, with how many.
+
+    `cached_tokens` are the leading tokens an admitted job found computed already. `preempted` are the jobs
+    whose KV left the device, wanted by the plan or not; `passed_over` names why a job of the plan got
+    nothing or less than its share.
+    """
+
+    now_s: float
+    plan: StepPlan
+    tokens: dict[Job, int] = field(default_factory=dict)
+    admitted: list[Job] = field(default_factory=list)
+    cached_tokens: dict[Job, int] = field(default_factory=dict)
+    preempted: dict[Job, Fate] = field(default_factory=dict)
+    left: dict[Job, Departure] = field(default_factory=dict)
+    passed_over: dict[Job, Reason] = field(default_factory=dict)
+    free_blocks: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by the step."""
+        return sum(self.tokens.values())
+
+
+def check_plan(plan: StepPlan, view: StepView) -> None:
+    """Raise PlanError unless the plan keeps the rules every policy must keep; O(jobs named).
+
+    A job is named at most once among run, admit, preempt and leave (invariant 1); run and preempt name
+    residents, admit and leave name others; budget, caps and batch width are within the view's limits.
+    """
+    parts = {"run": plan.run, "admit": plan.admit, "preempt": plan.preempt, "leave": plan.leave}
+    named = [job for jobs in parts.values() for job in jobs]
+    if len(set(named)) != len(named):
+        twice = sorted({job.id for job in named if named.count(job) > 1})
+        raise PlanError(f"a plan may name a job once; named more than once: {twice}")
+    for part, jobs in parts.items():
+        wants_resident = part in ("run", "preempt")
+        for job in jobs:
+            if (job.state is JobState.RESIDENT) != wants_resident:
+                raise PlanError(f"{part} names {job!r}; accepted: {'resident' if wants_resident else 'waiting'}")
+    if not 0 <= plan.token_budget <= view.max_tokens:
+        raise PlanError(f"token_budget is {plan.token_budget}; accepted: 0 to {view.max_tokens}")
+    if len(plan.run) > view.max_run:
+        raise PlanError(f"run names {len(plan.run)} jobs; the batch width is {view.max_run}")
+    for job, cap in plan.chunk_cap.items():
+        if cap < 1:
+            raise PlanError(f"chunk_cap of {job!r} is {cap}; accepted: 1 or more (leave a job out of run to pause it)")

@@ -1,0 +1,44 @@
+"""What a policy sees before a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from headway.core.job import Job
+
+
+def _never(job: Job) -> bool:
+    return False
+
+
+@dataclass(slots=True, kw_only=True)
+class StepView:
+    """The state of one engine before a step: one object, reused, whose lists a policy only reads.
+
+    `residents` hold KV, in the engine's order (run order of the last step, then newcomers); `waiting` is
+    unordered, since orders keep their own index of it. `max_run` is the batch width, `max_resident` the
+    number of worker slots (paused jobs use one), `max_tokens` the most one step may compute.
+    `admissible(job)` says whether a waiting job would pass every check of this step but its rank; it
+    costs a prefix lookup, so ask for a few jobs, not for all.
+    """
+
+    now_s: float = 0.0
+    residents: Sequence[Job] = ()
+    waiting: Collection[Job] = ()
+    free_blocks: int = 0
+    total_blocks: int = 0
+    block_size: int = 16
+    max_run: int = 1
+    max_resident: int = 1
+    max_tokens: int = 1
+    admissible: Callable[[Job], bool] = _never
+
+    def blocks(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    @property
+    def seats(self) -> int:
+        """How many more jobs may become resident without exceeding batch width or worker slots."""
+        return max(0, min(self.max_run, self.max_resident) - len(self.residents))

@@ -1,0 +1,194 @@
+"""The `demo` model: a small Llama made on this machine, so that everything can be tried without a download."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DEMO = "demo"
+"""The name by which every command knows this model."""
+
+SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>")
+PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
+
+CHAT_TEMPLATE = (
+    "<|bos|>{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|eos|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRecipe:
+    """What the demo model is made of: 3.7 million parameters; any change gives it another directory."""
+
+    revision: int = 1
+    seed: int = 0
+    vocab_size: int = 2048
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 4
+    max_position_embeddings: int = 4096
+    head_gain: float = 3.0
+    """Spread of the logits: at 3 greedy output does not fall into a loop, and sampled output is not uniform."""
+
+    def digest(self) -> str:
+        """Name of this recipe together with the text its tokenizer is trained on (12 hex digits)."""
+        recipe = json.dumps([asdict(self), SPECIAL_TOKENS, CHAT_TEMPLATE], sort_keys=True)
+        state = hashlib.sha256(recipe.encode())
+        for text in _training_text():
+            state.update(text.encode())
+        return state.hexdigest()[:12]
+
+
+def resolve_model(name: str, cache_dir: Path | None = None) -> str:
+    """What vLLM should load for `name`: `demo` is made if need be, directories and hub names stay as they are.
+
+    Raises ConfigError for a name that can only be a path and does not exist.
+    """
+    if name == DEMO:
+        return str(ensure_demo_model(cache_dir))
+    path = Path(name).expanduser()
+    if path.exists():
+        return str(path)
+    if "://" not in name and (name.startswith(("/", ".", "~")) or name.count("/") > 1 or not name):
+        raise ConfigError(
+            f"model {name!r} does not exist; accepted: '{DEMO}', a directory, or a hub name such as 'org/model'"
+        )
+    return name
+
+
+def ensure_demo_model(cache_dir: Path | None = None) -> Path:
+    """Directory of the demo model, made first if it is not there (about two seconds, no network).
+
+    It appears by one rename, so an interrupted build leaves nothing behind and two processes may race.
+    """
+    recipe = DemoRecipe()
+    root = _default_cache_dir() if cache_dir is None else cache_dir
+    target = root / f"{DEMO}-{recipe.digest()}"
+    if target.is_dir():
+        return target
+    root.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{DEMO}-", dir=root))
+    try:
+        _build(recipe, building)
+        building.rename(target)
+    except OSError:
+        if not target.is_dir():  # else another process was first, with the same bytes
+            raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return target
+
+
+def _default_cache_dir() -> Path:
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache_home) / "headway" / "models"
+
+
+def _build(recipe: DemoRecipe, directory: Path) -> None:
+    from safetensors.numpy import save_file
+
+    (directory / "tokenizer.json").write_text(_train_tokenizer(recipe), encoding="utf-8")
+    for name, content in _configuration(recipe).items():
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    save_file(_weights(recipe), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _configuration(recipe: DemoRecipe) -> dict[str, dict[str, object]]:
+    """The JSON files that transformers and vLLM read beside the weights."""
+    shape = {k: v for k, v in asdict(recipe).items() if k not in ("revision", "seed", "head_gain")}
+    ids = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
+    return {
+        "config.json": {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "float32",
+            **shape,
+            **ids,
+        },
+        "generation_config.json": {**ids, "do_sample": True, "temperature": 1.0},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": SPECIAL_TOKENS[PAD_ID],
+            "bos_token": SPECIAL_TOKENS[BOS_ID],
+            "eos_token": SPECIAL_TOKENS[EOS_ID],
+            "model_max_length": recipe.max_position_embeddings,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    }
+
+
+def _weights(recipe: DemoRecipe) -> dict[str, np.ndarray]:
+    """Random float32 weights that keep unit variance from layer to layer, so bf16 neither over- nor underflows."""
+    import numpy as np
+
+    rng = np.random.default_rng(recipe.seed)
+
+    def dense(rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
+        matrix: np.ndarray = rng.standard_normal((rows, columns), dtype=np.float32)
+        return matrix * np.float32(gain / columns**0.5)
+
+    hidden, inner = recipe.hidden_size, recipe.intermediate_size
+    kv_width = hidden // recipe.num_attention_heads * recipe.num_key_value_heads
+    norm = np.ones(hidden, dtype=np.float32)
+    weights = {"model.embed_tokens.weight": dense(recipe.vocab_size, hidden, gain=hidden**0.5)}
+    for layer in range(recipe.num_hidden_layers):
+        prefix = f"model.layers.{layer}"
+        weights[f"{prefix}.self_attn.q_proj.weight"] = dense(hidden, hidden)
+        weights[f"{prefix}.self_attn.k_proj.weight"] = dense(kv_width, hidden)
+        weights[f"{prefix}.self_attn.v_proj.weight"] = dense(kv_width, hidden)
+        weights[f"{prefix}.self_attn.o_proj.weight"] = dense(hidden, hidden)
+        weights[f"{prefix}.mlp.gate_proj.weight"] = dense(inner, hidden)
+        weights[f"{prefix}.mlp.up_proj.weight"] = dense(inner, hidden)
+        weights[f"{prefix}.mlp.down_proj.weight"] = dense(hidden, inner)
+        weights[f"{prefix}.input_layernorm.weight"] = norm
+        weights[f"{prefix}.post_attention_layernorm.weight"] = norm
+    weights["model.norm.weight"] = norm
+    weights["lm_head.weight"] = dense(recipe.vocab_size, hidden, gain=recipe.head_gain)
+    return weights
+
+
+def _train_tokenizer(recipe: DemoRecipe) -> str:
+    """The tokenizer as JSON: byte-level BPE, so that any UTF-8 text survives encoding and decoding."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_training_text(), trainer=trainer)
+    bos = SPECIAL_TOKENS[BOS_ID]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, BOS_ID)])
+    text: str = tokenizer.to_str(pretty=True)
+    return text
+
+
+def _training_text() -> Iterable[str]:
+    """English prose that every Python carries: the help topics of the language reference (465 kB)."""
+    from pydoc_data.topics import topics
+
+    return [topics[name] for name in sorted(topics)]

@@ -1,0 +1,1 @@
+"""Policies: pure decisions, put together from four kinds of parts."""

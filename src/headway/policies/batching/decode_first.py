@@ -1,0 +1,48 @@
+"""Decodes first, prompts in chunks with what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from headway.core.job import Job
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.batching.candidates import candidates
+from headway.policies.order import Order
+
+
+@dataclass(slots=True)
+class DecodeFirst:
+    """Every resident runs, those decoding first; waiting jobs start in rank order with the tokens left.
+
+    This is stock vLLM V1, where a resident still in prefill is always the last one, since it took the rest
+    of its step's budget. `token_budget` fixes a smaller budget than the engine's own (Sarathi-Serve,
+    Agrawal et al. 2024, arXiv:2403.02310). O(residents) a step, plus the order's own ranking.
+    """
+
+    token_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.token_budget is not None and self.token_budget < 1:
+            raise ConfigError(f"token_budget is {self.token_budget}; accepted: 1 or more tokens a step")
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        """All residents, then the best of the waiting."""
+        return StepPlan(
+            run=decodes_first(order.rank(view.residents, view.now_s)),
+            admit=candidates(view, order, leaving),
+            token_budget=view.max_tokens if self.token_budget is None else min(self.token_budget, view.max_tokens),
+        )
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Nothing to learn."""
+
+
+def decodes_first(ranked: Sequence[Job]) -> Sequence[Job]:
+    """`ranked` with the jobs still in prefill moved behind the others; the same object if none has to move."""
+    prefills = [job for job in ranked if job.prefilling]
+    if not prefills or prefills == ranked[-len(prefills) :]:
+        return ranked
+    return [job for job in ranked if not job.prefilling] + prefills

@@ -1,0 +1,31 @@
+"""Leaving rules: who leaves the queue without running here. One rule a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from headway.core.job import Job
+from headway.core.plan import Departure
+from headway.core.view import StepView
+from headway.policies.leaving.expired import Expired
+from headway.policies.leaving.queue_bound import QueueBound
+
+
+class Leaving(Protocol):
+    """A rule run before everything else of a step; it looks only at waiting jobs it was told of."""
+
+    def add(self, job: Job) -> None:
+        """A job starts to wait."""
+        ...
+
+    def remove(self, job: Job) -> None:
+        """A job no longer waits."""
+        ...
+
+    def leave(self, view: StepView) -> Mapping[Job, Departure]:
+        """Who leaves now, and why."""
+        ...
+
+
+LEAVINGS: dict[str, type[Leaving]] = {"expired": Expired, "queue-bound": QueueBound}

@@ -1,0 +1,35 @@
+"""Waiting jobs whose deadline has passed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.core.job import Job
+from headway.core.plan import Departure
+from headway.core.view import StepView
+from headway.policies.order.sorted_index import SortedIndex
+
+
+class Expired:
+    """A waiting job leaves once a target of it is certainly missed: its time to first token or its deadline.
+
+    Dropped before any more work is spent on it (Ascendra section 3.9). A job without targets never
+    leaves. O(log n + leaving).
+    """
+
+    def __init__(self) -> None:
+        self._by_due = SortedIndex()
+
+    def add(self, job: Job) -> None:
+        """Watch a job that has a target."""
+        if job.due_s is not None:
+            self._by_due.insert(job, (job.due_s, job.arrival_s, job.id))
+
+    def remove(self, job: Job) -> None:
+        """Stop watching."""
+        if job in self._by_due:
+            self._by_due.remove(job)
+
+    def leave(self, view: StepView) -> Mapping[Job, Departure]:
+        """All that are past due."""
+        return dict.fromkeys(self._by_due.slice(0, self._by_due.position((view.now_s,))), Departure.EXPIRED)

@@ -1,0 +1,69 @@
+"""A queue that cannot grow without end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headway.core.job import Job
+from headway.core.plan import Departure
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.order.sorted_index import SortedIndex
+
+
+@dataclass(slots=True)
+class QueueBound:
+    """Shed the newest waiting jobs beyond a count or a sum of prompt tokens, and those waiting too long.
+
+    Only jobs that have not started are counted or shed: one that lost its KV half-way keeps its place.
+    The oldest job is never shed for its tokens alone, so a long prompt is served by an empty queue.
+    O(1) while within bounds, else O(shed).
+    """
+
+    max_waiting: int | None = None
+    max_waiting_tokens: int | None = None
+    max_age_s: float | None = None
+    _by_arrival: SortedIndex = field(default_factory=SortedIndex)
+    _waiting_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        bounds = {name: getattr(self, name) for name in ("max_waiting", "max_waiting_tokens", "max_age_s")}
+        if all(bound is None for bound in bounds.values()):
+            raise ConfigError("queue-bound needs at least one of max_waiting, max_waiting_tokens, max_age_s")
+        for name, bound in bounds.items():
+            if bound is not None and not bound > 0:
+                raise ConfigError(f"queue-bound: {name} is {bound}; accepted: more than 0")
+
+    def add(self, job: Job) -> None:
+        """Count a job that has not started."""
+        if job.first_scheduled_s is None:
+            self._by_arrival.insert(job, (job.arrival_s, job.id))
+            self._waiting_tokens += job.num_prompt_tokens
+
+    def remove(self, job: Job) -> None:
+        """Stop counting it."""
+        if job in self._by_arrival:
+            self._by_arrival.remove(job)
+            self._waiting_tokens -= job.num_prompt_tokens
+
+    def leave(self, view: StepView) -> Mapping[Job, Departure]:
+        """The too old, then the newest until the rest is within bounds."""
+        count, tokens = len(self._by_arrival), self._waiting_tokens
+        leaving: dict[Job, Departure] = {}
+        if self.max_age_s is not None:
+            stale = self._by_arrival.position((view.now_s - self.max_age_s,))
+            for job in self._by_arrival.slice(0, stale):
+                leaving[job] = Departure.SHED
+                count, tokens = count - 1, tokens - job.num_prompt_tokens
+        at = len(self._by_arrival) - 1
+        while count > 0 and self._exceeded(count, tokens):
+            job = self._by_arrival.at(at)
+            leaving[job] = Departure.SHED
+            count, tokens, at = count - 1, tokens - job.num_prompt_tokens, at - 1
+        return leaving
+
+    def _exceeded(self, count: int, tokens: int) -> bool:
+        too_many = self.max_waiting is not None and count > self.max_waiting
+        too_long = self.max_waiting_tokens is not None and tokens > self.max_waiting_tokens and count > 1
+        return too_many or too_long

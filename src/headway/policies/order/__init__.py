@@ -1,0 +1,58 @@
+"""Orders: who comes first. One order a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headway.core.job import Job
+from headway.core.plan import StepOutcome
+from headway.policies.order.arrival import Arrival
+from headway.policies.order.edf import EarliestDeadline
+from headway.policies.order.priority import Priority
+from headway.policies.order.prompt_length import LongestPrompt, ShortestPrompt
+from headway.policies.order.slack import LeastSlack
+from headway.policies.order.waited_over_length import WaitedOverLength
+
+
+class Order(Protocol):
+    """An incremental index of the waiting jobs, and a ranking of any jobs by the same rule.
+
+    `add` when a job starts waiting (it arrived, or was preempted), `remove` when it stops, `touch` when
+    something its key depends on changed while it waits. The ranking is total: ties end in (arrival, id).
+    """
+
+    def add(self, job: Job) -> None:
+        """Index a job that starts to wait."""
+        ...
+
+    def remove(self, job: Job) -> None:
+        """Forget a job that no longer waits."""
+        ...
+
+    def touch(self, job: Job) -> None:
+        """Re-index a waiting job whose key changed."""
+        ...
+
+    def top(self, k: int, now_s: float) -> list[Job]:
+        """The first k waiting jobs, most deserving first."""
+        ...
+
+    def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
+        """`jobs` (residents), most deserving first."""
+        ...
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from a step that ran."""
+        ...
+
+
+ORDERS: dict[str, type[Order]] = {
+    "arrival": Arrival,
+    "shortest-prompt": ShortestPrompt,
+    "longest-prompt": LongestPrompt,
+    "slack": LeastSlack,
+    "edf": EarliestDeadline,
+    "waited-over-length": WaitedOverLength,
+    "priority": Priority,
+}

@@ -1,0 +1,49 @@
+"""First come, first served, as a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.job import Job
+from headway.core.plan import StepOutcome
+from headway.policies.order.sorted_index import SortedIndex
+
+
+class Arrival:
+    """Newcomers at the back, preempted jobs back at the front, residents in the order they were admitted.
+
+    This is vLLM's own queue: of two jobs preempted one after the other, the later is first, because it
+    was the one further ahead. add, remove O(log n); top O(k); rank O(1).
+    """
+
+    def __init__(self) -> None:
+        self._index = SortedIndex()
+        self._front = 0
+        self._back = 0
+
+    def add(self, job: Job) -> None:
+        """Queue a newcomer at the back, a preempted job at the front."""
+        if job.num_preemptions:
+            self._front -= 1
+            self._index.insert(job, (self._front,))
+        else:
+            self._index.insert(job, (self._back,))
+            self._back += 1
+
+    def remove(self, job: Job) -> None:
+        """Forget a job that no longer waits."""
+        self._index.remove(job)
+
+    def touch(self, job: Job) -> None:
+        """Nothing about a job moves it in the queue."""
+
+    def top(self, k: int, now_s: float) -> list[Job]:
+        """The first k of the queue."""
+        return self._index.slice(0, k)
+
+    def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
+        """Residents as they are: in order of admission."""
+        return jobs
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Nothing to learn: the queue is the order."""

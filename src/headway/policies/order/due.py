@@ -1,0 +1,43 @@
+"""An order by a point in time after which being first no longer helps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from math import inf
+
+from headway.core.job import Job
+from headway.policies.order.keyed import KeyedOrder
+from headway.policies.order.sorted_index import Key
+
+
+class DueOrder(KeyedOrder):
+    """Earliest `due_s` first, then jobs without a target, then those already too late.
+
+    A target that can no longer be met is never "most urgent" (invariant 10): a late job waits behind
+    every job that can still make it, and among the late the earliest due comes first. top is O(log n + k).
+    """
+
+    @abstractmethod
+    def due_s(self, job: Job) -> float:
+        """When it is too late; inf without a target."""
+
+    def key(self, job: Job) -> Key:
+        """(due, arrival, id)."""
+        return (self.due_s(job), job.arrival_s, job.id)
+
+    def top(self, k: int, now_s: float) -> list[Job]:
+        """The first k waiting jobs: on time first, late last."""
+        late = self._index.position((now_s,))
+        on_time = self._index.slice(late, late + k)
+        return on_time + self._index.slice(0, min(late, k - len(on_time)))
+
+    def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
+        """`jobs` by the same rule."""
+        ranked = sorted(jobs, key=self.key)
+        late = sum(self.due_s(job) < now_s for job in ranked)
+        return ranked[late:] + ranked[:late]
+
+
+NO_TARGET_S = inf
+"""The due time of a job that has no target."""

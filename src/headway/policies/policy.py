@@ -1,0 +1,63 @@
+"""A policy: one order, one batching, one eviction and a list of leaving rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.core.job import Job
+from headway.core.plan import Departure, StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.policies.batching import Batching
+from headway.policies.eviction import Eviction
+from headway.policies.leaving import Leaving
+from headway.policies.order import Order
+
+
+@dataclass(slots=True)
+class Policy:
+    """Decides one engine's steps. `plan` changes nothing; `add`, `remove` and `observe` change the parts.
+
+    The same sequence of calls gives the same plans: nothing here reads a clock, a random source, or the
+    true length of an output (invariant 7).
+    """
+
+    name: str
+    order: Order
+    batching: Batching
+    eviction: Eviction
+    leaving: tuple[Leaving, ...] = ()
+
+    def add(self, job: Job) -> None:
+        """A job starts to wait."""
+        self.order.add(job)
+        for rule in self.leaving:
+            rule.add(job)
+
+    def remove(self, job: Job) -> None:
+        """A job no longer waits: it was admitted, or ended while waiting."""
+        self.order.remove(job)
+        for rule in self.leaving:
+            rule.remove(job)
+
+    def touch(self, job: Job) -> None:
+        """Something changed that a waiting job's rank may depend on."""
+        self.order.touch(job)
+
+    def plan(self, view: StepView) -> StepPlan:
+        """What this step should do: who leaves, then who runs and starts, then whose KV goes."""
+        leave: dict[Job, Departure] = {}
+        for rule in self.leaving:
+            leave.update(rule.leave(view))
+        plan = self.batching.plan(view, self.order, leave)
+        plan.leave = leave
+        plan.preempt = self.eviction.preempt(view, plan, self.order)
+        return plan
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Follow a step that was filled: who was admitted, who lost its KV; then let the parts learn."""
+        for job in outcome.admitted:
+            self.remove(job)
+        for job in outcome.preempted:
+            self.add(job)
+        self.order.observe(outcome)
+        self.batching.observe(outcome)
