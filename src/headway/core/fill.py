@@ -90,7 +90,11 @@ def _fill_run(plan: StepPlan, line: list[Job], num_run: int, kv: KvSide, outcome
 
 
 def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int, seats: int) -> None:
-    """Start waiting jobs in order until seats, tokens or blocks end it."""
+    """Start waiting jobs in order until seats, tokens or blocks end it.
+
+    Whole prompts are fitted by all their tokens, cached or not, so the fit is known before any look-up.
+    """
+    room = budget
     for job in plan.admit:
         if budget <= 0 or seats <= 0:
             outcome.passed_over[job] = Reason.SEATS if seats <= 0 else Reason.BUDGET
@@ -101,7 +105,7 @@ def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int
             continue
         cached = kv.cached_tokens(job)
         need = job.num_tokens - cached
-        if plan.whole_prompts and not _starts_whole(need, budget, plan.token_budget):
+        if plan.whole_prompts and not starts_whole(job.num_tokens, room, plan.token_budget):
             outcome.passed_over[job] = Reason.WHOLE_PROMPT
             return
         granted = min(need, plan.chunk_cap.get(job, budget), budget)
@@ -113,9 +117,10 @@ def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int
         outcome.cached_tokens[job] = cached
         outcome.tokens[job] = granted
         budget -= granted
+        room -= job.num_tokens
         seats -= 1
 
 
-def _starts_whole(need: int, budget: int, full_budget: int) -> bool:
+def starts_whole(num_tokens: int, room: int, full_budget: int) -> bool:
     """Whether a prompt fits what is left, or is longer than any step and has this one to itself."""
-    return need <= budget or budget == full_budget
+    return num_tokens <= room or room == full_budget

@@ -39,6 +39,8 @@ class Job:
     num_output_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    recomputed_tokens: int = 0
     state: JobState = JobState.WAITING
 
     @property

@@ -9,18 +9,19 @@ from headway.core.job import Job, JobState
 from headway.core.plan import Departure, Fate, StepOutcome
 from headway.core.record import Outcome, Record
 
-_LEFT_AS = {
+LEFT_AS = {
     Departure.SHED: Outcome.SHED,
     Departure.EXPIRED: Outcome.EXPIRED,
     Departure.HAND_OFF: Outcome.HANDED_OFF,
 }
+"""How a job that leaves the queue is recorded."""
 
 
 class Ledger:
     """Follows every job from arrival to its one end; the engine and the simulator keep the same one.
 
-    `residents` is in the engine's order. Costs: arrive, progress and end O(1) (end of a resident
-    O(residents) pointer compares); apply O(jobs that got tokens).
+    `residents` is in the engine's order. Costs: arrive, sampled O(1); end O(1), of a resident O(residents)
+    pointer compares; apply O(jobs that got tokens).
     """
 
     def __init__(self) -> None:
@@ -28,26 +29,16 @@ class Ledger:
         self.residents: list[Job] = []
         self.arrived = 0
         self.ended: Counter[Outcome] = Counter()
-        self._records: dict[Job, Record] = {}
 
     @property
     def live(self) -> int:
         """Jobs that have arrived and not ended."""
-        return len(self._records)
+        return len(self.waiting) + len(self.residents)
 
     def arrive(self, job: Job) -> None:
         """Take in a new job, waiting."""
         self.arrived += 1
         self.waiting[job.id] = job
-        self._records[job] = Record(
-            id=job.id,
-            arrival_s=job.arrival_s,
-            prompt_tokens=job.num_prompt_tokens,
-            outcome=Outcome.FAILED,
-            tenant=job.tenant,
-            predicted_output_tokens=job.predicted_output_tokens,
-            slo=job.slo,
-        )
 
     def apply(self, outcome: StepOutcome) -> None:
         """Move jobs as a filled step moved them; departures end separately, by `end`."""
@@ -71,10 +62,8 @@ class Ledger:
         return [*run, *(job for job in self.residents if job not in running)]
 
     def _preempt(self, job: Job, fate: Fate) -> None:
-        record = self._records[job]
-        record.preemptions += 1
         if fate is Fate.RECOMPUTE:
-            record.recomputed_tokens += job.num_computed_tokens
+            job.recomputed_tokens += job.num_computed_tokens
         job.num_preemptions += 1
         job.num_computed_tokens = 0
         job.state = JobState.WAITING
@@ -85,39 +74,45 @@ class Ledger:
         self.residents.append(job)
         job.state = JobState.RESIDENT
         job.num_computed_tokens = cached_tokens
-        record = self._records[job]
-        if job.num_preemptions:
-            record.recomputed_tokens -= min(cached_tokens, record.recomputed_tokens)
+        # What a preempted job finds in the prefix cache it does not compute again.
+        job.recomputed_tokens -= min(cached_tokens, job.recomputed_tokens)
         if job.first_scheduled_s is None:
-            job.first_scheduled_s = record.first_scheduled_s = now_s
+            job.first_scheduled_s = now_s
 
-    def progress(self, job: Job, *, num_output_tokens: int, num_computed_tokens: int, now_s: float) -> None:
-        """Note what came back from a step: tokens sampled so far, and KV that holds (drafts may be refused)."""
-        if num_output_tokens and not job.num_output_tokens:
-            self._records[job].first_token_s = now_s
-        job.num_output_tokens = num_output_tokens
-        job.num_computed_tokens = num_computed_tokens
-
-    def leave(self, job: Job, departure: Departure, now_s: float) -> Record:
-        """End a job that left the queue without running on."""
-        return self.end(job, _LEFT_AS[departure], now_s)
+    def sampled(self, job: Job, num_tokens: int, now_s: float) -> bool:
+        """Note tokens a step brought; True if the first output token is among them."""
+        is_first = job.first_token_s is None
+        if is_first:
+            job.first_token_s = now_s
+        job.num_output_tokens += num_tokens
+        return is_first
 
     def end(self, job: Job, outcome: Outcome, now_s: float) -> Record:
-        """Take a job out and return its finished record; a job that ended before is a KeyError."""
-        record = self._records.pop(job)
+        """Take a job out and return its record; a job that is not live is a ValueError."""
         if self.waiting.pop(job.id, None) is None:
             self.residents.remove(job)
         job.state = JobState.ENDED
-        record.outcome = outcome
-        record.output_tokens = job.num_output_tokens
-        record.finished_s = now_s
         self.ended[outcome] += 1
-        return record
+        return Record(
+            id=job.id,
+            arrival_s=job.arrival_s,
+            prompt_tokens=job.num_prompt_tokens,
+            outcome=outcome,
+            output_tokens=job.num_output_tokens,
+            tenant=job.tenant,
+            first_scheduled_s=job.first_scheduled_s,
+            first_token_s=job.first_token_s,
+            finished_s=now_s,
+            predicted_output_tokens=job.predicted_output_tokens,
+            slo=job.slo,
+            preemptions=job.num_preemptions,
+            recomputed_tokens=job.recomputed_tokens,
+        )
 
     def check(self) -> None:
         """Assert that no job is lost, doubled or in the wrong place (invariants 1 and 6); O(live)."""
         assert self.arrived == self.ended.total() + self.live
         places = [*self.waiting.values(), *self.residents]
-        assert len(set(places)) == len(places) == self.live
+        assert len(set(places)) == len(places)
         assert all(job.state is JobState.WAITING for job in self.waiting.values())
         assert all(job.state is JobState.RESIDENT for job in self.residents)

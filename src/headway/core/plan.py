@@ -43,6 +43,8 @@ class Reason(StrEnum):
     IN_FLIGHT = "in_flight"
     DRAFTS = "drafts"
     ENCODER = "encoder"
+    LONG_PREFILL = "long_prefill"
+    ALIGNMENT = "alignment"
     MODEL_LENGTH = "model_length"
     HELD = "held"
     ENGINE_PAUSED = "engine_paused"
@@ -89,11 +91,6 @@ class StepOutcome:
     passed_over: dict[Job, Reason] = field(default_factory=dict)
     free_blocks: int = 0
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens computed by the step."""
-        return sum(self.tokens.values())
-
 
 def check_plan(plan: StepPlan, view: StepView) -> None:
     """Raise PlanError unless the plan keeps the rules every policy must keep; O(jobs named).
@@ -110,11 +107,15 @@ def check_plan(plan: StepPlan, view: StepView) -> None:
         wants_resident = part in ("run", "preempt")
         for job in jobs:
             if (job.state is JobState.RESIDENT) != wants_resident:
-                raise PlanError(f"{part} names {job!r}; accepted: {'resident' if wants_resident else 'waiting'}")
+                raise PlanError(
+                    f"{part} names {job!r}; accepted: {'resident' if wants_resident else 'waiting'}"
+                )
     if not 0 <= plan.token_budget <= view.max_tokens:
         raise PlanError(f"token_budget is {plan.token_budget}; accepted: 0 to {view.max_tokens}")
     if len(plan.run) > view.max_run:
         raise PlanError(f"run names {len(plan.run)} jobs; the batch width is {view.max_run}")
     for job, cap in plan.chunk_cap.items():
         if cap < 1:
-            raise PlanError(f"chunk_cap of {job!r} is {cap}; accepted: 1 or more (leave a job out of run to pause it)")
+            raise PlanError(
+                f"chunk_cap of {job!r} is {cap}; accepted: 1 or more (leave a job out of run to pause it)"
+            )

@@ -28,7 +28,9 @@ class Slo:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TARGET_S:
-                raise ConfigError(f"{name} is {value!r}; accepted: a number of seconds in (0, {MAX_TARGET_S:g}]")
+                raise ConfigError(
+                    f"{name} is {value!r}; accepted: a number of seconds in (0, {MAX_TARGET_S:g}]"
+                )
 
     def __bool__(self) -> bool:
         return self != NO_TARGETS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import Departure, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching import Batching
@@ -15,7 +15,7 @@ from headway.policies.order import Order
 
 @dataclass(slots=True)
 class Policy:
-    """Decides one engine's steps. `plan` changes nothing; `add`, `remove` and `observe` change the parts.
+    """Decides one engine's steps. `plan` changes nothing; `add`, `end`, `touch` and `observe` change the parts.
 
     The same sequence of calls gives the same plans: nothing here reads a clock, a random source, or the
     true length of an output (invariant 7).
@@ -33,15 +33,24 @@ class Policy:
         for rule in self.leaving:
             rule.add(job)
 
-    def remove(self, job: Job) -> None:
-        """A job no longer waits: it was admitted, or ended while waiting."""
+    def end(self, job: Job) -> None:
+        """A job is gone; if it still waited, it no longer does."""
+        if job.state is JobState.WAITING:
+            self._stop_waiting(job)
+        self.order.end(job)
+
+    def _stop_waiting(self, job: Job) -> None:
         self.order.remove(job)
         for rule in self.leaving:
             rule.remove(job)
 
     def touch(self, job: Job) -> None:
-        """Something changed that a waiting job's rank may depend on."""
+        """Something changed that a job's rank may depend on: its first token is out, or it grew while waiting."""
         self.order.touch(job)
+        if job.state is JobState.WAITING:
+            for rule in self.leaving:
+                rule.remove(job)
+                rule.add(job)
 
     def plan(self, view: StepView) -> StepPlan:
         """What this step should do: who leaves, then who runs and starts, then whose KV goes."""
@@ -56,7 +65,7 @@ class Policy:
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step that was filled: who was admitted, who lost its KV; then let the parts learn."""
         for job in outcome.admitted:
-            self.remove(job)
+            self._stop_waiting(job)
         for job in outcome.preempted:
             self.add(job)
         self.order.observe(outcome)

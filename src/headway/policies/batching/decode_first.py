@@ -33,7 +33,9 @@ class DecodeFirst:
         return StepPlan(
             run=decodes_first(order.rank(view.residents, view.now_s)),
             admit=candidates(view, order, leaving),
-            token_budget=view.max_tokens if self.token_budget is None else min(self.token_budget, view.max_tokens),
+            token_budget=view.max_tokens
+            if self.token_budget is None
+            else min(self.token_budget, view.max_tokens),
         )
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -42,7 +44,10 @@ class DecodeFirst:
 
 def decodes_first(ranked: Sequence[Job]) -> Sequence[Job]:
     """`ranked` with the jobs still in prefill moved behind the others; the same object if none has to move."""
-    prefills = [job for job in ranked if job.prefilling]
+    # `job.prefilling` spelled out: this runs for every resident of every step.
+    prefills = [
+        job for job in ranked if job.num_computed_tokens < job.num_prompt_tokens + job.num_output_tokens - 1
+    ]
     if not prefills or prefills == ranked[-len(prefills) :]:
         return ranked
     return [job for job in ranked if not job.prefilling] + prefills

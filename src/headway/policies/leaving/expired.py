@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from headway.core.job import Job
 from headway.core.plan import Departure
 from headway.core.view import StepView
-from headway.policies.order.sorted_index import SortedIndex
+from headway.policies.order.sorted_index import Key, SortedIndex
 
 
 class Expired:
@@ -19,16 +19,19 @@ class Expired:
 
     def __init__(self) -> None:
         self._by_due = SortedIndex()
+        self._keys: dict[Job, Key] = {}
 
     def add(self, job: Job) -> None:
         """Watch a job that has a target."""
         if job.due_s is not None:
-            self._by_due.insert(job, (job.due_s, job.arrival_s, job.id))
+            self._keys[job] = (job.due_s, job.arrival_s, job.id)
+            self._by_due.insert(job, self._keys[job])
 
     def remove(self, job: Job) -> None:
         """Stop watching."""
-        if job in self._by_due:
-            self._by_due.remove(job)
+        key = self._keys.pop(job, None)
+        if key is not None:
+            self._by_due.remove(job, key)
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
         """All that are past due."""

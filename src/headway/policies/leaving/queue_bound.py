@@ -43,8 +43,9 @@ class QueueBound:
 
     def remove(self, job: Job) -> None:
         """Stop counting it."""
-        if job in self._by_arrival:
-            self._by_arrival.remove(job)
+        key = (job.arrival_s, job.id)
+        if self._by_arrival.holds(job, key):
+            self._by_arrival.remove(job, key)
             self._waiting_tokens -= job.num_prompt_tokens
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:

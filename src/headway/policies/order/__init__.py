@@ -16,10 +16,11 @@ from headway.policies.order.waited_over_length import WaitedOverLength
 
 
 class Order(Protocol):
-    """An incremental index of the waiting jobs, and a ranking of any jobs by the same rule.
+    """An incremental index of the waiting jobs, and a ranking of residents by the same rule.
 
-    `add` when a job starts waiting (it arrived, or was preempted), `remove` when it stops, `touch` when
-    something its key depends on changed while it waits. The ranking is total: ties end in (arrival, id).
+    `add` when a job starts waiting (it arrived, or was preempted), `remove` when it stops (admitted, or
+    about to end), `end` when it is gone, `touch` when something its rank depends on changed. The ranking
+    is total: ties end in (arrival, id).
     """
 
     def add(self, job: Job) -> None:
@@ -30,8 +31,12 @@ class Order(Protocol):
         """Forget a job that no longer waits."""
         ...
 
+    def end(self, job: Job) -> None:
+        """Forget a job, which no longer waits, for good."""
+        ...
+
     def touch(self, job: Job) -> None:
-        """Re-index a waiting job whose key changed."""
+        """Take a live job's rank anew."""
         ...
 
     def top(self, k: int, now_s: float) -> list[Job]:

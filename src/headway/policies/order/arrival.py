@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
-from headway.policies.order.sorted_index import SortedIndex
+from headway.policies.order.sorted_index import Key, SortedIndex
 
 
 class Arrival:
@@ -18,6 +18,7 @@ class Arrival:
 
     def __init__(self) -> None:
         self._index = SortedIndex()
+        self._places: dict[Job, Key] = {}
         self._front = 0
         self._back = 0
 
@@ -25,14 +26,18 @@ class Arrival:
         """Queue a newcomer at the back, a preempted job at the front."""
         if job.num_preemptions:
             self._front -= 1
-            self._index.insert(job, (self._front,))
+            self._places[job] = (self._front,)
         else:
-            self._index.insert(job, (self._back,))
+            self._places[job] = (self._back,)
             self._back += 1
+        self._index.insert(job, self._places[job])
 
     def remove(self, job: Job) -> None:
         """Forget a job that no longer waits."""
-        self._index.remove(job)
+        self._index.remove(job, self._places.pop(job))
+
+    def end(self, job: Job) -> None:
+        """Nothing is kept of a job that does not wait."""
 
     def touch(self, job: Job) -> None:
         """Nothing about a job moves it in the queue."""

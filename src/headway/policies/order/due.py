@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 
@@ -34,9 +35,10 @@ class DueOrder(KeyedOrder):
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` by the same rule."""
-        ranked = sorted(jobs, key=self.key)
-        late = sum(self.due_s(job) < now_s for job in ranked)
-        return ranked[late:] + ranked[:late]
+        key = self._keys.__getitem__
+        ranked = sorted(jobs, key=key)
+        late = bisect_left(ranked, (now_s,), key=key)
+        return ranked[late:] + ranked[:late] if late else ranked
 
 
 NO_TARGET_S = inf

@@ -1,4 +1,4 @@
-"""An order by a key that is fixed while a job waits."""
+"""An order by a key that changes only when a job is touched."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from headway.policies.order.sorted_index import Key, SortedIndex
 
 
 class KeyedOrder(ABC):
-    """Ascending `key`; a subclass says only what the key is. top is O(k), rank O(n log n)."""
+    """Ascending `key`; a subclass says only what the key is. top is O(k), rank O(n log n) without calls."""
 
     def __init__(self) -> None:
         self._index = SortedIndex()
+        self._keys: dict[Job, Key] = {}
 
     @abstractmethod
     def key(self, job: Job) -> Key:
@@ -22,16 +23,24 @@ class KeyedOrder(ABC):
 
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
-        self._index.insert(job, self.key(job))
+        self._keys[job] = self.key(job)
+        self._index.insert(job, self._keys[job])
 
     def remove(self, job: Job) -> None:
-        """Forget a job that no longer waits."""
-        self._index.remove(job)
+        """Take a job that no longer waits out of the index; its key still ranks it as a resident."""
+        self._index.remove(job, self._keys[job])
+
+    def end(self, job: Job) -> None:
+        """Forget a job."""
+        del self._keys[job]
 
     def touch(self, job: Job) -> None:
-        """Re-index a waiting job whose key changed."""
-        self._index.remove(job)
-        self._index.insert(job, self.key(job))
+        """Take a job's key anew."""
+        old, new = self._keys[job], self.key(job)
+        self._keys[job] = new
+        if self._index.holds(job, old):
+            self._index.remove(job, old)
+            self._index.insert(job, new)
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs."""
@@ -39,7 +48,7 @@ class KeyedOrder(ABC):
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` in key order."""
-        return sorted(jobs, key=self.key)
+        return sorted(jobs, key=self._keys.__getitem__)
 
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn: the keys are given."""
+    def observe(self, outcome: StepOutcome) -> None:  # noqa: B027 - most keys are given, not learned
+        """Nothing to learn."""

@@ -42,14 +42,18 @@ class WaitedOverLength:
         """Forget a job that no longer waits."""
         bucket = self._bucket_of.pop(job)
         queue = self._queues[bucket]
-        queue.remove(job)
+        queue.remove(job, (job.arrival_s, job.id))
         if not queue:
             del self._queues[bucket]
 
+    def end(self, job: Job) -> None:
+        """Nothing is kept of a job that does not wait."""
+
     def touch(self, job: Job) -> None:
-        """Move a job whose length changed to its new queue."""
-        self.remove(job)
-        self.add(job)
+        """Move a waiting job whose length changed to its new queue."""
+        if job in self._bucket_of:
+            self.remove(job)
+            self.add(job)
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs, within the stated error: a merge of the queues by their heads."""

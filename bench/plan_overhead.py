@@ -1,0 +1,116 @@
+"""CPU time Headway adds to stock vLLM's scheduling, per step: `python bench/plan_overhead.py --json`.
+
+Stock's scheduler and ours run in turn in one process, without a model, on the same kind of stream: 256
+running, 1,000 or 10,000 waiting, 10 arrivals and about 10 finishes a step. A step is add_request for the
+arrivals, schedule and update_from_output; what is reported is the difference of process CPU time, ours
+minus stock's, step by step (in microseconds). Real engines spend milliseconds a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from headway.engine.demo_model import ensure_demo_model
+from headway.engine.model_free import (
+    ModelFreeEngine,
+    ScriptedRequest,
+    engine_config,
+    headway_builder,
+    make_scheduler,
+    to_request,
+)
+from headway.policies.order import ORDERS
+
+RUNNING = 256
+WAITING = (1_000, 10_000)
+ARRIVALS_A_STEP = 10
+MEAN_OUTPUT_TOKENS = RUNNING // ARRIVALS_A_STEP
+NUM_BLOCKS = 8_000
+
+
+def main() -> None:
+    """Print `{"<order>": {"added_us_256_1000": {"p50": a, "p99": b}, "added_us_256_10000": {...}}}`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--order", action="append", choices=sorted(ORDERS), help="measure only this order")
+    parser.add_argument("--steps", type=int, default=400, help="measured steps per cell (default 400)")
+    arguments = parser.parse_args()
+    model = str(ensure_demo_model())
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for order in arguments.order or ORDERS:
+        table[order] = {}
+        for waiting in WAITING:
+            print(f"{order}, {waiting} waiting ...", file=sys.stderr)
+            added = sorted(_added_us(model, order, waiting, arguments.steps))
+            row = {"p50": _quantile(added, 0.5), "p99": _quantile(added, 0.99)}
+            table[order][f"added_us_{RUNNING}_{waiting}"] = row
+    print(json.dumps(table))
+
+
+def _added_us(model: str, order: str, waiting: int, steps: int) -> Iterator[float]:
+    stock = _Lane(model, Scheduler, waiting)
+    ours = _Lane(model, headway_builder(order=order), waiting)
+    for lane in (stock, ours):
+        for _ in range(2 * MEAN_OUTPUT_TOKENS):
+            lane.step_s()
+    gc.collect()
+    gc.freeze()
+    for _ in range(steps):
+        stock_s = stock.step_s()
+        yield (ours.step_s() - stock_s) * 1e6
+    gc.unfreeze()
+
+
+class _Lane:
+    """One scheduler kept at the same load."""
+
+    def __init__(self, model: str, build: Callable[..., Any], waiting: int) -> None:
+        config = engine_config(model, max_num_seqs=RUNNING, max_num_batched_tokens=4096)
+        self._engine = ModelFreeEngine(make_scheduler(build, config, NUM_BLOCKS))
+        self._random = random.Random(0)
+        self._count = 0
+        for _ in range(RUNNING + waiting):
+            self._engine.add(self._next())
+
+    def _next(self) -> ScriptedRequest:
+        self._count += 1
+        tokens = self._random.randint(8, 160)
+        return ScriptedRequest(
+            id=str(self._count),
+            arrival_step=0,
+            prompt_token_ids=range(self._count * 200, self._count * 200 + tokens),
+            output_tokens=self._random.randint(1, 2 * MEAN_OUTPUT_TOKENS),
+            priority=self._random.randint(0, 3),
+            extra_args={"headway_ttft_ms": self._random.randint(100, 600_000)},
+        )
+
+    def step_s(self) -> float:
+        """CPU seconds of one step with its arrivals; making requests and tokens is not counted."""
+        arrivals = [to_request(self._next()) for _ in range(ARRIVALS_A_STEP)]
+        scheduler = self._engine.scheduler
+        started = time.process_time()
+        for request in arrivals:
+            scheduler.add_request(request)
+        output = scheduler.schedule()
+        scheduled = time.process_time()
+        computed = self._engine.compute(output)
+        resumed = time.process_time()
+        scheduler.update_from_output(output, computed)
+        return time.process_time() - resumed + scheduled - started
+
+
+def _quantile(ascending: list[float], share: float) -> float:
+    return round(ascending[min(len(ascending) - 1, int(share * len(ascending)))], 1)
+
+
+if __name__ == "__main__":
+    main()

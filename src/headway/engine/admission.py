@@ -1,0 +1,117 @@
+"""What vLLM would say to starting a waiting request, asked without starting it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import Request, RequestStatus
+
+from headway.core.fill import starts_whole
+from headway.core.job import Job
+from headway.core.plan import Reason, StepPlan
+
+
+class Admission:
+    """Read-only questions about a scheduler's waiting requests; it changes nothing."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self.cut: Job | None = None
+
+    def not_ready(self, request: Request) -> Reason | None:
+        """Why vLLM would pass this request over now; None when it would try to start it. O(1)."""
+        if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            grammar = request.structured_output_request and request.structured_output_request.grammar
+            if grammar is None or isinstance(grammar, Exception):
+                return Reason.GRAMMAR
+        elif request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+            if request.request_id not in self._scheduler.finished_recving_kv_req_ids:
+                return Reason.REMOTE_KV
+        elif request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+            return Reason.HELD
+        if request.num_stale_output_tokens and not request.drop_stale_output:
+            return Reason.STALE_OUTPUT
+        return None
+
+    def misfit(self, request: Request) -> Reason | None:
+        """Which memory check an admission would fail now; None when its whole sequence fits.
+
+        Costs one prefix-cache lookup: O(blocks of the request).
+        """
+        scheduler = self._scheduler
+        manager = scheduler.kv_cache_manager
+        blocks, num_cached, *_ = manager.get_computed_blocks(request)
+        needed = manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request.request_id,
+            num_tokens=min(request.num_tokens, scheduler.max_model_len),
+            new_computed_blocks=blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=num_cached,
+            num_local_computed_tokens=num_cached,
+            num_tokens_main_model=request.num_tokens,
+            apply_admission_cap=scheduler.scheduler_reserve_full_isl,
+            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
+        )
+        free = manager.block_pool.get_num_free_blocks()
+        if needed > free:
+            return Reason.ISL if scheduler.scheduler_reserve_full_isl else Reason.BLOCKS
+        watermark = manager.watermark_blocks if scheduler.running else 0
+        return Reason.WATERMARK if needed + watermark > free else None
+
+    def admissible(self, job: Job) -> bool:
+        """Whether a waiting job would start in this step if it were first and the budget were free."""
+        scheduler = self._scheduler
+        request = scheduler.requests[job.id]
+        return (
+            scheduler._pause_state == PauseState.UNPAUSED
+            and request in scheduler.waiting
+            and len(scheduler.running) < scheduler.max_num_running_reqs
+            and self.not_ready(request) is None
+            and self.misfit(request) is None
+        )
+
+    def within_adapters(self, run: Sequence[Job]) -> Sequence[Job]:
+        """`run` without the jobs whose LoRA adapter would be one too many in a step (invariant 11).
+
+        vLLM asserts that running requests span at most `max_loras` adapters; pauses let more be resident.
+        """
+        limit = self._scheduler.lora_config.max_loras
+        adapters: set[int] = set()
+        kept: list[Job] = []
+        for job in run:
+            if job.lora_id and job.lora_id not in adapters:
+                if len(adapters) == limit:
+                    continue
+                adapters.add(job.lora_id)
+            kept.append(job)
+        return run if len(kept) == len(run) else kept
+
+    def window(self, plan: StepPlan) -> list[Request]:
+        """The requests vLLM may start in this step, in order; with `whole_prompts` only those that fit whole."""
+        scheduler = self._scheduler
+        self.cut = None
+        jobs = self._whole(plan) if plan.whole_prompts else plan.admit
+        requests = [scheduler.requests[job.id] for job in jobs]
+        return [request for request in requests if request in scheduler.waiting]
+
+    def _whole(self, plan: StepPlan) -> list[Job]:
+        """The leading jobs of `admit` whose prompts fit whole; `cut` is the first that does not."""
+        room = plan.token_budget - sum(self._need(plan, job) for job in plan.run)
+        fitting: list[Job] = []
+        for job in plan.admit:
+            if self.not_ready(self._scheduler.requests[job.id]) is None:
+                if not starts_whole(job.num_tokens, room, plan.token_budget):
+                    self.cut = job
+                    break
+                room -= job.num_tokens
+            fitting.append(job)
+        return fitting
+
+    def _need(self, plan: StepPlan, job: Job) -> int:
+        request = self._scheduler.requests[job.id]
+        need: int = (
+            request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+        )
+        return min(need, plan.chunk_cap.get(job, need))

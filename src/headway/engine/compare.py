@@ -1,0 +1,128 @@
+"""Plan against outcome: every difference gets a name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+
+from headway.core.job import Job
+from headway.core.plan import Reason, StepOutcome
+
+
+def compare(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
+    """Why each job of the plan got nothing or less than its share, asked right after `schedule()`.
+
+    Candidates behind the one that ended admission are spares, not differences. When every job of `run` got
+    its tokens the cost is one set of the jobs; blocks are asked about only for the one that ended admission.
+    """
+    differences: dict[Job, Reason] = {}
+    full = sum(outcome.tokens.values()) >= outcome.plan.token_budget
+    planned = {*outcome.plan.run, *outcome.admitted}
+    if outcome.tokens.keys() != planned:
+        for job in outcome.plan.run:
+            if job not in outcome.tokens:
+                differences[job] = _why_nothing(job, outcome, scheduler, full=full)
+        differences.update(dict.fromkeys(outcome.tokens.keys() - planned, Reason.UNEXPLAINED))
+    if not full:
+        differences.update(_short_chunks(outcome, scheduler))
+    differences.update(_admit_differences(outcome, scheduler, full=full))
+    return differences
+
+
+def _short_chunks(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
+    """Jobs still in prefill after a step that had tokens left for them."""
+    short: dict[Job, Reason] = {}
+    for request in scheduler._inflight_prefills:
+        job = scheduler.jobs[request.request_id]
+        if job in outcome.tokens and outcome.tokens[job] != outcome.plan.chunk_cap.get(job):
+            short[job] = _why_less(request, scheduler)
+    return short
+
+
+def _why_nothing(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) -> Reason:
+    """Why a resident job of the plan got no token."""
+    request = scheduler.requests[job.id]
+    if scheduler._pause_state == PauseState.PAUSED_ALL:
+        return Reason.ENGINE_PAUSED
+    if job in outcome.preempted:
+        return Reason.BLOCKS
+    if job.lora_id and scheduler.lora_config is not None:
+        return Reason.LORA
+    if request.num_in_flight_tokens:
+        return Reason.IN_FLIGHT
+    if full:
+        return Reason.BUDGET
+    if outcome.preempted:
+        return Reason.BLOCKS
+    if request.has_encoder_inputs:
+        return Reason.ENCODER
+    return Reason.DRAFTS if scheduler.num_spec_tokens else Reason.UNEXPLAINED
+
+
+def _why_less(request: Any, scheduler: Any) -> Reason:
+    """Why a job in prefill got fewer tokens than it needed although budget was left."""
+    if scheduler.scheduler_config.long_prefill_token_threshold > 0:
+        return Reason.LONG_PREFILL
+    if scheduler.need_mamba_block_aligned_split:
+        return Reason.ALIGNMENT
+    if request.has_encoder_inputs:
+        return Reason.ENCODER
+    if scheduler.num_spec_tokens:
+        return Reason.DRAFTS
+    if request.num_computed_tokens + scheduler.num_sampled_tokens_per_step >= scheduler.max_model_len:
+        return Reason.MODEL_LENGTH
+    return Reason.UNEXPLAINED
+
+
+def _admit_differences(outcome: StepOutcome, scheduler: Any, *, full: bool) -> dict[Job, Reason]:
+    """Jobs passed over before the last admission, and the one that ended it."""
+    differences: dict[Job, Reason] = {}
+    admitted = set(outcome.admitted)
+    left_to_see = len(admitted)
+    for job in outcome.plan.admit:
+        if job in admitted:
+            left_to_see -= 1
+            continue
+        why = _why_not_admitted(job, outcome, scheduler, full=full)
+        differences[job] = why
+        if not left_to_see and why not in _PASSED_OVER:
+            break
+    return differences
+
+
+_PASSED_OVER = frozenset({Reason.GRAMMAR, Reason.REMOTE_KV, Reason.STALE_OUTPUT, Reason.LORA, Reason.HELD})
+"""Reasons that skip a waiting job; any other ends admission."""
+
+
+def _why_not_admitted(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) -> Reason:
+    plan = outcome.plan
+    request = scheduler.requests[job.id]
+    if scheduler._pause_state != PauseState.UNPAUSED:
+        return Reason.ENGINE_PAUSED
+    if len(outcome.preempted) > len(plan.preempt):
+        return Reason.PREEMPTION
+    if full:
+        return Reason.BUDGET
+    if request not in scheduler.waiting:
+        return Reason.HELD
+    not_ready: Reason | None = scheduler.admission.not_ready(request)
+    if not_ready is not None:
+        return not_ready
+    return _why_refused(job, outcome, scheduler)
+
+
+def _why_refused(job: Job, outcome: StepOutcome, scheduler: Any) -> Reason:
+    """Why a ready waiting job was not started although tokens were left."""
+    if job is scheduler.admission.cut:
+        return Reason.WHOLE_PROMPT
+    if len(outcome.admitted) >= scheduler.seats_planned:
+        return Reason.SEATS
+    if scheduler.lora_config is not None and job.lora_id:
+        return Reason.LORA
+    misfit: Reason | None = scheduler.admission.misfit(scheduler.requests[job.id])
+    if misfit is not None:
+        return misfit
+    if scheduler.num_spec_tokens:
+        return Reason.DRAFTS
+    return Reason.UNEXPLAINED

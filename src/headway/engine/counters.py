@@ -1,0 +1,47 @@
+"""What one engine counts about its own scheduling, from start to stop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from headway.core.plan import Departure, Reason
+
+
+@dataclass(slots=True)
+class Counters:
+    """Monotonic totals. `differences` counts, by reason, jobs for which a step did less than planned."""
+
+    steps: int = 0
+    planned_steps: int = 0
+    empty_steps: int = 0
+    scheduled_tokens: int = 0
+    admissions: int = 0
+    pauses: int = 0
+    planned_preemptions: int = 0
+    shortage_preemptions: int = 0
+    policy_faults: int = 0
+    watchdog_faults: int = 0
+    scheduler_s: float = 0.0
+    vllm_schedule_s: float = 0.0
+    departures: Counter[Departure] = field(default_factory=Counter)
+    differences: Counter[Reason] = field(default_factory=Counter)
+
+    def flat(self) -> dict[str, int]:
+        """Every total under one flat name, times in whole microseconds."""
+        return {
+            "steps": self.steps,
+            "planned_steps": self.planned_steps,
+            "empty_steps": self.empty_steps,
+            "scheduled_tokens": self.scheduled_tokens,
+            "admissions": self.admissions,
+            "pauses": self.pauses,
+            "planned_preemptions": self.planned_preemptions,
+            "shortage_preemptions": self.shortage_preemptions,
+            "policy_faults": self.policy_faults,
+            "watchdog_faults": self.watchdog_faults,
+            "scheduler_us": round(self.scheduler_s * 1e6),
+            "vllm_schedule_us": round(self.vllm_schedule_s * 1e6),
+            **{f"departures.{departure}": self.departures[departure] for departure in Departure},
+            **{f"differences.{reason}": self.differences[reason] for reason in Reason},
+        }

@@ -1,0 +1,81 @@
+"""A policy that may fail without taking the engine with it."""
+
+from __future__ import annotations
+
+import logging
+
+from headway.core.job import Job
+from headway.core.ledger import Ledger
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.engine.counters import Counters
+from headway.policies.policy import Policy
+from headway.policies.presets import PRESETS, build_policy
+
+logger = logging.getLogger(__name__)
+
+
+def stock_policy() -> Policy:
+    """The policy an instance falls back to."""
+    return build_policy(PRESETS["vllm"])
+
+
+class GuardedPolicy:
+    """Passes calls to a policy; the first that raises is logged and the stock policy takes over for good.
+
+    The ledger is up to date before each call, so the stock policy starts from its waiting jobs and
+    nothing is lost.
+    """
+
+    def __init__(self, policy: Policy, ledger: Ledger, counters: Counters) -> None:
+        self.policy = policy
+        self._ledger = ledger
+        self._counters = counters
+
+    def add(self, job: Job) -> None:
+        """A job starts to wait."""
+        try:
+            self.policy.add(job)
+        except Exception:
+            self._take_over("add")
+
+    def end(self, job: Job) -> None:
+        """A job is gone; called before the ledger marks it so."""
+        try:
+            self.policy.end(job)
+        except Exception:
+            self._take_over("end")
+            self.policy.end(job)
+
+    def touch(self, job: Job) -> None:
+        """A waiting job's rank may have changed."""
+        try:
+            self.policy.touch(job)
+        except Exception:
+            self._take_over("touch")
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """A step was filled."""
+        try:
+            self.policy.observe(outcome)
+        except Exception:
+            self._take_over("observe")
+
+    def plan(self, view: StepView) -> StepPlan:
+        """The policy's plan, or the stock one if it raises."""
+        try:
+            return self.policy.plan(view)
+        except Exception:
+            self._take_over("plan")
+            return self.policy.plan(view)
+
+    def _take_over(self, call: str) -> None:
+        self._counters.policy_faults += 1
+        self.fall_back(f"policy {self.policy.name!r} raised in {call}", exc_info=True)
+
+    def fall_back(self, why: str, *, exc_info: bool = False) -> None:
+        """Serve in stock order from now on, starting with the jobs that wait."""
+        logger.error("%s; serving goes on in stock order", why, exc_info=exc_info)
+        self.policy = stock_policy()
+        for job in sorted(self._ledger.waiting.values(), key=lambda job: (job.arrival_s, job.id)):
+            self.policy.add(job)

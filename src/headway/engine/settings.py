@@ -1,0 +1,68 @@
+"""What `--additional-config '{"headway": {...}}'` may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from headway.core.slo import NO_TARGETS, Slo
+from headway.errors import ConfigError
+from headway.policies.presets import Preset, find_preset
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """One instance's policy, default targets and outputs.
+
+    `batch_width` is how many jobs a step may run; worker slots (`--max-num-seqs`) may be more, for jobs
+    that are paused. `records` is a JSONL file, one line for each request that ended. `check` verifies
+    every plan and the ledger after every step; for tests, as it costs O(live) a step.
+    """
+
+    policy: str = "vllm"
+    order: str | None = None
+    batching: str | None = None
+    eviction: str | None = None
+    leaving: tuple[str, ...] | None = None
+    slo_ttft_s: float | None = None
+    slo_tbt_s: float | None = None
+    batch_width: int | None = None
+    records: str | None = None
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_width is not None and self.batch_width < 1:
+            raise ConfigError(f"batch_width is {self.batch_width}; accepted: 1 or more")
+        self.preset()
+        self.default_slo()
+
+    @classmethod
+    def from_additional_config(cls, additional_config: Mapping[str, Any] | None) -> EngineSettings:
+        """Read vLLM's additional_config; ConfigError for a setting that does not exist."""
+        given = dict((additional_config or {}).get("headway", {}))
+        accepted = [field.name for field in fields(cls)]
+        unknown = sorted(set(given) - set(accepted))
+        if unknown:
+            raise ConfigError(
+                f"unknown {', '.join(unknown)} in additional_config.headway; accepted: {', '.join(accepted)}"
+            )
+        if isinstance(given.get("leaving"), list):
+            given["leaving"] = tuple(given["leaving"])
+        return cls(**given)
+
+    def preset(self) -> Preset:
+        """The named row of the preset table, with the parts given here in place of its own."""
+        return find_preset(
+            self.policy,
+            order=self.order,
+            batching=self.batching,
+            eviction=self.eviction,
+            leaving=self.leaving,
+        )
+
+    def default_slo(self) -> Slo:
+        """Targets of a request that names none."""
+        if self.slo_ttft_s is None and self.slo_tbt_s is None:
+            return NO_TARGETS
+        return Slo(ttft_s=self.slo_ttft_s, tbt_s=self.slo_tbt_s)

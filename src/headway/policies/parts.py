@@ -1,0 +1,89 @@
+"""Parts by name: the built-in ones, and those other packages bring by an entry point."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from headway.core.cost import CostModel
+from headway.errors import ConfigError
+from headway.policies.batching import BATCHINGS
+from headway.policies.eviction import EVICTIONS
+from headway.policies.leaving import LEAVINGS
+from headway.policies.order import ORDERS
+
+BUILT_IN: dict[str, Mapping[str, type[Any]]] = {
+    "order": ORDERS,
+    "batching": BATCHINGS,
+    "eviction": EVICTIONS,
+    "leaving": LEAVINGS,
+}
+"""Kind of part -> name -> class. Another package adds one by an entry point in the group `headway.<kind>`."""
+
+
+def known_parts(kind: str) -> dict[str, type[Any]]:
+    """Every part of a kind that can be named, built in or installed."""
+    return {**BUILT_IN[kind], **load_plugins(f"headway.{kind}", taken=BUILT_IN[kind])}
+
+
+def load_plugins(group: str, taken: Mapping[str, object]) -> dict[str, Any]:
+    """What other packages registered in an entry point group; a name taken already is a ConfigError."""
+    found: dict[str, Any] = {}
+    for entry in entry_points(group=group):
+        if entry.name in taken or entry.name in found:
+            raise ConfigError(f"{entry.value} registers {entry.name!r} in {group!r}, but that name is taken")
+        found[entry.name] = entry.load()
+    return found
+
+
+def build_part(kind: str, spec: str, cost: CostModel | None) -> Any:
+    """The part that `name` or `name:setting=value,...` describes.
+
+    Raises ConfigError for an unknown name or setting, listing the accepted ones, and for a bad value.
+    """
+    name, _, settings = spec.partition(":")
+    parts = known_parts(kind)
+    if name not in parts:
+        raise ConfigError(f"unknown {kind} {name!r}; accepted: {', '.join(sorted(parts))}")
+    part = parts[name]
+    accepted = part_settings(part)
+    values: dict[str, Any] = {}
+    for setting in filter(None, settings.split(",")):
+        key, given, text = setting.partition("=")
+        if not given or key not in accepted:
+            choice = ", ".join(sorted(accepted)) or "none"
+            raise ConfigError(
+                f"{kind} {name!r} has no setting {setting!r}; accepted (as key=value): {choice}"
+            )
+        values[key] = _parse(f"{kind} {name!r}, {key}", text, accepted[key])
+    if "cost" in inspect.signature(part).parameters:
+        values["cost"] = cost
+    return part(**values)
+
+
+def part_settings(part: type[Any]) -> dict[str, type[Any]]:
+    """Settings a user may give a part: its public constructor parameters, with their plain types."""
+    hints = get_type_hints(part.__init__)
+    names = [
+        name for name in inspect.signature(part).parameters if name != "cost" and not name.startswith("_")
+    ]
+    return {name: _plain_type(hints[name]) for name in names}
+
+
+def _plain_type(hint: Any) -> type[Any]:
+    options: list[type[Any]] = [option for option in get_args(hint) or (hint,) if option is not NoneType]
+    return options[0]
+
+
+def _parse(what: str, text: str, wanted: type[Any]) -> Any:
+    if wanted is bool:
+        if text not in ("true", "false"):
+            raise ConfigError(f"{what} is {text!r}; accepted: true or false")
+        return text == "true"
+    try:
+        return wanted(text)
+    except ValueError:
+        raise ConfigError(f"{what} is {text!r}; accepted: a value of type {wanted.__name__}") from None

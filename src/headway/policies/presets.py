@@ -1,0 +1,119 @@
+"""The table: each policy as a row of parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headway.core.cost import CostModel
+from headway.errors import ConfigError
+from headway.policies.parts import build_part, load_plugins
+from headway.policies.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """One row: parts by name, each `name` or `name:setting=value,...`, and what the row is for."""
+
+    name: str
+    order: str
+    batching: str
+    eviction: str
+    leaving: tuple[str, ...] = ()
+    summary: str
+    source: str
+
+
+_ROWS = (
+    Preset(
+        name="vllm",
+        order="arrival",
+        batching="decode-first",
+        eviction="recompute",
+        summary="stock vLLM V1: first come, first served, chunked prefill",
+        source="vLLM 0.32",
+    ),
+    Preset(
+        name="vllm-v0",
+        order="arrival",
+        batching="prefill-first",
+        eviction="recompute",
+        summary="prompts first and whole, decodes wait for them",
+        source="vLLM 0.2.5, the vLLM of AdaptiveLLM and Ascendra",
+    ),
+    Preset(
+        name="orca",
+        order="arrival",
+        batching="iteration-level",
+        eviction="recompute",
+        summary="iteration-level batches, memory reserved for the longest output, none evicted",
+        source="Orca (OSDI 2022), as FastServe compares with it",
+    ),
+    Preset(
+        name="sarathi",
+        order="arrival",
+        batching="decode-first:token_budget=512",
+        eviction="recompute",
+        summary="small fixed token budget, so a long prompt delays decodes less",
+        source="Sarathi-Serve (OSDI 2024)",
+    ),
+    Preset(
+        name="static",
+        order="arrival",
+        batching="request-level",
+        eviction="recompute",
+        summary="request-level batches: the next starts when the last has finished",
+        source="FasterTransformer, as FastServe and Magnus compare with it",
+    ),
+    Preset(
+        name="sjf",
+        order="shortest-prompt",
+        batching="decode-first",
+        eviction="recompute",
+        summary="shortest prompt first; helps the many, long prompts wait",
+        source="Ascendra section 3.5",
+    ),
+    Preset(
+        name="edf",
+        order="edf",
+        batching="decode-first",
+        eviction="recompute",
+        summary="earliest deadline first, late requests last; needs targets",
+        source="Liu and Layland 1973; Ascendra section 3.5",
+    ),
+)
+
+PRESETS: dict[str, Preset] = {row.name: row for row in _ROWS}
+"""The built-in rows. Another package adds one by an entry point in the group `headway.preset`."""
+
+
+def known_presets() -> dict[str, Preset]:
+    """Every preset that can be named, built in or installed."""
+    return {**PRESETS, **load_plugins("headway.preset", taken=PRESETS)}
+
+
+def find_preset(
+    name: str,
+    *,
+    order: str | None = None,
+    batching: str | None = None,
+    eviction: str | None = None,
+    leaving: tuple[str, ...] | None = None,
+) -> Preset:
+    """The named row with the given parts put in place of its own; ConfigError for an unknown name."""
+    presets = known_presets()
+    if name not in presets:
+        raise ConfigError(f"unknown policy {name!r}; accepted: {', '.join(presets)}")
+    changes = {"order": order, "batching": batching, "eviction": eviction, "leaving": leaving}
+    given = {part: spec for part, spec in changes.items() if spec is not None}
+    return replace(presets[name], **given) if given else presets[name]  # type: ignore[arg-type]
+
+
+def build_policy(preset: Preset, cost: CostModel | None = None) -> Policy:
+    """A fresh policy from a row; ConfigError names the part or setting that is not accepted."""
+    return Policy(
+        name=preset.name,
+        order=build_part("order", preset.order, cost),
+        batching=build_part("batching", preset.batching, cost),
+        eviction=build_part("eviction", preset.eviction, cost),
+        leaving=tuple(build_part("leaving", rule, cost) for rule in preset.leaving),
+    )

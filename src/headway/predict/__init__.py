@@ -1,0 +1,1 @@
+"""Predictors of time and length: `predict` answers, `observe` learns from what really happened."""
