@@ -84,7 +84,7 @@ def _fill_run(plan: StepPlan, line: list[Job], num_run: int, kv: KvSide, outcome
             outcome.preempted[victim] = Fate.RECOMPUTE
             if victim is job:
                 return budget
-        outcome.tokens[job] = granted
+        _grant(outcome, job, granted)
         budget -= granted
     return budget
 
@@ -115,10 +115,15 @@ def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int
             return
         outcome.admitted.append(job)
         outcome.cached_tokens[job] = cached
-        outcome.tokens[job] = granted
+        _grant(outcome, job, granted)
         budget -= granted
         room -= job.num_tokens
         seats -= 1
+
+
+def _grant(outcome: StepOutcome, job: Job, tokens: int) -> None:
+    outcome.tokens[job] = tokens
+    outcome.num_tokens += tokens
 
 
 def starts_whole(num_tokens: int, room: int, full_budget: int) -> bool:

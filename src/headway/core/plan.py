@@ -76,14 +76,15 @@ class StepPlan:
 class StepOutcome:
     """What a step really did. `tokens` holds every job that got some, with how many.
 
-    `cached_tokens` are the leading tokens an admitted job found computed already. `preempted` are the jobs
-    whose KV left the device, wanted by the plan or not; `passed_over` names why a job of the plan got
-    nothing or less than its share.
+    `num_tokens` is their sum. `cached_tokens` are the leading tokens an admitted job found computed
+    already. `preempted` are the jobs whose KV left the device, wanted by the plan or not; `passed_over`
+    names why a job of the plan got nothing or less than its share.
     """
 
     now_s: float
     plan: StepPlan
     tokens: dict[Job, int] = field(default_factory=dict)
+    num_tokens: int = 0
     admitted: list[Job] = field(default_factory=list)
     cached_tokens: dict[Job, int] = field(default_factory=dict)
     preempted: dict[Job, Fate] = field(default_factory=dict)

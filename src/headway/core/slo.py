@@ -25,15 +25,16 @@ class Slo:
     def __post_init__(self) -> None:
         for name in ("ttft_s", "tbt_s", "deadline_s"):
             value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TARGET_S:
-                raise ConfigError(
-                    f"{name} is {value!r}; accepted: a number of seconds in (0, {MAX_TARGET_S:g}]"
-                )
+            if value is not None and not _is_target(value):
+                accepted = f"a number of seconds in (0, {MAX_TARGET_S:g}]"
+                raise ConfigError(f"{name} is {value!r}; accepted: {accepted}")
 
     def __bool__(self) -> bool:
-        return self != NO_TARGETS
+        return self.ttft_s is not None or self.tbt_s is not None or self.deadline_s is not None
+
+
+def _is_target(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_TARGET_S
 
 
 NO_TARGETS = Slo()

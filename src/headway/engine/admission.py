@@ -90,11 +90,10 @@ class Admission:
 
     def window(self, plan: StepPlan) -> list[Request]:
         """The requests vLLM may start in this step, in order; with `whole_prompts` only those that fit whole."""
-        scheduler = self._scheduler
         self.cut = None
         jobs = self._whole(plan) if plan.whole_prompts else plan.admit
-        requests = [scheduler.requests[job.id] for job in jobs]
-        return [request for request in requests if request in scheduler.waiting]
+        found: list[Request] = self._scheduler.waiting.find(job.id for job in jobs)
+        return found
 
     def _whole(self, plan: StepPlan) -> list[Job]:
         """The leading jobs of `admit` whose prompts fit whole; `cut` is the first that does not."""

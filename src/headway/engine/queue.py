@@ -20,6 +20,11 @@ class WindowQueue(RequestQueue):  # type: ignore[misc]
         self._requests: dict[str, Request] = {}
         self._window: deque[Request] | None = None
 
+    def find(self, request_ids: Iterable[str]) -> list[Request]:
+        """The waiting requests with these ids, in this order; ids that do not wait here are left out."""
+        requests = self._requests
+        return [requests[request_id] for request_id in request_ids if request_id in requests]
+
     def show(self, requests: Iterable[Request]) -> None:
         """Let the next pops take these requests, in this order, and then find the queue empty."""
         self._window = deque(requests)

@@ -222,6 +222,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             now_s=now_s,
             plan=plan,
             tokens=dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True)),
+            num_tokens=output.total_num_scheduled_tokens,
             preempted=dict.fromkeys(self._preempted, Fate.RECOMPUTE),
             left=dict(plan.leave),
             free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
@@ -239,7 +240,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         counters = self.counters
         counters.steps += 1
         counters.planned_steps += 1
-        counters.scheduled_tokens += sum(outcome.tokens.values())
+        counters.scheduled_tokens += outcome.num_tokens
         counters.admissions += len(outcome.admitted)
         counters.shortage_preemptions += len(outcome.preempted) - len(plan.preempt)
         outcome.passed_over = compare(outcome, self)
@@ -358,17 +359,24 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def _sampled(self, outputs: dict[int, EngineCoreOutputs], now_s: float) -> None:
         """Follow the tokens that came back; the requests they ended are gone from the table already."""
-        jobs, sampled = self.jobs, self.ledger.sampled
+        jobs, waiting, drafts = self.jobs, JobState.WAITING, self.num_spec_tokens
         for engine_outputs in outputs.values():
             for output in engine_outputs.outputs:
                 job = jobs.get(output.request_id)
-                if job is None or not output.new_token_ids:
+                if job is None:
                     continue
-                is_first = sampled(job, len(output.new_token_ids), now_s)
-                if self.num_spec_tokens:  # refused drafts were taken back
-                    job.num_computed_tokens = self.requests[job.id].num_computed_tokens
-                if is_first or job.state is JobState.WAITING:
-                    self.guard.touch(job)
+                if job.first_token_s is not None and job.state is not waiting and not drafts:
+                    job.num_output_tokens += len(output.new_token_ids)
+                elif output.new_token_ids:
+                    self._sampled_rarer(job, len(output.new_token_ids), now_s)
+
+    def _sampled_rarer(self, job: Job, num_tokens: int, now_s: float) -> None:
+        """A first token, a token of a job preempted meanwhile, or one beside drafts that may be refused."""
+        is_first = self.ledger.sampled(job, num_tokens, now_s)
+        if self.num_spec_tokens:
+            job.num_computed_tokens = self.requests[job.id].num_computed_tokens
+        if is_first or job.state is JobState.WAITING:
+            self.guard.touch(job)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
         """Called by vLLM exactly once for each request that ends, whatever the reason."""

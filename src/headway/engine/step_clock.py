@@ -28,7 +28,7 @@ class StepClock:
     def dispatched(self, outcome: StepOutcome, now_s: float) -> None:
         """A step went to the workers."""
         jobs = len(outcome.tokens)
-        self._dispatched.append((jobs, sum(outcome.tokens.values()) - jobs, now_s))
+        self._dispatched.append((jobs, outcome.num_tokens - jobs, now_s))
 
     def finished(self, now_s: float) -> None:
         """The output of the oldest step came back."""

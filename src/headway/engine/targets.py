@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from headway.core.slo import NO_TARGETS, Slo
+from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
 from headway.errors import ConfigError
 
 PREFIX = "headway_"
@@ -15,8 +16,6 @@ _TARGETS_MS = {
     "headway_tbt_ms": "tbt_s",
     "headway_deadline_ms": "deadline_s",
 }
-_TOKENS = ("headway_length", "headway_max_output_tokens")
-ACCEPTED = (*_TARGETS_MS, *_TOKENS, "headway_tenant")
 MAX_TENANT_CHARACTERS = 128
 
 
@@ -36,39 +35,50 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
     Raises ConfigError for an unknown `headway_` key, a target that is not a positive number of
     milliseconds up to a week, a token count below 1, or a tenant that is not a short string.
     """
-    given = {key: value for key, value in (extra_args or {}).items() if key.startswith(PREFIX)}
+    if not extra_args:
+        return RequestHints(slo=default_slo)
+    given = {key: value for key, value in extra_args.items() if key.startswith(PREFIX)}
     if not given:
         return RequestHints(slo=default_slo)
-    unknown = sorted(set(given) - set(ACCEPTED))
-    if unknown:
-        raise ConfigError(f"unknown {', '.join(unknown)} in vllm_xargs; accepted: {', '.join(ACCEPTED)}")
-    limit = _tokens(given, "headway_max_output_tokens")
+    if not given.keys() <= _CHECKS.keys():
+        unknown = ", ".join(sorted(given.keys() - _CHECKS.keys()))
+        raise ConfigError(f"unknown {unknown} in vllm_xargs; accepted: {', '.join(sorted(_CHECKS))}")
+    values = {key: _CHECKS[key](key, value) for key, value in given.items()}
+    limit = values.get("headway_max_output_tokens")
     return RequestHints(
-        slo=_targets(given, default_slo),
-        tenant=_tenant(given.get("headway_tenant", "")),
+        slo=_targets(values, default_slo),
+        tenant=values.get("headway_tenant", ""),
         max_output_tokens=None if limit is None else int(limit),
-        predicted_output_tokens=_tokens(given, "headway_length"),
+        predicted_output_tokens=values.get("headway_length"),
     )
 
 
-def _targets(given: Mapping[str, Any], default_slo: Slo) -> Slo:
-    targets = {name: getattr(default_slo, name) for name in _TARGETS_MS.values()}
-    for key, name in _TARGETS_MS.items():
-        if key in given:
-            targets[name] = _number(key, given[key]) / 1000
-    try:
-        return Slo(**targets)
-    except ConfigError as error:
-        asked = {key: given[key] for key in _TARGETS_MS if key in given}
-        raise ConfigError(f"target out of range in {asked}: {error}") from None
+def _targets(values: Mapping[str, Any], default_slo: Slo) -> Slo:
+    ttft_s, tbt_s, deadline_s = (values.get(key) for key in _TARGETS_MS)
+    return _slo(ttft_s, tbt_s, deadline_s, default_slo)
 
 
-def _tokens(given: Mapping[str, Any], key: str) -> float | None:
-    if key not in given:
-        return None
-    number = _number(key, given[key])
+@lru_cache(maxsize=4096)
+def _slo(ttft_s: float | None, tbt_s: float | None, deadline_s: float | None, default: Slo) -> Slo:
+    """Requests of a class name the same targets, so they share one object."""
+    return Slo(
+        ttft_s=default.ttft_s if ttft_s is None else ttft_s,
+        tbt_s=default.tbt_s if tbt_s is None else tbt_s,
+        deadline_s=default.deadline_s if deadline_s is None else deadline_s,
+    )
+
+
+def _target_s(key: str, value: Any) -> float:
+    target_s = _number(key, value) / 1000
+    if not 0 < target_s <= MAX_TARGET_S:
+        raise ConfigError(f"{key} is {value!r}; accepted: milliseconds in (0, {MAX_TARGET_S * 1000:g}]")
+    return target_s
+
+
+def _tokens(key: str, value: Any) -> float:
+    number = _number(key, value)
     if not 1 <= number < 2**31:
-        raise ConfigError(f"{key} is {given[key]!r}; accepted: 1 or more tokens")
+        raise ConfigError(f"{key} is {value!r}; accepted: 1 or more tokens")
     return number
 
 
@@ -81,7 +91,16 @@ def _number(key: str, value: Any) -> float:
         raise ConfigError(f"{key} is {value!r}; accepted: a number") from None
 
 
-def _tenant(value: Any) -> str:
+def _tenant(key: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_TENANT_CHARACTERS:
-        raise ConfigError(f"headway_tenant is {value!r}; accepted: up to {MAX_TENANT_CHARACTERS} characters")
+        raise ConfigError(f"{key} is {value!r}; accepted: up to {MAX_TENANT_CHARACTERS} characters")
     return value
+
+
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(_TARGETS_MS, _target_s),
+    "headway_length": _tokens,
+    "headway_max_output_tokens": _tokens,
+    "headway_tenant": _tenant,
+}
+"""Every accepted key, with what turns its value into ours or refuses it."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 _FORGETTING = 0.998
-"""Weight of a step falls by half in about 350 steps, so the fit follows a changing load."""
+"""Weight of a step falls by half in about 350 learned ones, so the fit follows a changing load."""
 _PRIOR_VARIANCE = 1e6
 _READY_STEPS = 20
+_THINNING = 4
+"""Once ready, one step in 4 is learned from: the fit hardly gains from more, and it runs beside the scheduler."""
 
 
 class OnlineStepTime:
@@ -33,6 +35,9 @@ class OnlineStepTime:
 
     def observe(self, num_jobs: int, num_prefill_tokens: int, seconds: float) -> None:
         """Learn from a finished step: its jobs, its tokens beyond one a job, and how long it took."""
+        self.observed_steps += 1
+        if self.observed_steps > _READY_STEPS and self.observed_steps % _THINNING:
+            return
         features = [1.0, float(num_jobs), float(num_prefill_tokens)]
         projected = [sum(row[col] * features[col] for col in range(3)) for row in self._covariance]
         scale = _FORGETTING + sum(features[row] * projected[row] for row in range(3))
@@ -45,4 +50,3 @@ class OnlineStepTime:
             [(self._covariance[row][col] - gain[row] * projected[col]) / _FORGETTING for col in range(3)]
             for row in range(3)
         ]
-        self.observed_steps += 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
-from headway.policies.order.sorted_index import SortedIndex
 
+_Entry = tuple[float, str, int, Job]
+"""(arrival, id, tokens, job): sorts by arrival, then id."""
 _EXACT_LENGTHS = 128
 """Lengths below this have a queue of their own; longer ones share one in 64 to the octave."""
 
@@ -29,20 +31,21 @@ class WaitedOverLength:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[int, SortedIndex] = {}
-        self._bucket_of: dict[Job, int] = {}
+        self._queues: dict[int, list[_Entry]] = {}
+        self._entries: dict[Job, tuple[int, _Entry]] = {}
 
     def add(self, job: Job) -> None:
         """Queue a job among those of its length."""
         bucket = _bucket(job.num_tokens)
-        self._bucket_of[job] = bucket
-        self._queues.setdefault(bucket, SortedIndex()).insert(job, (job.arrival_s, job.id))
+        entry = (job.arrival_s, job.id, job.num_tokens, job)
+        self._entries[job] = (bucket, entry)
+        insort(self._queues.setdefault(bucket, []), entry)
 
     def remove(self, job: Job) -> None:
         """Forget a job that no longer waits."""
-        bucket = self._bucket_of.pop(job)
+        bucket, entry = self._entries.pop(job)
         queue = self._queues[bucket]
-        queue.remove(job, (job.arrival_s, job.id))
+        del queue[bisect_left(queue, entry)]
         if not queue:
             del self._queues[bucket]
 
@@ -51,32 +54,39 @@ class WaitedOverLength:
 
     def touch(self, job: Job) -> None:
         """Move a waiting job whose length changed to its new queue."""
-        if job in self._bucket_of:
+        if job in self._entries:
             self.remove(job)
             self.add(job)
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs, within the stated error: a merge of the queues by their heads."""
-        heads = [self._entry(bucket, 0, now_s) for bucket in self._queues]
+        heads = [((queue[0][0] - now_s) / queue[0][2], queue[0], queue, 0) for queue in self._queues.values()]
         heapify(heads)
         first: list[Job] = []
         while heads and len(first) < k:
-            *_, job, bucket, at = heads[0]
-            first.append(job)
-            if at + 1 < len(self._queues[bucket]):
-                heapreplace(heads, self._entry(bucket, at + 1, now_s))
+            _, entry, queue, at = heads[0]
+            first.append(entry[3])
+            at += 1
+            if at < len(queue):
+                heapreplace(heads, ((queue[at][0] - now_s) / queue[at][2], queue[at], queue, at))
             else:
                 heappop(heads)
         return first
 
-    def _entry(self, bucket: int, at: int, now_s: float) -> tuple[float, float, str, Job, int, int]:
-        """The job at a place of a queue, in heap order: largest value first, then (arrival, id)."""
-        job = self._queues[bucket].at(at)
-        return ((job.arrival_s - now_s) / job.num_tokens, job.arrival_s, job.id, job, bucket, at)
-
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` by the same value, exactly."""
-        return sorted(jobs, key=lambda job: ((job.arrival_s - now_s) / job.num_tokens, job.arrival_s, job.id))
+        # Spelled out rather than `job.num_tokens`: this runs for every resident of every step.
+        entries = [
+            (
+                (job.arrival_s - now_s) / (job.num_prompt_tokens + job.num_output_tokens),
+                job.arrival_s,
+                job.id,
+                job,
+            )
+            for job in jobs
+        ]
+        entries.sort()
+        return [entry[3] for entry in entries]
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn: time and lengths are given."""

@@ -1,0 +1,110 @@
+"""The `headway` command: one file per subcommand, read only when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from headway.errors import HeadwayError
+
+COMMANDS = {
+    "serve": "Serve a model with vLLM under a Headway policy.",
+    "replay": "Send a trace to an OpenAI-compatible server and record what happened to each request.",
+    "bench": "Compare policies on a real engine, one after another, on the same trace.",
+    "report": "Compare runs on disk: a table, JSON, one HTML page.",
+    "policies": "Show the preset table: what each policy is made of.",
+}
+"""Subcommand -> what `headway --help` says of it; each is a function of its own name in a module of that name."""
+
+EXIT_ERROR = 2
+
+EXTRAS = {"aiohttp": "http", "vllm": "cuda' or 'headway[cpu]"}
+"""Module that may be missing -> the extra of this package that brings it."""
+
+EPILOG = """Try it without a download or a GPU:
+
+  headway serve demo --port 8000
+
+  headway replay --url http://127.0.0.1:8000 --out records.jsonl \\
+
+      --trace gen:poisson:rate=8/input=sharegpt/output=sharegpt/count=200
+
+`headway COMMAND --help` has more examples. stdout is data, stderr is for people.
+"""
+
+
+class LazyGroup(TyperGroup):
+    """Lists the subcommands without importing them, so that `--help` is quick and one cannot break another."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the subcommands that are installed, in the order of COMMANDS."""
+        return [name for name in COMMANDS if find_spec(f"{__name__}.{name}") is not None]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The subcommand: its name and summary until `resolve_command` has imported it."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        return self.commands.get(cmd_name) or TyperCommand(cmd_name, help=COMMANDS[cmd_name])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the subcommand that is about to run."""
+        for name in self.list_commands(ctx):
+            self.commands[name] = _load(name) if args[:1] == [name] else self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str) -> Any:
+    module = import_module(f"{__name__}.{name}")
+    single = typer.Typer(add_completion=False)
+    single.command(name, epilog=getattr(module, "EPILOG", None))(getattr(module, name))
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"headway {version('headway')}")
+        raise typer.Exit
+
+
+@app.callback()
+def headway(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Keeps LLM serving on schedule: latency-aware scheduling for vLLM, measured on the real engine."""
+
+
+def main() -> None:
+    """Run the command line; errors raised on purpose are one line on stderr and exit code 2."""
+    try:
+        app(prog_name="headway")
+    except HeadwayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_ERROR)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        print(
+            f"error: {error.name} is not installed; pip install 'headway[{EXTRAS[error.name]}]'",
+            file=sys.stderr,
+        )
+        sys.exit(EXIT_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,67 @@
+"""An OpenAI-compatible server: which model it serves, and how long its requests may be."""
+
+from __future__ import annotations
+
+import aiohttp
+import msgspec
+
+from headway.errors import ConfigError, UpstreamError
+
+CONNECT_TIMEOUT_S = 30.0
+
+KEEP_ALIVE_S = 2.0
+"""Shorter than any server's own (vLLM: 5 s), so that no request goes out on a connection being closed."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def open_session(api_key: str | None = None, timeout_s: float | None = None) -> aiohttp.ClientSession:
+    """A session without a limit on connections; `timeout_s` is a whole request's, None for no limit."""
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+        headers=headers,
+    )
+
+
+def api_url(url: str, path: str) -> str:
+    """URL of an API path under a server's base URL, which may end in `/v1` or not.
+
+    Raises ConfigError for what is not an HTTP URL.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"url is {url!r}; accepted: a base URL such as http://127.0.0.1:8000")
+    return f"{url.rstrip('/').removesuffix('/v1')}/v1/{path}"
+
+
+async def find_model(session: aiohttp.ClientSession, url: str, name: str | None) -> tuple[str, int | None]:
+    """The served model of that name (None: the first), and its context length if the server states it.
+
+    Raises UpstreamError if the server does not answer as an OpenAI-compatible one, ConfigError if it does not
+    serve the model.
+    """
+    address = api_url(url, "models")
+    try:
+        async with session.get(address) as response:
+            body = await response.read()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise UpstreamError(f"{address} does not answer ({type(error).__name__}: {error})") from None
+    try:
+        models = msgspec.json.decode(body, type=_Models).data
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UpstreamError(
+            f"{address} answered HTTP {response.status}, and not with a list of models: {body[:200]!r}"
+        ) from None
+    for model in models:
+        if name in (None, model.id):
+            return model.id, model.max_model_len
+    served = ", ".join(model.id for model in models) or "none"
+    raise ConfigError(f"model {name!r} is not served at {url}; served: {served}")

@@ -1,0 +1,52 @@
+"""What happened, read back: records on disk, summaries, comparisons, tables, charts and the report."""
+
+from headway.results.comparison import Comparison, compare
+from headway.results.html import render_html
+from headway.results.metrics import met_targets, summarize
+from headway.results.plots import Latency, cdf_svg, queue_svg, sweep_svg, timeline_svg
+from headway.results.records import RecordWriter, read_records
+from headway.results.run_folder import (
+    Run,
+    RunMeta,
+    load_folder,
+    read_run,
+    read_runs,
+    record_writer,
+    start_run,
+    write_info,
+)
+from headway.results.sections import Section, labelled_summaries, sections
+from headway.results.summary import COLUMNS, Column, RunInfo, Summary
+from headway.results.tables import terminal_table, to_json
+
+__all__ = [
+    "COLUMNS",
+    "Column",
+    "Comparison",
+    "Latency",
+    "RecordWriter",
+    "Run",
+    "RunInfo",
+    "RunMeta",
+    "Section",
+    "Summary",
+    "cdf_svg",
+    "compare",
+    "labelled_summaries",
+    "load_folder",
+    "met_targets",
+    "queue_svg",
+    "read_records",
+    "read_run",
+    "read_runs",
+    "record_writer",
+    "render_html",
+    "sections",
+    "start_run",
+    "summarize",
+    "sweep_svg",
+    "terminal_table",
+    "timeline_svg",
+    "to_json",
+    "write_info",
+]

@@ -1,0 +1,194 @@
+"""From the records of a run to its summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import fsum
+from typing import Any
+
+import numpy as np
+
+from headway.core.record import Outcome, Record
+from headway.errors import RecordError
+from headway.results.records import TIME_DECIMALS
+from headway.results.summary import RunInfo, Summary
+
+_RESOLUTION_S = 10.0**-TIME_DECIMALS
+
+LOST = "handed off and never seen again"
+
+
+def jct_s(record: Record) -> float | None:
+    """Arrival to finish; None unless finished."""
+    if record.outcome is not Outcome.FINISHED or record.finished_s is None:
+        return None
+    return record.finished_s - record.arrival_s
+
+
+def ttft_s(record: Record) -> float | None:
+    """Arrival to first token; None unless finished and seen."""
+    if record.outcome is not Outcome.FINISHED or record.first_token_s is None:
+        return None
+    return record.first_token_s - record.arrival_s
+
+
+def tbt_s(record: Record) -> float | None:
+    """Mean time per output token after the first; None unless finished with two tokens or more."""
+    if record.outcome is not Outcome.FINISHED or record.output_tokens < 2:
+        return None
+    if record.finished_s is None or record.first_token_s is None:
+        return None
+    return (record.finished_s - record.first_token_s) / (record.output_tokens - 1)
+
+
+def weighted_turnaround(record: Record) -> float | None:
+    """Time in the system over time since first scheduled, >= 1; None unless finished and the latter is > 0.
+
+    Source: AdaptiveLLM, weighted turnaround (finish - send) / (finish - first scheduled).
+    """
+    whole_s = jct_s(record)
+    if whole_s is None or record.finished_s is None or record.first_scheduled_s is None:
+        return None
+    served_s = record.finished_s - record.first_scheduled_s
+    return whole_s / served_s if served_s > 0 else None
+
+
+def normalized_latency_s(record: Record) -> float | None:
+    """Arrival to finish per output token; None unless finished with a token."""
+    whole_s = jct_s(record)
+    return None if whole_s is None or record.output_tokens < 1 else whole_s / record.output_tokens
+
+
+def end_s(record: Record) -> float:
+    """When the record closed; where that was not written, the last time it does have."""
+    times_s = (record.finished_s, record.first_token_s, record.first_scheduled_s)
+    return next((time_s for time_s in times_s if time_s is not None), record.arrival_s)
+
+
+def met_targets(record: Record) -> bool:
+    """Whether a request finished within all of its targets; a value that was not measured meets none.
+
+    Equal to the stored resolution counts as met; so does the time between tokens of a single token.
+    """
+    if record.outcome is not Outcome.FINISHED:
+        return False
+    slo = record.slo
+    return (
+        _within(ttft_s(record), slo.ttft_s)
+        and (record.output_tokens <= 1 or _within(tbt_s(record), slo.tbt_s))
+        and _within(jct_s(record), slo.deadline_s)
+    )
+
+
+def _within(value_s: float | None, target_s: float | None) -> bool:
+    if target_s is None:
+        return True
+    return value_s is not None and value_s - target_s < _RESOLUTION_S / 2
+
+
+def ends(records: Iterable[Record]) -> list[Record]:
+    """The one end of every request, moves left out.
+
+    A hand-off is a move, written by the instance that gave the request up; its end is another record with the
+    same id. A move whose request ends nowhere was lost: its last record stands in, as failed.
+    Raises RecordError if a request ends twice.
+    """
+    ended: dict[str, Record] = {}
+    moved: dict[str, Record] = {}
+    for record in records:
+        if record.outcome is Outcome.HANDED_OFF:
+            if record.id not in moved or end_s(record) > end_s(moved[record.id]):
+                moved[record.id] = record
+        elif record.id in ended:
+            raise RecordError(f"request {record.id!r} ends twice; a request ends exactly once")
+        else:
+            ended[record.id] = record
+    lost = (
+        replace(move, outcome=Outcome.FAILED, error=LOST) for id_, move in moved.items() if id_ not in ended
+    )
+    return [*ended.values(), *lost]
+
+
+def measured(values: Iterable[float | None]) -> list[float]:
+    """The values that exist."""
+    return [value for value in values if value is not None]
+
+
+def summarize(records: Sequence[Record], *, run: RunInfo | None = None) -> Summary:
+    """The summary of one policy's run; the order of the records does not matter.
+
+    Requests are counted by their `ends`; preemptions, blocks and tokens computed again are summed over all
+    records, moves too, for that work was done. `run` adds what records do not hold.
+    Raises RecordError if a request ends twice.
+    """
+    run = run or RunInfo()
+    ended = ends(records)
+    finished = [record for record in ended if record.outcome is Outcome.FINISHED]
+    swapped_out = run.swapped_out_blocks
+    if swapped_out is None:
+        swapped_out = sum(record.swapped_blocks for record in records)
+    return Summary(
+        **_counts(records, ended),
+        **_rates(ended, finished),
+        **_latencies(finished),
+        preemptions=sum(record.preemptions for record in records),
+        swapped_out_blocks=swapped_out,
+        swapped_in_blocks=run.swapped_in_blocks,
+        recomputed_tokens=sum(record.recomputed_tokens for record in records),
+        scheduler_us_per_step=run.scheduler_us_per_step,
+    )
+
+
+def _counts(records: Sequence[Record], ended: Sequence[Record]) -> dict[str, int]:
+    by_outcome = Counter(record.outcome for record in ended)
+    counts = {str(outcome): by_outcome[outcome] for outcome in Outcome if outcome is not Outcome.HANDED_OFF}
+    assert sum(counts.values()) == len(ended), "an outcome is not counted"
+    moves = sum(record.outcome is Outcome.HANDED_OFF for record in records)
+    return {"requests": len(ended), **counts, "handed_off": moves}
+
+
+def _rates(ended: Sequence[Record], finished: Sequence[Record]) -> dict[str, Any]:
+    """Duration, throughput and goodput; rates need a duration above zero, goodput a request with a target."""
+    duration_s = max(map(end_s, ended)) - min(record.arrival_s for record in ended) if ended else None
+    output_tokens = sum(record.output_tokens for record in finished)
+    prompt_tokens = sum(record.prompt_tokens for record in finished)
+    targeted = [record for record in ended if record.slo]
+    met = sum(map(met_targets, targeted))
+
+    def per_second(count: int) -> float | None:
+        return count / duration_s if duration_s else None
+
+    return {
+        "duration_s": duration_s,
+        "throughput_rps": per_second(len(finished)),
+        "output_tps": per_second(output_tokens),
+        "total_tps": per_second(prompt_tokens + output_tokens),
+        "goodput": met / len(targeted) if targeted else None,
+        "goodput_rps": per_second(met) if targeted else None,
+    }
+
+
+def _latencies(finished: Sequence[Record]) -> dict[str, Any]:
+    ttfts, tbts, jcts = (measured(map(value, finished)) for value in (ttft_s, tbt_s, jct_s))
+    return {
+        "mean_ttft_s": _mean(ttfts),
+        "p50_ttft_s": _quantile(ttfts, 0.5),
+        "p99_ttft_s": _quantile(ttfts, 0.99),
+        "mean_tbt_s": _mean(tbts),
+        "p99_tbt_s": _quantile(tbts, 0.99),
+        "mean_jct_s": _mean(jcts),
+        "p50_jct_s": _quantile(jcts, 0.5),
+        "p99_jct_s": _quantile(jcts, 0.99),
+        "mean_normalized_latency_s": _mean(measured(map(normalized_latency_s, finished))),
+        "weighted_turnaround": _mean(measured(map(weighted_turnaround, finished))),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fsum(values) / len(values) if values else None  # fsum: exact, so the order does not matter
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    return float(np.quantile(values, share)) if values else None

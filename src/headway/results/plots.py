@@ -1,0 +1,201 @@
+"""Charts of a run, as SVG text: latencies, the course of requests, the queue, and metrics against load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import log10
+from typing import TYPE_CHECKING, Any
+
+from headway.core.record import Outcome, Record
+from headway.results.metrics import end_s, ends, jct_s, measured, tbt_s, ttft_s
+from headway.results.series import PHASES, distribution, phase_spans, queue_lengths, spread, thin_by_peaks
+from headway.results.summary import COLUMNS
+from headway.results.svg import INK, draw, line_style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_BARS = 60
+"""Requests a timeline shows."""
+
+_SMALL_IN, _WIDE_IN = (4.6, 3.1), (13.2, 2.9)
+_PHASE_COLOURS = ("#98A2AE", "#E69F00", "#0072B2")
+_LOST = "#D55E00"
+_LEAST_RATIO = 5.0  # of the ends of a log axis
+_TARGET_STYLE: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": ":"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Latency:
+    name: str
+    value_s: Callable[[Record], float | None]
+    target_s: Callable[[Record], float | None]
+
+
+class Latency(Enum):
+    """The latencies a distribution can be drawn of."""
+
+    TTFT = _Latency("Time to first token", ttft_s, lambda record: record.slo.ttft_s)
+    TBT = _Latency("Time between tokens", tbt_s, lambda record: record.slo.tbt_s)
+    JCT = _Latency("Job completion time", jct_s, lambda record: record.slo.deadline_s)
+
+
+def cdf_svg(records: Mapping[str, Sequence[Record]], latency: Latency, *, where: str = "") -> str:
+    """Share of requests that took no longer than x, per policy, on a log axis.
+
+    The share is of all requests that ended, so a policy that refused or lost some stays below 1. A dotted
+    line marks the target where all requests with one share it. `where` tells charts of one page apart.
+    """
+    from matplotlib.lines import Line2D
+
+    kind = latency.value
+    curves = {policy: distribution(ends(mine), kind.value_s) for policy, mine in records.items()}
+    largest_s = max((float(values_s[-1]) for values_s, _ in curves.values() if len(values_s)), default=None)
+    targets_s = sorted(set(measured(kind.target_s(record) for mine in records.values() for record in mine)))
+    targets_s = targets_s if len(targets_s) == 1 else []
+
+    def paint(axes: Axes) -> None:
+        axes.set_title(kind.name)
+        if largest_s is None:
+            return _say(axes, "no finished request has this value")
+        for index, (values_s, shares) in enumerate(curves.values()):
+            if len(values_s):
+                style = {**line_style(index), "marker": ""}
+                # the plateau goes on to where the slowest policy ends
+                axes.step([*values_s, largest_s], [*shares, shares[-1]], where="post", **style)
+        _log_seconds(axes)
+        axes.set_ylim(0, 1.02)
+        axes.set_ylabel("share of requests")
+        for target_s in targets_s:
+            axes.axvline(target_s, **_TARGET_STYLE)
+
+    legend = _line_legend(records) + [
+        (Line2D([], [], **_TARGET_STYLE), f"target {seconds_text(target_s)}") for target_s in targets_s
+    ]
+    return draw(f"{kind.name}{where}", _SMALL_IN, paint, legend)
+
+
+def timeline_svg(
+    policy: str, records: Sequence[Record], *, until_s: float | None = None, where: str = ""
+) -> str:
+    """Requests as bars from arrival to end, coloured by phase; a cross where one ended unfinished.
+
+    More than MAX_BARS requests are sampled evenly by arrival, and the title says so. Without a first
+    scheduled time the wait lasts to the first token. `until_s`, in seconds since the first arrival, ends the
+    axis, so that several policies can share it.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    ended = sorted(ends(records), key=lambda record: (record.arrival_s, record.id))
+    shown = [ended[index] for index in spread(len(ended), MAX_BARS)]
+    of = (
+        f"all {len(ended):,}"
+        if len(shown) == len(ended)
+        else f"{len(shown)} of {len(ended):,}, evenly sampled"
+    )
+
+    def paint(axes: Axes) -> None:
+        axes.set_title(f"{policy}: requests over time ({of})")
+        if not ended:
+            return _say(axes, "no request")
+        for row, record in enumerate(shown):
+            spans = phase_spans(record, ended[0].arrival_s)
+            axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=_PHASE_COLOURS)
+            if record.outcome is not Outcome.FINISHED:
+                axes.plot(end_s(record) - ended[0].arrival_s, row, "x", color=_LOST, markersize=5)
+        axes.set_xlim(0, until_s or None)
+        axes.set_ylim(len(shown) - 0.4, -0.6)
+        axes.set_yticks([])
+        axes.set_ylabel("requests by arrival")
+        axes.set_xlabel("seconds since the first arrival")
+
+    legend: list[tuple[Any, str]] = [
+        *((Patch(color=colour), name) for colour, name in zip(_PHASE_COLOURS, PHASES, strict=True)),
+        (Line2D([], [], color=_LOST, marker="x", linestyle=""), "ended unfinished"),
+    ]
+    height_in = 1.3 + 0.05 * max(10, len(shown))
+    return draw(f"Requests over time, {policy}{where}", (_WIDE_IN[0], height_in), paint, legend)
+
+
+def queue_svg(records: Mapping[str, Sequence[Record]], *, where: str = "") -> str:
+    """Requests that had arrived and were not yet scheduled, over time, per policy.
+
+    Without a first scheduled time a request counts until its first token. A long run is drawn by the highest
+    value of each stretch.
+    """
+    curves = {policy: queue_lengths(mine) for policy, mine in records.items()}
+
+    def paint(axes: Axes) -> None:
+        axes.set_title("Queue length")
+        for index, (times_s, lengths) in enumerate(curves.values()):
+            style = {**line_style(index), "marker": "", "linewidth": 1.3}
+            axes.step(*thin_by_peaks(times_s, lengths), where="post", **style)
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        axes.set_ylabel("requests waiting")
+        axes.set_xlabel("seconds since the first arrival")
+
+    return draw(f"Queue length{where}", _WIDE_IN, paint, _line_legend(records))
+
+
+def sweep_svg(points: Mapping[str, Sequence[tuple[float, float | None]]], key: str) -> str:
+    """One summary key against offered load, a line per policy; (load, None) is left out of its line.
+
+    Seconds are on a log axis, shares run from 0 to 1, anything else from 0.
+    """
+    column = COLUMNS[key]
+    name = f"{column.heading} ({column.unit})" if column.unit not in ("", "s") else column.heading
+
+    def paint(axes: Axes) -> None:
+        axes.set_title(name)
+        for index, line in enumerate(points.values()):
+            drawn = [(load, value) for load, value in line if value is not None]
+            axes.plot([x for x, _ in drawn], [y for _, y in drawn], markersize=4, **line_style(index))
+        axes.set_xlabel("offered load")
+        if not any(value is not None for line in points.values() for _, value in line):
+            return _say(axes, "not measured")
+        if column.unit == "s":
+            return _log_seconds(axes, "y")
+        axes.set_ylim(0, 1.02 if key == "goodput" else None)
+
+    return draw(f"{name} against offered load", _SMALL_IN, paint, _line_legend(points))
+
+
+def _line_legend(policies: Mapping[str, Sequence[Any]]) -> list[tuple[Any, str]]:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **{**line_style(index), "marker": ""}) for index in range(len(policies))]
+    return [
+        (handle, policy) for handle, (policy, shown) in zip(handles, policies.items(), strict=True) if shown
+    ]
+
+
+def _say(axes: Axes, what: str) -> None:
+    """Leave the chart empty, but for a sentence."""
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, what, ha="center", va="center", transform=axes.transAxes)
+
+
+def _log_seconds(axes: Axes, which: str = "x") -> None:
+    """Make an axis of seconds logarithmic, its labels in µs, ms or s; small differences are not blown up."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    low, high = axis.get_view_interval()
+    middle, half_width = (low * high) ** 0.5, max((high / low) ** 0.5, _LEAST_RATIO**0.5)
+    (axes.set_xlim if which == "x" else axes.set_ylim)(middle / half_width, middle * half_width)
+    decades = 2 * log10(half_width)
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades <= 2 else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: seconds_text(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def seconds_text(value_s: float) -> str:
+    """Seconds in the unit a reader would choose: "50 ms", "1.5 s"."""
+    if value_s >= 1:
+        return f"{value_s:g} s"
+    return f"{value_s * 1e3:g} ms" if value_s >= 1e-3 else f"{value_s * 1e6:g} µs"

@@ -1,0 +1,158 @@
+"""Records on disk: JSON lines, one request each, written so that a kill loses at most the line in flight."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import msgspec
+
+from headway.core.record import Outcome, Record
+from headway.core.slo import Slo
+from headway.errors import RecordError
+
+logger = logging.getLogger(__name__)
+
+TIME_DECIMALS = 6
+"""Times are stored to the microsecond: finer than any clock that produced them."""
+
+KEYS = (
+    "id",
+    "tenant",
+    "arrival_s",
+    "first_scheduled_s",
+    "first_token_s",
+    "finished_s",
+    "prompt_tokens",
+    "output_tokens",
+    "predicted_output_tokens",
+    "token_times_s",
+    "slo",
+    "outcome",
+    "instance",
+    "preemptions",
+    "swapped_blocks",
+    "recomputed_tokens",
+    "error",
+)
+"""Keys of a line, in the order written."""
+
+OPTIONAL_KEYS = frozenset({"token_times_s", "error"})
+"""Left out of a line when None; every other key is always there, null where it never happened."""
+
+_SLO_KEYS = tuple(field.name for field in fields(Slo))
+_TIME_KEYS = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
+_COUNT_KEYS = ("prompt_tokens", "output_tokens", "preemptions", "swapped_blocks", "recomputed_tokens")
+
+assert set(KEYS) == {field.name for field in fields(Record)}, "KEYS and Record must name the same things"
+
+
+def encode_record(record: Record) -> bytes:
+    """One line of a records file, without the newline; times rounded to TIME_DECIMALS."""
+    line: dict[str, Any] = {}
+    for key in KEYS:
+        value = getattr(record, key)
+        if value is None and key in OPTIONAL_KEYS:
+            continue
+        if value is not None and key in _TIME_KEYS:
+            value = round(value, TIME_DECIMALS)
+        line[key] = value
+    if record.token_times_s is not None:
+        line["token_times_s"] = [round(time_s, TIME_DECIMALS) for time_s in record.token_times_s]
+    line["slo"] = asdict(record.slo)
+    return msgspec.json.encode(line)
+
+
+def decode_record(line: bytes) -> Record:
+    """The record of one line. Raises RecordError with what is wrong with it, but no file or line number."""
+    try:
+        found = msgspec.json.decode(line, type=dict[str, Any])
+        if missing := [key for key in KEYS if key not in found and key not in OPTIONAL_KEYS]:
+            raise RecordError(f"missing {', '.join(missing)}")
+        _reject_unknown(found, KEYS)
+        record = msgspec.convert(found, Record)
+        _reject_unknown(found["slo"], _SLO_KEYS)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"not a record: {error}") from error
+    _check(record)
+    return record
+
+
+def _reject_unknown(found: dict[str, Any], accepted: tuple[str, ...]) -> None:
+    """Raise RecordError for a key that is not accepted: a misspelt target must not read as no target."""
+    if unknown := [key for key in found if key not in accepted]:
+        raise RecordError(f"unknown key {unknown[0]!r}; accepted: {', '.join(accepted)}")
+
+
+def _check(record: Record) -> None:
+    """Raise RecordError for what no run can produce: negative counts, times that go back."""
+    for key in _COUNT_KEYS:
+        if getattr(record, key) < 0:
+            raise RecordError(f"{key} is {getattr(record, key)}; accepted: 0 or more")
+    times_s = [time_s for key in _TIME_KEYS if (time_s := getattr(record, key)) is not None]
+    if times_s != sorted(times_s):
+        raise RecordError(f"times go back: {times_s}; accepted: {' <= '.join(_TIME_KEYS)}")
+    if record.outcome is Outcome.FINISHED and record.finished_s is None:
+        raise RecordError("outcome is 'finished' but finished_s is null")
+
+
+class RecordWriter:
+    """Writes records to a new file, each handed to the operating system before `append` returns.
+
+    An existing file is replaced; missing folders are made. Use as a context manager, or call `close`.
+    Raises RecordError if the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO = path.open("wb")
+        except OSError as error:
+            raise RecordError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def append(self, record: Record) -> None:
+        """Write one record. One write and a flush a line, so that a kill leaves at most one broken line."""
+        self._file.write(encode_record(record) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of a file, in its order; blank lines are skipped.
+
+    A last line without its newline that cannot be read was cut off by a kill: it is left out, with a warning
+    in the log. Raises RecordError, with file and line, for any other line that is not a record, and for a
+    file that is missing or holds no record.
+    """
+    records: list[Record] = []
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    records.append(decode_record(line))
+                except RecordError as error:
+                    if line.endswith(b"\n"):
+                        raise RecordError(f"{path}, line {number}: {error}") from error
+                    logger.warning("%s: 1 half-written line left out (line %d)", path, number)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror})") from error
+    if not records:
+        raise RecordError(f"{path}: no records in it; accepted: one JSON object a line")
+    return records

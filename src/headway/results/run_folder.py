@@ -1,0 +1,177 @@
+"""A run on disk, as every command writes it and `headway report` reads it.
+
+    DIR/
+    ├── run.json                   RunMeta: what was run, where, and whether it was measured or simulated
+    ├── <policy>.records.jsonl     one Record a line, in the order requests ended
+    └── <policy>.summary.json      RunInfo, optional: what the records do not hold
+
+A sweep is a folder of runs, one per offered load: DIR/load=0.8/run.json and so on.
+In file names a policy is percent-encoded, so that any name is a file name.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from pathlib import Path
+from typing import Literal, TypeVar
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from headway.core.record import Record
+from headway.errors import ConfigError, RecordError
+from headway.results.records import RecordWriter, read_records
+from headway.results.summary import RunInfo
+
+logger = logging.getLogger(__name__)
+
+META_NAME = "run.json"
+RECORDS_SUFFIX = ".records.jsonl"
+INFO_SUFFIX = ".summary.json"
+LOAD_PREFIX = "load="
+
+_SAFE_IN_NAMES = " =,+()"
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class RunMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was run. `load` is the offered load in the sweep's own unit; "" and None mean not stated."""
+
+    policies: tuple[str, ...] = ()
+    measured_on: Literal["real engine", "simulated"] | None = None
+    model: str = ""
+    trace: str = ""
+    command: str = ""
+    hardware: str = ""
+    versions: dict[str, str] = {}
+    load: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run, read: policy -> its records and its RunInfo, in the order the policies ran.
+
+    `folder` is the one that was asked for: runs of one sweep share it.
+    """
+
+    folder: Path
+    meta: RunMeta
+    records: dict[str, list[Record]]
+    infos: dict[str, RunInfo]
+
+
+def load_folder(folder: Path, load: float) -> Path:
+    """Where the run at one load of a sweep lies."""
+    return folder / f"{LOAD_PREFIX}{load:g}"
+
+
+def start_run(folder: Path, meta: RunMeta) -> None:
+    """Make the folder and write what is about to be run, before the first request.
+
+    Raises ConfigError if the folder holds a run already (results are never overwritten), if a policy is named
+    twice or has no name, or if the folder cannot be written.
+    """
+    if len(set(meta.policies)) < len(meta.policies) or not all(meta.policies):
+        raise ConfigError(f"policies are {', '.join(meta.policies)!r}; accepted: different names, none empty")
+    path = folder / META_NAME
+    if path.exists():
+        raise ConfigError(f"{folder} holds a run already; give another folder, or remove this one first")
+    _write_json(path, meta)
+
+
+def record_writer(folder: Path, policy: str) -> RecordWriter:
+    """A writer for one policy's records in a folder."""
+    return RecordWriter(_path(folder, policy, RECORDS_SUFFIX))
+
+
+def write_info(folder: Path, policy: str, info: RunInfo) -> None:
+    """Write what one policy's records do not hold. Raises ConfigError if the folder cannot be written."""
+    _write_json(_path(folder, policy, INFO_SUFFIX), info)
+
+
+def read_run(folder: Path) -> Run:
+    """One run. A policy named in run.json that has no records yet was not reached: left out, with a warning.
+
+    Without run.json the folder is read as records alone, policies in the order of their names.
+    Raises RecordError if the folder is missing, holds no records, or has a file that cannot be read.
+    """
+    _require_folder(folder)
+    meta = _read_json(folder / META_NAME, RunMeta) or RunMeta()
+    paths = {
+        unquote(path.name.removesuffix(RECORDS_SUFFIX)): path
+        for path in folder.glob(f"*{RECORDS_SUFFIX}")
+        if path.stat().st_size
+    }
+    if not paths:
+        raise RecordError(f"{folder}: no records in it; accepted: a folder of <policy>{RECORDS_SUFFIX} files")
+    if missing := [policy for policy in meta.policies if policy not in paths]:
+        logger.warning("%s: no records of %s; left out", folder, ", ".join(missing))
+    planned = [policy for policy in meta.policies if policy in paths]
+    policies = [*planned, *sorted(paths.keys() - set(planned))]
+    return Run(
+        folder=folder,
+        meta=meta,
+        records={policy: read_records(paths[policy]) for policy in policies},
+        infos={
+            policy: _read_json(_path(folder, policy, INFO_SUFFIX), RunInfo) or RunInfo()
+            for policy in policies
+        },
+    )
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """The runs of a folder: itself, or, for a sweep, one per load in rising order.
+
+    A run of a sweep has the load in its folder's name, and the sweep's own folder as its `folder`.
+    Raises RecordError as `read_run` does, and if a name holds no load.
+    """
+    _require_folder(folder)
+    loads = sorted((_load_of(path), path) for path in folder.glob(f"{LOAD_PREFIX}*") if path.is_dir())
+    if not loads:
+        return [read_run(folder)]
+    runs = [(load, read_run(path)) for load, path in loads]
+    return [
+        replace(run, folder=folder, meta=msgspec.structs.replace(run.meta, load=load)) for load, run in runs
+    ]
+
+
+def _path(folder: Path, policy: str, suffix: str) -> Path:
+    return folder / f"{quote(policy, safe=_SAFE_IN_NAMES)}{suffix}"
+
+
+def _require_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise RecordError(f"{folder} {what}; accepted: a folder that a run was written to")
+
+
+def _load_of(path: Path) -> float:
+    try:
+        load = float(path.name.removeprefix(LOAD_PREFIX))
+    except ValueError:
+        load = nan
+    if not isfinite(load):
+        raise RecordError(f"{path}: no load in its name; accepted: {LOAD_PREFIX}<number>")
+    return load
+
+
+def _write_json(path: Path, value: msgspec.Struct) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _read_json(path: Path, kind: type[_T]) -> _T | None:
+    """The object of a JSON file; None if there is no such file."""
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror})") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: {error}") from error

@@ -1,0 +1,157 @@
+"""The trace formats and how a line of each reads as a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
+
+from headway.core.slo import Slo
+from headway.errors import TraceError
+from headway.traces.cells import Cells, optional_seconds, optional_whole, seconds, shown, whole
+
+MOONCAKE_BLOCK_TOKENS = 512
+"""Tokens of one block in Mooncake's `hash_ids`. Source: Qin et al. 2025, FAST 2025 trace release."""
+
+
+class Fields(TypedDict):
+    """What a line says of its request, all but the arrival."""
+
+    input_tokens: int
+    output_tokens: int
+    id: NotRequired[str]
+    max_output_tokens: NotRequired[int | None]
+    tenant: NotRequired[str]
+    prompt: NotRequired[str | None]
+    session: NotRequired[str | None]
+    prefix_blocks: NotRequired[tuple[int, ...]]
+    priority: NotRequired[int]
+    slo: NotRequired[Slo]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A trace format: what a file must have, time first, and how one row reads.
+
+    `parse` takes a row (CSV: column -> cell; JSON lines: the line) and returns its arrival in ticks
+    and its fields. Ticks stay whole where the file's are, so that shifting them loses no digit.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    ticks_per_s: float
+    parse: Callable[[Any], tuple[float, Fields]]
+    drops_empty: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({','.join(self.columns)})"
+
+
+def _headway(cells: Cells) -> tuple[float, Fields]:
+    fields: Fields = {
+        "input_tokens": whole(cells, "input_tokens"),
+        "output_tokens": whole(cells, "output_tokens"),
+        "max_output_tokens": optional_whole(cells, "max_output_tokens"),
+        "tenant": cells.get("tenant", ""),
+        "prompt": cells.get("prompt") or None,
+        "session": cells.get("session") or None,
+        "prefix_blocks": _blocks(cells.get("prefix_blocks", "")),
+        "priority": optional_whole(cells, "priority") or 0,
+        "slo": _targets(cells),
+    }
+    if "id" in cells:
+        fields["id"] = cells["id"]
+    return seconds(cells, "arrival_s"), fields
+
+
+def _targets(cells: Cells) -> Slo:
+    # Beside `api_s`, the measured server time, `ttft_s` is a measurement too: such a file is a log of
+    # what happened, and a time it reports is no wish of the client's.
+    ttft_s = None if "api_s" in cells else optional_seconds(cells, "ttft_s")
+    return Slo(ttft_s, optional_seconds(cells, "tbt_s"), optional_seconds(cells, "deadline_s"))
+
+
+def _blocks(text: str) -> tuple[int, ...]:
+    return tuple(whole({"prefix_blocks": block}, "prefix_blocks") for block in text.split())
+
+
+def _azure(cells: Cells) -> tuple[float, Fields]:
+    tokens: Fields = {
+        "input_tokens": whole(cells, "ContextTokens"),
+        "output_tokens": whole(cells, "GeneratedTokens"),
+    }
+    return _nanoseconds(cells["TIMESTAMP"].strip()), tokens
+
+
+_TIMESTAMP = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII
+)  # 2023: seven digits, no zone; 2024: six digits or none, +00:00
+
+
+def _nanoseconds(text: str) -> int:
+    accepted = "a time such as 2023-11-16 18:15:46.6805900"
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        raise TraceError(f"TIMESTAMP is {shown(text)}; accepted: {accepted}")
+    clock, fraction, zone = match.groups()
+    try:
+        whole_s = int(datetime.fromisoformat(clock + (zone or "Z")).timestamp())
+    except ValueError as error:
+        raise TraceError(f"TIMESTAMP is {shown(text)} ({error}); accepted: {accepted}") from None
+    return whole_s * 10**9 + int((fraction or "0").ljust(9, "0"))
+
+
+def _burstgpt(cells: Cells) -> tuple[float, Fields]:
+    fields: Fields = {
+        "input_tokens": whole(cells, "Request tokens"),
+        "output_tokens": whole(cells, "Response tokens"),
+        "session": cells.get("Session ID") or None,
+    }
+    return seconds(cells, "Timestamp"), fields
+
+
+class _MooncakeLine(msgspec.Struct):
+    timestamp: int | float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+
+
+_MOONCAKE_LINES = msgspec.json.Decoder(_MooncakeLine)
+
+
+def _mooncake(text: str) -> tuple[float, Fields]:
+    try:
+        line = _MOONCAKE_LINES.decode(text)
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{error}; accepted: {MOONCAKE}") from None
+    if line.timestamp < 0:
+        raise TraceError(f"timestamp is {line.timestamp!r}; accepted: milliseconds, 0 or more")
+    blocks = -(-line.input_length // MOONCAKE_BLOCK_TOKENS)
+    if len(line.hash_ids) > max(blocks, 0):
+        # Qwen-Bailian's traces have the same keys with other units, which must not pass for Mooncake's.
+        raise TraceError(
+            f"hash_ids names {len(line.hash_ids)} blocks, but {line.input_length} tokens fill {blocks}; "
+            f"accepted: milliseconds and blocks of {MOONCAKE_BLOCK_TOKENS} tokens, as Mooncake publishes"
+        )
+    fields: Fields = {
+        "input_tokens": line.input_length,
+        "output_tokens": line.output_length,
+        "prefix_blocks": line.hash_ids,
+    }
+    return line.timestamp, fields
+
+
+HEADWAY = Format("Headway CSV", ("arrival_s", "input_tokens", "output_tokens"), 1, _headway)
+AZURE = Format("Azure LLM CSV", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), 1e9, _azure)
+BURSTGPT = Format(
+    "BurstGPT CSV", ("Timestamp", "Request tokens", "Response tokens"), 1, _burstgpt, drops_empty=True
+)
+MOONCAKE = Format("Mooncake JSON lines", ("timestamp", "input_length", "output_length"), 1e3, _mooncake)
+
+CSV_FORMATS = (HEADWAY, AZURE, BURSTGPT)
+ACCEPTED = ", ".join(map(str, (*CSV_FORMATS, MOONCAKE)))

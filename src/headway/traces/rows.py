@@ -1,0 +1,72 @@
+"""The rows of a trace file, with the line each starts on, and the format they are in."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from headway.errors import TraceError
+from headway.traces.cells import shown
+from headway.traces.formats import ACCEPTED, CSV_FORMATS, MOONCAKE, Format
+
+MAX_CELL_CHARACTERS = 1 << 28
+"""A prompt of a million tokens is a few million characters; Python's own limit, 131072, is too low."""
+
+
+def recognise(path: Path, lines: Iterator[str]) -> tuple[Format, Iterator[tuple[int, Any]]]:
+    """The format of a file, told by its first line, and its rows as (line number, row).
+
+    Raises TraceError, here or while the rows are read, for an empty file, a header that is none of the
+    accepted ones, and a row that does not fit its header.
+    """
+    first = next(lines, None)
+    if first is None:
+        raise TraceError(f"{path} is empty; accepted: {ACCEPTED}")
+    lines = chain([first], lines)
+    if first.lstrip().startswith("{"):
+        return MOONCAKE, ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    records = _records(path, lines)
+    number, names = next(records, (1, []))
+    header = [name.strip() for name in names]
+    for form in CSV_FORMATS:
+        if set(form.columns) <= set(header):
+            return form, _cells(path, _distinct(path, number, header), records)
+    found = shown(", ".join(header))
+    raise TraceError(f"{path}, line {number}: the columns are {found}; accepted: {ACCEPTED}")
+
+
+def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_CHARACTERS))
+    reader = csv.reader(lines, strict=True)
+    while True:
+        number = reader.line_num + 1  # a quoted cell may span lines: name the one where its row starts
+        try:
+            record = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise TraceError(f"{path}, line {number}: {error}; accepted: comma-separated values") from None
+        if record:
+            yield number, record
+
+
+def _distinct(path: Path, number: int, header: list[str]) -> list[str]:
+    for name in header:
+        if header.count(name) > 1:
+            raise TraceError(
+                f"{path}, line {number}: column {shown(name)} occurs twice; accepted: distinct names"
+            )
+    return header
+
+
+def _cells(
+    path: Path, header: list[str], records: Iterator[tuple[int, list[str]]]
+) -> Iterator[tuple[int, dict[str, str]]]:
+    for number, record in records:
+        if len(record) != len(header):
+            found = f"{len(record)} cells were found; accepted: {len(header)}, as in the header"
+            raise TraceError(f"{path}, line {number}: {found}")
+        yield number, dict(zip(header, record, strict=True))

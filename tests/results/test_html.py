@@ -1,0 +1,134 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core.record import Outcome, Record
+from headway.results import COLUMNS, Run, RunInfo, RunMeta, render_html
+
+from .examples import make, shed, unfinished, worked_run
+from .page import Page
+
+HOSTILE = "<script>alert(1)</script>\"'&<img src=//evil.example>"
+
+META: dict[str, Any] = {
+    "measured_on": "simulated",
+    "model": "demo",
+    "trace": "bursts.csv",
+    "command": "headway simulate --trace bursts.csv",
+    "hardware": "H200",
+    "versions": {"headway": "0.1.0", "vllm": "0.32.0"},
+}
+
+
+def run(folder: str = "out", load: float | None = None, **records: list[Record]) -> Run:
+    return Run(
+        folder=Path(folder),
+        meta=RunMeta(**META, policies=tuple(records), load=load),
+        records=records,
+        infos={policy: RunInfo() for policy in records},
+    )
+
+
+def page_of(*runs: Run, **options: str) -> Page:
+    return Page(render_html(runs, **options))
+
+
+def test_the_page_shows_what_was_run_and_every_value() -> None:
+    page = page_of(run(vllm=worked_run(), headway=[make()]), title="Bursts")
+    assert page.all("h1")
+    for text in ("Bursts", "simulated, H200", "demo", "headway simulate --trace bursts.csv", "vllm 0.32.0"):
+        assert text in page.text
+    for column in COLUMNS.values():
+        assert column.heading in page.text
+        assert column.meaning in page.text
+    assert "not comparable" in page.text
+    assert "Latency of requests finished under all policies (1)" in page.text
+
+
+def test_the_same_runs_give_the_same_bytes() -> None:
+    runs = [run(vllm=worked_run(), headway=[make()])]
+    assert render_html(runs) == render_html(runs)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [run(vllm=worked_run())],
+        [run(vllm=worked_run(), load=0.5), run(vllm=worked_run(), load=0.9), run("other", orca=[make()])],
+    ],
+    ids=["run", "sweep"],
+)
+def test_the_page_stands_alone_and_is_accessible(runs: list[Run]) -> None:
+    page = page_of(*runs)
+    assert page.outside() == []
+    assert page.repeated_ids() == []
+    assert {tag for tag, _ in page.tags} & {"script", "link", "iframe", "img", "object"} == set()
+    assert page.all("html") == [{"lang": "en"}]
+    assert all(attrs["scope"] in ("col", "row") for attrs in page.all("th"))
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in page.all("svg"))
+    assert len({svg["aria-label"] for svg in page.all("svg")}) == len(page.all("svg"))
+    assert "prefers-color-scheme: dark" in page.source
+    viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
+    assert viewport in page.all("meta")
+    policy = {"http-equiv": "Content-Security-Policy"}
+    assert any(policy.items() <= attrs.items() for attrs in page.all("meta"))
+
+
+def test_hostile_strings_are_escaped_wherever_they_stand() -> None:
+    meta = RunMeta(
+        measured_on="real engine",
+        model=HOSTILE,
+        trace=HOSTILE,
+        command=HOSTILE,
+        hardware=HOSTILE,
+        versions={HOSTILE: HOSTILE},
+    )
+    hostile = Run(
+        Path(HOSTILE), meta, {HOSTILE: worked_run(), "b": [make()]}, {HOSTILE: RunInfo(), "b": RunInfo()}
+    )
+    page = page_of(hostile, title=HOSTILE)
+    assert page.all("script") == page.all("img") == []
+    assert page.outside() == []
+    assert page.text.count(HOSTILE) > 10
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [make()],
+        [shed(make())],
+        [unfinished("a", Outcome.HANDED_OFF, 0.0, None)],
+        [make(first_scheduled_s=None, first_token_s=None, output_tokens=0)],
+        worked_run(),
+    ],
+    ids=["one request", "none finished", "only a move", "hardly measured", "worked"],
+)
+def test_any_run_renders(records: list[Record]) -> None:
+    assert page_of(run(vllm=records, load=0.5), run(load=0.9)).all("table")
+
+
+def test_a_sweep_is_drawn_against_load_with_its_doubts() -> None:
+    page = page_of(
+        run(vllm=[make()], headway=[make()], load=0.5), run(vllm=[make()], headway=[shed(make())], load=0.9)
+    )
+    assert "JCT mean against offered load" in page.text
+    assert "goodput against offered load" not in page.text  # no request had a target
+    assert "At load 0.9 the policies finished different requests" in page.text
+    assert "<dt>offered load</dt><dd>0.5, 0.9</dd>" in page.source
+    assert len(page.all("details")) == 3  # two loads and the glossary
+
+
+def test_a_policy_keeps_its_colour_at_every_load() -> None:
+    page = page_of(run(vllm=[make()], orca=[make()], load=0.5), run(orca=[make()], load=0.9))
+    chips = {attrs["style"] for attrs in page.all("span") if attrs.get("class") == "chip"}
+    assert chips == {"background: #0072B2", "background: #E69F00"}
+    only_orca = page.source[page.source.index("Load 0.9") :]
+    assert "#0072B2" not in only_orca
+    assert "#E69F00" in only_orca
+
+
+def test_the_best_value_is_marked_by_more_than_colour() -> None:
+    page = page_of(run(vllm=[make()], headway=[make(finished_s=5.0)]))
+    assert {"title": "best"} in page.all("strong")
+    assert any(attrs.get("aria-label") == "lower is better" for attrs in page.all("span"))

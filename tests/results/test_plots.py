@@ -1,0 +1,182 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from xml.etree import ElementTree
+
+import matplotlib
+import pytest
+
+from headway.core.record import Outcome, Record
+from headway.core.slo import Slo
+from headway.results import Latency, cdf_svg, queue_svg, sweep_svg, timeline_svg
+from headway.results.plots import MAX_BARS, seconds_text
+from headway.results.svg import DASHES, PALETTE, draw, line_style
+
+from .examples import make, shed, unfinished, worked_run
+from .page import Page
+
+HOSTILE = "</text><script>x('y')</script>&\"$\\f_\x07"
+NAMES = ["vllm", "_hidden", "$x^2$", "日本語", HOSTILE, "n" * 200]
+
+Draw = Callable[[dict[str, list[Record]]], str]
+
+CHARTS: dict[str, Draw] = {
+    **{latency.name: lambda records, latency=latency: cdf_svg(records, latency) for latency in Latency},  # type: ignore[misc]
+    "queue": queue_svg,
+    "timeline": lambda records: timeline_svg(next(iter(records)), next(iter(records.values()))),
+    "sweep": lambda records: sweep_svg({p: [(0.5, 1.0), (0.9, 2.5)] for p in records}, "p99_ttft_s"),
+}
+
+
+def words(svg: str) -> list[str]:
+    """Texts drawn in a chart; fails if it is no well-formed XML."""
+    root = ElementTree.fromstring(svg)
+    return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_the_same_input_gives_the_same_bytes(chart: str) -> None:
+    records = {"vllm": worked_run(), "headway": worked_run()[:3]}
+    assert CHARTS[chart](records) == CHARTS[chart](records)
+
+
+def test_a_chart_is_the_same_in_another_process() -> None:
+    program = (
+        "from headway.results import sweep_svg; "
+        "print(sweep_svg({'a': [(0.5, 1.0), (0.9, 2.0)]}, 'goodput'), end='')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, encoding="utf-8")
+    assert done.stdout == sweep_svg({"a": [(0.5, 1.0), (0.9, 2.0)]}, "goodput")
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [make()],
+        [shed(make())],
+        [unfinished("a", Outcome.HANDED_OFF, 0.0, None)],
+        [make(first_scheduled_s=0.0, first_token_s=0.0, finished_s=0.0)],
+        worked_run(),
+    ],
+    ids=["none", "one", "none finished", "lost", "all at once", "worked"],
+)
+def test_any_run_can_be_drawn(chart: str, records: list[Record]) -> None:
+    assert words(CHARTS[chart]({"vllm": records}))
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_any_policy_name_can_be_drawn(chart: str, name: str) -> None:
+    page = Page(CHARTS[chart]({name: worked_run()}))
+    assert page.all("script") == []
+    assert page.outside() == []
+    if name != NAMES[-1]:
+        assert name in page.text
+
+
+def test_a_chart_has_a_name_for_those_who_cannot_see_it() -> None:
+    svg = cdf_svg({"vllm": worked_run()}, Latency.JCT, where=", load <1>")
+    root = ElementTree.fromstring(svg)
+    title = root.find("{http://www.w3.org/2000/svg}title")
+    assert title is not None
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == title.text == "Job completion time, load <1>"
+
+
+def test_charts_of_one_page_share_no_id() -> None:
+    records = {"vllm": worked_run(), "headway": worked_run()}
+    svgs = [chart(records) for chart in CHARTS.values()]
+    assert Page("".join(svgs)).repeated_ids() == []
+
+
+def test_colours_follow_the_page_and_policies_keep_theirs() -> None:
+    both = cdf_svg({"vllm": worked_run(), "headway": worked_run()}, Latency.TTFT)
+    second = cdf_svg({"vllm": [], "headway": worked_run()}, Latency.TTFT)
+    assert "currentColor" in both
+    assert "#010203" not in both
+    assert PALETTE[0].lower() in both
+    assert PALETTE[1].lower() in both
+    assert PALETTE[0].lower() not in second
+    assert PALETTE[1].lower() in second
+    assert "vllm" not in words(second)
+
+
+def test_the_first_28_policies_look_different() -> None:
+    looks = {(str(style["color"]), str(style["linestyle"])) for style in map(line_style, range(28))}
+    assert len(looks) == 28 == len(PALETTE) * len(DASHES)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2.2 defines it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("ground", ["#ffffff", "#171c22"])
+@pytest.mark.parametrize("colour", PALETTE)
+def test_every_colour_shows_on_light_and_dark(colour: str, ground: str) -> None:
+    low, high = sorted((luminance(colour), luminance(ground)))
+    assert (high + 0.05) / (low + 0.05) > 2.1
+
+
+def test_a_target_is_drawn_where_all_share_it() -> None:
+    one = make("a", slo=Slo(ttft_s=0.25))
+    assert "target 250 ms" in words(cdf_svg({"v": [one, make("b")]}, Latency.TTFT))
+    two = [one, make("b", slo=Slo(ttft_s=0.5))]
+    assert not any("target" in word for word in words(cdf_svg({"v": two}, Latency.TTFT)))
+    assert not any("target" in word for word in words(cdf_svg({"v": [one]}, Latency.JCT)))
+
+
+def test_a_timeline_says_how_many_requests_it_shows() -> None:
+    few = [make(str(i)) for i in range(MAX_BARS)]
+    many = [make(str(i), arrival_s=i / 1000) for i in range(1234)]
+    assert f"vllm: requests over time (all {MAX_BARS})" in words(timeline_svg("vllm", few))
+    assert "vllm: requests over time (60 of 1,234, evenly sampled)" in words(timeline_svg("vllm", many))
+    assert len(timeline_svg("vllm", many)) < 1.2 * len(timeline_svg("vllm", few))
+
+
+def test_long_runs_make_no_longer_charts() -> None:
+    def run(count: int) -> dict[str, list[Record]]:
+        return {"vllm": [make(str(i), arrival_s=i / 1e4, finished_s=6 + i % 97) for i in range(count)]}
+
+    for chart in ("JCT", "queue"):
+        assert len(CHARTS[chart](run(20_000))) < 1.2 * len(CHARTS[chart](run(2_000)))
+
+
+@pytest.mark.parametrize("key", ["goodput", "throughput_rps", "p99_ttft_s"])
+def test_a_sweep_leaves_out_what_was_not_measured(key: str) -> None:
+    svg = sweep_svg({"vllm": [(0.5, None), (0.7, 0.9), (0.9, 0.5)], "orca": [(0.5, None)]}, key)
+    assert "offered load" in words(svg)
+    assert "not measured" in words(sweep_svg({"vllm": [(0.5, None)]}, key))
+
+
+@pytest.mark.parametrize(
+    ("value_s", "text"),
+    [(2e-6, "2 µs"), (0.0015, "1.5 ms"), (0.05, "50 ms"), (1.0, "1 s"), (1000.0, "1000 s")],
+)
+def test_seconds_read_as_a_person_would_write_them(value_s: float, text: str) -> None:
+    assert seconds_text(value_s) == text
+
+
+def test_drawing_leaves_matplotlib_as_it_was() -> None:
+    before = str(matplotlib.rcParams)
+    draw("nothing", (2, 2), lambda axes: None)
+    assert str(matplotlib.rcParams) == before
+
+
+def test_drawing_needs_no_pyplot() -> None:
+    program = "import sys; from headway.results import queue_svg; queue_svg({}); print([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, encoding="utf-8")
+    assert "'matplotlib.figure'" in done.stdout
+    assert "pyplot" not in done.stdout
+
+
+def test_importing_the_results_draws_on_no_drawing_library() -> None:
+    program = "import sys, headway.results; print({'matplotlib', 'jinja2'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, encoding="utf-8")
+    assert done.stdout == "set()\n"
