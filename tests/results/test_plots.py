@@ -16,7 +16,8 @@ from .examples import make, shed, unfinished, worked_run
 from .page import Page
 
 HOSTILE = "</text><script>x('y')</script>&\"$\\f_\x07"
-NAMES = ["vllm", "_hidden", "$x^2$", "日本語", HOSTILE, "n" * 200]
+NAMES = ["vllm", "_hidden", "$x^2$", "日本語", HOSTILE]
+LONG = "n" * 200
 
 Draw = Callable[[dict[str, list[Record]]], str]
 
@@ -49,7 +50,7 @@ def test_a_chart_is_the_same_in_another_process() -> None:
     assert done.stdout == sweep_svg({"a": [(0.5, 1.0), (0.9, 2.0)]}, "goodput")
 
 
-@pytest.mark.parametrize("chart", CHARTS)
+@pytest.mark.parametrize("chart", ["TTFT", "TBT", "queue", "timeline"])
 @pytest.mark.parametrize(
     "records",
     [
@@ -66,14 +67,22 @@ def test_any_run_can_be_drawn(chart: str, records: list[Record]) -> None:
     assert words(CHARTS[chart]({"vllm": records}))
 
 
-@pytest.mark.parametrize("chart", CHARTS)
-@pytest.mark.parametrize("name", NAMES)
-def test_any_policy_name_can_be_drawn(chart: str, name: str) -> None:
-    page = Page(CHARTS[chart]({name: worked_run()}))
+def check_text(svg: str, names: list[str]) -> None:
+    page = Page(svg)
     assert page.all("script") == []
     assert page.outside() == []
-    if name != NAMES[-1]:
-        assert name in page.text
+    assert all(name in page.text for name in names)
+
+
+@pytest.mark.parametrize("chart", [chart for chart in CHARTS if chart != "timeline"])
+def test_any_policy_name_can_be_in_a_legend(chart: str) -> None:
+    svg = CHARTS[chart]({name: worked_run() for name in [*NAMES, LONG]})
+    check_text(svg, [*NAMES, f"{LONG[:39]}…"])
+
+
+@pytest.mark.parametrize("name", [*NAMES, LONG])
+def test_any_policy_name_can_be_a_title(name: str) -> None:
+    check_text(timeline_svg(name, worked_run()), [name])
 
 
 def test_a_chart_has_a_name_for_those_who_cannot_see_it() -> None:

@@ -8,6 +8,9 @@ import signal
 import sys
 from importlib import metadata
 
+from headway.engine import register
+from headway.engine.stream_endings import show_endings
+
 PARENT_FLAG = "--end-with-parent"
 """First argument, followed by a process id: end as by Ctrl-C when that parent dies, however it dies."""
 
@@ -24,6 +27,9 @@ def main() -> None:
     answer_for_missing_distribution()
     from vllm.entrypoints.cli.main import main as vllm_main
 
+    # Also where VLLM_PLUGINS names other plug-ins only: this process answers the clients.
+    register()
+    show_endings()
     sys.argv[0] = "vllm"  # the name its messages and usage lines show
     vllm_main()
 

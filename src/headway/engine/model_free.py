@@ -19,6 +19,8 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from headway.engine.start import scheduler_class
+
 BLOCK_SIZE = 32
 """Tokens a KV block: what the CPU backend's attention wants."""
 
@@ -168,7 +170,5 @@ def headway_builder(**settings: Any) -> Callable[..., Any]:
 
 
 def _build_headway(settings: dict[str, Any], *, vllm_config: VllmConfig, **kwargs: Any) -> Any:
-    from headway.engine import HeadwayScheduler
-
     vllm_config.additional_config = {**(vllm_config.additional_config or {}), "headway": settings}
-    return HeadwayScheduler(vllm_config, **kwargs)
+    return scheduler_class(vllm_config)(vllm_config, **kwargs)

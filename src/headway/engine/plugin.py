@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import wraps
 from typing import Any
 
 from headway.engine.targets import read_hints
@@ -28,6 +29,7 @@ def _check_hints_at_entry() -> None:
     if getattr(check, "checks_headway_hints", False):
         return
 
+    @wraps(check)
     def verify_extra_args(self: Any) -> None:
         check(self)
         try:
@@ -47,6 +49,7 @@ def _keep_async_on_cpu() -> None:
     if getattr(settle, "keeps_async", False):
         return
 
+    @wraps(settle)
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         settle(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = True

@@ -13,17 +13,39 @@ logger = logging.getLogger(__name__)
 
 def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     """Headway over the base that stock would have chosen; ConfigError or SeamError if it cannot work."""
-    from headway.engine.scheduler import AsyncPolicyScheduler, PolicyScheduler
-    from headway.engine.vllm_seams import check_seams
-
     refuse_unsupported(vllm_config)
-    settings = EngineSettings.from_additional_config(vllm_config.additional_config)
-    check_seams()
-    asynchronous = vllm_config.scheduler_config.async_scheduling
-    scheduler = AsyncPolicyScheduler if asynchronous else PolicyScheduler
-    preset = settings.preset()
+    preset = EngineSettings.from_additional_config(vllm_config.additional_config).preset()
+    check_vllm(vllm_config)
+    scheduler = scheduler_class(vllm_config)
     logger.info("Headway policy %s (%s), %s", preset.name, preset.summary, scheduler.__name__)
     return scheduler(vllm_config, *args, **kwargs)
+
+
+def scheduler_class(vllm_config: Any) -> type[Any]:
+    """Ours over the base stock would pick: AsyncScheduler exactly when scheduling is asynchronous."""
+    from headway.engine.scheduler import AsyncPolicyScheduler, PolicyScheduler
+
+    asynchronous = vllm_config.scheduler_config.async_scheduling
+    return AsyncPolicyScheduler if asynchronous else PolicyScheduler
+
+
+def check_vllm(vllm_config: Any) -> None:
+    """Pass a tested vLLM silently; try any other on a short script and warn; SeamError if it cannot work."""
+    from headway.engine.vllm_seams import TESTED, changed_seams, check_version
+
+    check_version()
+    changed = changed_seams()
+    if not changed:
+        return
+    from headway.engine.self_check import self_check
+
+    parity = self_check(vllm_config)
+    logger.warning(
+        "this vLLM is not the tested %s (changed: %s); a self-check of %d steps passed, serving with it",
+        ", ".join(sorted(TESTED)),
+        ", ".join(changed),
+        parity.steps,
+    )
 
 
 def refuse_unsupported(vllm_config: Any) -> None:

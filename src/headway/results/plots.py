@@ -48,33 +48,28 @@ def cdf_svg(records: Mapping[str, Sequence[Record]], latency: Latency, *, where:
     The share is of all requests that ended, so a policy that refused or lost some stays below 1. A dotted
     line marks the target where all requests with one share it. `where` tells charts of one page apart.
     """
-    from matplotlib.lines import Line2D
-
     kind = latency.value
-    curves = {policy: distribution(ends(mine), kind.value_s) for policy, mine in records.items()}
-    largest_s = max((float(values_s[-1]) for values_s, _ in curves.values() if len(values_s)), default=None)
-    targets_s = sorted(set(measured(kind.target_s(record) for mine in records.values() for record in mine)))
-    targets_s = targets_s if len(targets_s) == 1 else []
+    curves = [distribution(ends(mine), kind.value_s) for mine in records.values()]
+    largest_s = max((float(values_s[-1]) for values_s, _ in curves if len(values_s)), default=None)
+    targets_s = set(measured(kind.target_s(record) for mine in records.values() for record in mine))
+    target_s = targets_s.pop() if len(targets_s) == 1 else None
 
     def paint(axes: Axes) -> None:
         axes.set_title(kind.name)
         if largest_s is None:
             return _say(axes, "no finished request has this value")
-        for index, (values_s, shares) in enumerate(curves.values()):
+        for index, (values_s, shares) in enumerate(curves):
             if len(values_s):
                 style = {**line_style(index), "marker": ""}
                 # the plateau goes on to where the slowest policy ends
                 axes.step([*values_s, largest_s], [*shares, shares[-1]], where="post", **style)
+        if target_s is not None:
+            axes.axvline(target_s, **_TARGET_STYLE)
         _log_seconds(axes)
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("share of requests")
-        for target_s in targets_s:
-            axes.axvline(target_s, **_TARGET_STYLE)
 
-    legend = _line_legend(records) + [
-        (Line2D([], [], **_TARGET_STYLE), f"target {seconds_text(target_s)}") for target_s in targets_s
-    ]
-    return draw(f"{kind.name}{where}", _SMALL_IN, paint, legend)
+    return draw(f"{kind.name}{where}", _SMALL_IN, paint, _line_legend(records, target_s))
 
 
 def timeline_svg(
@@ -86,9 +81,6 @@ def timeline_svg(
     scheduled time the wait lasts to the first token. `until_s`, in seconds since the first arrival, ends the
     axis, so that several policies can share it.
     """
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     ended = sorted(ends(records), key=lambda record: (record.arrival_s, record.id))
     shown = [ended[index] for index in spread(len(ended), MAX_BARS)]
     of = (
@@ -99,25 +91,32 @@ def timeline_svg(
 
     def paint(axes: Axes) -> None:
         axes.set_title(f"{policy}: requests over time ({of})")
-        if not ended:
+        if not shown:
             return _say(axes, "no request")
         for row, record in enumerate(shown):
-            spans = phase_spans(record, ended[0].arrival_s)
-            axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=_PHASE_COLOURS)
-            if record.outcome is not Outcome.FINISHED:
-                axes.plot(end_s(record) - ended[0].arrival_s, row, "x", color=_LOST, markersize=5)
+            _paint_request(axes, row, record, shown[0].arrival_s)
         axes.set_xlim(0, until_s or None)
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.set_yticks([])
         axes.set_ylabel("requests by arrival")
         axes.set_xlabel("seconds since the first arrival")
 
-    legend: list[tuple[Any, str]] = [
-        *((Patch(color=colour), name) for colour, name in zip(_PHASE_COLOURS, PHASES, strict=True)),
-        (Line2D([], [], color=_LOST, marker="x", linestyle=""), "ended unfinished"),
-    ]
     height_in = 1.3 + 0.05 * max(10, len(shown))
-    return draw(f"Requests over time, {policy}{where}", (_WIDE_IN[0], height_in), paint, legend)
+    return draw(f"Requests over time, {policy}{where}", (_WIDE_IN[0], height_in), paint, _phase_legend())
+
+
+def _paint_request(axes: Axes, row: int, record: Record, origin_s: float) -> None:
+    axes.broken_barh(phase_spans(record, origin_s), (row - 0.4, 0.8), facecolors=_PHASE_COLOURS)
+    if record.outcome is not Outcome.FINISHED:
+        axes.plot(end_s(record) - origin_s, row, "x", color=_LOST, markersize=5)
+
+
+def _phase_legend() -> list[tuple[Any, str]]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    phases = [(Patch(color=colour), name) for colour, name in zip(_PHASE_COLOURS, PHASES, strict=True)]
+    return [*phases, (Line2D([], [], color=_LOST, marker="x", linestyle=""), "ended unfinished")]
 
 
 def queue_svg(records: Mapping[str, Sequence[Record]], *, where: str = "") -> str:
@@ -164,13 +163,18 @@ def sweep_svg(points: Mapping[str, Sequence[tuple[float, float | None]]], key: s
     return draw(f"{name} against offered load", _SMALL_IN, paint, _line_legend(points))
 
 
-def _line_legend(policies: Mapping[str, Sequence[Any]]) -> list[tuple[Any, str]]:
+def _line_legend(
+    policies: Mapping[str, Sequence[Any]], target_s: float | None = None
+) -> list[tuple[Any, str]]:
+    """A line for every policy that has something to show, and one for the target."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **{**line_style(index), "marker": ""}) for index in range(len(policies))]
-    return [
-        (handle, policy) for handle, (policy, shown) in zip(handles, policies.items(), strict=True) if shown
-    ]
+    styles = [{**line_style(index), "marker": ""} for index in range(len(policies))]
+    shown = zip(styles, policies.items(), strict=True)
+    legend = [(Line2D([], [], **style), policy) for style, (policy, values) in shown if values]
+    if target_s is None:
+        return legend
+    return [*legend, (Line2D([], [], **_TARGET_STYLE), f"target {seconds_text(target_s)}")]
 
 
 def _say(axes: Axes, what: str) -> None:
