@@ -105,7 +105,7 @@ def replay(
         def writer() -> RecordWriter:
             return files.enter_context(RecordWriter(out))
 
-        report = _send(requests, options, lambda record: writer().append(record))
+        report = send_with_progress(requests, options, lambda record: writer().append(record))
     _tell(report, as_json)
     if report.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -122,7 +122,7 @@ def _check_writable(out: Path) -> None:
         raise ConfigError(f"--out {out} cannot be written ({error.strerror})") from None
 
 
-def _send(
+def send_with_progress(
     requests: Sequence[TraceRequest], options: ReplayOptions, on_record: Callable[[Record], None]
 ) -> ReplayReport:
     """Replay under a progress bar; Ctrl-C ends it with what there is, a second one at once."""
@@ -154,6 +154,9 @@ def _send(
             return await replay_requests(requests, options, on_record=on_end, stop=stop)
 
     return asyncio.run(run())
+
+
+_send = send_with_progress
 
 
 def _tell(report: ReplayReport, as_json: bool) -> None:

@@ -91,9 +91,9 @@ def serve(
 
 def _run(command: ServerCommand, address: tuple[str, int]) -> int:
     """Exit code of the server."""
-    from headway.engine.server_process import ServerProcess, run_until_signalled
+    from headway.engine.server_process import GRACE_S, ServerProcess, run_until_signalled
 
-    with ServerProcess(command.arguments, address, drain_s=command.drain_s) as server:
+    with ServerProcess(command.arguments, address, grace_s=GRACE_S + command.drain_s) as server:
         code = run_until_signalled(server)
     if code == 1:
         typer.echo("error: vLLM ended by itself; the reason is in its messages above", err=True)

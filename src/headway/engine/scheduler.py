@@ -84,15 +84,23 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._preempted: list[Job] = []
         self._departing: dict[str, Departure] = {}
         self._farewells: deque[tuple[int, EngineCoreOutput]] = deque()
-        self._full_token_budget: int = self.max_num_scheduled_tokens
-        self._full_active_reqs: int = self.max_num_active_reqs
+        token_budget, active_reqs = self._stock_limits()
         self._view = StepView(
             total_blocks=self.kv_cache_manager.block_pool.num_gpu_blocks - 1,
             block_size=self.block_size,
-            max_run=min(settings.batch_width or self._full_active_reqs, self._full_active_reqs),
+            max_run=min(settings.batch_width or active_reqs, active_reqs),
             max_resident=self.max_num_running_reqs,
-            max_tokens=self._full_token_budget,
+            max_tokens=token_budget,
             admissible=self.admission.admissible,
+        )
+
+    def _stock_limits(self) -> tuple[int, int]:
+        """What vLLM itself would set as tokens a step and requests running; a step may narrow both."""
+        config = self.scheduler_config
+        tokens, active = config.max_num_scheduled_tokens, config.max_num_active_seqs
+        return (
+            config.max_num_batched_tokens if tokens is None else tokens,
+            self.max_num_running_reqs if active is None else active,
         )
 
     # ---- one step ----------------------------------------------------------------------------------
@@ -181,7 +189,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         seats = min(self._view.max_run - len(run), self._view.max_resident - len(self.running))
         self.seats_planned = max(0, seats)
         self.max_num_active_reqs = len(self.running) + self.seats_planned
-        self.max_num_scheduled_tokens = min(plan.token_budget, self._full_token_budget)
+        self.max_num_scheduled_tokens = plan.token_budget
 
     def _paused(self, run: Any, plan: StepPlan) -> list[Job]:
         residents = self.ledger.residents
@@ -200,8 +208,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self._caps:
             self._caps = {}
             del self._reserve_prefill_lookahead
-        self.max_num_scheduled_tokens = self._full_token_budget
-        self.max_num_active_reqs = self._full_active_reqs
+        self.max_num_scheduled_tokens, self.max_num_active_reqs = self._stock_limits()
 
     def _capped(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """In place of vLLM's last clipping of a grant: 0 pauses a running request, k caps its chunk."""

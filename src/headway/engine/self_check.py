@@ -39,7 +39,8 @@ class Parity:
 
 def stock_builder(asynchronous: bool) -> Callable[..., Any]:
     """vLLM's own scheduler class for this mode."""
-    return AsyncScheduler if asynchronous else Scheduler
+    stock: type[Any] = AsyncScheduler if asynchronous else Scheduler
+    return stock
 
 
 def run_script(

@@ -26,7 +26,10 @@ CPU_KV_CACHE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """Arguments for vLLM's command line, the settings they carry, and what was chosen for the user."""
+    """Arguments for vLLM's command line, the settings they carry, and what was chosen for the user.
+
+    `drain_s` is how long the server was told to finish running requests for when it is stopped.
+    """
 
     arguments: tuple[str, ...]
     settings: EngineSettings

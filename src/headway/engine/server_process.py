@@ -18,8 +18,10 @@ from typing import IO, Self
 from headway.engine.launcher import PARENT_FLAG
 from headway.errors import UpstreamError
 
+LAUNCHER = (sys.executable, "-m", "headway.engine.launcher")
+
 GRACE_S = 30.0
-"""How long a server may take to end by itself, on top of the time it was given to drain."""
+"""How long a server may take to end by itself."""
 
 _POLL_S = 0.2
 
@@ -38,14 +40,15 @@ class ServerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         log: int | IO[bytes] | None = None,
-        drain_s: float = 0.0,
+        grace_s: float = GRACE_S,
+        program: Sequence[str] = LAUNCHER,
     ) -> None:
         """Start `vllm ARGUMENTS`, which must listen on `address`; its output goes to `log` (default: stderr)."""
         self.address = address
-        self._grace_s = GRACE_S + drain_s
+        self._grace_s = grace_s
         output = sys.stderr.fileno() if log is None else log
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headway.engine.launcher", PARENT_FLAG, str(os.getpid()), *arguments],
+            [*program, PARENT_FLAG, str(os.getpid()), *arguments],
             env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,

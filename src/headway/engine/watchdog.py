@@ -7,6 +7,9 @@ from enum import IntEnum
 STALLED_STEPS = 100
 """Empty steps with ready work before the first remedy, and between remedies."""
 
+CALM_STEPS = 1_000
+"""Steps without a stall after which an earlier one no longer counts."""
+
 
 class Remedy(IntEnum):
     """What to do about a stall, mildest first."""
@@ -18,17 +21,28 @@ class Remedy(IntEnum):
 
 
 class Watchdog:
-    """Counts empty steps in a row during which work was ready; every STALLED_STEPS of them ask for more."""
+    """Counts empty steps in a row during which work was ready; every STALLED_STEPS of them ask for more.
+
+    A remedy that only moves things for a moment is followed by a stronger one: the count of stalls is
+    forgotten after CALM_STEPS steps without one.
+    """
 
     def __init__(self) -> None:
         self._stalled_steps = 0
+        self._calm_steps = 0
+        self._remedies = 0
 
     def note(self, *, stalled: bool) -> Remedy:
-        """The remedy due after this step; any step that is not stalled starts again from the mildest."""
+        """The remedy due after this step."""
         if not stalled:
             self._stalled_steps = 0
+            self._calm_steps += 1
+            if self._calm_steps >= CALM_STEPS:
+                self._remedies = 0
             return Remedy.NONE
+        self._calm_steps = 0
         self._stalled_steps += 1
         if self._stalled_steps % STALLED_STEPS:
             return Remedy.NONE
-        return Remedy(min(self._stalled_steps // STALLED_STEPS, Remedy.FAIL_OVERSIZED))
+        self._remedies += 1
+        return Remedy(min(self._remedies, Remedy.FAIL_OVERSIZED))

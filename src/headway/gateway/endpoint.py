@@ -50,7 +50,7 @@ async def find_model(session: aiohttp.ClientSession, url: str, name: str | None)
     """
     address = api_url(url, "models")
     try:
-        async with session.get(address) as response:
+        async with session.get(address, timeout=aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)) as response:
             body = await response.read()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise UpstreamError(f"{address} does not answer ({type(error).__name__}: {error})") from None

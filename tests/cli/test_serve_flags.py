@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import main
+from headway.cli.serve import check_address, introduction
+from headway.engine.server_command import CPU_KV_CACHE_BYTES, ServerCommand, is_cpu_build, server_command
+from headway.engine.settings import EngineSettings
+from headway.errors import ConfigError
+from headway.policies.presets import PRESETS
+
+ADDRESS = ("127.0.0.1", 8000)
+
+cpu_only = pytest.mark.skipif(not is_cpu_build(), reason="defaults for the CPU build of vLLM")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(tmp_path)
+
+
+def command(model: str, *vllm_flags: str, **settings: Any) -> ServerCommand:
+    return server_command(model, EngineSettings(**settings), ADDRESS, vllm_flags)
+
+
+def value(arguments: tuple[str, ...], flag: str) -> str:
+    """The value of a flag that is given exactly once."""
+    assert arguments.count(flag) == 1, arguments
+    return arguments[arguments.index(flag) + 1]
+
+
+def headway_config(made: ServerCommand) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(value(made.arguments, "--additional-config"))["headway"]
+    return config
+
+
+def test_vllm_gets_the_scheduler_the_address_and_the_settings(model: str) -> None:
+    made = command(model, policy="sarathi", slo_ttft_s=0.5, batch_width=8, leaving=("expired",))
+    assert made.arguments[:2] == ("serve", model)
+    assert value(made.arguments, "--scheduler-cls") == "headway.engine.HeadwayScheduler"
+    assert (value(made.arguments, "--host"), value(made.arguments, "--port")) == ("127.0.0.1", "8000")
+    assert headway_config(made) == {
+        "policy": "sarathi",
+        "slo_ttft_s": 0.5,
+        "batch_width": 8,
+        "leaving": ["expired"],
+    }
+
+
+def test_every_vllm_flag_is_passed_on_as_it_was_written(model: str) -> None:
+    flags = (
+        "--max_num_batched_tokens=512",
+        "--seed",
+        "3",
+        "-tp",
+        "2",
+        "--middleware",
+        "a",
+        "b",
+        "--gdn",
+        "-1",
+    )
+    arguments = command(model, *flags).arguments
+    start = arguments.index(flags[0])
+    assert arguments[start : start + len(flags)] == flags
+
+
+def test_a_users_additional_config_is_merged(model: str) -> None:
+    given = '{"other": 1, "headway": {"check": true, "policy": "orca"}}'
+    made = command(model, f"--additional-config={given}", policy="sarathi")
+    config = json.loads(value(made.arguments, "--additional-config"))
+    assert config == {"other": 1, "headway": {"check": True, "policy": "sarathi"}}
+    assert made.settings.check
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--additional-config", "{"], "is not JSON"),
+        (["--additional-config", "[1]"], "accepted: one JSON object"),
+        (["--additional-config", '{"headway": 3}'], "accepted: one JSON object"),
+        (["--additional-config.headway.policy", "orca"], "accepted: --additional-config with one JSON"),
+        (["--additional-config", '{"headway": {"polcy": "orca"}}'], "unknown polcy"),
+        (["--scheduler-cls", "my.Scheduler"], "Headway is the scheduler"),
+        (["--scheduler_cls=my.Scheduler"], "Headway is the scheduler"),
+        (["--scheduler-c", "my.Scheduler"], "Headway is the scheduler"),
+        (["--scheduling-policy", "priority"], "accepted: fcfs"),
+        (["--scheduling_policy=priority"], "accepted: fcfs"),
+        (["--port", "9000"], "give it before the `--`"),
+        (["--host", "0.0.0.0"], "give it before the `--`"),
+        (["--model", "x"], "first argument"),
+        (["--kv-transfer-config", "{}"], "KV connector"),
+        (["--kv-transfer-config.kv_role", "kv_both"], "KV connector"),
+        (["--no-enable-chunked-prefill"], "leave chunked prefill on"),
+        (["--runner", "pooling"], "accepted: generate"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_flags_that_headway_controls_are_refused(model: str, flags: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        command(model, *flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--scheduling-policy", "fcfs"],
+        ["--runner", "auto"],
+        ["--enable-chunked-prefill"],
+        ["--hf-token", "x"],
+    ],
+)
+def test_harmless_neighbours_of_refused_flags_pass(model: str, flags: list[str]) -> None:
+    assert set(flags) < set(command(model, *flags).arguments)
+
+
+def test_batch_width_and_worker_slots_are_two_numbers(model: str) -> None:
+    made = command(model, batch_width=8)
+    assert (headway_config(made)["batch_width"], value(made.arguments, "--max-num-seqs")) == (8, "256")
+    assert value(command(model, batch_width=300).arguments, "--max-num-seqs") == "300"
+    assert value(command(model, "--max-num-seqs", "16", batch_width=8).arguments, "--max-num-seqs") == "16"
+    assert "--max-num-seqs" not in command(model).arguments
+    with pytest.raises(ConfigError, match="--batch-width is 8 but --max-num-seqs leaves 4 worker slots"):
+        command(model, "--max-num-seqs", "4", batch_width=8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"policy": "nope"}, "unknown policy 'nope'; accepted: vllm, "),
+        ({"order": "nope"}, "unknown order 'nope'; accepted: arrival, "),
+        ({"batching": "decode-first:colour=red"}, "has no setting 'colour=red'"),
+        ({"slo_ttft_s": 0.0}, "ttft_s is 0.0; accepted"),
+        ({"slo_tbt_s": float("nan")}, "tbt_s is nan; accepted"),
+        ({"slo_ttft_s": 1e9}, "ttft_s is 1000000000.0; accepted"),
+        ({"batch_width": 0}, "batch_width is 0; accepted"),
+    ],
+)
+def test_settings_that_are_not_accepted_say_what_is(
+    model: str, settings: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        command(model, **settings)
+
+
+@cpu_only
+def test_a_cpu_gets_what_it_needs_to_start_quickly(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    assert command(model).chosen == (
+        "--dtype bfloat16",
+        "--max-model-len auto",
+        "--enforce-eager",
+        f"--kv-cache-memory-bytes {CPU_KV_CACHE_BYTES}",
+    )
+
+
+@cpu_only
+def test_what_the_user_gives_is_not_chosen_again(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    flags = ("--dtype=float32", "--max_model_len", "512", "--no-enforce-eager")
+    assert command(model, *flags).chosen == ()
+
+
+@cpu_only
+def test_the_demo_model_is_served_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = command("demo")
+    assert Path(made.arguments[1]).parent == tmp_path / "headway" / "models"
+    assert value(made.arguments, "--served-model-name") == "demo"
+    assert value(command("demo", "--served-model-name", "x").arguments, "--served-model-name") == "x"
+
+
+def test_the_time_to_drain_is_the_users(model: str) -> None:
+    assert command(model).drain_s == 0
+    assert command(model, "--shutdown-timeout", "45").drain_s == 45
+
+
+def test_the_introduction_states_policy_targets_choices_and_the_others(model: str) -> None:
+    made = command(model, policy="sarathi", slo_tbt_s=0.05, order="edf")
+    lines = introduction("m", "http://127.0.0.1:8000", made).splitlines()
+    assert lines[0] == (
+        "headway: serving m at http://127.0.0.1:8000 under policy 'sarathi' "
+        f"({PRESETS['sarathi'].summary}) with order edf; targets: time between tokens 0.05 s."
+    )
+    named = {line.split()[0] for line in lines if line.startswith("  ")}
+    assert named == set(PRESETS) - {"sarathi"}
+    assert "no latency targets." in introduction("m", "u", command(model)).splitlines()[0]
+
+
+@pytest.fixture
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[object, str]]:
+    def run(*arguments: str) -> tuple[object, str]:
+        """Exit code and stderr."""
+        monkeypatch.setattr(sys, "argv", ["headway", *arguments])
+        with pytest.raises(SystemExit) as raised:
+            main()
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        return raised.value.code, printed.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["demo", "--policy", "nope"], "error: unknown policy 'nope'"),
+        (["demo", "--slo-ttft", "-1"], "error: ttft_s is -1.0"),
+        (["demo", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
+        (["demo", "--host", "203.0.113.7"], "error: cannot serve on 203.0.113.7"),
+        (["./no-such-model"], "error: model './no-such-model' does not exist"),
+        (["demo", "stray"], "error: unexpected argument 'stray'; vLLM's own flags come after `--`"),
+        (["demo", "--", "--scheduler-cls", "x"], "error: --scheduler-cls cannot be used under Headway"),
+    ],
+)
+def test_flags_are_checked_before_vllm_starts(
+    run_main: Callable[..., tuple[object, str]], arguments: list[str], complaint: str
+) -> None:
+    code, err = run_main("serve", *arguments)
+    assert code == 2
+    assert err.startswith(complaint)
+
+
+def test_a_port_in_use_is_refused(run_main: Callable[..., tuple[object, str]]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, err = run_main("serve", "demo", "--port", str(port))
+    assert code == 2
+    assert err.startswith(f"error: cannot serve on 127.0.0.1:{port} (Address already in use)")
+    check_address("127.0.0.1", port)
+
+
+def test_an_unknown_flag_before_the_dashes_is_a_usage_error(
+    run_main: Callable[..., tuple[object, str]],
+) -> None:
+    code, err = run_main("serve", "demo", "--max-num-seqs", "4")
+    assert code == 2
+    assert "No such option" in err

@@ -1,0 +1,93 @@
+"""Scripted streams and schedulers the engine tests share; all without a model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from vllm.v1.engine import EngineCoreOutput
+
+from headway.engine.demo_model import ensure_demo_model
+from headway.engine.model_free import (
+    ModelFreeEngine,
+    ScriptedRequest,
+    engine_config,
+    headway_builder,
+    make_scheduler,
+)
+
+NUM_BLOCKS = 64
+"""2,016 tokens: a few prompts of `stream` fill it, so requests are preempted."""
+
+
+def stream(
+    count: int = 80, seed: int = 0, mean_gap_steps: int = 2, extra_args: dict[str, Any] | None = None
+) -> list[ScriptedRequest]:
+    """Prompts of 1 to 400 tokens, half of each shared with others, answers of 1 to 100."""
+    rng = random.Random(seed)
+    step, script = 0, []
+    for index in range(count):
+        step += rng.randint(0, 2 * mean_gap_steps)
+        length = rng.randint(1, 400)
+        shared = [rng.randrange(3) * 10_000 + offset for offset in range(length // 2)]
+        own = [1_000_000 + index * 1_000 + offset for offset in range(length - length // 2)]
+        script.append(ScriptedRequest(str(index), step, shared + own, rng.randint(1, 100), 0, extra_args))
+    return script
+
+
+def scheduler(
+    *,
+    asynchronous: bool = False,
+    prefix_caching: bool = False,
+    num_blocks: int = NUM_BLOCKS,
+    vllm: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """Headway's scheduler over a small KV cache, checking itself after every step."""
+    options = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "enable_prefix_caching": prefix_caching}
+    config = engine_config(str(ensure_demo_model()), **{**options, **(vllm or {})})
+    config.scheduler_config.async_scheduling = asynchronous
+    return make_scheduler(headway_builder(**{"check": True, **settings}), config, num_blocks)
+
+
+def depth(built: Any) -> int:
+    """Steps in flight for a scheduler, as vLLM's engine would keep."""
+    return 2 if built.scheduler_config.async_scheduling else 1
+
+
+class HearingEngine(ModelFreeEngine):
+    """A model-free engine that keeps what clients would have heard."""
+
+    def __init__(self, built: Any) -> None:
+        super().__init__(built, depth(built))
+        self.heard: list[EngineCoreOutput] = []
+
+    def _process_oldest(self) -> None:
+        for outputs in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
+            self.heard.extend(outputs.outputs)
+
+    def endings(self) -> dict[str, Any]:
+        """Request id -> its one finishing output; a second one is an error."""
+        finals = [output for output in self.heard if output.finish_reason is not None]
+        ids = [output.request_id for output in finals]
+        assert len(set(ids)) == len(ids), "a request ended twice"
+        return {output.request_id: output for output in finals}
+
+
+def assert_empty(built: Any) -> None:
+    """Nothing is left behind: no job, no request, every block free."""
+    built.ledger.check()
+    assert built.ledger.live == 0
+    assert not built.jobs
+    assert not built.requests
+    assert built.kv_cache_manager.block_pool.get_num_free_blocks() == built._view.total_blocks
+
+
+def steps(engine: ModelFreeEngine, limit: int = 5_000) -> Iterator[int]:
+    """Step numbers until the scheduler has nothing left to do."""
+    for step in range(limit):
+        if not engine.scheduler.has_requests():
+            return
+        yield step
+    raise AssertionError(f"still busy after {limit} steps")

@@ -1,0 +1,286 @@
+"""The plug-in over vLLM's real scheduler and KV manager, without a model."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from vllm.v1.engine import FinishReason
+from vllm.v1.request import RequestStatus
+
+from headway.core.job import Job
+from headway.core.plan import Fate, StepOutcome, StepPlan
+from headway.core.record import Outcome
+from headway.core.view import StepView
+from headway.engine.model_free import ScriptedRequest, replay
+from headway.engine.self_check import compare_logs, run_script, stock_builder
+from headway.engine.watchdog import STALLED_STEPS
+from headway.policies.batching.decode_first import DecodeFirst
+from headway.policies.order import Order
+from headway.policies.presets import PRESETS
+from tests.engine.scripts import HearingEngine, assert_empty, scheduler, steps, stream
+
+pytestmark = pytest.mark.vllm
+
+MODES = pytest.mark.parametrize(
+    ("asynchronous", "prefix_caching"),
+    [(False, False), (False, True), (True, False), (True, True)],
+    ids=["sync", "sync-prefix", "async", "async-prefix"],
+)
+
+
+@MODES
+def test_preset_vllm_decides_as_stock_step_by_step(asynchronous: bool, prefix_caching: bool) -> None:
+    ours = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching)
+    engine = HearingEngine(ours)
+    actual = list(replay(engine, stream(), 5_000))
+    _, expected = run_script(
+        stock_builder(asynchronous), ours.vllm_config, stream(), num_blocks=64, max_steps=5_000
+    )
+    parity = compare_logs(expected, actual)
+    assert parity.first_difference is None
+    assert parity.preemptions > 0
+    assert ours.counters.planned_steps == ours.counters.steps == parity.steps
+
+
+@MODES
+@pytest.mark.parametrize("policy", PRESETS)
+def test_every_preset_serves_every_request_to_its_length(
+    policy: str, asynchronous: bool, prefix_caching: bool
+) -> None:
+    built = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching, policy=policy)
+    engine = HearingEngine(built)
+    script = stream(50)
+    for _ in replay(engine, script, 5_000):
+        pass
+    generated = Counter({request.id: 0 for request in script})
+    for output in engine.heard:
+        generated[output.request_id] += len(output.new_token_ids)
+    assert generated == {request.id: request.output_tokens for request in script}
+    assert len(engine.endings()) == len(script)
+    assert built.counters.differences["unexplained"] == 0
+    assert built.ledger.ended == {Outcome.FINISHED: len(script)}
+    assert_empty(built)
+
+
+@dataclass
+class Shaken(DecodeFirst):
+    """Decode first, with seeded pauses, chunk caps and preemptions of whoever is paused."""
+
+    scheduler: Any = None
+    rng: random.Random = field(default_factory=lambda: random.Random(5))
+    victims_in_flight: int = 0
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        plan = super().plan(view, order, leaving)
+        run = [job for job in plan.run if self.rng.random() > 0.3]
+        paused = [job for job in plan.run if job not in run]
+        plan.run = run
+        plan.chunk_cap = {job: self.rng.randint(1, 64) for job in run if job.prefilling}
+        self.victims = {job: Fate.RECOMPUTE for job in paused if self.rng.random() < 0.1}
+        in_flight = [job for job in self.victims if self.scheduler.requests[job.id].num_in_flight_tokens]
+        self.victims_in_flight += len(in_flight)
+        return plan
+
+    def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
+        return self.victims
+
+
+@MODES
+def test_pauses_caps_and_preemptions_lose_no_token(asynchronous: bool, prefix_caching: bool) -> None:
+    built = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching)
+    shaken = Shaken(scheduler=built)
+    built.guard.policy.batching = built.guard.policy.eviction = shaken
+    engine = HearingEngine(built)
+    script = stream(50)
+    for _ in replay(engine, script, 20_000):
+        pass
+    counters = built.counters
+    assert (counters.pauses > 100, counters.planned_preemptions > 20) == (True, True)
+    assert counters.differences["unexplained"] == 0
+    assert bool(shaken.victims_in_flight) == asynchronous
+    assert built.ledger.ended == {Outcome.FINISHED: len(script)}
+    assert_empty(built)
+
+
+def test_a_chunk_cap_is_kept() -> None:
+    built = scheduler()
+
+    class Capped(DecodeFirst):
+        def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+            plan = super().plan(view, order, leaving)
+            plan.chunk_cap = dict.fromkeys([*plan.run, *plan.admit], 7)
+            return plan
+
+    built.guard.policy.batching = Capped()
+    engine = HearingEngine(built)
+    grants = [max(log.tokens.values(), default=0) for log in replay(engine, stream(10), 5_000)]
+    assert max(grants) == 7
+    assert_empty(built)
+
+
+def test_batch_width_is_apart_from_worker_slots() -> None:
+    built = scheduler(batch_width=3, num_blocks=500)
+    engine = HearingEngine(built)
+    widths = [len(log.tokens) for log in replay(engine, stream(40), 20_000)]
+    assert max(widths) == 3
+    assert built.max_num_running_reqs == 32
+    assert built.counters.differences["seats"] > 0
+
+
+@pytest.mark.parametrize("call", ["add", "end", "touch", "observe", "plan"])
+@MODES
+def test_a_policy_that_raises_is_replaced_and_nothing_is_lost(
+    call: str, asynchronous: bool, prefix_caching: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    built = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching, policy="sjf")
+    calls = 0
+
+    class Failing(type(built.guard.policy)):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal calls
+            if name == call:
+                calls += 1
+                if calls == 20:
+                    raise ZeroDivisionError(f"{call} failed on purpose")
+            return super().__getattribute__(name)
+
+    policy = built.guard.policy
+    built.guard.policy = Failing(policy.name, policy.order, policy.batching, policy.eviction)
+    engine = HearingEngine(built)
+    script = stream(40)
+    for _ in replay(engine, script, 5_000):
+        pass
+    assert built.counters.policy_faults == 1
+    assert built.guard.policy.name == "vllm"
+    assert "failed on purpose" in caplog.text
+    assert built.ledger.ended == {Outcome.FINISHED: len(script)}
+    assert_empty(built)
+
+
+class PausesEveryone(DecodeFirst):
+    """A deliberately bad part: once something runs, nothing ever does again."""
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        plan = super().plan(view, order, leaving)
+        plan.run = ()
+        return plan
+
+
+class StartsNobody(DecodeFirst):
+    """A deliberately bad part: nobody is admitted."""
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        plan = super().plan(view, order, leaving)
+        plan.admit = ()
+        return plan
+
+
+@pytest.mark.parametrize("bad", [PausesEveryone, StartsNobody])
+def test_the_watchdog_sees_a_stall_and_clears_it(
+    bad: type[DecodeFirst], caplog: pytest.LogCaptureFixture
+) -> None:
+    built = scheduler()
+    built.guard.policy.batching = bad()
+    engine = HearingEngine(built)
+    for request in stream(30, mean_gap_steps=0):
+        engine.add(request)
+    for _ in steps(engine, limit=20_000):
+        engine.step()
+    assert built.counters.watchdog_faults >= 2
+    assert built.counters.empty_steps >= STALLED_STEPS
+    assert "work is ready and nothing ran" in caplog.text
+    assert built.ledger.ended == {Outcome.FINISHED: 30}
+    assert_empty(built)
+
+
+def test_a_request_larger_than_the_cache_is_failed_with_the_reason_and_blocks_nobody() -> None:
+    built = scheduler(num_blocks=9)
+    engine = HearingEngine(built)
+    engine.add(ScriptedRequest("huge", 0, range(300), 4))
+    engine.add(ScriptedRequest("small", 0, range(5_000, 5_050), 4))
+    for _ in steps(engine):
+        engine.step()
+    endings = engine.endings()
+    assert endings["huge"].finish_reason == FinishReason.ERROR
+    assert endings["huge"].stop_reason == "headway: needs 10 KV blocks, the engine has 8"
+    assert endings["small"].finish_reason == FinishReason.LENGTH
+    assert_empty(built)
+
+
+@MODES
+def test_expired_and_shed_requests_end_once_with_their_reason(
+    asynchronous: bool, prefix_caching: bool
+) -> None:
+    built = scheduler(
+        asynchronous=asynchronous,
+        prefix_caching=prefix_caching,
+        leaving=["expired", "queue-bound:max_waiting=10"],
+    )
+    engine = HearingEngine(built)
+    late = {"headway_ttft_ms": 1}
+    for request in stream(20, mean_gap_steps=0, extra_args=late):
+        engine.add(request)
+    for _ in steps(engine):
+        engine.step()
+    endings = engine.endings()
+    reasons = Counter(ending.stop_reason for ending in endings.values())
+    assert reasons["headway:expired"] + reasons["headway:shed"] > 0
+    assert reasons["headway:expired"] == built.ledger.ended[Outcome.EXPIRED]
+    assert reasons["headway:shed"] == built.ledger.ended[Outcome.SHED]
+    aborted = [ending for ending in endings.values() if ending.finish_reason == FinishReason.ABORT]
+    assert len(aborted) == reasons["headway:expired"] + reasons["headway:shed"]
+    assert len(endings) == 20
+    assert_empty(built)
+
+
+@MODES
+@pytest.mark.parametrize("policy", ["vllm", "sjf", "static", "vllm-v0"])
+def test_aborts_at_any_moment_leave_nothing_behind(
+    policy: str, asynchronous: bool, prefix_caching: bool
+) -> None:
+    built = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching, policy=policy)
+    engine = HearingEngine(built)
+    rng = random.Random(3)
+    script = stream(60, mean_gap_steps=1)
+    for _ in replay(engine, script, 5_000):
+        if built.requests and rng.random() < 0.2:
+            victim = rng.choice(sorted(built.requests))
+            built.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+            built.finish_requests(victim, RequestStatus.FINISHED_ABORTED)  # a second abort is no news
+    ended = built.ledger.ended
+    assert ended[Outcome.CANCELLED] > 5
+    assert ended[Outcome.CANCELLED] + ended[Outcome.FINISHED] == len(script)
+    assert_empty(built)
+
+
+@MODES
+def test_a_prefix_cache_reset_preempts_behind_the_policys_back_and_is_followed(
+    asynchronous: bool, prefix_caching: bool
+) -> None:
+    built = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching, policy="sjf")
+    engine = HearingEngine(built)
+    script = stream(30)
+    for step, _ in enumerate(replay(engine, script, 5_000)):
+        if step % 20 == 10:
+            built.reset_prefix_cache(reset_running_requests=True)
+    assert built.ledger.ended == {Outcome.FINISHED: len(script)}
+    assert_empty(built)
+
+
+def test_learning_follows_steps_that_ran() -> None:
+    seen: list[StepOutcome] = []
+
+    class Remembers(DecodeFirst):
+        def observe(self, outcome: StepOutcome) -> None:
+            seen.append(outcome)
+
+    built = scheduler()
+    built.guard.policy.batching = Remembers()
+    logs = list(replay(HearingEngine(built), stream(20), 5_000))
+    assert [sum(log.tokens.values()) for log in logs] == [outcome.num_tokens for outcome in seen]
+    assert built.step_time.observed_steps > 20
