@@ -9,6 +9,7 @@ leaves them out and is installed with --no-deps (adr/0002).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -18,49 +19,61 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 LOCK = ROOT / "requirements" / "cpu.lock"
-STAMP = VENV / "headway.stamp"
+STAMP = VENV / "headway-setup.json"
 TORCH_CPU_INDEX_URL = os.environ.get("TORCH_CPU_INDEX_URL", "https://download.pytorch.org/whl/cpu")
 
 
 def main() -> int:
-    """Install whatever the lock asks for and is not there yet; a second run does nothing."""
+    """Install what changed since the last run; nothing if nothing did. Returns the exit status."""
     if sys.version_info < (3, 11):
-        print(f"headway needs Python 3.11 or newer; this is {sys.version.split()[0]}", file=sys.stderr)
+        print(f"Headway needs Python 3.11 or newer; this is {sys.version.split()[0]}", file=sys.stderr)
         return 1
-    wanted = _fingerprint()
-    if STAMP.exists() and STAMP.read_text() == wanted:
+    wanted = {"packages": _digest(LOCK), "project": _digest(ROOT / "pyproject.toml"), "root": str(ROOT)}
+    done = json.loads(STAMP.read_text()) if STAMP.exists() else {}
+    if done == wanted:
         return 0
-    print("setting up .venv (once; a minute or two) ...", file=sys.stderr)
-    venv.create(VENV, with_pip=True, clear=True)
-    lines = [line for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
-    local = [line for line in lines if "+cpu" in line]
-    rest = [line for line in lines if "+cpu" not in line]
-    if not _install(local) and not _install(["--index-url", TORCH_CPU_INDEX_URL, *local]):
-        print(
-            f"could not install {' '.join(local)}: neither pip's own configuration nor "
-            f"{TORCH_CPU_INDEX_URL} has it (set TORCH_CPU_INDEX_URL to a mirror of PyTorch's CPU index)",
-            file=sys.stderr,
-        )
+    if done.get("packages") != wanted["packages"]:
+        _say("setting up .venv, once: vLLM's CPU build and what it needs, a minute or two")
+        venv.create(VENV, with_pip=True, clear=True)
+        if not _install_packages():
+            return 1
+    if not _pip("--no-build-isolation", "--editable", str(ROOT)):
         return 1
-    if not _install(rest) or not _install(["--no-build-isolation", "--editable", str(ROOT)]):
-        print("could not install the locked packages; pip's message is above", file=sys.stderr)
-        return 1
-    STAMP.write_text(wanted)
+    STAMP.write_text(json.dumps(wanted))
     return 0
 
 
-def _fingerprint() -> str:
-    """Digest of everything that decides what is installed."""
-    digest = hashlib.sha256(sys.version.encode())
-    for path in (LOCK, ROOT / "pyproject.toml", ROOT / "bootstrap.py"):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+def _install_packages() -> bool:
+    lines = [line for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
+    cpu_builds = [line for line in lines if "+cpu" in line]
+    _say(f"installing {' '.join(cpu_builds)}")
+    if not _pip(*cpu_builds, quietly=True) and not _pip("--index-url", TORCH_CPU_INDEX_URL, *cpu_builds):
+        _say(
+            f"neither pip's own configuration nor {TORCH_CPU_INDEX_URL} has {' '.join(cpu_builds)}; "
+            "set TORCH_CPU_INDEX_URL to a mirror of PyTorch's CPU index"
+        )
+        return False
+    _say(f"installing {len(lines) - len(cpu_builds)} more packages")
+    return _pip(*(line for line in lines if "+cpu" not in line))
 
 
-def _install(arguments: list[str]) -> bool:
+def _pip(*arguments: str, quietly: bool = False) -> bool:
+    """Whether pip could install these; its output is shown only if it could not."""
     python = VENV / ("Scripts" if os.name == "nt" else "bin") / "python"
-    command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    return subprocess.run([*command, *arguments], check=False).returncode == 0
+    options = ("install", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check")
+    command = [str(python), "-m", "pip", *options, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode and not quietly:
+        _say(done.stdout + "\npip could not install the above")
+    return done.returncode == 0
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(sys.version.encode() + path.read_bytes()).hexdigest()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,46 @@
+# Every target sets itself up; a second run of setup does nothing.
+PYTHON ?= python3
+BIN := .venv/bin
+OUT ?= out
+DEMO := $(OUT)/demo
+
+.PHONY: help setup demo test lint check bench golden lock
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: ## create .venv with Headway and vLLM's CPU build, from the lock
+	@$(PYTHON) bootstrap.py
+
+demo: setup ## four policies on real vLLM, a table and a page of plots (out/demo/report.html)
+	@rm -rf $(DEMO)
+	$(BIN)/headway bench --model demo --trace demo --policies vllm,sarathi,sjf,edf --out $(DEMO) -- \
+		--max-num-seqs 16 --max-num-batched-tokens 1024
+	$(BIN)/headway report $(DEMO) --out $(DEMO)/report.html
+
+test: setup ## the fast tests: no server, no model
+	$(BIN)/pytest -m "not engine"
+	$(BIN)/pytest --doctest-modules src/headway
+
+lint: setup ## style, import rules, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+check: lint test ## everything CI runs: lint, all tests, the real engine's too
+	$(BIN)/pytest -m engine
+
+bench: setup ## every figure of our own
+	$(BIN)/python bench/parity.py --json
+	$(BIN)/python bench/plan_overhead.py --json
+	$(BIN)/python bench/outputs.py --json
+	$(BIN)/python bench/soak.py --json
+
+golden: setup ## rewrite the stored results; review the diff
+	$(BIN)/pytest tests/golden --rewrite-golden
+
+lock: ## for maintainers: resolve requirements/cpu.lock anew (needs uv)
+	UV_FIND_LINKS="$$($(PYTHON) -m pip config get global.find-links)" uv pip compile pyproject.toml \
+		--extra cpu --extra http --extra dev --python-version 3.11 --no-header --no-annotate \
+		--no-emit-find-links --no-emit-index-url -o requirements/cpu.lock
