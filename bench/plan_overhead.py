@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -35,6 +38,7 @@ WAITING = (1_000, 10_000)
 ARRIVALS_A_STEP = 10
 MEAN_OUTPUT_TOKENS = RUNNING // ARRIVALS_A_STEP
 NUM_BLOCKS = 8_000
+TTFT_CLASSES_MS = (200, 1_000, 5_000, 60_000)
 
 
 def main() -> None:
@@ -90,7 +94,7 @@ class _Lane:
             prompt_token_ids=range(self._count * 200, self._count * 200 + tokens),
             output_tokens=self._random.randint(1, 2 * MEAN_OUTPUT_TOKENS),
             priority=self._random.randint(0, 3),
-            extra_args={"headway_ttft_ms": self._random.randint(100, 600_000)},
+            extra_args={"headway_ttft_ms": self._random.choice(TTFT_CLASSES_MS)},
         )
 
     def step_s(self) -> float:
