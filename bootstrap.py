@@ -25,7 +25,7 @@ TORCH_CPU_INDEX_URL = os.environ.get("TORCH_CPU_INDEX_URL", "https://download.py
 
 def main() -> int:
     """Install what changed since the last run; nothing if nothing did. Returns the exit status."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this is what tells a user of an older Python
         print(f"Headway needs Python 3.11 or newer; this is {sys.version.split()[0]}", file=sys.stderr)
         return 1
     wanted = {"packages": _digest(LOCK), "project": _digest(ROOT / "pyproject.toml"), "root": str(ROOT)}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EPILOG = """Examples:
 
-  headway serve demo                                     the demo model, on any machine
+  headway serve demo
 
   headway serve Qwen/Qwen3-8B --slo-ttft 0.5 --slo-tbt 0.05
 
@@ -34,7 +34,7 @@ PORTS = range(1024, 65536)
 def serve(
     model: Annotated[str, typer.Argument(help="`demo`, a directory, or a hub name.")],
     vllm_flags: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- VLLM_FLAGS]...", help="vLLM's own flags, after `--`.")
+        list[str] | None, typer.Argument(metavar="-- VLLM_FLAGS", help="vLLM's own flags, after `--`.")
     ] = None,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Row of the preset table.")] = "vllm",
     slo_ttft: Annotated[
@@ -85,7 +85,8 @@ def serve(
     )
     check_address(host, port)
     command = server_command(model, settings, (host, port), vllm_flags or ())
-    typer.echo(introduction(model, f"http://{host}:{port}", command), err=True)
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(introduction(model, f"http://{shown}:{port}", command), err=True)
     raise typer.Exit(_run(command, (host, port)))
 
 
@@ -93,8 +94,8 @@ def _run(command: ServerCommand, address: tuple[str, int]) -> int:
     """Exit code of the server."""
     from headway.engine.server_process import GRACE_S, ServerProcess, run_until_signalled
 
-    with ServerProcess(command.arguments, address, grace_s=GRACE_S + command.drain_s) as server:
-        code = run_until_signalled(server)
+    grace_s = GRACE_S + command.drain_s
+    code = run_until_signalled(lambda: ServerProcess(command.arguments, address, grace_s=grace_s))
     if code == 1:
         typer.echo("error: vLLM ended by itself; the reason is in its messages above", err=True)
     return code

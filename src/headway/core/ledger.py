@@ -20,8 +20,9 @@ LEFT_AS = {
 class Ledger:
     """Follows every job from arrival to its one end; the engine and the simulator keep the same one.
 
-    `residents` is in the engine's order. Costs: arrive, sampled O(1); end O(1), of a resident O(residents)
-    pointer compares; apply O(jobs that got tokens).
+    `residents` is in the engine's order; who joins or ends makes a new list, since plans hold the old one.
+    Costs: arrive, sampled O(1); end O(1), of a resident O(residents) pointer compares; apply O(jobs that
+    got tokens), with admissions O(residents).
     """
 
     def __init__(self) -> None:
@@ -47,6 +48,8 @@ class Ledger:
             self.residents = [job for job in self.residents if job not in outcome.preempted]
             for job, fate in outcome.preempted.items():
                 self._preempt(job, fate)
+        if outcome.admitted:
+            self.residents = self.residents.copy()
         for job in outcome.admitted:
             self._admit(job, outcome.cached_tokens.get(job, 0), outcome.now_s)
         for job, tokens in outcome.tokens.items():
@@ -90,7 +93,9 @@ class Ledger:
     def end(self, job: Job, outcome: Outcome, now_s: float) -> Record:
         """Take a job out and return its record; a job that is not live is a ValueError."""
         if self.waiting.pop(job.id, None) is None:
-            self.residents.remove(job)
+            residents = self.residents.copy()
+            residents.remove(job)
+            self.residents = residents
         job.state = JobState.ENDED
         self.ended[outcome] += 1
         return Record(

@@ -93,11 +93,16 @@ class StepOutcome:
     free_blocks: int = 0
 
 
+_RESIDENT = (JobState.RESIDENT,)
+_QUEUED = (JobState.WAITING, JobState.SWAPPED)
+
+
 def check_plan(plan: StepPlan, view: StepView) -> None:
     """Raise PlanError unless the plan keeps the rules every policy must keep; O(jobs named).
 
     A job is named at most once among run, admit, preempt and leave (invariant 1); run and preempt name
-    residents, admit and leave name others; budget, caps and batch width are within the view's limits.
+    residents, admit and leave waiting or swapped jobs; budget, caps and batch width are within the view's
+    limits.
     """
     parts = {"run": plan.run, "admit": plan.admit, "preempt": plan.preempt, "leave": plan.leave}
     named = [job for jobs in parts.values() for job in jobs]
@@ -105,12 +110,11 @@ def check_plan(plan: StepPlan, view: StepView) -> None:
         twice = sorted({job.id for job in named if named.count(job) > 1})
         raise PlanError(f"a plan may name a job once; named more than once: {twice}")
     for part, jobs in parts.items():
-        wants_resident = part in ("run", "preempt")
+        accepted = _RESIDENT if part in ("run", "preempt") else _QUEUED
         for job in jobs:
-            if (job.state is JobState.RESIDENT) != wants_resident:
-                raise PlanError(
-                    f"{part} names {job!r}; accepted: {'resident' if wants_resident else 'waiting'}"
-                )
+            if job.state not in accepted:
+                choice = " or ".join(state.value for state in accepted)
+                raise PlanError(f"{part} names {job!r}; accepted: {choice}")
     if not 0 <= plan.token_budget <= view.max_tokens:
         raise PlanError(f"token_budget is {plan.token_budget}; accepted: 0 to {view.max_tokens}")
     if len(plan.run) > view.max_run:

@@ -62,7 +62,7 @@ def resolve_model(name: str, cache_dir: Path | None = None) -> str:
     if name == DEMO:
         return str(ensure_demo_model(cache_dir))
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return str(path)
     if "://" not in name and (name.startswith(("/", ".", "~")) or name.count("/") > 1 or not name):
         raise ConfigError(

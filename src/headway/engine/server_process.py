@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import IO, Self
@@ -46,6 +46,7 @@ class ServerProcess:
         """Start `vllm ARGUMENTS`, which must listen on `address`; its output goes to `log` (default: stderr)."""
         self.address = address
         self._grace_s = grace_s
+        self._ended = False
         output = sys.stderr.fileno() if log is None else log
         self._process = subprocess.Popen(
             [*program, PARENT_FLAG, str(os.getpid()), *arguments],
@@ -71,6 +72,7 @@ class ServerProcess:
         """Exit code of the server once it has ended (negative: the signal that ended it)."""
         code = self._process.wait(timeout_s)
         self.kill()  # whatever of its children outlived it
+        self._ended = True
         return code
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -104,7 +106,9 @@ class ServerProcess:
         return self.wait()
 
     def kill(self) -> None:
-        """End every process of the server at once."""
+        """End every process of the server at once; nothing once it has been waited for."""
+        if self._ended:  # its group's number may belong to others by now
+            return
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -132,23 +136,29 @@ class ServerProcess:
             connection.close()
 
 
-def run_until_signalled(server: ServerProcess) -> int:
-    """Exit code for the shell once the server has ended, by itself or by SIGINT, SIGTERM or SIGHUP.
+def run_until_signalled(start: Callable[[], ServerProcess]) -> int:
+    """Exit code for the shell once the started server has ended, by itself or by SIGINT, SIGTERM or SIGHUP.
 
     The first signal asks it to stop, a second one kills it. Interrupted: 130; terminated cleanly: 0.
     """
     received: list[int] = []
+    servers: list[ServerProcess] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         received.append(number)
-        if len(received) == 1:
-            server.ask_to_stop()
-        else:
-            server.kill()
+        for server in servers:
+            if len(received) == 1:
+                server.ask_to_stop()
+            else:
+                server.kill()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-    code = server.wait()
+    with start() as server:
+        servers.append(server)
+        if received:  # while it was being started
+            server.ask_to_stop()
+        code = server.wait()
     if received:
         return 128 + signal.SIGINT if received[0] == signal.SIGINT else 0
     return code if code >= 0 else 128 - code

@@ -1,0 +1,86 @@
+"""A small real KV side: numbered blocks, some free, the others in the table of the job that holds them."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from headway.core.job import Job
+from headway.core.plan import Fate, Reason
+
+
+class BlockPool:
+    """Paged KV memory of `total_blocks` blocks, with vLLM's admission checks in front.
+
+    A waiting job starts only if all its tokens known so far fit, and leave `watermark_blocks` free beside
+    other jobs. `not_ready` and `cached` are set by the test.
+    """
+
+    def __init__(self, total_blocks: int, *, block_size: int = 4, watermark_blocks: int = 0) -> None:
+        self.total_blocks = total_blocks
+        self.block_size = block_size
+        self.watermark_blocks = watermark_blocks
+        self.tables: dict[Job, list[int]] = {}
+        self.not_ready: dict[Job, Reason] = {}
+        self.cached: dict[Job, int] = {}
+        self._free = list(range(total_blocks))
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be allocated now."""
+        return len(self._free)
+
+    def ready(self, job: Job) -> Reason | None:
+        """What the test has set."""
+        return self.not_ready.get(job)
+
+    def cached_tokens(self, job: Job) -> int:
+        """What the test has set; a copy of them takes blocks like any other tokens."""
+        return self.cached.get(job, 0)
+
+    def start(self, job: Job, num_tokens: int) -> Reason | None:
+        """Allocate for the cached and the first new tokens, if the whole sequence would fit."""
+        assert num_tokens >= 1
+        assert job not in self.tables
+        misfit = self.misfit(job)
+        if misfit is None:
+            self.tables[job] = []
+            assert self._extend(job, self.cached_tokens(job) + num_tokens)
+        return misfit
+
+    def misfit(self, job: Job) -> Reason | None:
+        """Which memory check a waiting job fails now."""
+        needed = self._blocks(job.num_tokens)
+        if needed > self.free_blocks:
+            return Reason.ISL
+        watermark = self.watermark_blocks if self.tables else 0
+        return Reason.WATERMARK if needed + watermark > self.free_blocks else None
+
+    def grow(self, job: Job, num_tokens: int) -> bool:
+        """Allocate for more tokens of a job that is in."""
+        assert num_tokens >= 1
+        return self._extend(job, job.num_computed_tokens + num_tokens)
+
+    def _extend(self, job: Job, num_tokens: int) -> bool:
+        table = self.tables[job]
+        missing = self._blocks(num_tokens) - len(table)
+        if missing > self.free_blocks:
+            return False
+        for _ in range(missing):
+            table.append(self._free.pop())
+        return True
+
+    def release(self, job: Job, fate: Fate | None = None) -> None:
+        """Take all of a job's blocks back."""
+        self._free.extend(self.tables.pop(job))
+
+    def room(self, job: Job) -> int:
+        """Tokens a job's blocks can hold."""
+        return len(self.tables.get(job, ())) * self.block_size
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def check(self) -> None:
+        """Assert that each block is in exactly one place."""
+        places = sorted(chain(self._free, *self.tables.values()))
+        assert places == list(range(self.total_blocks))

@@ -1,0 +1,306 @@
+"""Steps filled by hand: blocks of 4 tokens, so a job of 8 tokens holds 2 blocks and its 9th takes a third."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.fill import fill, starts_whole
+from headway.core.job import Job
+from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
+from tests.core.block_pool import BlockPool
+from tests.strategies import decoding, ids, make_job, prefilling
+
+
+def hold(pool: BlockPool, *jobs: Job) -> None:
+    """Give residents the blocks of what they have computed."""
+    for job in jobs:
+        pool.tables[job] = []
+        if job.num_computed_tokens:
+            assert pool._extend(job, job.num_computed_tokens)
+
+
+def do(
+    plan: StepPlan, pool: BlockPool, residents: list[Job], *, max_run: int = 8, max_resident: int = 8
+) -> StepOutcome:
+    """Fill one step at 3 s and check that every block is still somewhere."""
+    outcome = fill(plan, residents, pool, now_s=3.0, max_run=max_run, max_resident=max_resident)
+    pool.check()
+    assert outcome.num_tokens == sum(outcome.tokens.values())
+    assert (outcome.now_s, outcome.plan, outcome.free_blocks) == (3.0, plan, pool.free_blocks)
+    return outcome
+
+
+def granted(outcome: StepOutcome) -> dict[str, int]:
+    """Tokens by job id."""
+    return {job.id: tokens for job, tokens in outcome.tokens.items()}
+
+
+def why(outcome: StepOutcome) -> dict[str, Reason]:
+    """Reasons by job id."""
+    return {job.id: reason for job, reason in outcome.passed_over.items()}
+
+
+# ---- the budget ------------------------------------------------------------------------------------
+
+
+def test_the_budget_is_spent_in_run_order_then_on_admissions() -> None:
+    # Budget 10: a decodes (1), b needs 6 more of its prompt, w gets the 3 that are left of its 5.
+    a, b, w, late = decoding("a"), prefilling("b", computed=4), make_job("w", prompt=5), make_job("late")
+    pool = BlockPool(20)
+    hold(pool, a, b)
+    outcome = do(StepPlan(run=[a, b], admit=[w, late], token_budget=10), pool, [a, b])
+    assert granted(outcome) == {"a": 1, "b": 6, "w": 3}
+    assert ids(outcome.admitted) == ["w"]
+    assert why(outcome) == {"late": Reason.BUDGET}
+
+
+def test_residents_behind_the_budget_are_passed_over() -> None:
+    a, b, c = prefilling("a"), prefilling("b"), decoding("c")
+    pool = BlockPool(20)
+    hold(pool, a, b, c)
+    outcome = do(StepPlan(run=[a, b, c], token_budget=12), pool, [a, b, c])
+    assert granted(outcome) == {"a": 10, "b": 2}
+    assert why(outcome) == {"c": Reason.BUDGET}
+
+
+def test_a_cap_bounds_a_chunk_and_leaves_the_rest_to_others() -> None:
+    # Budget 12: a is capped at 3 of 10, b's cap is above the 4 it needs, w is capped at 2 of the 5 left.
+    a, b, w = prefilling("a"), prefilling("b", prompt=4), make_job("w")
+    pool = BlockPool(20)
+    hold(pool, a, b)
+    outcome = do(
+        StepPlan(run=[a, b], admit=[w], token_budget=12, chunk_cap={a: 3, b: 99, w: 2}), pool, [a, b]
+    )
+    assert granted(outcome) == {"a": 3, "b": 4, "w": 2}
+    assert outcome.passed_over == {}
+
+
+def test_a_resident_with_nothing_to_compute_is_passed_over() -> None:
+    # Everything known of a is computed and its next token in flight; b still gets its own.
+    a, b = prefilling("a", computed=10), decoding("b")
+    pool = BlockPool(20)
+    hold(pool, a, b)
+    outcome = do(StepPlan(run=[a, b], token_budget=5), pool, [a, b])
+    assert granted(outcome) == {"b": 1}
+    assert why(outcome) == {"a": Reason.IN_FLIGHT}
+
+
+def test_no_budget_means_no_work() -> None:
+    a, w = decoding("a"), make_job("w")
+    pool = BlockPool(20)
+    hold(pool, a)
+    outcome = do(StepPlan(run=[a], admit=[w], token_budget=0), pool, [a])
+    assert outcome.tokens == {}
+    assert why(outcome) == {"a": Reason.BUDGET, "w": Reason.BUDGET}
+
+
+# ---- pauses, preemptions, shortage -----------------------------------------------------------------
+
+
+def test_a_paused_resident_gets_nothing_and_keeps_its_blocks() -> None:
+    a, b = decoding("a", prompt=8), decoding("b", prompt=8)
+    pool = BlockPool(5)  # two blocks each, one free: a's ninth token takes it
+    hold(pool, a, b)
+    outcome = do(StepPlan(run=[a], token_budget=9), pool, [b, a])
+    assert granted(outcome) == {"a": 1}
+    assert outcome.preempted == {}
+    assert (pool.room(a), pool.room(b)) == (12, 8)
+
+
+def test_a_planned_preemption_frees_its_blocks_first_and_admission_goes_on() -> None:
+    # All four blocks are held. Without b's two, neither a's ninth token nor w would find room.
+    a, b, w = decoding("a", prompt=8), decoding("b", prompt=8), make_job("w", prompt=4)
+    pool = BlockPool(4)
+    hold(pool, a, b)
+    plan = StepPlan(run=[a], admit=[w], token_budget=9, preempt={b: Fate.SWAP})
+    outcome = do(plan, pool, [a, b])
+    assert granted(outcome) == {"a": 1, "w": 4}
+    assert outcome.preempted == {b: Fate.SWAP}
+    assert pool.room(b) == 0
+
+
+def test_shortage_takes_the_last_paused_then_the_end_of_run() -> None:
+    # Every job holds two full blocks of 10 and a ninth token takes a third. Line: a b c | p q (paused).
+    # a evicts q (2 free), takes 1; b takes the other; c evicts p, the next of the line, and goes on.
+    a, b, c, p, q = (decoding(name, prompt=8) for name in "abcpq")
+    pool = BlockPool(10)
+    hold(pool, a, b, c, p, q)
+    plan = StepPlan(run=[a, b, c], token_budget=9)
+    outcome = do(plan, pool, [p, a, b, c, q])
+    assert granted(outcome) == {"a": 1, "b": 1, "c": 1}
+    assert list(outcome.preempted) == [q, p]
+    assert set(outcome.preempted.values()) == {Fate.RECOMPUTE}
+
+
+def test_shortage_without_paused_jobs_takes_the_end_of_run() -> None:
+    # Six blocks, all held: a evicts c and takes one block, b takes the other; c is no longer there to run.
+    a, b, c = (decoding(name, prompt=8) for name in "abc")
+    pool = BlockPool(6)
+    hold(pool, a, b, c)
+    outcome = do(StepPlan(run=[a, b, c], token_budget=9), pool, [c, b, a])
+    assert granted(outcome) == {"a": 1, "b": 1}
+    assert list(outcome.preempted) == [c]
+
+
+def test_a_job_may_evict_everyone_behind_it() -> None:
+    # a's chunk of 12 needs three blocks: one from b, one from c, one that was free.
+    a, b, c = prefilling("a", prompt=12), decoding("b", prompt=4), decoding("c", prompt=4)
+    pool = BlockPool(3)
+    hold(pool, a, b, c)
+    outcome = do(StepPlan(run=[a, b, c], token_budget=20), pool, [a, b, c])
+    assert granted(outcome) == {"a": 12}
+    assert list(outcome.preempted) == [c, b]
+
+
+def test_the_last_of_run_evicts_itself_and_those_before_it_keep_their_tokens() -> None:
+    a, b = decoding("a", prompt=8), decoding("b", prompt=8)
+    pool = BlockPool(5)
+    hold(pool, a, b)
+    outcome = do(StepPlan(run=[a, b], token_budget=9), pool, [a, b])
+    assert granted(outcome) == {"a": 1}
+    assert list(outcome.preempted) == [b]
+    assert (pool.room(a), pool.free_blocks) == (12, 2)
+
+
+def test_nobody_is_admitted_after_a_shortage() -> None:
+    # b's eviction leaves two blocks and eight tokens, enough for w: it waits all the same.
+    a, b, w = decoding("a", prompt=8), decoding("b", prompt=8), make_job("w", prompt=2)
+    pool = BlockPool(5)
+    hold(pool, a, b)
+    plan = StepPlan(run=[a, b], admit=[w], token_budget=9)
+    outcome = do(plan, pool, [a, b])
+    assert (outcome.admitted, why(outcome)) == ([], {})
+
+
+# ---- admission -------------------------------------------------------------------------------------
+
+
+def test_jobs_that_are_not_ready_are_passed_over() -> None:
+    grammar, remote, ready = make_job("grammar"), make_job("remote"), make_job("ready")
+    pool = BlockPool(20)
+    pool.not_ready = {grammar: Reason.GRAMMAR, remote: Reason.REMOTE_KV}
+    outcome = do(StepPlan(admit=[grammar, remote, ready], token_budget=50), pool, [])
+    assert ids(outcome.admitted) == ["ready"]
+    assert why(outcome) == {"grammar": Reason.GRAMMAR, "remote": Reason.REMOTE_KV}
+
+
+def test_the_first_ready_job_that_does_not_fit_ends_admission() -> None:
+    # Three blocks hold the small ones but not the 13 tokens of `big`, although a first chunk would fit.
+    small, big, tiny = make_job("small", prompt=4), make_job("big", prompt=13), make_job("tiny", prompt=1)
+    outcome = do(StepPlan(admit=[small, big, tiny], token_budget=8), BlockPool(3), [])
+    assert granted(outcome) == {"small": 4}
+    assert why(outcome) == {"big": Reason.ISL}
+
+
+def test_the_watermark_holds_back_a_newcomer_but_not_a_lonely_job() -> None:
+    first, second = make_job("first", prompt=8), make_job("second", prompt=4)
+    outcome = do(StepPlan(admit=[first, second], token_budget=50), BlockPool(3, watermark_blocks=1), [])
+    assert ids(outcome.admitted) == ["first"]
+    assert why(outcome) == {"second": Reason.WATERMARK}
+
+
+@pytest.mark.parametrize(
+    ("max_run", "max_resident", "admitted"),
+    [
+        (8, 8, ["w0", "w1", "w2"]),
+        (3, 8, ["w0", "w1"]),  # one runs: two more make a batch of 3, the paused one does not count
+        (8, 3, ["w0"]),  # two residents, paused or not: one worker slot is left
+        (1, 8, []),
+    ],
+)
+def test_seats_end_admission(max_run: int, max_resident: int, admitted: list[str]) -> None:
+    runs, paused = decoding("runs"), decoding("paused")
+    wait = [make_job(f"w{place}", prompt=2) for place in range(3)]
+    pool = BlockPool(20)
+    hold(pool, runs, paused)
+    plan = StepPlan(run=[runs], admit=wait, token_budget=50)
+    outcome = do(plan, pool, [runs, paused], max_run=max_run, max_resident=max_resident)
+    assert ids(outcome.admitted) == admitted
+    first_left = wait[len(admitted)] if len(admitted) < 3 else None
+    assert outcome.passed_over == ({first_left: Reason.SEATS} if first_left else {})
+
+
+def test_a_preempted_job_leaves_its_slot_to_a_newcomer() -> None:
+    out, wait = decoding("out"), make_job("in", prompt=2)
+    pool = BlockPool(20)
+    hold(pool, out)
+    plan = StepPlan(admit=[wait], token_budget=9, preempt={out: Fate.RECOMPUTE})
+    assert ids(do(plan, pool, [out], max_resident=1).admitted) == ["in"]
+
+
+def test_cached_tokens_are_not_computed_again() -> None:
+    # 8 of 10 tokens are cached: 2 to compute, and blocks for all 10.
+    job = make_job("a", prompt=10)
+    pool = BlockPool(20)
+    pool.cached = {job: 8}
+    outcome = do(StepPlan(admit=[job], token_budget=50), pool, [])
+    assert granted(outcome) == {"a": 2}
+    assert outcome.cached_tokens == {job: 8}
+    assert pool.room(job) == 12
+
+
+def test_departures_are_noted() -> None:
+    job = make_job()
+    assert do(StepPlan(leave={job: Departure.SHED}), BlockPool(1), []).left == {job: Departure.SHED}
+
+
+# ---- whole prompts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "room", "full_budget", "starts"),
+    [
+        (8, 8, 8, True),
+        (7, 8, 9, True),
+        (9, 8, 8, True),  # longer than any step, and first in this one
+        (9, 8, 10, False),  # something else is in the step already
+        (1, 0, 8, False),
+    ],
+)
+def test_starts_whole(num_tokens: int, room: int, full_budget: int, starts: bool) -> None:
+    assert starts_whole(num_tokens, room, full_budget) is starts
+
+
+def test_whole_prompts_start_while_they_fit_what_is_left() -> None:
+    # Budget 12: a decodes, 11 are left; w takes 6, x of 6 does not fit the 5 left, and y of 2 comes after it.
+    a, w, x, y = decoding("a"), *(make_job(name, prompt=n) for name, n in (("w", 6), ("x", 6), ("y", 2)))
+    pool = BlockPool(20)
+    hold(pool, a)
+    outcome = do(StepPlan(run=[a], admit=[w, x, y], token_budget=12, whole_prompts=True), pool, [a])
+    assert granted(outcome) == {"a": 1, "w": 6}
+    assert why(outcome) == {"x": Reason.WHOLE_PROMPT}
+
+
+def test_a_prompt_longer_than_the_budget_runs_alone_in_chunks() -> None:
+    long, short = make_job("long", prompt=20), make_job("short", prompt=1)
+    outcome = do(StepPlan(admit=[long, short], token_budget=8, whole_prompts=True), BlockPool(20), [])
+    assert granted(outcome) == {"long": 8}
+    assert why(outcome) == {"short": Reason.BUDGET}
+
+
+def test_a_prompt_longer_than_the_budget_waits_while_others_run() -> None:
+    a, long = decoding("a"), make_job("long", prompt=20)
+    pool = BlockPool(20)
+    hold(pool, a)
+    outcome = do(StepPlan(run=[a], admit=[long], token_budget=8, whole_prompts=True), pool, [a])
+    assert granted(outcome) == {"a": 1}
+    assert why(outcome) == {"long": Reason.WHOLE_PROMPT}
+
+
+def test_whole_prompts_are_fitted_by_all_their_tokens_cached_or_not() -> None:
+    # Budget 12: w's 8 cached tokens cost nothing (budget left 10) but take room (12 - 10 = 2), so x must wait.
+    w, x = make_job("w", prompt=10), make_job("x", prompt=3)
+    pool = BlockPool(20)
+    pool.cached = {w: 8}
+    outcome = do(StepPlan(admit=[w, x], token_budget=12, whole_prompts=True), pool, [])
+    assert granted(outcome) == {"w": 2}
+    assert why(outcome) == {"x": Reason.WHOLE_PROMPT}
+
+
+def test_admission_passes_over_any_number_of_jobs_but_stops_at_one_misfit() -> None:
+    wait = [make_job(f"w{place}", prompt=4) for place in range(6)]
+    pool = BlockPool(2)
+    pool.not_ready = dict.fromkeys(wait[:3], Reason.LORA)
+    outcome = do(StepPlan(admit=wait, token_budget=50), pool, [])
+    assert ids(outcome.admitted) == ["w3", "w4"]
+    assert why(outcome) == {"w0": Reason.LORA, "w1": Reason.LORA, "w2": Reason.LORA, "w5": Reason.ISL}

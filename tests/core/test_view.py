@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from headway.core.view import StepView
+from tests.strategies import decoding, make_job
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (32, 2), (33, 3)])
+def test_blocks_are_rounded_up(tokens: int, blocks: int) -> None:
+    assert StepView(block_size=16).blocks(tokens) == blocks
+
+
+@pytest.mark.parametrize(
+    ("max_run", "max_resident", "residents", "seats"),
+    [(4, 8, 0, 4), (4, 8, 3, 1), (8, 4, 3, 1), (4, 8, 4, 0), (4, 8, 6, 0)],
+)
+def test_seats_are_what_batch_width_and_worker_slots_leave(
+    max_run: int, max_resident: int, residents: int, seats: int
+) -> None:
+    view = StepView(max_run=max_run, max_resident=max_resident)
+    view.residents = [decoding(str(number)) for number in range(residents)]
+    assert view.seats == seats
+
+
+def test_nobody_is_admissible_until_an_engine_says_so() -> None:
+    assert not StepView().admissible(make_job())

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.engine.demo_model import SPECIAL_TOKENS, DemoRecipe, ensure_demo_model, resolve_model
+from headway.errors import ConfigError
+
+FILES = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ensure_demo_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(model / "tokenizer.json"))
+
+
+def test_the_same_recipe_makes_the_same_bytes(model: Path, tmp_path: Path) -> None:
+    again = ensure_demo_model(tmp_path)
+    assert again.name == model.name == f"demo-{DemoRecipe().digest()}"
+    assert {path.name for path in again.iterdir()} == FILES
+    for name in FILES:
+        assert (again / name).read_bytes() == (model / name).read_bytes(), name
+
+
+def test_another_recipe_has_another_name() -> None:
+    assert DemoRecipe(seed=1).digest() != DemoRecipe().digest()
+
+
+def test_it_is_made_once(tmp_path: Path) -> None:
+    made = ensure_demo_model(tmp_path)
+    before = (made / "model.safetensors").stat().st_mtime_ns
+    assert ensure_demo_model(tmp_path) == made
+    assert (made / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_two_processes_may_race(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from headway.engine.demo_model import ensure_demo_model; "
+        "sys.stdin.readline(); print(ensure_demo_model(Path(sys.argv[1])))"
+    )
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    made = {racer.communicate("go\n")[0].strip() for racer in racers}
+    assert [racer.returncode for racer in racers] == [0, 0, 0]
+    assert len(made) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [Path(made.pop()).name]
+
+
+@pytest.mark.parametrize("delay_s", [0.001, 0.02, 0.05, 0.1])
+def test_an_interrupted_build_leaves_nothing_half_made(tmp_path: Path, delay_s: float) -> None:
+    program = (
+        "import signal, sys; from pathlib import Path; from headway.engine.demo_model import ensure_demo_model; "
+        "signal.signal(signal.SIGALRM, signal.default_int_handler); "
+        "signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2])); ensure_demo_model(Path(sys.argv[1]))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), str(delay_s)], stderr=subprocess.DEVNULL, check=False
+    )
+    for path in tmp_path.iterdir():  # nothing, or all of it where the machine was quick
+        assert {file.name for file in path.iterdir()} == FILES
+
+
+@given(text=st.text())
+def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_the_tokenizer_knows_english_and_its_special_tokens(tokenizer: Any) -> None:
+    assert [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
+    assert tokenizer.get_vocab_size() == DemoRecipe().vocab_size
+    text = "The function returns a list of strings."
+    assert len(tokenizer.encode(text).ids) < len(text) / 2
+    assert tokenizer.encode(text).tokens[0] == "<|bos|>"
+
+
+def test_the_weights_fit_the_configuration(model: Path) -> None:
+    from safetensors import safe_open
+
+    config = json.loads((model / "config.json").read_text())
+    with safe_open(model / "model.safetensors", framework="pt") as weights:
+        shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    assert shapes["model.embed_tokens.weight"] == (config["vocab_size"], config["hidden_size"])
+    assert len(shapes) == 3 + 9 * config["num_hidden_layers"]
+    parameters = sum(rows * (columns[0] if columns else 1) for rows, *columns in shapes.values())
+    assert 3e6 < parameters < 4e6
+
+
+def test_names_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Path(resolve_model("demo")).parent == tmp_path / "headway" / "models"
+    assert resolve_model(str(tmp_path)) == str(tmp_path)
+    assert resolve_model("org/model") == "org/model"
+    assert resolve_model("s3://bucket/some/model") == "s3://bucket/some/model"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    assert resolve_model("~/mine") == str(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("name", ["/no/such/model", "./model", "../model", "~/no-such-model", "a/b/c", ""])
+def test_a_path_that_does_not_exist_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="does not exist; accepted: 'demo', a directory, or a hub name"):
+        resolve_model(name)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_its_output_is_finite_and_varied(model: Path, dtype: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    llama = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+    prompts = torch.arange(300, 340).reshape(2, 20)
+    with torch.no_grad():
+        logits = llama(prompts).logits
+        output = llama.generate(prompts, max_new_tokens=100, min_new_tokens=100, do_sample=False)[:, 20:]
+    assert torch.isfinite(logits).all()
+    # A loop would show as a few tokens over and over.
+    assert all(len(set(row.tolist())) > 50 for row in output)
+
+
+@pytest.mark.engine
+def test_transformers_reads_the_tokenizer_and_its_chat_template(model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text == "<|bos|><|system|>Be brief.<|eos|><|user|>Hi<|eos|><|assistant|>"
+    assert tokenizer.decode(tokenizer(" a  b .").input_ids, skip_special_tokens=True) == " a  b ."

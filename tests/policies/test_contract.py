@@ -1,0 +1,93 @@
+"""Every preset, and every combination of built-in parts, through the same checks."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.policies.batching import BATCHINGS
+from headway.policies.eviction import EVICTIONS
+from headway.policies.leaving import LEAVINGS
+from headway.policies.order import ORDERS
+from headway.policies.presets import Preset, known_presets
+from tests.policies.contract import (
+    Workload,
+    check_blind_to_true_lengths,
+    check_drains,
+    check_repeats,
+    from_preset,
+    workloads,
+)
+from tests.strategies import FEW
+
+SETTINGS = {
+    "decode-first": ["", ":token_budget=5"],
+    "request-level": ["", ":batch_size=2,reserve=false"],
+}
+"""Other settings a batching is tried with."""
+LEAVING_SPECS = {"expired": "expired", "queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9"}
+MAY_IDLE = ("iteration-level", "request-level")
+"""Batchings that reserve for, or wait for, a member that is not ready; the others then start someone else."""
+
+
+def combinations() -> list[Preset]:
+    """One row for every order, batching (with its settings) and eviction there is."""
+    batchings = [name + setting for name in BATCHINGS for setting in SETTINGS.get(name, [""])]
+    return [
+        Preset(
+            name="+".join(parts), order=parts[0], batching=parts[1], eviction=parts[2], summary="", source=""
+        )
+        for parts in product(ORDERS, batchings, EVICTIONS)
+    ]
+
+
+ROWS = [*known_presets().values(), *combinations()]
+every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+any_leaving = st.lists(st.sampled_from(sorted(LEAVINGS)), unique=True).map(
+    lambda names: tuple(LEAVING_SPECS[name] for name in names)
+)
+
+
+def with_leaving(row: Preset, leaving: tuple[str, ...]) -> Preset:
+    """The row with other leaving rules."""
+    return Preset(
+        name=row.name,
+        order=row.order,
+        batching=row.batching,
+        eviction=row.eviction,
+        leaving=(*row.leaving, *leaving),
+        summary="",
+        source="",
+    )
+
+
+@every_row
+@FEW
+@given(workload=workloads(), leaving=any_leaving)
+def test_plans_keep_the_rules_and_every_request_ends(
+    row: Preset, workload: Workload, leaving: tuple[str, ...]
+) -> None:
+    may_idle = row.batching.startswith(MAY_IDLE)
+    check_drains(from_preset(with_leaving(row, leaving)), workload, may_idle=may_idle)
+
+
+@every_row
+@FEW
+@given(workload=workloads(), leaving=any_leaving)
+def test_the_same_events_give_the_same_plans(
+    row: Preset, workload: Workload, leaving: tuple[str, ...]
+) -> None:
+    keyed = row.order != "arrival"
+    check_repeats(from_preset(with_leaving(row, leaving)), workload, any_order=keyed)
+
+
+@every_row
+@FEW
+@given(workload=workloads(), leaving=any_leaving, seed=st.integers(0, 99))
+def test_no_plan_depends_on_the_length_of_an_unfinished_output(
+    row: Preset, workload: Workload, leaving: tuple[str, ...], seed: int
+) -> None:
+    check_blind_to_true_lengths(from_preset(with_leaving(row, leaving)), workload, seed)
