@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -98,23 +98,25 @@ _QUEUED = (JobState.WAITING, JobState.SWAPPED)
 
 
 def check_plan(plan: StepPlan, view: StepView) -> None:
-    """Raise PlanError unless the plan keeps the rules every policy must keep; O(jobs named).
+    """Raise PlanError unless the plan keeps the rules every policy must keep.
+
+    Called for every plan of an engine, so that a bad one costs its policy and not the engine. O(jobs named);
+    a `run` that is the view's residents themselves is not looked at again.
 
     A job is named at most once among run, admit, preempt and leave (invariant 1); run and preempt name
     residents, admit and leave waiting or swapped jobs; budget, caps and batch width are within the view's
     limits.
     """
-    parts = {"run": plan.run, "admit": plan.admit, "preempt": plan.preempt, "leave": plan.leave}
-    named = [job for jobs in parts.values() for job in jobs]
-    if len(set(named)) != len(named):
+    run = () if plan.run is view.residents and not plan.preempt else plan.run
+    count = len(run) + len(plan.admit) + len(plan.preempt) + len(plan.leave)
+    if len({*run, *plan.admit, *plan.preempt, *plan.leave}) != count:
+        named = [*run, *plan.admit, *plan.preempt, *plan.leave]
         twice = sorted({job.id for job in named if named.count(job) > 1})
         raise PlanError(f"a plan may name a job once; named more than once: {twice}")
-    for part, jobs in parts.items():
-        accepted = _RESIDENT if part in ("run", "preempt") else _QUEUED
-        for job in jobs:
-            if job.state not in accepted:
-                choice = " or ".join(state.value for state in accepted)
-                raise PlanError(f"{part} names {job!r}; accepted: {choice}")
+    _check_states("run", run, _RESIDENT)
+    _check_states("admit", plan.admit, _QUEUED)
+    _check_states("preempt", plan.preempt, _RESIDENT)
+    _check_states("leave", plan.leave, _QUEUED)
     if not 0 <= plan.token_budget <= view.max_tokens:
         raise PlanError(f"token_budget is {plan.token_budget}; accepted: 0 to {view.max_tokens}")
     if len(plan.run) > view.max_run:
@@ -124,3 +126,10 @@ def check_plan(plan: StepPlan, view: StepView) -> None:
             raise PlanError(
                 f"chunk_cap of {job!r} is {cap}; accepted: 1 or more (leave a job out of run to pause it)"
             )
+
+
+def _check_states(part: str, jobs: Iterable[Job], accepted: tuple[JobState, ...]) -> None:
+    for job in jobs:
+        if job.state not in accepted:
+            choice = " or ".join(state.value for state in accepted)
+            raise PlanError(f"{part} names {job!r}; accepted: {choice}")

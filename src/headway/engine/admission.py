@@ -19,6 +19,7 @@ class Admission:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self.cut: Job | None = None
+        self.over_adapters: list[Job] = []
 
     def not_ready(self, request: Request) -> Reason | None:
         """Why vLLM would pass this request over now; None when it would try to start it. O(1)."""
@@ -76,17 +77,20 @@ class Admission:
         """`run` without the jobs whose LoRA adapter would be one too many in a step (invariant 11).
 
         vLLM asserts that running requests span at most `max_loras` adapters; pauses let more be resident.
+        The jobs left out are in `over_adapters` until the next step.
         """
         limit = self._scheduler.lora_config.max_loras
         adapters: set[int] = set()
-        kept: list[Job] = []
+        self.over_adapters = []
         for job in run:
-            if job.lora_id and job.lora_id not in adapters:
-                if len(adapters) == limit:
-                    continue
+            if not job.lora_id or job.lora_id in adapters:
+                continue
+            if len(adapters) < limit:
                 adapters.add(job.lora_id)
-            kept.append(job)
-        return run if len(kept) == len(run) else kept
+            else:
+                self.over_adapters.append(job)
+        over = set(self.over_adapters)
+        return [job for job in run if job not in over] if over else run
 
     def window(self, plan: StepPlan) -> list[Request]:
         """The requests vLLM may start in this step, in order; with `whole_prompts` only those that fit whole."""

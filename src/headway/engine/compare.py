@@ -25,6 +25,7 @@ def compare(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
                 differences[job] = _why_nothing(job, outcome, scheduler, full=full)
         unplanned = outcome.tokens.keys() - {*outcome.plan.run, *outcome.admitted}
         differences.update(dict.fromkeys(unplanned, Reason.UNEXPLAINED))
+    differences.update(dict.fromkeys(scheduler.admission.over_adapters, Reason.LORA))
     if not full:
         differences.update(_short_chunks(outcome, scheduler))
     differences.update(_admit_differences(outcome, scheduler, full=full))
@@ -48,8 +49,6 @@ def _why_nothing(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) 
         return Reason.ENGINE_PAUSED
     if job in outcome.preempted:
         return Reason.BLOCKS
-    if job.lora_id and scheduler.lora_config is not None:
-        return Reason.LORA
     if request.num_in_flight_tokens:
         return Reason.IN_FLIGHT
     if full:

@@ -6,7 +6,7 @@ import logging
 
 from headway.core.job import Job
 from headway.core.ledger import Ledger
-from headway.core.plan import StepOutcome, StepPlan
+from headway.core.plan import StepOutcome, StepPlan, check_plan
 from headway.core.view import StepView
 from headway.engine.counters import Counters
 from headway.policies.policy import Policy
@@ -62,9 +62,11 @@ class GuardedPolicy:
             self._take_over("observe")
 
     def plan(self, view: StepView) -> StepPlan:
-        """The policy's plan, or the stock one if it raises."""
+        """The policy's plan, or the stock one if it raises or returns what is no plan."""
         try:
-            return self.policy.plan(view)
+            plan = self.policy.plan(view)
+            check_plan(plan, view)
+            return plan
         except Exception:
             self._take_over("plan")
             return self.policy.plan(view)

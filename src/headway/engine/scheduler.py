@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
-from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan, check_plan
+from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.admission import Admission
 from headway.engine.compare import compare
 from headway.engine.counters import Counters
+from headway.engine.farewells import Farewells
 from headway.engine.guard import GuardedPolicy
+from headway.engine.intake import take_in
 from headway.engine.queue import WindowQueue
 from headway.engine.settings import EngineSettings
 from headway.engine.step_clock import StepClock
-from headway.engine.targets import RequestHints, read_hints
 from headway.engine.watchdog import Remedy, Watchdog
-from headway.errors import ConfigError
 from headway.policies.presets import build_policy
 from headway.predict.step_time import OnlineStepTime
 from headway.results.records import RecordWriter
@@ -83,7 +82,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.seats_planned = 0
         self._preempted: list[Job] = []
         self._departing: dict[str, Departure] = {}
-        self._farewells: deque[tuple[int, EngineCoreOutput]] = deque()
+        self._farewells = Farewells()
         token_budget, active_reqs = self._stock_limits()
         self._view = StepView(
             total_blocks=self.kv_cache_manager.block_pool.num_gpu_blocks - 1,
@@ -137,8 +136,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             running = set(plan.run)
             paused = [job for job in self.ledger.residents if job not in running]
             plan.preempt = {**plan.preempt, **dict.fromkeys(paused, Fate.RECOMPUTE)}
-        if self.settings.check:
-            check_plan(plan, view)
+        if self.lora_config is not None:
+            plan.run = self.admission.within_adapters(plan.run)
         return plan
 
     def _depart(self, plan: StepPlan) -> None:
@@ -154,24 +153,13 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self._departing[request_id] = departure
             self.counters.departures[departure] += 1
         for request in self.finish_requests(request_id, status):
-            failed = status is RequestStatus.FINISHED_ERROR
-            farewell = EngineCoreOutput(
-                request_id=request_id,
-                new_token_ids=[],
-                finish_reason=FinishReason.ERROR if failed else FinishReason.ABORT,
-                stop_reason=reason,
-                events=request.take_events(),
-                trace_headers=request.trace_headers,
-            )
-            self._farewells.append((request.client_index, farewell))
+            self._farewells.add(request, reason, failed=status is RequestStatus.FINISHED_ERROR)
 
     # ---- shaping -----------------------------------------------------------------------------------
 
     def _shape(self, plan: StepPlan) -> None:
         """Put vLLM's queues, caps and budget so that its own loops carry out the plan."""
-        run = plan.run if self.lora_config is None else self.admission.within_adapters(plan.run)
-        residents = self.ledger.residents
-        paused = self._paused(run, plan)
+        paused = self._paused(plan)
         self._caps = {job.id: 0 for job in paused}
         self.counters.pauses += len(paused)
         if plan.chunk_cap:
@@ -179,23 +167,23 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self._caps:
             # On the instance, for this step alone: vLLM calls it for every grant, and most steps cap nobody.
             self._reserve_prefill_lookahead = self._capped
-        if run is not residents or plan.preempt:
+        if plan.run is not self.ledger.residents:
             requests = self.requests
-            self.running = [requests[job.id] for job in (*run, *paused)]
+            self.running = [requests[job.id] for job in (*plan.run, *paused)]
         for job in plan.preempt:
             self._preempt_request(self.requests[job.id], time.monotonic())
             self.counters.planned_preemptions += 1
         self.waiting.show(self.admission.window(plan))
-        seats = min(self._view.max_run - len(run), self._view.max_resident - len(self.running))
+        seats = min(self._view.max_run - len(plan.run), self._view.max_resident - len(self.running))
         self.seats_planned = max(0, seats)
         self.max_num_active_reqs = len(self.running) + self.seats_planned
         self.max_num_scheduled_tokens = plan.token_budget
 
-    def _paused(self, run: Any, plan: StepPlan) -> list[Job]:
+    def _paused(self, plan: StepPlan) -> list[Job]:
         residents = self.ledger.residents
-        if run is residents or len(run) + len(plan.preempt) == len(residents):
+        if len(plan.run) + len(plan.preempt) == len(residents):
             return []
-        running = set(run)
+        running = set(plan.run)
         return [job for job in residents if job not in running and job not in plan.preempt]
 
     def _chunk_caps(self, plan: StepPlan) -> dict[str, int]:
@@ -318,36 +306,13 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if request.request_id in self.jobs:
             super().add_request(request)
             return
-        refusal = None
-        hints = RequestHints()
-        try:
-            hints = read_hints(getattr(request.sampling_params, "extra_args", None), self._default_slo)
-            if request.resumable:
-                refusal = "headway: streaming input is not supported; send the whole prompt"
-        except ConfigError as error:
-            refusal = f"headway: {error}"
         super().add_request(request)
-        job = self._job(request, hints)
+        job, refusal = take_in(request, self._default_slo)
         self.jobs[job.id] = job
         self.ledger.arrive(job)
         self.guard.add(job)
         if refusal is not None:
             self._dismiss(job.id, RequestStatus.FINISHED_ERROR, refusal)
-
-    def _job(self, request: Request, hints: RequestHints) -> Job:
-        # The arrival was stamped by the API server with the wall clock; steps use the monotonic one.
-        age_s = max(0.0, time.time() - request.arrival_time)
-        return Job(
-            id=request.request_id,
-            arrival_s=time.monotonic() - age_s,
-            num_prompt_tokens=request.num_prompt_tokens,
-            max_output_tokens=hints.max_output_tokens or request.max_tokens,
-            slo=hints.slo,
-            priority=request.priority,
-            tenant=hints.tenant,
-            predicted_output_tokens=hints.predicted_output_tokens,
-            lora_id=request.lora_request.lora_int_id if request.lora_request else 0,
-        )
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -359,9 +324,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             scheduler_output, model_runner_output
         )
         self._sampled(outputs, now_s)
-        while self._farewells:
-            client_index, farewell = self._farewells.popleft()
-            outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(farewell)
+        self._farewells.deliver(outputs)
         return outputs
 
     def _sampled(self, outputs: dict[int, EngineCoreOutputs], now_s: float) -> None:

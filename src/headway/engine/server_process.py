@@ -23,6 +23,9 @@ LAUNCHER = (sys.executable, "-m", "headway.engine.launcher")
 GRACE_S = 30.0
 """How long a server may take to end by itself."""
 
+CHILDREN_GRACE_S = 5.0
+"""How long its children may take once the server itself has ended."""
+
 _POLL_S = 0.2
 
 
@@ -71,8 +74,9 @@ class ServerProcess:
     def wait(self, timeout_s: float | None = None) -> int:
         """Exit code of the server once it has ended (negative: the signal that ended it)."""
         code = self._process.wait(timeout_s)
-        self.kill()  # whatever of its children outlived it
-        self._ended = True
+        if not self._ended:
+            self._end_children()
+            self._ended = True
         return code
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -111,6 +115,16 @@ class ServerProcess:
             return
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+
+    def _end_children(self) -> None:
+        """End what outlived the server; Python's resource tracker, deaf to SIGTERM, first frees shared memory."""
+        deadline = time.monotonic() + CHILDREN_GRACE_S
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGTERM)
+            while time.monotonic() < deadline:
+                os.killpg(self.pid, 0)
+                time.sleep(_POLL_S / 10)
+        self.kill()
 
     def __enter__(self) -> Self:
         return self

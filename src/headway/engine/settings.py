@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import msgspec
+
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
 from headway.policies.presets import Preset, find_preset
@@ -39,17 +41,20 @@ class EngineSettings:
 
     @classmethod
     def from_additional_config(cls, additional_config: Mapping[str, Any] | None) -> EngineSettings:
-        """Read vLLM's additional_config; ConfigError for a setting that does not exist."""
-        given = dict((additional_config or {}).get("headway", {}))
+        """Read vLLM's additional_config; ConfigError for a setting that does not exist or is of another type."""
+        given = (additional_config or {}).get("headway", {})
         accepted = [field.name for field in fields(cls)]
-        unknown = sorted(set(given) - set(accepted))
+        unknown = sorted(set(given) - set(accepted)) if isinstance(given, Mapping) else []
         if unknown:
             raise ConfigError(
                 f"unknown {', '.join(unknown)} in additional_config.headway; accepted: {', '.join(accepted)}"
             )
-        if isinstance(given.get("leaving"), list):
-            given["leaving"] = tuple(given["leaving"])
-        return cls(**given)
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise ConfigError(f"additional_config.headway: {error}") from None
 
     def preset(self) -> Preset:
         """The named row of the preset table, with the parts given here in place of its own."""

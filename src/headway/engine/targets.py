@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -71,14 +72,14 @@ def _slo(ttft_s: float | None, tbt_s: float | None, deadline_s: float | None, de
 def _target_s(key: str, value: Any) -> float:
     target_s = _number(key, value) / 1000
     if not 0 < target_s <= MAX_TARGET_S:
-        raise ConfigError(f"{key} is {value!r}; accepted: milliseconds in (0, {MAX_TARGET_S * 1000:g}]")
+        raise ConfigError(f"{key} is {_quoted(value)}; accepted: milliseconds in (0, {MAX_TARGET_S * 1000:g}]")
     return target_s
 
 
 def _tokens(key: str, value: Any) -> float:
     number = _number(key, value)
     if not 1 <= number < 2**31:
-        raise ConfigError(f"{key} is {value!r}; accepted: 1 or more tokens")
+        raise ConfigError(f"{key} is {_quoted(value)}; accepted: 1 or more tokens")
     return number
 
 
@@ -88,12 +89,20 @@ def _number(key: str, value: Any) -> float:
             raise TypeError
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{key} is {value!r}; accepted: a number") from None
+        raise ConfigError(f"{key} is {_quoted(value)}; accepted: a number") from None
+
+
+def _quoted(value: Any) -> str:
+    """A value as a message shows it: cut short, since a client may send anything."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an integer of more digits than Python turns into text
+        return "a huge number"
 
 
 def _tenant(key: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_TENANT_CHARACTERS:
-        raise ConfigError(f"{key} is {value!r}; accepted: up to {MAX_TENANT_CHARACTERS} characters")
+        raise ConfigError(f"{key} is {_quoted(value)}; accepted: up to {MAX_TENANT_CHARACTERS} characters")
     return value
 
 

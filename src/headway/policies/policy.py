@@ -58,6 +58,8 @@ class Policy:
         for rule in self.leaving:
             leave.update(rule.leave(view))
         plan = self.batching.plan(view, self.order, leave)
+        if len(plan.run) > view.max_run:
+            plan.run = plan.run[: view.max_run]
         plan.leave = leave
         plan.preempt = self.eviction.preempt(view, plan, self.order)
         return plan

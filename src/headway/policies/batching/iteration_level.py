@@ -24,7 +24,8 @@ class IterationLevel:
         """Every resident, then the waiting jobs that can be reserved for."""
         admit = reservable(view, candidates(view, order, leaving))
         prefills = [job for job in view.residents if job.prefilling]
-        alone = bool(admit) and not prefills and admit[0].num_tokens > view.max_tokens
+        too_long = bool(admit) and not prefills and admit[0].num_tokens > view.max_tokens
+        alone = too_long and view.admissible(admit[0])
         return StepPlan(
             run=() if alone else prefills or order.rank(view.residents, view.now_s),
             admit=() if prefills else admit[:1] if alone else admit,

@@ -14,7 +14,8 @@ from headway.policies.order import Order
 class PrefillFirst:
     """A step either prefills or decodes, never both; prompts are computed whole (vLLM 0.2.5).
 
-    While the first waiting job can start, decodes pause and their KV stays. A prompt longer than a step's
+    While the first waiting job can start, decodes pause and their KV stays. With nobody to pause, jobs that
+    are not ready are passed over. A prompt longer than a step's
     budget runs alone, in chunks.
     """
 
@@ -22,7 +23,7 @@ class PrefillFirst:
         """A prefill step if the first waiting job passes every check, else one decode of every resident."""
         prefills = [job for job in view.residents if job.prefilling]
         admit = [] if prefills else candidates(view, order, leaving)
-        starts = bool(admit) and view.admissible(admit[0])
+        starts = bool(admit) and (not view.residents or view.admissible(admit[0]))
         return StepPlan(
             run=prefills if prefills or starts else order.rank(view.residents, view.now_s),
             admit=admit if starts else (),

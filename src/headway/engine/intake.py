@@ -1,0 +1,41 @@
+"""From vLLM's request to a job."""
+
+from __future__ import annotations
+
+import time
+
+from vllm.v1.request import Request
+
+from headway.core.job import Job
+from headway.core.slo import Slo
+from headway.engine.targets import RequestHints, read_hints
+from headway.errors import ConfigError
+
+
+def take_in(request: Request, default_slo: Slo) -> tuple[Job, str | None]:
+    """The job of a new request, and why it cannot be served here, if it cannot.
+
+    Hints were checked at the door; a request that came another way and has bad ones is refused too.
+    """
+    refusal = None
+    hints = RequestHints(slo=default_slo)
+    try:
+        hints = read_hints(getattr(request.sampling_params, "extra_args", None), default_slo)
+    except ConfigError as error:
+        refusal = f"headway: {error}"
+    if request.resumable:
+        refusal = "headway: streaming input is not supported; send the whole prompt"
+    # The API server stamped the arrival with the wall clock; steps use the monotonic one.
+    age_s = max(0.0, time.time() - request.arrival_time)
+    job = Job(
+        id=request.request_id,
+        arrival_s=time.monotonic() - age_s,
+        num_prompt_tokens=request.num_prompt_tokens,
+        max_output_tokens=hints.max_output_tokens or request.max_tokens,
+        slo=hints.slo,
+        priority=request.priority,
+        tenant=hints.tenant,
+        predicted_output_tokens=hints.predicted_output_tokens,
+        lora_id=request.lora_request.lora_int_id if request.lora_request else 0,
+    )
+    return job, refusal
