@@ -42,6 +42,8 @@ from headway.policies.presets import Preset, known_presets
 ROOT = Path(__file__).parents[1]
 FEATURE_TIMEOUT_S = 900
 MAX_STEPS = 20_000
+STEPS_APART = 120
+"""More than any request needs, so that requests this far apart never meet."""
 NEAR_TIE = 1e-4
 SEATS = 8
 NUM_BLOCKS = 16
@@ -91,7 +93,16 @@ class Feature:
 
 
 _TWO_WORKERS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-_NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+_NGRAM = {
+    "speculative_config": {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }
+}
+_LORA = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": ADAPTERS, "max_lora_rank": 8}
+UNSTABLE = "stock's own tokens depend on what else is in the batch"
 
 FEATURES = {
     "plain": Feature(),
@@ -108,17 +119,22 @@ FEATURES = {
         evidence={"first_hit_tokens": 0, "resumed_hit_tokens": PREFIX_TOKENS},
     ),
     "json": Feature(
-        engine={"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
+        engine={"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
+        loads=(
+            replace(CHUNKED, output_tokens=(40, 40)),
+            replace(WHOLE, prompt_tokens=(8, 24), output_tokens=(40, 40)),
+        ),
     ),
     "n2": Feature(),
-    "lora": Feature(
-        engine={"enable_lora": True, "max_loras": 1, "max_cpu_loras": ADAPTERS, "max_lora_rank": 8},
-        evidence={"resident_adapters": 1},
+    "lora": Feature(engine=_LORA, evidence={"resident_adapters": 1}),
+    "ngram": Feature(
+        engine=_NGRAM, loads=(CHUNKED, replace(WHOLE, seeded=False)), evidence={"longest_delta": 1}
     ),
-    "ngram": Feature(engine={"speculative_config": _NGRAM}, evidence={"longest_delta": 1}),
     "seeded-chunks": Feature(
         loads=(replace(CHUNKED, seeded=True),), refusal="CPU Generator does not use offset"
     ),
+    "seeded-ngram": Feature(engine=_NGRAM, loads=(WHOLE,), refusal=UNSTABLE),
+    "lora-base": Feature(engine=_LORA, refusal=UNSTABLE),
 }
 
 
@@ -128,10 +144,9 @@ FEATURES = {
 class Answer(msgspec.Struct):
     """What feature `json` binds outputs to."""
 
-    name: Literal["ada", "grace", "edsger"]
+    word: Annotated[str, msgspec.Meta(pattern="^[a-z]{2,8}$")]
     ok: bool
-    level: Literal[1, 2, 3]
-    tags: Annotated[list[Literal["x", "yy", "zzz"]], msgspec.Meta(min_length=1, max_length=3)]
+    tags: Annotated[list[Literal["x", "yy"]], msgspec.Meta(min_length=1, max_length=2)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +161,7 @@ class Request:
     @property
     def greedy(self) -> bool:
         """Whether it takes the most probable token."""
-        return self.sampling["temperature"] == 0
+        return not self.sampling["temperature"]
 
 
 def write_requests(feature: str, load: Load, count: int) -> list[Request]:
@@ -157,8 +172,9 @@ def write_requests(feature: str, load: Load, count: int) -> list[Request]:
     for index in range(count):
         at_step += rng.choice((0, 0, 1, 3))
         sampling = _sampling(feature, load, index, rng)
-        adapter = 1 + index % ADAPTERS if feature == "lora" else 0
-        requests.append(Request(at_step, _prompt(feature, load, index, rng), sampling, adapter))
+        adapters = {"lora": (1, 2, 3), "lora-base": (0, 1, 2, 3)}.get(feature, (0,))
+        prompt = _prompt(feature, load, index, rng)
+        requests.append(Request(at_step, prompt, sampling, adapters[index % len(adapters)]))
     return requests
 
 
@@ -167,7 +183,7 @@ def _prompt(feature: str, load: Load, index: int, rng: random.Random) -> list[in
     if feature == "prefix":
         shared = random.Random(index % 3).choices(VOCABULARY, k=PREFIX_TOKENS)
         return (shared + tokens)[: load.prompt_tokens[1]]
-    if feature == "ngram":
+    if "ngram" in feature:
         return (tokens[:5] * len(tokens))[: len(tokens)]
     return tokens
 
@@ -178,7 +194,7 @@ def _sampling(feature: str, load: Load, index: int, rng: random.Random) -> dict[
         "headway_deadline_ms": rng.randint(600_000, 6_000_000),
         "headway_tenant": SPARE if seeded else "",
     }
-    sampling = {
+    sampling: dict[str, Any] = {
         "temperature": 0.8 if seeded else 0.0,
         "seed": index if seeded else None,
         "max_tokens": rng.randint(*load.output_tokens),
@@ -186,10 +202,10 @@ def _sampling(feature: str, load: Load, index: int, rng: random.Random) -> dict[
         "extra_args": hints,
     }
     if feature == "json":
-        sampling |= {"json": msgspec.json.schema(Answer), "ignore_eos": False, "max_tokens": 24}
+        sampling |= {"json": msgspec.json.schema(Answer), "ignore_eos": False}
     if feature == "n2" and seeded:
         sampling["n"] = 2
-    if feature == "ngram":  # few tokens to choose from, so that drafts are often right
+    if "ngram" in feature:  # few tokens to choose from, so that drafts are often right
         sampling["allowed_token_ids"] = rng.choices(VOCABULARY, k=3)
     return sampling
 
@@ -230,6 +246,7 @@ class Engine:
             "num_gpu_blocks_override": NUM_BLOCKS,
             "gpu_memory_utilization": 0.1,
             "max_model_len": 256,
+            "max_logprobs": -1,
             "max_num_seqs": SEATS,
             "max_num_batched_tokens": WHOLE.token_budget,
             "enable_prefix_caching": False,
@@ -268,7 +285,7 @@ class Engine:
         answers = Answers()
         self._runs += 1
         pending = deque(enumerate(requests))
-        for step in range(MAX_STEPS):
+        for step in range(requests[-1].at_step + MAX_STEPS):
             while pending and pending[0][1].at_step <= step:
                 self._send(*pending.popleft(), logprobs_of)
             if not pending and not self._busy():
@@ -276,7 +293,7 @@ class Engine:
             for output in self._engine.step():
                 for choice in output.outputs:
                     answers.take(int(output.request_id.split("-")[1]), choice)
-        raise RuntimeError(f"not done after {MAX_STEPS} steps")
+        raise RuntimeError(f"not done {MAX_STEPS} steps after the last arrival")
 
     def _busy(self) -> bool:
         core = self._core
@@ -290,7 +307,7 @@ class Engine:
 
         arguments = {**request.sampling, "output_kind": RequestOutputKind.DELTA}
         if index in logprobs_of:
-            arguments["logprobs"] = 20
+            arguments["logprobs"] = -1
         if schema := arguments.pop("json", None):
             arguments["structured_outputs"] = StructuredOutputsParams(json=schema)
         number = request.adapter
@@ -376,11 +393,22 @@ def _ask_stock(engine: Engine, feature: Feature, trials: Sequence[Trial]) -> Cel
         for trial in trials:
             engine.schedule_with(None, trial.load.token_budget)
             trial.stock = engine.run(trial.requests)
+            _check_stability(engine, trial)
     except RuntimeError as error:
         if feature.refusal is None or feature.refusal not in str(error):
             raise
         return {"unsupported": str(error)}
     return None
+
+
+def _check_stability(engine: Engine, trial: Trial) -> None:
+    """RuntimeError if stock answers otherwise when it has one request at a time: then nothing is comparable."""
+    apart = [replace(request, at_step=index * STEPS_APART) for index, request in enumerate(trial.requests)]
+    engine.schedule_with(None, trial.load.token_budget)
+    alone = engine.run(apart)
+    differing = _differing(trial, alone)
+    if len(differing) > _near_ties(engine, trial, alone, differing):
+        raise RuntimeError(f"{UNSTABLE}: {len(differing)} of {len(apart)} requests differ from a run alone")
 
 
 def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) -> Cell:

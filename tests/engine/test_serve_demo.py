@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from headway.core.record import Outcome
+from headway.core.slo import Slo
 from headway.engine.demo_model import resolve_model
 from headway.gateway import ReplayOptions, replay
 from headway.results import read_records
@@ -24,7 +25,6 @@ from headway.traces import TraceRequest, load_trace
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 BATCH_WIDTH = 4
-MAX_WAITING = 200
 
 
 class Serving:
@@ -98,9 +98,9 @@ def group_of(pid: int) -> int:
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """One server for all tests that only ask it something; it checks each of its plans."""
-    flags = ("--batch-width", str(BATCH_WIDTH), "--leaving", f"queue-bound:max_waiting={MAX_WAITING}")
     check = ("--", "--additional-config", '{"headway": {"check": true}}')
-    started = Serving(tmp_path_factory.mktemp("serving"), *flags, *check)
+    folder = tmp_path_factory.mktemp("serving")
+    started = Serving(folder, "--batch-width", str(BATCH_WIDTH), "--leaving", "expired", *check)
     try:
         started.wait_ready()
         yield started
@@ -199,12 +199,15 @@ async def test_clients_that_vanish_mid_stream_leave_the_server_well(serving: Ser
     assert after.outcome is Outcome.FINISHED
 
 
-async def test_the_client_of_a_shed_request_hears_why(serving: Serving) -> None:
-    trace = [TraceRequest(f"s{n}", 0.0, 20, 100) for n in range(MAX_WAITING + 50)]
+async def test_the_client_of_a_request_that_leaves_the_queue_hears_why(serving: Serving) -> None:
+    """A target of a microsecond is past before the first step: the request ends without a token."""
+    hopeless, hopeful = Slo(ttft_s=1e-6), Slo(ttft_s=3600)
+    trace = [TraceRequest(f"s{n}", 0.0, 20, 10, slo=hopeless if n % 2 else hopeful) for n in range(40)]
     report = await replay(trace, ReplayOptions(url=serving.url))
-    outcomes = [record.outcome for record in report.records]
-    assert outcomes.count(Outcome.SHED) > 0
-    assert outcomes.count(Outcome.SHED) + outcomes.count(Outcome.FINISHED) == len(trace)
+    assert {(record.slo, record.outcome, record.output_tokens) for record in report.records} == {
+        (hopeless, Outcome.EXPIRED, 0),
+        (hopeful, Outcome.FINISHED, 10),
+    }
     assert {record.error for record in report.records} == {None}
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
 from random import Random
 
 from hypothesis import strategies as st
@@ -107,14 +110,14 @@ def drive(policy: Policy, workload: Workload, *, may_idle: bool = True) -> Run:
     """Run a workload to its end, checking each step; every request must have ended within a bounded time."""
     instance = Instance(policy, {each.id: each.output for each in workload.arrivals}, workload.engine)
     run = Run(instance)
-    due = sorted(workload.arrivals, key=lambda arrival: arrival.at_step, reverse=True)
+    due = deque(sorted(workload.arrivals, key=lambda arrival: arrival.at_step))
     ready_at: dict[Job, int] = {}
     limit = 20 + 6 * (1 + workload.engine.lag) * workload.total_tokens
     while due or instance.ledger.live:
         step = len(run.ended)
         assert step < limit, f"still live after {limit} steps: {instance.ledger.waiting}"
-        while due and due[-1].at_step <= step:
-            arrival = due.pop()
+        while due and due[0].at_step <= step:
+            arrival = due.popleft()
             job = arrival.job()
             ready_at[job] = step + arrival.ready_after_steps
             instance.arrive(job)
@@ -213,6 +216,12 @@ def _slots(kind: type) -> list[str]:
     return [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
 
 
+@cache
+def _built(preset: Preset) -> Policy:
+    # Building looks through every installed distribution for parts; copying does not.
+    return build_policy(preset)
+
+
 def from_preset(preset: Preset) -> MakePolicy:
     """Fresh policies of one row."""
-    return lambda workload: build_policy(preset)
+    return lambda workload: deepcopy(_built(preset))

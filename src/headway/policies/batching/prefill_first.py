@@ -15,8 +15,7 @@ class PrefillFirst:
     """A step either prefills or decodes, never both; prompts are computed whole (vLLM 0.2.5).
 
     While the first waiting job can start, decodes pause and their KV stays. With nobody to pause, jobs that
-    are not ready are passed over. A prompt longer than a step's
-    budget runs alone, in chunks.
+    are not ready are passed over. A prompt longer than a step's budget runs alone, in chunks.
     """
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:

@@ -1,0 +1,68 @@
+"""What each preset makes of one small workload, record by record; `make golden` rewrites, the diff is reviewed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from headway.core.job import Job
+from headway.core.record import Outcome, Record
+from headway.core.slo import Slo
+from headway.policies.presets import PRESETS, build_policy
+from headway.results.records import encode_record
+from tests.policies.instance import Engine, Instance
+
+JOBS = 24
+ENGINE = Engine(total_blocks=15, block_size=4, max_run=4, max_resident=4, max_tokens=24)
+NEVER_PREEMPTED = ("orca", "static")
+
+
+def workload() -> tuple[list[Job], dict[str, int]]:
+    """Arrivals over 30 s, prompts of 1 to 30 tokens, answers of 1 to 12, half with a target of 5 to 20 s."""
+    rng = random.Random(7)
+    arrivals_s = sorted(rng.randint(0, 30) for _ in range(JOBS))
+    jobs = [
+        Job(
+            id=f"{number:02}",
+            arrival_s=float(arrival_s),
+            num_prompt_tokens=rng.randint(1, 30),
+            max_output_tokens=16,
+            slo=Slo(ttft_s=float(rng.randint(5, 20))) if rng.random() < 0.5 else Slo(),
+        )
+        for number, arrival_s in enumerate(arrivals_s)
+    ]
+    return jobs, {job.id: rng.randint(1, 12) for job in jobs}
+
+
+def run(preset: str) -> tuple[list[Record], dict[str, int]]:
+    """Records in the order jobs ended, and how long each answer was to be."""
+    jobs, true_output = workload()
+    instance = Instance(build_policy(PRESETS[preset]), true_output, ENGINE)
+    pending = list(jobs)
+    while pending or instance.ledger.live:
+        while pending and pending[0].arrival_s <= instance.now_s:
+            instance.arrive(pending.pop(0))
+        instance.step()
+        assert instance.now_s < 1_000, "the workload does not drain"
+    return list(instance.records.values()), true_output
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_records_are_the_stored_ones(preset: str, pytestconfig: pytest.Config) -> None:
+    records, _ = run(preset)
+    lines = b"".join(encode_record(record) + b"\n" for record in records)
+    stored = Path(__file__).with_name(f"{preset}.jsonl")
+    if pytestconfig.getoption("--rewrite-golden"):
+        stored.write_bytes(lines)
+    assert lines == stored.read_bytes(), f"{preset} decides differently; if that is meant, `make golden`"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_whatever_the_order_all_work_is_done(preset: str) -> None:
+    records, true_output = run(preset)
+    assert {record.id: record.output_tokens for record in records} == true_output
+    assert {record.outcome for record in records} == {Outcome.FINISHED}
+    preemptions = sum(record.preemptions for record in records)
+    assert (preemptions == 0) == (preset in NEVER_PREEMPTED)

@@ -1,0 +1,95 @@
+"""The checks of `contract` fail on policies that are wrong on purpose."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+
+from headway.errors import PlanError
+from headway.policies.batching import Batching
+from headway.policies.batching.decode_first import DecodeFirst
+from headway.policies.eviction.recompute import Recompute
+from headway.policies.leaving import Leaving
+from headway.policies.order import Order
+from headway.policies.order.arrival import Arrival as ArrivalOrder
+from headway.policies.policy import Policy
+from tests.policies import bad
+from tests.policies.contract import (
+    Arrival,
+    MakePolicy,
+    Workload,
+    check_blind_to_true_lengths,
+    check_drains,
+    check_repeats,
+)
+from tests.policies.instance import Engine
+
+OUTPUTS = (6, 1, 4, 2, 5, 3)
+WORKLOAD = Workload(
+    tuple(
+        Arrival(id=str(n), at_step=n // 3, prompt=4, output=output, limit=6, ready_after_steps=n % 2)
+        for n, output in enumerate(OUTPUTS)
+    ),
+    Engine(max_run=2),
+)
+"""Six jobs in two bursts on two seats; every other one is ready a step late."""
+
+
+def policy(order: Order | None = None, batching: Batching | None = None, *leaving: Leaving) -> MakePolicy:
+    """Fresh policies of the given parts, stock vLLM's otherwise."""
+    parts = (order or ArrivalOrder(), batching or DecodeFirst(), leaving)
+    return lambda workload: Policy("bad", *(deepcopy(parts[:2])), Recompute(), deepcopy(parts[2]))
+
+
+def test_the_same_policy_without_the_fault_passes() -> None:
+    check_drains(policy(), WORKLOAD, may_idle=False)
+    check_repeats(policy(), WORKLOAD, any_order=False)
+    for seed in range(20):
+        check_blind_to_true_lengths(policy(), WORKLOAD, seed)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (policy(batching=bad.NamesTwice()), PlanError, "named more than once: \\['0'\\]"),
+        (policy(None, None, bad.ForgetsToLeave()), PlanError, "leave names .* resident"),
+        (policy(batching=bad.PausesAll()), AssertionError, "still live after"),
+        (policy(batching=bad.Turns()), AssertionError, "the same view gave two plans"),
+        (policy(order=bad.NeverForgets()), AssertionError, "still holds"),
+    ],
+    ids=["names twice", "forgets to leave", "pauses all", "turns", "never forgets"],
+)
+def test_check_drains_notices(make: MakePolicy, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        check_drains(make, WORKLOAD)
+
+
+def test_check_drains_notices_idling() -> None:
+    late_first = Workload(
+        (
+            Arrival(id="0", at_step=0, prompt=1, output=1, limit=1, ready_after_steps=3),
+            Arrival(id="1", at_step=0, prompt=1, output=1, limit=1),
+        )
+    )
+    make = policy(batching=bad.WaitsForFirst())
+    check_drains(make, late_first)
+    with pytest.raises(AssertionError, match=r"nothing ran although Job\('1'"):
+        check_drains(make, late_first, may_idle=False)
+
+
+def test_check_repeats_notices_ties_that_depend_on_the_order_of_adding() -> None:
+    make = policy(order=bad.IgnoresTies())
+    check_repeats(make, WORKLOAD, any_order=False)
+    with pytest.raises(AssertionError):
+        check_repeats(make, WORKLOAD, any_order=True)
+
+
+def test_check_blind_notices_a_true_length() -> None:
+    def make(workload: Workload) -> Policy:
+        lengths = {arrival.id: arrival.output for arrival in workload.arrivals}
+        return policy(order=bad.ShortestOutput(lengths))(workload)
+
+    with pytest.raises(AssertionError, match="depends on an output that has not ended"):
+        for seed in range(20):
+            check_blind_to_true_lengths(make, WORKLOAD, seed)
