@@ -121,8 +121,8 @@ FEATURES = {
     "json": Feature(
         engine={"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
         loads=(
-            replace(CHUNKED, output_tokens=(40, 40)),
-            replace(WHOLE, prompt_tokens=(8, 24), output_tokens=(40, 40)),
+            replace(CHUNKED, output_tokens=(48, 48)),
+            replace(WHOLE, prompt_tokens=(8, 16), output_tokens=(48, 48)),
         ),
     ),
     "n2": Feature(),

@@ -87,7 +87,7 @@ def test_a_setting_of_another_type_is_refused_by_name(setting: str, value: objec
 
 @pytest.mark.parametrize("given", ["sjf", 3, None, ["policy"]])
 def test_settings_that_are_no_object_are_refused(given: object) -> None:
-    with pytest.raises(ConfigError, match="additional_config.headway: Expected `object`"):
+    with pytest.raises(ConfigError, match=r"^additional_config\.headway: Expected `object`"):
         EngineSettings.from_additional_config({"headway": given})
 
 

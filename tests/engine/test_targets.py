@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from math import inf, isfinite, nan
 from typing import Any
@@ -84,7 +85,9 @@ def test_a_tenant_is_a_short_text(tenant: str) -> None:
 
 @pytest.mark.parametrize("tenant", ["x" * (MAX_TENANT_CHARACTERS + 1), "x" * 10**6, 7, None, ["a"], b"a"])
 def test_another_tenant_is_refused_in_a_short_message(tenant: object) -> None:
-    with pytest.raises(ConfigError, match="^headway_tenant is .*; accepted: up to 128 characters$") as raised:
+    with pytest.raises(
+        ConfigError, match=r"^headway_tenant is .*; accepted: up to 128 characters$"
+    ) as raised:
         read_hints({"headway_tenant": tenant})
     assert len(str(raised.value)) < 200
 
@@ -161,9 +164,10 @@ def test_no_input_becomes_a_target_or_count_out_of_range(hints: dict[str, Any], 
 
 @UNTIMED
 @given(value=anything)
-def test_any_input_is_accepted_or_a_config_error(value: object) -> None:
+def test_any_input_is_accepted_or_refused_in_a_short_message(value: object) -> None:
     for key in (*TARGETS, *COUNTS, "headway_tenant", "headway_unknown"):
-        try:
+        with suppress(ConfigError):
             read_hints({key: value})
-        except ConfigError as error:
-            assert len(str(error)) < 400
+            continue
+        with pytest.raises(ConfigError, match=r"^(.|\n){,400}$"):
+            read_hints({key: value})

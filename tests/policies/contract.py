@@ -202,9 +202,9 @@ def jobs_held_by(part: object) -> set[Job]:
             found.add(thing)
         elif isinstance(thing, dict):
             stack += [*thing, *thing.values()]
-        elif isinstance(thing, Sequence) and not isinstance(thing, str | bytes):
-            stack += thing
-        elif isinstance(thing, set | frozenset):
+        elif (isinstance(thing, Sequence) and not isinstance(thing, str | bytes)) or isinstance(
+            thing, set | frozenset
+        ):
             stack += thing
         elif type(thing).__module__.startswith(("headway.policies", "tests.")):
             names = [*getattr(thing, "__dict__", {}), *_slots(type(thing))]

@@ -28,7 +28,10 @@ SETTINGS = {
     "request-level": ["", ":batch_size=2,reserve=false"],
 }
 """Other settings a batching is tried with."""
-LEAVING_SPECS = {"expired": "expired", "queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9"}
+LEAVING_SPECS = {
+    "expired": "expired",
+    "queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9",
+}
 MAY_IDLE = ("iteration-level", "request-level")
 """Batchings that reserve for, or wait for, a member that is not ready; the others then start someone else."""
 

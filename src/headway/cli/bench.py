@@ -51,7 +51,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help='Print {"<policy>": {summary}} on stdout.')] = False,
 ) -> None:
     """Compare policies on a real engine, one after another, on the same trace."""
-    from headway.cli.replay import _send as send_with_progress
+    from headway.cli.replay import send_with_progress
     from headway.engine.settings import EngineSettings
     from headway.experiments.policy_bench import PolicyBench
     from headway.results import compare, read_run, summarize, terminal_table, to_json

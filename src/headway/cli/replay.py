@@ -156,9 +156,6 @@ def send_with_progress(
     return asyncio.run(run())
 
 
-_send = send_with_progress
-
-
 def _tell(report: ReplayReport, as_json: bool) -> None:
     """The table and what to know beside it on stderr, the summary on stdout if asked for."""
     from rich.console import Console

@@ -10,7 +10,7 @@ from headway.core.plan import Departure, Reason
 
 @dataclass(slots=True)
 class Counters:
-    """Monotonic totals. `differences` counts, by reason, jobs for which a step did less than planned."""
+    """Totals that only grow. `differences` counts, by reason, jobs for which a step did less than planned."""
 
     steps: int = 0
     planned_steps: int = 0
@@ -26,6 +26,7 @@ class Counters:
     vllm_schedule_s: float = 0.0
     departures: Counter[Departure] = field(default_factory=Counter)
     differences: Counter[Reason] = field(default_factory=Counter)
+    _told: dict[str, int] = field(default_factory=dict)
 
     def flat(self) -> dict[str, int]:
         """Every total under one flat name, times in whole microseconds."""
@@ -45,3 +46,8 @@ class Counters:
             **{f"departures.{departure}": self.departures[departure] for departure in Departure},
             **{f"differences.{reason}": self.differences[reason] for reason in Reason},
         }
+
+    def grown(self) -> dict[str, int]:
+        """By how much every total has grown since this was last asked; the first time, the totals."""
+        before, self._told = self._told, self.flat()
+        return {name: total - before.get(name, 0) for name, total in self._told.items()}

@@ -9,7 +9,6 @@ import sys
 from importlib import metadata
 
 from headway.engine import register
-from headway.engine.stream_endings import show_endings
 
 PARENT_FLAG = "--end-with-parent"
 """First argument, followed by a process id: end as by Ctrl-C when that parent dies, however it dies."""
@@ -29,7 +28,6 @@ def main() -> None:
 
     # Also where VLLM_PLUGINS names other plug-ins only: this process answers the clients.
     register()
-    show_endings()
     sys.argv[0] = "vllm"  # the name its messages and usage lines show
     vllm_main()
 

@@ -1,12 +1,14 @@
 """Headway's totals on vLLM's own `/metrics`.
 
-The scheduler counts in the engine process; Prometheus is served by the API server's. The totals ride on a
-dictionary that vLLM's scheduler statistics carry across anyway, under a prefix, and are taken out here
-before vLLM's own loggers look at it (plug-in loggers come first).
+The scheduler counts in the engine process; Prometheus is served by the API server's. What the totals grew by
+rides on a dictionary that vLLM's scheduler statistics carry across anyway, under a prefix, and is taken out
+here before vLLM's own loggers look at it (plug-in loggers come first). It is the growth and not the totals,
+since each message reaches one API server only, and there may be several.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from prometheus_client import Counter
@@ -36,12 +38,17 @@ _TOTALS = {
 }
 
 
+@cache
+def _counter(name: str, description: str, *labels: str) -> Counter:
+    """Made at first use, so that a process without Headway's scheduler shows none; one for all its engines."""
+    return Counter(name, description, ["engine", *labels])
+
+
 class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
-    """Turns the totals of each engine into Prometheus counters; silent while stock schedules."""
+    """Adds up each engine's totals in Prometheus counters; silent while stock schedules."""
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
-        self._seen: dict[tuple[int, str], int] = {}
-        self._counters: dict[str, Counter] = {}
+        """Engines name themselves in `record`."""
 
     def record(
         self,
@@ -50,30 +57,22 @@ class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """Move Headway's totals out of vLLM's statistics and count what they grew by."""
+        """Move what Headway's totals grew by out of vLLM's statistics, and count it."""
         if scheduler_stats is None:
             return
         carried = scheduler_stats.num_kv_fetch_reqs_by_stage
         for key in [key for key in carried if key.startswith(PREFIX)]:
-            self._grow(engine_idx, key.removeprefix(PREFIX), carried.pop(key))
-
-    def _grow(self, engine_idx: int, name: str, total: int) -> None:
-        grown = total - self._seen.get((engine_idx, name), 0)
-        self._seen[engine_idx, name] = total
-        engine = str(engine_idx)
-        kind, _, reason = name.partition(".")
-        if reason:
-            self._counter(*_LABELLED[kind], "reason").labels(engine, reason).inc(grown)
-        elif name in _SECONDS:
-            self._counter(*_SECONDS[name]).labels(engine).inc(grown / 1e6)
-        else:
-            self._counter(f"headway_{name}", _TOTALS[name]).labels(engine).inc(grown)
-
-    def _counter(self, name: str, description: str, *labels: str) -> Counter:
-        """Made at first use, so that an engine without Headway shows none of them."""
-        if name not in self._counters:
-            self._counters[name] = Counter(name, description, ["engine", *labels])
-        return self._counters[name]
+            _grow(str(engine_idx), key.removeprefix(PREFIX), carried.pop(key))
 
     def log_engine_initialized(self) -> None:
         """Nothing to say: the scheduler announces its policy itself."""
+
+
+def _grow(engine: str, name: str, grown: int) -> None:
+    kind, _, reason = name.partition(".")
+    if reason:
+        _counter(*_LABELLED[kind], "reason").labels(engine, reason).inc(grown)
+    elif name in _SECONDS:
+        _counter(*_SECONDS[name]).labels(engine).inc(grown / 1e6)
+    else:
+        _counter(f"headway_{name}", _TOTALS[name]).labels(engine).inc(grown)

@@ -6,6 +6,7 @@ import os
 from functools import wraps
 from typing import Any
 
+from headway.engine.stream_endings import show_endings
 from headway.engine.targets import read_hints
 from headway.errors import ConfigError
 
@@ -14,8 +15,10 @@ CPU_ASYNC_SWITCH = "HEADWAY_CPU_ASYNC"
 
 
 def install() -> None:
-    """Check request hints where requests enter (a 400 for a bad one), and honour the CPU async switch."""
+    """Check request hints where requests enter (a 400 for a bad one), let streaming clients hear how a
+    request ended, and honour the CPU async switch."""
     _check_hints_at_entry()
+    show_endings()
     if os.environ.get(CPU_ASYNC_SWITCH) == "1":
         _keep_async_on_cpu()
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.5
-"""How often the totals are sent to the process that serves metrics; the last ones always are."""
+"""How often the totals' growth is sent to the process that serves metrics; the last one always is."""
 
 _ENDED_AS = {
     RequestStatus.FINISHED_STOPPED: Outcome.FINISHED,
@@ -160,10 +160,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def _shape(self, plan: StepPlan) -> None:
         """Put vLLM's queues, caps and budget so that its own loops carry out the plan."""
         paused = self._paused(plan)
-        self._caps = {job.id: 0 for job in paused}
+        self._caps = self._chunk_caps(plan) if plan.chunk_cap else {}
+        self._caps.update((job.id, 0) for job in paused)
         self.counters.pauses += len(paused)
-        if plan.chunk_cap:
-            self._caps.update(self._chunk_caps(plan))
         if self._caps:
             # On the instance, for this step alone: vLLM calls it for every grant, and most steps cap nobody.
             self._reserve_prefill_lookahead = self._capped
@@ -374,8 +373,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         now_s = time.monotonic()
         if stats is not None and (now_s >= self._stats_due_s or not self.ledger.live):
             self._stats_due_s = now_s + STATS_INTERVAL_S
-            totals = self.counters.flat()
-            stats.num_kv_fetch_reqs_by_stage.update({f"headway.{name}": totals[name] for name in totals})
+            grown = self.counters.grown()
+            stats.num_kv_fetch_reqs_by_stage.update({f"headway.{name}": grown[name] for name in grown})
         return stats
 
     def shutdown(self) -> None:

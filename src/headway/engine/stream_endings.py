@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 REASON_PREFIX = "headway:"
@@ -27,6 +28,7 @@ def show_endings() -> None:
     if getattr(make, "shows_endings", False):
         return
 
+    @wraps(make)
     def new_completion_output(self: Any, token_ids: Any, finish_reason: Any, stop_reason: Any) -> Any:
         output = make(self, token_ids, finish_reason, stop_reason)
         by_policy = isinstance(stop_reason, str) and stop_reason.startswith(REASON_PREFIX)

@@ -72,7 +72,9 @@ def _slo(ttft_s: float | None, tbt_s: float | None, deadline_s: float | None, de
 def _target_s(key: str, value: Any) -> float:
     target_s = _number(key, value) / 1000
     if not 0 < target_s <= MAX_TARGET_S:
-        raise ConfigError(f"{key} is {_quoted(value)}; accepted: milliseconds in (0, {MAX_TARGET_S * 1000:g}]")
+        raise ConfigError(
+            f"{key} is {_quoted(value)}; accepted: milliseconds in (0, {MAX_TARGET_S * 1000:g}]"
+        )
     return target_s
 
 

@@ -32,6 +32,7 @@ SEAMS = {
     "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks": "77f434d88d573bfe",
     "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots": "8c60d937fd9eb0c8",
     "vllm.sampling_params:SamplingParams._verify_extra_args": "97380ef36ddc285f",
+    "vllm.v1.engine.output_processor:RequestState._new_completion_output": "dec8c8112ea29602",
     "vllm.platforms.cpu:CpuPlatform.check_and_update_config": "d2960ad5d1836767",
 }
 """Name -> digest of its source in the tested version."""

@@ -14,9 +14,10 @@ from headway.core.record import Record
 from headway.engine.server_command import server_command
 from headway.engine.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
+from headway.experiments.both_sides import add_engine_side
 from headway.gateway import ReplayOptions, ReplayReport
 from headway.gateway.scrape import scrape
-from headway.results import RunInfo, RunMeta, record_writer, start_run, write_info
+from headway.results import RunInfo, RunMeta, read_records, record_writer, start_run, write_info
 from headway.traces import TraceRequest, take
 
 START_TIMEOUT_S = 600.0
@@ -67,7 +68,9 @@ class PolicyBench:
 
     def _measure(self, policy: str, send: Send, tell: Callable[[str], None]) -> bool:
         address = ("127.0.0.1", _free_port())
-        command = server_command(self.model, self._settings(policy), address, self.vllm_flags)
+        engine_file = self.out / f"{policy}.engine.jsonl"
+        settings = replace(self._settings(policy), records=str(engine_file.absolute()))
+        command = server_command(self.model, settings, address, self.vllm_flags)
         tell(f"{policy}: starting vLLM")
         log = self.out / f"{policy}.server.log"
         with log.open("wb") as output, ServerProcess(command.arguments, address, log=output) as server:
@@ -78,6 +81,9 @@ class PolicyBench:
             with record_writer(self.out, policy) as records:
                 report = send(self.requests, options, records.append)
             totals = asyncio.run(scrape(server.url, "headway_"))
+        with record_writer(self.out, policy) as records:
+            for record in add_engine_side(report.records, read_records(engine_file)):
+                records.append(record)
         write_info(self.out, policy, RunInfo(scheduler_us_per_step=_scheduler_us_per_step(totals)))
         return not report.interrupted
 
@@ -87,7 +93,9 @@ async def _warm_up(requests: Sequence[TraceRequest], options: ReplayOptions) -> 
     from headway.gateway import replay
 
     first = [
-        replace(request, arrival_s=0.0, output_tokens=min(8, request.output_tokens))
+        replace(
+            request, id=f"warm-up-{request.id}", arrival_s=0.0, output_tokens=min(8, request.output_tokens)
+        )
         for request in take(requests, WARM_UP_REQUESTS)
     ]
     await replay(first, replace(options, seed=options.seed + 1))

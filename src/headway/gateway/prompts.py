@@ -85,7 +85,7 @@ class Dialect:
         }
         if not self.plain:
             body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-            body |= {"min_tokens": request.output_tokens, "ignore_eos": True}
+            body |= {"min_tokens": request.output_tokens, "ignore_eos": True, "request_id": request.id}
             if request.priority:
                 body["priority"] = request.priority
             if hints := self._hints(request):

@@ -52,7 +52,9 @@ ORDERS: list[tuple[Callable[[], Order], SortKey]] = [
 ]
 every_order = pytest.mark.parametrize(("make", "key"), ORDERS, ids=["short", "long", "prio", "edf", "slack"])
 
-moves = st.lists(st.tuples(st.sampled_from(["admit", "preempt", "token", "end"]), st.integers(0, 99)), max_size=25)
+moves = st.lists(
+    st.tuples(st.sampled_from(["admit", "preempt", "token", "end"]), st.integers(0, 99)), max_size=25
+)
 """What happens next, and to which of the jobs it may happen to."""
 
 

@@ -96,7 +96,18 @@ def test_empty_queues_are_dropped() -> None:
 
 @pytest.mark.parametrize(
     ("length", "bucket"),
-    [(1, 1), (63, 63), (127, 127), (128, 128), (129, 128), (130, 130), (255, 254), (256, 256), (259, 256), (260, 260)],
+    [
+        (1, 1),
+        (63, 63),
+        (127, 127),
+        (128, 128),
+        (129, 128),
+        (130, 130),
+        (255, 254),
+        (256, 256),
+        (259, 256),
+        (260, 260),
+    ],
 )
 def test_lengths_share_a_queue_from_128_on(length: int, bucket: int) -> None:
     assert _bucket(length) == bucket

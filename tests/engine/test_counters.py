@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.plan import Departure, Reason
+from headway.engine.counters import Counters
+from tests.strategies import UNTIMED
+
+
+def test_every_total_starts_at_zero_and_is_told() -> None:
+    told = Counters().flat()
+    assert set(told.values()) == {0}
+    assert {f"differences.{reason}" for reason in Reason} <= told.keys()
+    assert {f"departures.{departure}" for departure in Departure} <= told.keys()
+
+
+def test_every_field_has_a_flat_name() -> None:
+    counters = Counters()
+    for number, field in enumerate(fields(Counters), start=1):
+        if field.type == "int":
+            setattr(counters, field.name, number)
+    told = counters.flat()
+    for number, field in enumerate(fields(Counters), start=1):
+        if field.type == "int":
+            assert told[field.name] == number
+
+
+def test_times_are_whole_microseconds() -> None:
+    told = Counters(scheduler_s=1.2345678, vllm_schedule_s=0.0000004).flat()
+    assert (told["scheduler_us"], told["vllm_schedule_us"]) == (1_234_568, 0)
+
+
+def test_reasons_are_told_by_name() -> None:
+    counters = Counters(steps=3)
+    counters.differences[Reason.SEATS] += 2
+    counters.departures[Departure.SHED] += 1
+    told = counters.flat()
+    assert (told["steps"], told["differences.seats"], told["departures.shed"]) == (3, 2, 1)
+    assert sum(told.values()) == 6
+
+
+def test_two_engines_count_apart() -> None:
+    first, second = Counters(), Counters()
+    first.differences[Reason.BLOCKS] += 1
+    assert second.flat()["differences.blocks"] == 0
+
+
+def test_growth_is_since_it_was_last_asked() -> None:
+    counters = Counters(steps=5)
+    assert counters.grown()["steps"] == 5
+    assert set(counters.grown().values()) == {0}
+    counters.steps += 2
+    counters.departures[Departure.EXPIRED] += 1
+    grown = counters.grown()
+    assert (grown["steps"], grown["departures.expired"], sum(grown.values())) == (2, 1, 3)
+
+
+@UNTIMED
+@given(times_s=st.lists(st.floats(0, 1e-5), max_size=30))
+def test_growth_adds_up_to_the_total(times_s: list[float]) -> None:
+    counters, added = Counters(), 0
+    for time_s in times_s:
+        counters.scheduler_s += time_s
+        grown = counters.grown()["scheduler_us"]
+        assert grown >= 0
+        added += grown
+    assert added == counters.flat()["scheduler_us"]

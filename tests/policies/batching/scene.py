@@ -1,0 +1,42 @@
+"""Views for batchings: the first come order over jobs that wait, and residents as given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headway.core.job import Job
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.policies.batching import Batching
+from headway.policies.order.arrival import Arrival
+
+
+class Scene:
+    """A batching with its order and what it is to see."""
+
+    def __init__(self, batching: Batching, *, residents: list[Job] | None = None, **view: Any) -> None:
+        self.batching = batching
+        self.order = Arrival()
+        sizes = {"max_run": 8, "max_resident": 8, "max_tokens": 64, "total_blocks": 100, "block_size": 4}
+        self.view = StepView(residents=residents or [], admissible=lambda job: True, **{**sizes, **view})
+
+    def wait(self, *jobs: Job) -> Scene:
+        """Let jobs wait, in this order."""
+        for job in jobs:
+            self.order.add(job)
+        self.view.waiting = [*self.view.waiting, *jobs]
+        return self
+
+    def admissible(self, says: Callable[[Job], bool]) -> Scene:
+        """Let the engine say who would pass its checks."""
+        self.view.admissible = says
+        return self
+
+    def plan(self, leaving: tuple[Job, ...] = ()) -> StepPlan:
+        """What the batching wants."""
+        return self.batching.plan(self.view, self.order, leaving)
+
+    def admit(self, plan: StepPlan, *jobs: Job) -> None:
+        """Tell the batching that the step admitted these."""
+        self.batching.observe(StepOutcome(now_s=0.0, plan=plan, admitted=list(jobs)))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from headway.core.job import Job
+from headway.errors import ConfigError
+from headway.policies.batching.decode_first import DecodeFirst, decodes_first
+from tests.policies.batching.scene import Scene
+from tests.strategies import decoding, ids, make_job, prefilling
+
+DECODES = [decoding("d0"), decoding("d1"), decoding("d2")]
+PREFILLS = [prefilling("p0"), prefilling("p1", computed=4)]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        ([PREFILLS[0], DECODES[0], PREFILLS[1], DECODES[1]], ["d0", "d1", "p0", "p1"]),
+        ([PREFILLS[0], DECODES[2]], ["d2", "p0"]),
+        ([DECODES[1], PREFILLS[1], DECODES[0]], ["d1", "d0", "p1"]),
+    ],
+)
+def test_jobs_in_prefill_move_behind_the_others(jobs: list[Job], expected: list[str]) -> None:
+    assert ids(decodes_first(jobs)) == expected
+
+
+@pytest.mark.parametrize("jobs", [[], DECODES, PREFILLS, DECODES + PREFILLS])
+def test_who_stands_right_already_is_left_as_the_same_object(jobs: list[Job]) -> None:
+    assert decodes_first(jobs) is jobs
+
+
+def test_every_resident_runs_and_the_waiting_follow_in_rank_order() -> None:
+    residents = [PREFILLS[0], *DECODES]
+    plan = Scene(DecodeFirst(), residents=residents).wait(make_job("w1"), make_job("w0")).plan()
+    assert (ids(plan.run), ids(plan.admit)) == (["d0", "d1", "d2", "p0"], ["w1", "w0"])
+    assert (plan.whole_prompts, dict(plan.chunk_cap)) == (False, {})
+
+
+def test_a_running_batch_of_decodes_is_passed_through_untouched() -> None:
+    assert Scene(DecodeFirst(), residents=DECODES).plan().run is DECODES
+
+
+def test_who_leaves_is_not_admitted() -> None:
+    leaver, stays = make_job("leaver"), make_job("stays")
+    assert ids(Scene(DecodeFirst()).wait(leaver, stays).plan(leaving=(leaver,)).admit) == ["stays"]
+
+
+@pytest.mark.parametrize(("token_budget", "expected"), [(None, 64), (10, 10), (64, 64), (999, 64)])
+def test_a_fixed_budget_is_bounded_by_the_engines(token_budget: int | None, expected: int) -> None:
+    assert Scene(DecodeFirst(token_budget)).plan().token_budget == expected
+
+
+@pytest.mark.parametrize("token_budget", [0, -1])
+def test_a_budget_below_one_is_refused(token_budget: int) -> None:
+    with pytest.raises(ConfigError, match=f"token_budget is {token_budget}; accepted: 1 or more"):
+        DecodeFirst(token_budget)

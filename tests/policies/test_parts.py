@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core.cost import UnknownCost
+from headway.errors import ConfigError
+from headway.policies.batching.decode_first import DecodeFirst
+from headway.policies.batching.request_level import RequestLevel
+from headway.policies.leaving.queue_bound import QueueBound
+from headway.policies.order.slack import LeastSlack
+from headway.policies.parts import BUILT_IN, build_part, known_parts, load_plugins, part_settings
+from tests.policies.installed import MODULE, install
+
+GUEST = "[headway.order]\nguest = headway_guest:Guest\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_guest_is_left_behind() -> Iterator[None]:
+    yield
+    sys.modules.pop(MODULE, None)
+
+
+# ---- built in --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, parts in BUILT_IN.items() for name in parts]
+)
+def test_every_built_in_part_is_built_by_its_name(kind: str, name: str) -> None:
+    # The one part that cannot do without a setting.
+    spec = "queue-bound:max_waiting=1" if name == "queue-bound" else name
+    assert type(build_part(kind, spec, None)) is BUILT_IN[kind][name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "expected"),
+    [
+        ("batching", "decode-first", DecodeFirst()),
+        ("batching", "decode-first:", DecodeFirst()),
+        ("batching", "decode-first:token_budget=512", DecodeFirst(512)),
+        ("batching", "request-level:batch_size=4,reserve=false", RequestLevel(4, reserve=False)),
+        ("batching", "request-level:reserve=true", RequestLevel(reserve=True)),
+        ("leaving", "queue-bound:max_age_s=2.5,max_waiting=3", QueueBound(max_waiting=3, max_age_s=2.5)),
+    ],
+)
+def test_settings_follow_the_name(kind: str, spec: str, expected: Any) -> None:
+    built = build_part(kind, spec, None)
+    names = part_settings(type(expected))
+    assert {name: getattr(built, name) for name in names} == {name: getattr(expected, name) for name in names}
+    assert type(built) is type(expected)
+
+
+def test_a_part_that_asks_for_the_cost_model_gets_it() -> None:
+    cost = UnknownCost()
+    assert build_part("order", "slack", cost)._cost is cost
+    assert isinstance(build_part("order", "slack", None)._cost, UnknownCost)
+
+
+def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
+    assert part_settings(DecodeFirst) == {"token_budget": int}
+    assert part_settings(RequestLevel) == {"batch_size": int, "reserve": bool}
+    assert part_settings(QueueBound) == {"max_waiting": int, "max_waiting_tokens": int, "max_age_s": float}
+    assert part_settings(LeastSlack) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "message"),
+    [
+        ("order", "fifo", "unknown order 'fifo'; accepted: arrival, edf, longest-prompt, priority, "),
+        (
+            "batching",
+            "",
+            "unknown batching ''; accepted: decode-first, iteration-level, prefill-first, request-",
+        ),
+        ("eviction", "swap", "unknown eviction 'swap'; accepted: recompute"),
+        ("leaving", "Expired", "unknown leaving 'Expired'; accepted: expired, queue-bound"),
+        (
+            "batching",
+            "decode-first:budget=5",
+            "batching 'decode-first' has no setting 'budget=5'; accepted (as key=value): token_budget",
+        ),
+        (
+            "batching",
+            "request-level:reserve",
+            "batching 'request-level' has no setting 'reserve'; accepted (as key=value): batch_size, reserve",
+        ),
+        ("order", "slack:cost=3", "order 'slack' has no setting 'cost=3'; accepted (as key=value): none"),
+        ("leaving", "queue-bound:_waiting_tokens=3", "has no setting '_waiting_tokens=3'; accepted"),
+        (
+            "batching",
+            "decode-first:token_budget=1.5",
+            "batching 'decode-first', token_budget is '1.5'; accepted: a value of type int",
+        ),
+        ("batching", "decode-first:token_budget=", "token_budget is ''; accepted: a value of type int"),
+        ("batching", "request-level:reserve=yes", "reserve is 'yes'; accepted: true or false"),
+        ("leaving", "queue-bound:max_age_s=soon", "max_age_s is 'soon'; accepted: a value of type float"),
+        ("leaving", "queue-bound", "queue-bound needs at least one of"),
+        ("batching", "decode-first:token_budget=0", "token_budget is 0; accepted: 1 or more"),
+    ],
+)
+def test_what_cannot_be_built_is_said_with_what_can(kind: str, spec: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build_part(kind, spec, None)
+
+
+# ---- installed by others ---------------------------------------------------------------------------
+
+
+def test_another_package_brings_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "guest" not in known_parts("order")
+    install(tmp_path, GUEST, monkeypatch)
+    cost = UnknownCost()
+    part = build_part("order", "guest:share=0.25,name=y,on=true,k=7", cost)
+    assert type(part).__module__ == MODULE
+    assert (part.settings, part.cost) == ((0.25, "y", True, 7), cost)
+    assert build_part("order", "guest", None).settings == (0.5, "x", False, None)
+    with pytest.raises(ConfigError, match="accepted: arrival, edf, guest, "):
+        build_part("order", "nobody", None)
+
+
+def test_a_part_belongs_to_its_own_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, GUEST, monkeypatch)
+    assert "guest" in known_parts("order")
+    assert all("guest" not in known_parts(kind) for kind in ("batching", "eviction", "leaving"))
+
+
+@pytest.mark.parametrize(
+    "entry_points",
+    [
+        "[headway.order]\narrival = headway_guest:Guest\n",
+        "[headway.order]\nguest = headway_guest:Guest\n[headway.order]\nguest = headway_guest:PRESET\n",
+    ],
+    ids=["a built-in name", "one name twice"],
+)
+def test_a_name_that_is_taken_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str
+) -> None:
+    install(tmp_path, entry_points, monkeypatch)
+    with pytest.raises(ConfigError, match="headway_guest:.* in 'headway.order', but that name is taken"):
+        known_parts("order")
+
+
+def test_a_group_nobody_registers_in_is_empty() -> None:
+    assert load_plugins("headway.nothing", taken={}) == {}

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core.cost import UnknownCost
+from headway.errors import ConfigError
+from headway.policies.parts import BUILT_IN, known_parts
+from headway.policies.presets import PRESETS, Preset, build_policy, find_preset, known_presets
+from tests.policies.installed import MODULE, install
+
+KINDS = ("order", "batching", "eviction", "leaving")
+
+
+@pytest.fixture(autouse=True)
+def _no_guest_is_left_behind() -> Iterator[None]:
+    yield
+    sys.modules.pop(MODULE, None)
+
+
+def specs(row: Preset, kind: str) -> tuple[str, ...]:
+    """What a row names of one kind."""
+    named = getattr(row, kind)
+    return named if isinstance(named, tuple) else (named,)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_row_is_readable_and_names_only_parts_that_exist(name: str) -> None:
+    row = PRESETS[name]
+    assert row.name == name
+    assert row.summary
+    assert row.source
+    for kind in KINDS:
+        assert {spec.partition(":")[0] for spec in specs(row, kind)} <= set(known_parts(kind))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_row_is_built_as_it_reads(name: str) -> None:
+    policy = build_policy(PRESETS[name])
+    assert policy.name == name
+    for kind in KINDS:
+        built = getattr(policy, kind)
+        built = built if isinstance(built, tuple) else (built,)
+        named = [BUILT_IN[kind][spec.partition(":")[0]] for spec in specs(PRESETS[name], kind)]
+        assert [type(part) for part in built] == named
+
+
+def test_a_row_has_one_column_for_each_kind_of_part() -> None:
+    assert (
+        set(KINDS)
+        == set(BUILT_IN)
+        == {field.name for field in fields(Preset)} - {"name", "summary", "source"}
+    )
+
+
+def test_built_policies_share_nothing() -> None:
+    one, other = build_policy(PRESETS["static"]), build_policy(PRESETS["static"])
+    assert one.order is not other.order
+    assert one.batching is not other.batching
+
+
+def test_the_cost_model_reaches_every_part_that_wants_it() -> None:
+    cost = UnknownCost()
+    policy: Any = build_policy(find_preset("vllm", order="slack"), cost)
+    assert policy.order._cost is cost
+
+
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [
+        ({}, {}),
+        ({"order": "slack"}, {"order": "slack"}),
+        ({"batching": "static", "eviction": "x"}, {"batching": "static", "eviction": "x"}),
+        ({"leaving": ("expired",)}, {"leaving": ("expired",)}),
+        ({"leaving": ()}, {"leaving": ()}),
+    ],
+)
+def test_parts_given_take_the_place_of_the_rows_own(given: dict[str, Any], changed: dict[str, Any]) -> None:
+    row, found = PRESETS["sarathi"], find_preset("sarathi", **given)
+    for field in fields(Preset):
+        assert getattr(found, field.name) == changed.get(field.name, getattr(row, field.name))
+
+
+def test_an_unknown_policy_lists_those_there_are() -> None:
+    message = re.escape(f"unknown policy 'magic'; accepted: {', '.join(PRESETS)}")
+    with pytest.raises(ConfigError, match=message):
+        find_preset("magic")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_that_does_not_exist_is_named(kind: str) -> None:
+    spec: Any = ("nothing",) if kind == "leaving" else "nothing"
+    with pytest.raises(ConfigError, match=f"unknown {kind} 'nothing'"):
+        build_policy(find_preset("vllm", **{kind: spec}))
+
+
+def test_another_package_brings_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_points = (
+        "[headway.order]\nguest = headway_guest:Guest\n[headway.preset]\nguest = headway_guest:PRESET\n"
+    )
+    install(tmp_path, entry_points, monkeypatch)
+    assert list(known_presets()) == [*PRESETS, "guest"]
+    policy: Any = build_policy(find_preset("guest"))
+    assert policy.order.settings[0] == 0.25
+
+
+def test_a_preset_may_not_take_a_built_in_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "[headway.preset]\nvllm = headway_guest:PRESET\n", monkeypatch)
+    with pytest.raises(ConfigError, match="headway_guest:PRESET registers 'vllm' in 'headway.preset', but"):
+        find_preset("vllm")
