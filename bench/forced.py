@@ -1,20 +1,25 @@
-"""Parts that disturb a preset on purpose: paused residents, capped chunks, preemptions; for `bench/outputs.py`.
+"""One real engine run by stock vLLM's scheduler or by a preset that is disturbed on purpose; for `bench/outputs.py`.
 
-They are registered by entry points, as any other package registers parts, and named in the engine's settings.
-Unlike a product's parts they draw from a seeded generator: the same calls give the same disturbance.
+The disturbance (paused residents, capped chunks, preemptions) is made of parts like any other: registered by
+entry points, named in the engine's settings. Unlike a product's parts they draw from a seeded generator: the
+same calls give the same disturbance.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.engine.demo_model import ensure_demo_model
 from headway.policies.order import Order
 from headway.policies.parts import build_part
 from headway.policies.presets import Preset
@@ -29,31 +34,44 @@ PREEMPT_SHARE = 0.2
 """Of the jobs a step pauses."""
 MAX_PREEMPTIONS = 4
 """A job preempted this often is left alone, so that every run ends."""
+SPARED = "spared"
+"""Tenant of the jobs whose prompts are never cut in chunks."""
+
+SEATS = 8
+NUM_BLOCKS = 16
+"""One is vLLM's null block; 15 of 32 tokens are too few for eight jobs, so that blocks run short."""
+MAX_STEPS = 20_000
+"""After the last arrival."""
+ADAPTERS = 3
+ADAPTER_RANK = 4
+ADAPTER_SPREAD = 0.25
+"""Large enough that every adapter changes the tokens."""
+
+
+# ---- the disturbance -------------------------------------------------------------------------------
 
 
 class ForcedBatching:
     """The plan of the batching it stands `around`, with some of its jobs paused and some chunks capped.
 
-    Jobs of the tenant `spare` are never capped. `seen` holds what a run must have met for its result to
-    mean something.
+    `met` holds the most of what a step met: adapters among the residents, cached tokens at an admission.
     """
 
-    def __init__(self, around: str, spare: str = "", seed: int = 0, cost: CostModel | None = None) -> None:
+    def __init__(self, around: str, seed: int = 0, cost: CostModel | None = None) -> None:
         self._around = build_part("batching", _inner(around), cost)
-        self._spare = spare
         self._random = random.Random(seed)
-        self.seen: Counter[str] = Counter()
+        self.met: Counter[str] = Counter()
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The step's plan, disturbed."""
         plan: StepPlan = self._around.plan(view, order, leaving)
         plan.run = [job for job in plan.run if self._random.random() >= PAUSE_SHARE]
         plan.chunk_cap = {**plan.chunk_cap, **self._caps([*plan.run, *plan.admit])}
-        self._see("resident_adapters", len({job.lora_id for job in view.residents}))
+        self._note("resident_adapters", len({job.lora_id for job in view.residents}))
         return plan
 
     def _caps(self, jobs: Iterable[Job]) -> dict[Job, int]:
-        prefills = [job for job in jobs if job.prefilling and job.tenant != self._spare]
+        prefills = [job for job in jobs if job.prefilling and job.tenant != SPARED]
         capped = [job for job in prefills if self._random.random() < CAPPED_SHARE]
         return {job: self._random.choice(CAPS_TOKENS) for job in capped}
 
@@ -61,11 +79,11 @@ class ForcedBatching:
         """Note prefix cache hits, of newcomers and of resumed jobs; then let the inner part learn."""
         for job in outcome.admitted:
             kind = "resumed_hit_tokens" if job.num_preemptions else "first_hit_tokens"
-            self._see(kind, outcome.cached_tokens[job])
+            self._note(kind, outcome.cached_tokens[job])
         self._around.observe(outcome)
 
-    def _see(self, what: str, value: int) -> None:
-        self.seen[what] = max(self.seen[what], value)
+    def _note(self, what: str, value: int) -> None:
+        self.met[what] = max(self.met[what], value)
 
 
 class ForcedEviction:
@@ -76,7 +94,7 @@ class ForcedEviction:
         self._random = random.Random(seed)
 
     def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
-        """Victims; most of them ran in the step before, so their last output may still be in flight."""
+        """Victims; many of them ran in the step before, so their last output may still be in flight."""
         running = set(plan.run)
         paused = [job for job in view.residents if job not in running]
         forced = [
@@ -87,11 +105,11 @@ class ForcedEviction:
         return {**dict.fromkeys(forced, Fate.RECOMPUTE), **self._around.preempt(view, plan, order)}
 
 
-def forced_settings(preset: Preset, *, seed: int, spare: str) -> dict[str, Any]:
+def forced_settings(preset: Preset, seed: int) -> dict[str, Any]:
     """Engine settings that put a preset under disturbance and have every step checked."""
     return {
         "policy": preset.name,
-        "batching": f"forced:seed={seed},spare={spare},around={_outer(preset.batching)}",
+        "batching": f"forced:seed={seed},around={_outer(preset.batching)}",
         "eviction": f"forced:seed={seed},around={_outer(preset.eviction)}",
         "check": True,
     }
@@ -104,3 +122,214 @@ def _outer(spec: str) -> str:
 
 def _inner(spec: str) -> str:
     return spec.replace(";", ",")
+
+
+def register_parts(folder: Path) -> None:
+    """Make `folder`, once on the import path, register the two parts as an installed package would."""
+    info = folder / "headway_bench-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headway-bench\nVersion: 0\n")
+    parts = {"batching": ForcedBatching, "eviction": ForcedEviction}
+    lines = [f"[headway.{kind}]\nforced = {__name__}:{part.__name__}\n" for kind, part in parts.items()]
+    (info / "entry_points.txt").write_text("".join(lines))
+
+
+# ---- the engine ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: the step it arrives at, its prompt, how it samples, the JSON schema it is bound to.
+
+    `adapter` is the number of its LoRA adapter, 0 for none.
+    """
+
+    at_step: int
+    prompt: list[int]
+    sampling: Mapping[str, Any]
+    schema: Mapping[str, Any] | None = None
+    adapter: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it takes the most probable token."""
+        return not self.sampling["temperature"]
+
+
+@dataclass(slots=True)
+class Answers:
+    """What came back: per request and choice the tokens, and their log probabilities if asked for."""
+
+    tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    logprobs: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    most_at_once: int = 0
+
+    def take(self, index: int, choice: Any) -> None:
+        """Append what one step brought for one choice of one request."""
+        key = (index, choice.index)
+        self.tokens.setdefault(key, []).extend(choice.token_ids)
+        self.logprobs.setdefault(key, []).extend(choice.logprobs or ())
+        self.most_at_once = max(self.most_at_once, len(choice.token_ids))
+
+
+class Engine:
+    """vLLM's engine in this process; while it is idle its scheduler is built anew, stock or ours."""
+
+    def __init__(self, arguments: Mapping[str, Any], token_budget: int, adapters: Path) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        settings: dict[str, Any] = {
+            "model": str(ensure_demo_model()),
+            "dtype": "float32",
+            "enforce_eager": True,
+            "block_size": 32,
+            "num_gpu_blocks_override": NUM_BLOCKS,
+            "gpu_memory_utilization": 0.1,
+            "max_model_len": 256,
+            "max_logprobs": -1,
+            "max_num_seqs": SEATS,
+            "max_num_batched_tokens": token_budget,
+            "enable_prefix_caching": False,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            **arguments,
+        }
+        self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**settings))
+        self._core = self._engine.engine_core.engine_core
+        self._adapters = adapters
+        self._runs = 0
+
+    @property
+    def depth(self) -> int:
+        """Steps in flight."""
+        return int(self._core.vllm_config.max_concurrent_batches)
+
+    def stock(
+        self, requests: Sequence[Request], token_budget: int, logprobs_of: Collection[int] = ()
+    ) -> Answers:
+        """What vLLM's own scheduler makes of the requests."""
+        scheduler = self._schedule_with(None, token_budget)
+        assert type(scheduler).__module__.startswith("vllm.v1.core.sched.")
+        return self._run(requests, logprobs_of)
+
+    def forced(
+        self, preset: Preset, requests: Sequence[Request], token_budget: int, seed: int
+    ) -> tuple[Answers, Counter[str]]:
+        """What a preset makes of them under disturbance, and what the run met."""
+        scheduler = self._schedule_with(forced_settings(preset, seed), token_budget)
+        in_flight = _preemptions_in_flight(scheduler)
+        answers = self._run(requests)
+        counters = scheduler.counters
+        assert not counters.policy_faults
+        assert not counters.watchdog_faults
+        met = Counter(scheduler.guard.policy.batching.met)
+        met["pauses"] = counters.pauses
+        met["shortages"] = counters.shortage_preemptions
+        met["preemptions"] = counters.planned_preemptions + counters.shortage_preemptions
+        met["in_flight_preemptions"] = sum(in_flight)
+        met["tokens_at_once"] = answers.most_at_once
+        return answers, met
+
+    def _schedule_with(self, settings: dict[str, Any] | None, token_budget: int) -> Any:
+        """Put in a new scheduler, Headway with `settings` or vLLM's own, as vLLM's engine core does it."""
+        config, old = self._core.vllm_config, self._core.scheduler
+        assert not self._busy()
+        config.scheduler_config.max_num_scheduled_tokens = token_budget
+        config.scheduler_config.scheduler_cls = settings and "headway.engine.HeadwayScheduler"
+        config.additional_config = {"headway": settings} if settings else {}
+        self._core.scheduler = config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=old.kv_cache_config,
+            structured_output_manager=self._core.structured_output_manager,
+            log_stats=False,
+            block_size=old.block_size,
+            hash_block_size=old.hash_block_size,
+        )
+        return self._core.scheduler
+
+    def _run(self, requests: Sequence[Request], logprobs_of: Collection[int] = ()) -> Answers:
+        """Send every request at its step, until all have ended and the workers know it."""
+        answers = Answers()
+        self._runs += 1
+        pending = deque(enumerate(requests))
+        for step in range(requests[-1].at_step + MAX_STEPS):
+            while pending and pending[0][1].at_step <= step:
+                index, request = pending.popleft()
+                self._send(index, request, with_logprobs=index in logprobs_of)
+            if not pending and not self._busy():
+                return answers
+            for output in self._engine.step():
+                for choice in output.outputs:
+                    answers.take(int(output.request_id.split("-")[1]), choice)
+        raise RuntimeError(f"requests had not ended {MAX_STEPS} steps after the last arrived")
+
+    def _busy(self) -> bool:
+        core = self._core
+        return bool(
+            self._engine.has_unfinished_requests() or core.scheduler.has_requests() or core.batch_queue
+        )
+
+    def _send(self, index: int, request: Request, *, with_logprobs: bool) -> None:
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+        number = request.adapter
+        sampling = SamplingParams(
+            **request.sampling,
+            structured_outputs=request.schema and StructuredOutputsParams(json=request.schema),
+            logprobs=-1 if with_logprobs else None,
+            output_kind=RequestOutputKind.DELTA,
+            detokenize=False,
+        )
+        self._engine.add_request(
+            f"{self._runs}-{index}",
+            {"prompt_token_ids": request.prompt},
+            sampling,
+            lora_request=LoRARequest(f"{number}", number, str(self._adapters / f"{number}"))
+            if number
+            else None,
+        )
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._engine.engine_core.shutdown()
+
+
+def _preemptions_in_flight(scheduler: Any) -> list[bool]:
+    """One entry for each preemption from now on: whether output of the request was in flight."""
+    preempt = scheduler._preempt_request
+    found: list[bool] = []
+
+    def noted(request: Any, *args: Any, **kwargs: Any) -> None:
+        found.append(request.num_in_flight_tokens > 0)
+        preempt(request, *args, **kwargs)
+
+    scheduler._preempt_request = noted
+    return found
+
+
+def write_adapters(folder: Path) -> None:
+    """Random LoRA adapters for the demo model, as PEFT writes them, each in a folder named by its number."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    shape = json.loads((ensure_demo_model() / "config.json").read_text())
+    modules = ["q_proj", "v_proj"]
+    layers = [
+        f"layers.{n}.self_attn.{module}" for n in range(shape["num_hidden_layers"]) for module in modules
+    ]
+    sizes = {"lora_A": (ADAPTER_RANK, shape["hidden_size"]), "lora_B": (shape["hidden_size"], ADAPTER_RANK)}
+    settings = {"peft_type": "LORA", "r": ADAPTER_RANK, "lora_alpha": 2 * ADAPTER_RANK, "bias": "none"}
+    for number in range(1, ADAPTERS + 1):
+        rng = np.random.default_rng(number)
+        weights = {
+            f"base_model.model.model.{layer}.{half}.weight": ADAPTER_SPREAD
+            * rng.standard_normal(size, dtype=np.float32)
+            for layer in layers
+            for half, size in sizes.items()
+        }
+        adapter = folder / f"{number}"
+        adapter.mkdir()
+        save_file(weights, adapter / "adapter_model.safetensors")
+        (adapter / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": modules}))

@@ -1,18 +1,22 @@
 """Tokens under every preset against stock vLLM's own: `python bench/outputs.py --json`.
 
 The real CPU engine in float32 with the demo model, one process a feature: first vLLM's own scheduler, then
-Headway under each preset with pauses, chunk caps and preemptions forced on top (`bench/forced.py`) and every
-step checked. Two loads: greedy requests in chunked prompts, and greedy beside seeded ones in whole prompts,
-since vLLM 0.32's CPU runner cannot compute a seeded request's prompt in chunks (feature `seeded-chunks`
-shows its error). A cell is
+Headway under each preset, every step checked, with pauses, chunk caps and preemptions forced on top
+(`bench/forced.py`). Half of the requests are greedy and in chunked prompts. Of the other half, in whole
+prompts, every second one samples with a seed: vLLM 0.32's CPU runner cannot compute a seeded request's
+prompt in chunks. A cell is
 
     {"requests": N, "identical": N, "near_ties": k, "preemptions": M, "pauses": P}
 
-or {"unsupported": "<vLLM's reason>"} or {"error": "..."}. A difference is a near tie if stock's own log
-probabilities of the two tokens are within 1e-4 where they part. Exit status 1 unless each request is
-identical or a near tie and each cell met what its feature is about (preemptions and pauses, and for example
-preemptions of requests in flight under `async`). `--preset` and `--feature` pick a part; without them all
-presets run `plain`. The other features take up to two minutes each.
+or {"unsupported": "<vLLM's reason>"}. A difference is a near tie if stock's own log probabilities of the two
+tokens are within 1e-4 where they part. `error` in a cell says what went wrong, or what a run should have met
+and did not: preemptions and pauses, and for example preemptions with output in flight under `async`. Exit
+status 1 for any error, and for any request neither identical nor a near tie.
+
+`--preset` and `--feature` pick a part; without them all presets run `plain`, in under a minute. The other
+features take up to two minutes each. Three of them show what stock vLLM itself cannot do on the CPU:
+`seeded-chunks` (it raises), `seeded-ngram` (seeded and greedy requests with drafts disturb one another) and
+`lora-base` (a request without an adapter gets its neighbour's).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -35,30 +39,28 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from headway.engine.demo_model import ensure_demo_model
-from headway.engine.plugin import CPU_ASYNC_SWITCH
-from headway.policies.presets import Preset, known_presets
-
 ROOT = Path(__file__).parents[1]
-FEATURE_TIMEOUT_S = 900
-MAX_STEPS = 20_000
-STEPS_APART = 120
-"""More than any request needs, so that requests this far apart never meet."""
-NEAR_TIE = 1e-4
-SEATS = 8
-NUM_BLOCKS = 16
-"""One is vLLM's null block; the rest holds two to four of the chunked requests."""
-SPARE = "seeded"
-"""Tenant of the requests whose prompts must not be cut in chunks."""
-ADAPTERS = 3
-PREFIX_TOKENS = 32
-"""One block, shared by a third of the requests; a longer hit is on a job's own blocks."""
-VOCABULARY = range(10, 2000)
+sys.path.insert(0, str(ROOT))  # run as a script, only this folder is on the path
 
+from bench.forced import SPARED, Answers, Engine, Request, register_parts, write_adapters  # noqa: E402
+from headway.engine.demo_model import ensure_demo_model  # noqa: E402
+from headway.engine.plugin import CPU_ASYNC_SWITCH  # noqa: E402
+from headway.policies.presets import Preset, known_presets  # noqa: E402
+
+NEAR_TIE = 1e-4
+FEATURE_TIMEOUT_S = 900
 CELLS = "cells.jsonl"
+STEPS_APART = 150
+"""More than any request needs, so that requests this far apart never meet."""
+PREFIX_TOKENS = 32
+"""One block, shared by a third of the requests; a longer hit of a resumed job is on its own blocks."""
+VOCABULARY = range(10, 2000)
+UNSTABLE = "stock's own tokens depend on what else is in the batch"
 
 Cell = dict[str, int | str]
-KEYS = ("requests", "identical", "near_ties", "preemptions", "pauses")
+
+
+# ---- what is measured ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,10 @@ WHOLE = Load("whole", 512, (8, 40), (8, 24), seeded=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """One way to run the engine, how many steps it has in flight, and what a run must have met.
+    """One way to run the engine: its arguments, its environment, its loads, how many steps are in flight.
 
-    `evidence` is the largest value that proves nothing; `refusal` is what vLLM says if it cannot do this.
+    `evidence` is what a run must have met, with the largest value that proves nothing; `refusal` is what
+    vLLM says if it cannot do this.
     """
 
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -92,17 +95,13 @@ class Feature:
     refusal: str | None = None
 
 
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""A model this small gains nothing from more, and threads that spin for one another lose on a busy machine."""
 _TWO_WORKERS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-_NGRAM = {
-    "speculative_config": {
-        "method": "ngram",
-        "num_speculative_tokens": 3,
-        "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1,
-    }
-}
-_LORA = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": ADAPTERS, "max_lora_rank": 8}
-UNSTABLE = "stock's own tokens depend on what else is in the batch"
+_DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+_NGRAM = {"speculative_config": _DRAFTS}
+_LORA = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 3, "max_lora_rank": 8}
+_JSON = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
 
 FEATURES = {
     "plain": Feature(),
@@ -119,7 +118,7 @@ FEATURES = {
         evidence={"first_hit_tokens": 0, "resumed_hit_tokens": PREFIX_TOKENS},
     ),
     "json": Feature(
-        engine={"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
+        engine=_JSON,
         loads=(
             replace(CHUNKED, output_tokens=(48, 48)),
             replace(WHOLE, prompt_tokens=(8, 16), output_tokens=(48, 48)),
@@ -128,7 +127,7 @@ FEATURES = {
     "n2": Feature(),
     "lora": Feature(engine=_LORA, evidence={"resident_adapters": 1}),
     "ngram": Feature(
-        engine=_NGRAM, loads=(CHUNKED, replace(WHOLE, seeded=False)), evidence={"longest_delta": 1}
+        engine=_NGRAM, loads=(CHUNKED, replace(WHOLE, seeded=False)), evidence={"tokens_at_once": 1}
     ),
     "seeded-chunks": Feature(
         loads=(replace(CHUNKED, seeded=True),), refusal="CPU Generator does not use offset"
@@ -136,9 +135,6 @@ FEATURES = {
     "seeded-ngram": Feature(engine=_NGRAM, loads=(WHOLE,), refusal=UNSTABLE),
     "lora-base": Feature(engine=_LORA, refusal=UNSTABLE),
 }
-
-
-# ---- what is sent ----------------------------------------------------------------------------------
 
 
 class Answer(msgspec.Struct):
@@ -149,41 +145,29 @@ class Answer(msgspec.Struct):
     tags: Annotated[list[Literal["x", "yy"]], msgspec.Meta(min_length=1, max_length=2)]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request: the step it arrives at, its prompt, how it samples, and its adapter (0: none)."""
-
-    at_step: int
-    prompt: list[int]
-    sampling: dict[str, Any]
-    adapter: int = 0
-
-    @property
-    def greedy(self) -> bool:
-        """Whether it takes the most probable token."""
-        return not self.sampling["temperature"]
-
-
 def write_requests(feature: str, load: Load, count: int) -> list[Request]:
-    """The same requests for every run of a feature."""
+    """The same requests for every run of a feature, arriving over a few steps."""
     rng = random.Random(f"{feature} {load.name}")
-    requests = []
-    at_step = 0
+    adapters = {"lora": (1, 2, 3), "lora-base": (0, 1, 2, 3)}.get(feature, (0,))
+    requests: list[Request] = []
     for index in range(count):
-        at_step += rng.choice((0, 0, 1, 3))
-        sampling = _sampling(feature, load, index, rng)
-        adapters = {"lora": (1, 2, 3), "lora-base": (0, 1, 2, 3)}.get(feature, (0,))
-        prompt = _prompt(feature, load, index, rng)
-        requests.append(Request(at_step, prompt, sampling, adapters[index % len(adapters)]))
+        request = Request(
+            at_step=(requests[-1].at_step if requests else 0) + rng.choice((0, 0, 1, 3)),
+            prompt=_prompt(feature, load, index, rng),
+            sampling=_sampling(feature, load, index, rng),
+            schema=msgspec.json.schema(Answer) if feature == "json" else None,
+            adapter=adapters[index % len(adapters)],
+        )
+        requests.append(request)
     return requests
 
 
 def _prompt(feature: str, load: Load, index: int, rng: random.Random) -> list[int]:
-    tokens = [rng.choice(VOCABULARY) for _ in range(rng.randint(*load.prompt_tokens))]
+    tokens = rng.choices(VOCABULARY, k=rng.randint(*load.prompt_tokens))
     if feature == "prefix":
         shared = random.Random(index % 3).choices(VOCABULARY, k=PREFIX_TOKENS)
         return (shared + tokens)[: load.prompt_tokens[1]]
-    if "ngram" in feature:
+    if _speculates(feature):
         return (tokens[:5] * len(tokens))[: len(tokens)]
     return tokens
 
@@ -192,163 +176,23 @@ def _sampling(feature: str, load: Load, index: int, rng: random.Random) -> dict[
     seeded = load.seeded and index % 2 == 1
     hints = {
         "headway_deadline_ms": rng.randint(600_000, 6_000_000),
-        "headway_tenant": SPARE if seeded else "",
+        "headway_tenant": SPARED if seeded else "",
     }
-    sampling: dict[str, Any] = {
+    return {
         "temperature": 0.8 if seeded else 0.0,
         "seed": index if seeded else None,
+        "n": 2 if seeded and feature == "n2" else 1,
         "max_tokens": rng.randint(*load.output_tokens),
-        "ignore_eos": True,
+        "ignore_eos": feature != "json",
+        # With few tokens to choose from, drafts are often right.
+        "allowed_token_ids": rng.choices(VOCABULARY, k=3) if _speculates(feature) else None,
         "extra_args": hints,
     }
-    if feature == "json":
-        sampling |= {"json": msgspec.json.schema(Answer), "ignore_eos": False}
-    if feature == "n2" and seeded:
-        sampling["n"] = 2
-    if "ngram" in feature:  # few tokens to choose from, so that drafts are often right
-        sampling["allowed_token_ids"] = rng.choices(VOCABULARY, k=3)
-    return sampling
 
 
-# ---- the engine ------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Answers:
-    """What came back: per request and choice the tokens, their log probabilities if asked for, the text."""
-
-    tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    logprobs: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
-    texts: dict[tuple[int, int], str] = field(default_factory=dict)
-    longest_delta: int = 0
-
-    def take(self, index: int, choice: Any) -> None:
-        """Append what one step brought for one choice of one request."""
-        key = (index, choice.index)
-        self.tokens.setdefault(key, []).extend(choice.token_ids)
-        self.logprobs.setdefault(key, []).extend(choice.logprobs or ())
-        self.texts[key] = self.texts.get(key, "") + choice.text
-        self.longest_delta = max(self.longest_delta, len(choice.token_ids))
-
-
-class Engine:
-    """vLLM's engine in this process; while it is idle its scheduler is built anew, stock or ours."""
-
-    def __init__(self, feature: Feature, adapters: Path) -> None:
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        arguments: dict[str, Any] = {
-            "model": str(ensure_demo_model()),
-            "dtype": "float32",
-            "enforce_eager": True,
-            "block_size": 32,
-            "num_gpu_blocks_override": NUM_BLOCKS,
-            "gpu_memory_utilization": 0.1,
-            "max_model_len": 256,
-            "max_logprobs": -1,
-            "max_num_seqs": SEATS,
-            "max_num_batched_tokens": WHOLE.token_budget,
-            "enable_prefix_caching": False,
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-            **feature.engine,
-        }
-        self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        self._core = self._engine.engine_core.engine_core
-        self._adapters = adapters
-        self._runs = 0
-        assert self._core.vllm_config.max_concurrent_batches == feature.depth
-
-    def schedule_with(self, settings: dict[str, Any] | None, token_budget: int) -> Any:
-        """Put in a new scheduler: Headway with `settings`, or vLLM's own, as vLLM's engine core does it."""
-        config, old = self._core.vllm_config, self._core.scheduler
-        assert not old.has_requests()
-        assert not self._core.batch_queue
-        config.scheduler_config.max_num_scheduled_tokens = token_budget
-        config.scheduler_config.scheduler_cls = settings and "headway.engine.HeadwayScheduler"
-        config.additional_config = {"headway": settings} if settings else {}
-        self._core.scheduler = config.scheduler_config.get_scheduler_cls()(
-            vllm_config=config,
-            kv_cache_config=old.kv_cache_config,
-            structured_output_manager=self._core.structured_output_manager,
-            log_stats=False,
-            block_size=old.block_size,
-            hash_block_size=old.hash_block_size,
-        )
-        if not settings:
-            assert type(self._core.scheduler).__module__.startswith("vllm.v1.core.sched.")
-        return self._core.scheduler
-
-    def run(self, requests: Sequence[Request], logprobs_of: frozenset[int] = frozenset()) -> Answers:
-        """Send every request at its step, until all have ended and the workers know it."""
-        answers = Answers()
-        self._runs += 1
-        pending = deque(enumerate(requests))
-        for step in range(requests[-1].at_step + MAX_STEPS):
-            while pending and pending[0][1].at_step <= step:
-                self._send(*pending.popleft(), logprobs_of)
-            if not pending and not self._busy():
-                return answers
-            for output in self._engine.step():
-                for choice in output.outputs:
-                    answers.take(int(output.request_id.split("-")[1]), choice)
-        raise RuntimeError(f"not done {MAX_STEPS} steps after the last arrival")
-
-    def _busy(self) -> bool:
-        core = self._core
-        return bool(
-            self._engine.has_unfinished_requests() or core.scheduler.has_requests() or core.batch_queue
-        )
-
-    def _send(self, index: int, request: Request, logprobs_of: frozenset[int]) -> None:
-        from vllm.lora.request import LoRARequest
-        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-
-        arguments = {**request.sampling, "output_kind": RequestOutputKind.DELTA}
-        if index in logprobs_of:
-            arguments["logprobs"] = -1
-        if schema := arguments.pop("json", None):
-            arguments["structured_outputs"] = StructuredOutputsParams(json=schema)
-        number = request.adapter
-        lora = LoRARequest(f"adapter-{number}", number, str(self._adapters / str(number))) if number else None
-        self._engine.add_request(
-            f"{self._runs}-{index}",
-            {"prompt_token_ids": request.prompt},
-            SamplingParams(**arguments),
-            lora_request=lora,
-        )
-
-    def close(self) -> None:
-        """Stop the workers."""
-        self._engine.engine_core.shutdown()
-
-
-def write_adapters(directory: Path) -> None:
-    """Three random LoRA adapters of rank 4 for the demo model, as PEFT writes them."""
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    shape = json.loads((ensure_demo_model() / "config.json").read_text())
-    hidden, layers, rank, modules = shape["hidden_size"], shape["num_hidden_layers"], 4, ("q_proj", "v_proj")
-    for number in range(1, ADAPTERS + 1):
-        rng = np.random.default_rng(number)
-        weights = {}
-        for name in (f"layers.{layer}.self_attn.{module}" for layer in range(layers) for module in modules):
-            for half, size in (("lora_A", (rank, hidden)), ("lora_B", (hidden, rank))):
-                matrix = rng.standard_normal(size) * 0.25
-                weights[f"base_model.model.model.{name}.{half}.weight"] = matrix.astype(np.float32)
-        adapter = directory / str(number)
-        adapter.mkdir()
-        save_file(weights, adapter / "adapter_model.safetensors")
-        settings = {
-            "peft_type": "LORA",
-            "r": rank,
-            "lora_alpha": 2 * rank,
-            "target_modules": modules,
-            "bias": "none",
-        }
-        (adapter / "adapter_config.json").write_text(json.dumps(settings))
+def _speculates(feature: str) -> bool:
+    """Whether the feature speculates."""
+    return FEATURES[feature].engine == _NGRAM
 
 
 # ---- one feature -----------------------------------------------------------------------------------
@@ -368,8 +212,9 @@ def measure(name: str, presets: Sequence[Preset], count: int, adapters: Path) ->
     feature = FEATURES[name]
     trials = _trials(name, feature, count)
     write_adapters(adapters)
-    engine = Engine(feature, adapters)
+    engine = Engine(feature.engine, WHOLE.token_budget, adapters)
     try:
+        assert engine.depth == feature.depth
         refusal = _ask_stock(engine, feature, trials)
         for preset in presets:
             yield preset.name, _cell(engine, name, preset, trials) if refusal is None else refusal
@@ -391,8 +236,7 @@ def _ask_stock(engine: Engine, feature: Feature, trials: Sequence[Trial]) -> Cel
     """Fill in stock's answers; if vLLM itself cannot do this, and is known not to, why."""
     try:
         for trial in trials:
-            engine.schedule_with(None, trial.load.token_budget)
-            trial.stock = engine.run(trial.requests)
+            trial.stock = engine.stock(trial.requests, trial.load.token_budget)
             _check_stability(engine, trial)
     except RuntimeError as error:
         if feature.refusal is None or feature.refusal not in str(error):
@@ -402,68 +246,33 @@ def _ask_stock(engine: Engine, feature: Feature, trials: Sequence[Trial]) -> Cel
 
 
 def _check_stability(engine: Engine, trial: Trial) -> None:
-    """RuntimeError if stock answers otherwise when it has one request at a time: then nothing is comparable."""
+    """RuntimeError if stock answers otherwise when it has one request at a time: then nothing compares."""
     apart = [replace(request, at_step=index * STEPS_APART) for index, request in enumerate(trial.requests)]
-    engine.schedule_with(None, trial.load.token_budget)
-    alone = engine.run(apart)
+    alone = engine.stock(apart, trial.load.token_budget)
     differing = _differing(trial, alone)
-    if len(differing) > _near_ties(engine, trial, alone, differing):
+    if len(differing) > _near_ties("stock, one at a time", engine, trial, alone, differing):
         raise RuntimeError(f"{UNSTABLE}: {len(differing)} of {len(apart)} requests differ from a run alone")
 
 
 def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) -> Cell:
     """Run a preset under disturbance and compare; `error` says what the runs should have met and did not."""
-    totals = Counter(dict.fromkeys(KEYS, 0))
-    met: Counter[str] = Counter()
-    for seed, trial in enumerate(trials):
-        answers, seen = _disturbed(engine, preset, trial, seed)
+    cell = dict.fromkeys(("requests", "identical", "near_ties", "preemptions", "pauses"), 0)
+    most: Counter[str] = Counter()
+    for trial in trials:
+        seed = random.Random(f"{preset.name} {trial.load.name}").randrange(10**6)
+        answers, met = engine.forced(preset, trial.requests, trial.load.token_budget, seed)
         wrong = _differing(trial, answers) | (_invalid(answers) if name == "json" else set())
-        totals["requests"] += len(trial.requests)
-        totals["identical"] += len(trial.requests) - len(wrong)
-        totals["near_ties"] += _near_ties(engine, trial, answers, wrong)
-        totals["preemptions"] += seen["preemptions"]
-        totals["pauses"] += seen["pauses"]
-        met |= seen
-    cell: Cell = dict(totals)
+        cell["requests"] += len(trial.requests)
+        cell["identical"] += len(trial.requests) - len(wrong)
+        cell["near_ties"] += _near_ties(f"{name}, {preset.name}", engine, trial, answers, wrong)
+        cell["preemptions"] += met["preemptions"]
+        cell["pauses"] += met["pauses"]
+        most |= met
+    _say(f"{name}, {preset.name}: {cell}; the most one run met: {dict(most)}")
     least = {"preemptions": 0, "pauses": 0, **FEATURES[name].evidence}
-    missing = [what for what in least if met[what] <= least[what]]
-    if missing:
-        cell["error"] = f"the runs prove nothing, they had too few {', '.join(missing)}"
-    _say(f"{name}, {preset.name}: {cell}, met {dict(met)}")
-    return cell
-
-
-def _disturbed(engine: Engine, preset: Preset, trial: Trial, seed: int) -> tuple[Answers, Counter[str]]:
-    """A preset's answers, and what its run met."""
-    from bench.forced import forced_settings
-
-    settings = forced_settings(preset, seed=seed, spare=SPARE)
-    scheduler = engine.schedule_with(settings, trial.load.token_budget)
-    in_flight = _preemptions_in_flight(scheduler)
-    answers = engine.run(trial.requests)
-    counters = scheduler.counters
-    assert not counters.policy_faults
-    assert not counters.watchdog_faults
-    seen = Counter(scheduler.guard.policy.batching.seen)
-    seen["pauses"] = counters.pauses
-    seen["shortages"] = counters.shortage_preemptions
-    seen["preemptions"] = counters.planned_preemptions + counters.shortage_preemptions
-    seen["in_flight_preemptions"] = sum(in_flight)
-    seen["longest_delta"] = answers.longest_delta
-    return answers, seen
-
-
-def _preemptions_in_flight(scheduler: Any) -> list[bool]:
-    """One entry for each preemption from now on: whether output of the request was in flight."""
-    preempt = scheduler._preempt_request
-    found: list[bool] = []
-
-    def noted(request: Any, *args: Any, **kwargs: Any) -> None:
-        found.append(request.num_in_flight_tokens > 0)
-        preempt(request, *args, **kwargs)
-
-    scheduler._preempt_request = noted
-    return found
+    missing = [what for what in least if most[what] <= least[what]]
+    error = {"error": f"the runs prove nothing, too few {', '.join(missing)}"} if missing else {}
+    return {**cell, **error}
 
 
 # ---- comparison ------------------------------------------------------------------------------------
@@ -477,41 +286,44 @@ def _differing(trial: Trial, answers: Answers) -> set[int]:
 
 
 def _invalid(answers: Answers) -> set[int]:
-    """Requests whose text is not the JSON it was bound to."""
+    """Requests whose output is not the JSON it was bound to."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(ensure_demo_model() / "tokenizer.json"))
     invalid = set()
-    for (index, _), text in answers.texts.items():
+    for (index, _), tokens in answers.tokens.items():
         try:
-            msgspec.json.decode(text, type=Answer)
+            msgspec.json.decode(tokenizer.decode(tokens), type=Answer)
         except msgspec.DecodeError:
             invalid.add(index)
     return invalid
 
 
-def _near_ties(engine: Engine, trial: Trial, answers: Answers, wrong: set[int]) -> int:
+def _near_ties(who: str, engine: Engine, trial: Trial, answers: Answers, wrong: set[int]) -> int:
     """How many of the `wrong` part from stock between two tokens that stock itself finds equally likely."""
     if not wrong:
         return 0
-    engine.schedule_with(None, trial.load.token_budget)
-    again = engine.run(trial.requests, logprobs_of=frozenset(wrong))
-    near_ties = 0
-    for index in sorted(wrong):
-        gap = _gap(trial, answers, again, index)
-        near_ties += gap <= NEAR_TIE
-        _say(f"request {index} of {trial.load.name} differs; log probabilities differ by {gap:.2g}")
-    return near_ties
+    again = engine.stock(trial.requests, trial.load.token_budget, logprobs_of=wrong)
+    gaps = {index: _gap(trial, answers, again, index) for index in sorted(wrong)}
+    for index, gap in gaps.items():
+        verdict = "a near tie" if gap <= NEAR_TIE else "not a near tie"
+        _say(
+            f"{who}: request {index} of {trial.load.name} is wrong, {verdict}: stock's logprobs differ by {gap:.2g}"
+        )
+    return sum(gap <= NEAR_TIE for gap in gaps.values())
 
 
 def _gap(trial: Trial, answers: Answers, again: Answers, index: int) -> float:
     """Stock's own difference of log probability where a request's tokens part; inf if it cannot be told."""
     key = (index, 0)
-    stock, ours = trial.stock.tokens[key], answers.tokens.get(key, [])
-    if not trial.requests[index].greedy or again.tokens[key] != stock or stock == ours:
+    stock, other = trial.stock.tokens[key], answers.tokens.get(key, [])
+    if not trial.requests[index].greedy or again.tokens[key] != stock or stock == other:
         return inf
-    at = next(i for i, (left, right) in enumerate(zip_longest(stock, ours)) if left != right)
-    likely = again.logprobs[key][at] if at < min(len(stock), len(ours)) else {}
-    if ours[at : at + 1] == [] or ours[at] not in likely:
+    at = next(at for at, (ours, theirs) in enumerate(zip_longest(other, stock)) if ours != theirs)
+    if at >= min(len(stock), len(other)):
         return inf
-    return float(abs(likely[stock[at]].logprob - likely[ours[at]].logprob))
+    logprobs = again.logprobs[key][at]
+    return float(abs(logprobs[stock[at]].logprob - logprobs[other[at]].logprob))
 
 
 # ---- the command -----------------------------------------------------------------------------------
@@ -524,14 +336,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
     parser.add_argument("--preset", action="append", choices=list(presets), help="only this preset")
     parser.add_argument("--feature", action="append", choices=list(FEATURES), help="default: plain")
-    parser.add_argument("--requests", type=int, default=48, help="requests a cell (default 48)")
+    parser.add_argument("--requests", type=int, default=48, help="requests a cell (default 48, at least 2)")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.requests < 2:
+        parser.error(f"--requests is {arguments.requests}; accepted: 2 or more")
     chosen = arguments.preset or list(presets)
+    features = arguments.feature or ["plain"]
     if arguments.worker is not None:
-        _work(arguments.worker, arguments.feature[0], [presets[name] for name in chosen], arguments.requests)
+        _work(arguments.worker, features[0], [presets[name] for name in chosen], arguments.requests)
         return
-    table = outputs(chosen, arguments.feature or ["plain"], arguments.requests)
+    table = outputs(chosen, features, arguments.requests)
     print(json.dumps(table))
     sys.exit(not all(passed(cell) for row in table.values() for cell in row.values()))
 
@@ -551,21 +366,26 @@ def passed(cell: Cell) -> bool:
 
 def run_feature(feature: str, presets: Sequence[str], requests: int) -> dict[str, Cell]:
     """A feature's cells, measured in a process of its own, so that vLLM starts afresh."""
+    command = [sys.executable, __file__, "--feature", feature, "--requests", str(requests)]
+    command += [argument for preset in presets for argument in ("--preset", preset)]
+    started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        _register_parts(Path(folder))
-        command = [sys.executable, "-m", "bench.outputs", "--worker", folder]
-        command += ["--feature", feature, "--requests", str(requests)]
-        command += [argument for preset in presets for argument in ("--preset", preset)]
-        started_s = time.monotonic()
+        register_parts(Path(folder))
+        cells_file = Path(folder, CELLS)
+        cells_file.touch()
         try:
-            status = subprocess.run(
-                command, env=_environment(feature, folder), stdout=2, timeout=FEATURE_TIMEOUT_S, check=False
-            ).returncode
-            why = f"the engine's process ended with status {status}; its messages are on stderr"
+            worker = subprocess.run(
+                [*command, "--worker", folder],
+                env=_environment(feature, folder),
+                stdout=2,  # stdout is for the table; what vLLM prints goes where its log goes
+                timeout=FEATURE_TIMEOUT_S,
+                check=False,
+            )
+            why = f"the engine's process ended with status {worker.returncode}; see its messages on stderr"
         except subprocess.TimeoutExpired:
             why = f"not done after {FEATURE_TIMEOUT_S} s"
-        _say(f"{feature}: {time.monotonic() - started_s:.0f} s")
-        cells = dict(json.loads(line) for line in (Path(folder) / CELLS).read_text().splitlines())
+        cells = dict(json.loads(line) for line in cells_file.read_text().splitlines())
+    _say(f"{feature}: {time.monotonic() - started_s:.0f} s")
     return {preset: cells.get(preset, {"error": why}) for preset in presets}
 
 
@@ -574,23 +394,12 @@ def _environment(feature: str, folder: str) -> dict[str, str]:
     outer = {key: value for key, value in os.environ.items() if key != CPU_ASYNC_SWITCH}
     return {
         **outer,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), folder]),
+        "PYTHONPATH": folder,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
+        **_ONE_THREAD,
         **FEATURES[feature].environment,
     }
-
-
-def _register_parts(folder: Path) -> None:
-    """Make a folder that, on the import path, registers `bench.forced` as an installed package would."""
-    (folder / CELLS).touch()
-    info = folder / "headway_bench-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headway-bench\nVersion: 0\n")
-    lines = [
-        f"[headway.{kind}]\nforced = bench.forced:Forced{kind.title()}\n" for kind in ("batching", "eviction")
-    ]
-    (info / "entry_points.txt").write_text("".join(lines))
 
 
 def _work(folder: Path, feature: str, presets: Sequence[Preset], requests: int) -> None:
@@ -598,9 +407,9 @@ def _work(folder: Path, feature: str, presets: Sequence[Preset], requests: int) 
     from headway.engine import register
 
     register()
-    with (folder / CELLS).open("a") as file:
+    with (folder / CELLS).open("a") as cells:
         for named in measure(feature, presets, requests, folder):
-            print(json.dumps(named), file=file, flush=True)
+            print(json.dumps(named), file=cells, flush=True)
 
 
 def _say(line: str) -> None:

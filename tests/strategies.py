@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from headway.core.job import Job, JobState
 from headway.core.slo import NO_TARGETS, Slo
 
-UNTIMED = settings(deadline=None)
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Examples run as long as they need: a busy machine is no failure."""
-FEW = settings(deadline=None, max_examples=15)
+FEW = settings(UNTIMED, max_examples=10)
 """The same for tests that are themselves repeated over many policies."""
 
 

@@ -11,7 +11,7 @@ from headway.core.job import Job, JobState
 from headway.core.ledger import Ledger
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.record import Outcome
-from tests.strategies import make_job
+from tests.strategies import UNTIMED, make_job
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -113,5 +113,5 @@ class LedgerMachine(RuleBasedStateMachine):
             assert job.state is not JobState.WAITING or job.num_computed_tokens == 0
 
 
-LedgerMachine.TestCase.settings = settings(deadline=None, max_examples=40, stateful_step_count=25)
+LedgerMachine.TestCase.settings = settings(UNTIMED, max_examples=40, stateful_step_count=25)
 TestLedger = LedgerMachine.TestCase

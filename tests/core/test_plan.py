@@ -27,6 +27,7 @@ VIEW = StepView(residents=(RUNS, OTHER), waiting=(WAITS,), max_run=2, max_reside
         StepPlan(),
         StepPlan(run=[OTHER, RUNS], admit=[WAITS, SWAPPED], token_budget=8, chunk_cap={WAITS: 1}),
         StepPlan(run=[RUNS], preempt={OTHER: Fate.SWAP}, leave={WAITS: Departure.SHED}),
+        StepPlan(run=VIEW.residents, admit=[WAITS]),
     ],
 )
 def test_a_plan_within_the_rules_passes(plan: StepPlan) -> None:
@@ -60,6 +61,7 @@ def test_each_part_names_jobs_of_its_own_states(
         StepPlan(run=[RUNS, RUNS]),
         StepPlan(admit=[WAITS, WAITS]),
         StepPlan(run=[RUNS], preempt={RUNS: Fate.RECOMPUTE}),
+        StepPlan(run=VIEW.residents, preempt={RUNS: Fate.RECOMPUTE}),
         StepPlan(admit=[WAITS], leave={WAITS: Departure.HAND_OFF}),
         StepPlan(run=[RUNS], admit=[RUNS]),
     ],

@@ -10,6 +10,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 
 from headway.engine.model_free import ScriptedRequest, to_request
 from headway.engine.queue import WindowQueue
+from tests.strategies import UNTIMED
 
 pytestmark = pytest.mark.vllm
 
@@ -181,5 +182,5 @@ class AgainstAModel(RuleBasedStateMachine):
         assert self.queue.find(ids) == [request for request in REQUESTS if request in self.waiting]
 
 
-AgainstAModel.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+AgainstAModel.TestCase.settings = settings(UNTIMED, max_examples=60, stateful_step_count=30)
 TestAgainstAModel = AgainstAModel.TestCase

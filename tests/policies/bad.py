@@ -1,8 +1,8 @@
-"""Policies that are wrong on purpose, to prove that the checks of `contract` notice."""
+"""Parts that are wrong on purpose, to prove that the checks of `contract` notice."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from headway.core.job import Job
@@ -15,61 +15,43 @@ from headway.policies.order.keyed import KeyedOrder
 from headway.policies.order.sorted_index import Key
 
 
-class NamesTwice:
-    """Admits its first candidate twice."""
+@dataclass
+class Spoiled:
+    """Plans as stock vLLM does, then spoils the plan; `asked` counts the plans."""
+
+    spoil: Callable[[StepPlan, StepView, int], None]
+    asked: int = 0
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """A plan with a job named twice."""
+        """A spoiled plan."""
+        self.asked += 1
         plan = DecodeFirst().plan(view, order, leaving)
-        plan.admit = [*plan.admit[:1], *plan.admit]
+        self.spoil(plan, view, self.asked)
         return plan
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn."""
 
 
-class PausesAll:
-    """Starts jobs and never lets them run again."""
-
-    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """A plan in which nobody runs."""
-        plan = DecodeFirst().plan(view, order, leaving)
-        plan.run = ()
-        return plan
-
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn."""
+def names_twice(plan: StepPlan, view: StepView, asked: int) -> None:
+    """Admit the first candidate twice."""
+    plan.admit = [*plan.admit[:1], *plan.admit]
 
 
-class WaitsForFirst:
-    """Starts nobody while the first in the queue is not ready."""
-
-    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """A plan that may leave an empty engine empty."""
-        plan = DecodeFirst().plan(view, order, leaving)
-        if plan.admit and not view.admissible(plan.admit[0]):
-            plan.admit = ()
-        return plan
-
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn."""
+def pauses_all(plan: StepPlan, view: StepView, asked: int) -> None:
+    """Start jobs and never let them run again."""
+    plan.run = ()
 
 
-class Turns:
-    """Serves residents in another order each time it is asked."""
+def waits_for_first(plan: StepPlan, view: StepView, asked: int) -> None:
+    """Start nobody while the first in the queue is not ready."""
+    if plan.admit and not view.admissible(plan.admit[0]):
+        plan.admit = ()
 
-    def __init__(self) -> None:
-        self._asked = 0
 
-    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """A plan that changes the policy."""
-        self._asked += 1
-        plan = DecodeFirst().plan(view, order, leaving)
-        plan.run = plan.run[:: -1 if self._asked % 2 else 1]
-        return plan
-
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn."""
+def turns(plan: StepPlan, view: StepView, asked: int) -> None:
+    """Serve residents in another order each time."""
+    plan.run = plan.run[:: -1 if asked % 2 else 1]
 
 
 class ShortestOutput(KeyedOrder):
@@ -111,8 +93,8 @@ class NeverForgets(Arrival):
 
 
 @dataclass(slots=True)
-class ForgetsToLeave:
-    """Lets a job leave although it has started, by never following who was admitted."""
+class ShedsWhoStarted:
+    """From the fifth step on sheds everybody it ever saw, since it never follows who was admitted."""
 
     _watched: list[Job] = field(default_factory=list)
 
@@ -124,6 +106,5 @@ class ForgetsToLeave:
         """Go on watching it."""
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
-        """Everybody ever seen, from the fifth step on."""
-        late: Sequence[Job] = self._watched if view.now_s >= 4 else ()
-        return dict.fromkeys(late, Departure.SHED)
+        """Everybody, late enough."""
+        return dict.fromkeys(self._watched if view.now_s >= 4 else (), Departure.SHED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,6 +15,7 @@ from headway.policies.leaving import LEAVINGS
 from headway.policies.order import ORDERS
 from headway.policies.presets import Preset, known_presets
 from tests.policies.contract import (
+    MakePolicy,
     Workload,
     check_blind_to_true_lengths,
     check_drains,
@@ -28,10 +30,8 @@ SETTINGS = {
     "request-level": ["", ":batch_size=2,reserve=false"],
 }
 """Other settings a batching is tried with."""
-LEAVING_SPECS = {
-    "expired": "expired",
-    "queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9",
-}
+NEEDS_SETTINGS = {"queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9"}
+"""Leaving rules that their name alone does not describe."""
 MAY_IDLE = ("iteration-level", "request-level")
 """Batchings that reserve for, or wait for, a member that is not ready; the others then start someone else."""
 
@@ -50,21 +50,13 @@ def combinations() -> list[Preset]:
 ROWS = [*known_presets().values(), *combinations()]
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 any_leaving = st.lists(st.sampled_from(sorted(LEAVINGS)), unique=True).map(
-    lambda names: tuple(LEAVING_SPECS[name] for name in names)
+    lambda names: tuple(NEEDS_SETTINGS.get(name, name) for name in names)
 )
 
 
-def with_leaving(row: Preset, leaving: tuple[str, ...]) -> Preset:
-    """The row with other leaving rules."""
-    return Preset(
-        name=row.name,
-        order=row.order,
-        batching=row.batching,
-        eviction=row.eviction,
-        leaving=(*row.leaving, *leaving),
-        summary="",
-        source="",
-    )
+def with_leaving(row: Preset, leaving: tuple[str, ...]) -> MakePolicy:
+    """Fresh policies of a row with more leaving rules."""
+    return from_preset(replace(row, leaving=(*row.leaving, *leaving)))
 
 
 @every_row
@@ -74,7 +66,7 @@ def test_plans_keep_the_rules_and_every_request_ends(
     row: Preset, workload: Workload, leaving: tuple[str, ...]
 ) -> None:
     may_idle = row.batching.startswith(MAY_IDLE)
-    check_drains(from_preset(with_leaving(row, leaving)), workload, may_idle=may_idle)
+    check_drains(with_leaving(row, leaving), workload, may_idle=may_idle)
 
 
 @every_row
@@ -84,7 +76,7 @@ def test_the_same_events_give_the_same_plans(
     row: Preset, workload: Workload, leaving: tuple[str, ...]
 ) -> None:
     keyed = row.order != "arrival"
-    check_repeats(from_preset(with_leaving(row, leaving)), workload, any_order=keyed)
+    check_repeats(with_leaving(row, leaving), workload, any_order=keyed)
 
 
 @every_row
@@ -93,4 +85,4 @@ def test_the_same_events_give_the_same_plans(
 def test_no_plan_depends_on_the_length_of_an_unfinished_output(
     row: Preset, workload: Workload, leaving: tuple[str, ...], seed: int
 ) -> None:
-    check_blind_to_true_lengths(from_preset(with_leaving(row, leaving)), workload, seed)
+    check_blind_to_true_lengths(with_leaving(row, leaving), workload, seed)

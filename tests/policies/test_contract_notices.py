@@ -57,13 +57,13 @@ def test_the_same_policy_without_the_fault_passes() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (policy(batching=bad.NamesTwice()), PlanError, "named more than once: \\['0'\\]"),
-        (policy(None, None, bad.ForgetsToLeave()), PlanError, "leave names .* resident"),
-        (policy(batching=bad.PausesAll()), AssertionError, "still live after"),
-        (policy(batching=bad.Turns()), AssertionError, "the same view gave two plans"),
+        (policy(batching=bad.Spoiled(bad.names_twice)), PlanError, "named more than once: \\['0'\\]"),
+        (policy(None, None, bad.ShedsWhoStarted()), PlanError, "leave names .* resident"),
+        (policy(batching=bad.Spoiled(bad.pauses_all)), AssertionError, "still live after"),
+        (policy(batching=bad.Spoiled(bad.turns)), AssertionError, "the same view gave two plans"),
         (policy(order=bad.NeverForgets()), AssertionError, "still holds"),
     ],
-    ids=["names twice", "forgets to leave", "pauses all", "turns", "never forgets"],
+    ids=["names twice", "sheds who started", "pauses all", "turns", "never forgets"],
 )
 def test_check_drains_notices(make: MakePolicy, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
@@ -77,7 +77,7 @@ def test_check_drains_notices_idling() -> None:
             Arrival(id="1", at_step=0, prompt=1, output=1, limit=1),
         )
     )
-    make = policy(batching=bad.WaitsForFirst())
+    make = policy(batching=bad.Spoiled(bad.waits_for_first))
     check_drains(make, late_first)
     with pytest.raises(AssertionError, match=r"nothing ran although Job\('1'"):
         check_drains(make, late_first, may_idle=False)

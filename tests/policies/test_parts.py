@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +12,9 @@ from headway.policies.batching.request_level import RequestLevel
 from headway.policies.leaving.queue_bound import QueueBound
 from headway.policies.order.slack import LeastSlack
 from headway.policies.parts import BUILT_IN, build_part, known_parts, load_plugins, part_settings
-from tests.policies.installed import MODULE, install
+from tests.policies.conftest import MODULE, Install
 
 GUEST = "[headway.order]\nguest = headway_guest:Guest\n"
-
-
-@pytest.fixture(autouse=True)
-def _no_guest_is_left_behind() -> Iterator[None]:
-    yield
-    sys.modules.pop(MODULE, None)
 
 
 # ---- built in --------------------------------------------------------------------------------------
@@ -112,9 +103,9 @@ def test_what_cannot_be_built_is_said_with_what_can(kind: str, spec: str, messag
 # ---- installed by others ---------------------------------------------------------------------------
 
 
-def test_another_package_brings_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_package_brings_a_part(install: Install) -> None:
     assert "guest" not in known_parts("order")
-    install(tmp_path, GUEST, monkeypatch)
+    install(GUEST)
     cost = UnknownCost()
     part = build_part("order", "guest:share=0.25,name=y,on=true,k=7", cost)
     assert type(part).__module__ == MODULE
@@ -124,8 +115,8 @@ def test_another_package_brings_a_part(tmp_path: Path, monkeypatch: pytest.Monke
         build_part("order", "nobody", None)
 
 
-def test_a_part_belongs_to_its_own_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, GUEST, monkeypatch)
+def test_a_part_belongs_to_its_own_kind(install: Install) -> None:
+    install(GUEST)
     assert "guest" in known_parts("order")
     assert all("guest" not in known_parts(kind) for kind in ("batching", "eviction", "leaving"))
 
@@ -138,11 +129,9 @@ def test_a_part_belongs_to_its_own_kind(tmp_path: Path, monkeypatch: pytest.Monk
     ],
     ids=["a built-in name", "one name twice"],
 )
-def test_a_name_that_is_taken_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str
-) -> None:
-    install(tmp_path, entry_points, monkeypatch)
-    with pytest.raises(ConfigError, match="headway_guest:.* in 'headway.order', but that name is taken"):
+def test_a_name_that_is_taken_is_refused(install: Install, entry_points: str) -> None:
+    install(entry_points)
+    with pytest.raises(ConfigError, match=r"headway_guest:.* in 'headway.order', but that name is taken"):
         known_parts("order")
 
 

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +10,9 @@ from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
 from headway.policies.parts import BUILT_IN, known_parts
 from headway.policies.presets import PRESETS, Preset, build_policy, find_preset, known_presets
-from tests.policies.installed import MODULE, install
+from tests.policies.conftest import Install
 
 KINDS = ("order", "batching", "eviction", "leaving")
-
-
-@pytest.fixture(autouse=True)
-def _no_guest_is_left_behind() -> Iterator[None]:
-    yield
-    sys.modules.pop(MODULE, None)
 
 
 def specs(row: Preset, kind: str) -> tuple[str, ...]:
@@ -100,17 +91,24 @@ def test_a_part_that_does_not_exist_is_named(kind: str) -> None:
         build_policy(find_preset("vllm", **{kind: spec}))
 
 
-def test_another_package_brings_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_package_brings_a_preset(install: Install) -> None:
     entry_points = (
         "[headway.order]\nguest = headway_guest:Guest\n[headway.preset]\nguest = headway_guest:PRESET\n"
     )
-    install(tmp_path, entry_points, monkeypatch)
+    install(entry_points)
     assert list(known_presets()) == [*PRESETS, "guest"]
     policy: Any = build_policy(find_preset("guest"))
     assert policy.order.settings[0] == 0.25
+    assert len(policy.leaving) == 1
+    assert build_policy(find_preset("guest", leaving=())).leaving == ()
 
 
-def test_a_preset_may_not_take_a_built_in_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "[headway.preset]\nvllm = headway_guest:PRESET\n", monkeypatch)
-    with pytest.raises(ConfigError, match="headway_guest:PRESET registers 'vllm' in 'headway.preset', but"):
+def test_a_preset_may_not_take_a_built_in_name(install: Install) -> None:
+    install("[headway.preset]\nvllm = headway_guest:PRESET\n")
+    with pytest.raises(ConfigError, match=r"headway_guest:PRESET registers 'vllm' in 'headway.preset', but"):
         find_preset("vllm")
+
+
+def test_sarathi_computes_512_tokens_a_step_as_published() -> None:
+    policy: Any = build_policy(PRESETS["sarathi"])
+    assert policy.batching.token_budget == 512

@@ -67,6 +67,7 @@ class Admission:
         request = scheduler.requests[job.id]
         return (
             scheduler._pause_state == PauseState.UNPAUSED
+            and not scheduler.defers_prefills
             and request in scheduler.waiting
             and len(scheduler.running) < scheduler.max_num_running_reqs
             and self.not_ready(request) is None

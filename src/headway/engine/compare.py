@@ -55,6 +55,8 @@ def _why_nothing(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) 
         return Reason.BUDGET
     if outcome.preempted:
         return Reason.BLOCKS
+    if scheduler.defers_prefills and request.is_prefill_chunk:
+        return Reason.ENGINE_PAUSED
     if request.has_encoder_inputs:
         return Reason.ENCODER
     return Reason.DRAFTS if scheduler.num_spec_tokens else Reason.UNEXPLAINED
@@ -118,11 +120,20 @@ def _why_refused(job: Job, outcome: StepOutcome, scheduler: Any) -> Reason:
         return Reason.WHOLE_PROMPT
     if len(outcome.admitted) >= scheduler.seats_planned:
         return Reason.SEATS
-    if scheduler.lora_config is not None and job.lora_id:
+    if job.lora_id and _adapters_full(job, outcome, scheduler):
         return Reason.LORA
+    if scheduler.defers_prefills:
+        return Reason.ENGINE_PAUSED
     misfit: Reason | None = scheduler.admission.misfit(scheduler.requests[job.id])
     if misfit is not None:
         return misfit
     if scheduler.num_spec_tokens:
         return Reason.DRAFTS
     return Reason.UNEXPLAINED
+
+
+def _adapters_full(job: Job, outcome: StepOutcome, scheduler: Any) -> bool:
+    """Whether the step ran as many LoRA adapters as it may, the job's not among them."""
+    ran = {other.lora_id for other in outcome.tokens if other.lora_id}
+    full: bool = len(ran) >= scheduler.lora_config.max_loras
+    return full and job.lora_id not in ran

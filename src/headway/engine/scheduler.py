@@ -80,6 +80,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._caps: dict[str, int] = {}
         self._stats_due_s = 0.0
         self.seats_planned = 0
+        self.defers_prefills = False
         self._preempted: list[Job] = []
         self._departing: dict[str, Departure] = {}
         self._farewells = Farewells()
@@ -109,6 +110,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         started = time.perf_counter()
         now_s = time.monotonic()
         self._settle(now_s)
+        self.defers_prefills = throttle_prefills and self._may_defer_prefills()
         plan = self._plan(now_s)
         self._depart(plan)
         self._shape(plan)
@@ -139,6 +141,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.lora_config is not None:
             plan.run = self.admission.within_adapters(plan.run)
         return plan
+
+    def _may_defer_prefills(self) -> bool:
+        """Whether vLLM leaves prompts for a later step when asked to, so that data-parallel engines keep pace."""
+        return not self.prefill_capacity_bound and any(
+            not request.is_prefill_chunk for request in self.running
+        )
 
     def _depart(self, plan: StepPlan) -> None:
         """End the requests that leave; their clients hear of it with the next output."""

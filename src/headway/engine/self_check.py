@@ -78,16 +78,7 @@ def self_check(vllm_config: Any) -> Parity:
 
     Raises SeamError naming the first step that differs, or what broke.
     """
-    rng = random.Random(0)
-    script = [
-        ScriptedRequest(
-            id=f"check-{index}",
-            arrival_step=index * 2,
-            prompt_token_ids=range(index * 1_000, index * 1_000 + rng.randint(1, 300)),
-            output_tokens=rng.randint(1, 120),
-        )
-        for index in range(_REQUESTS)
-    ]
+    script = _script(vllm_config.model_config.max_model_len)
     stock = stock_builder(vllm_config.scheduler_config.async_scheduling)
     try:
         limits = {"num_blocks": _NUM_BLOCKS, "max_steps": _MAX_STEPS}
@@ -99,3 +90,18 @@ def self_check(vllm_config: Any) -> Parity:
     if parity.first_difference is not None:
         raise SeamError(f"preset 'vllm' differs from stock in {parity.first_difference}")
     return parity
+
+
+def _script(max_model_len: int) -> list[ScriptedRequest]:
+    """Prompts of 1 to 300 tokens and answers of 1 to 120, less where the model holds less."""
+    rng = random.Random(0)
+    prompt, answer = min(300, max_model_len // 2), min(120, max_model_len // 2)
+    return [
+        ScriptedRequest(
+            id=f"check-{index}",
+            arrival_step=index * 2,
+            prompt_token_ids=range(index * 1_000, index * 1_000 + rng.randint(1, prompt)),
+            output_tokens=rng.randint(1, answer),
+        )
+        for index in range(_REQUESTS)
+    ]

@@ -31,11 +31,11 @@ def scheduler_class(vllm_config: Any) -> type[Any]:
 
 def check_vllm(vllm_config: Any) -> None:
     """Pass a tested vLLM silently; try any other on a short script and warn; SeamError if it cannot work."""
-    from headway.engine.vllm_seams import TESTED, changed_seams, check_version
+    from headway.engine.vllm_seams import TESTED, changed_seams, check_version, is_tested
 
     check_version()
     changed = changed_seams()
-    if not changed:
+    if is_tested() and not changed:
         return
     from headway.engine.self_check import self_check
 
@@ -43,7 +43,7 @@ def check_vllm(vllm_config: Any) -> None:
     logger.warning(
         "this vLLM is not the tested %s (changed: %s); a self-check of %d steps passed, serving with it",
         ", ".join(sorted(TESTED)),
-        ", ".join(changed),
+        ", ".join(changed) or "nothing that Headway touches",
         parity.steps,
     )
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import vllm
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from headway.errors import SeamError
 
@@ -43,15 +43,24 @@ def source_digests() -> dict[str, str]:
     """The digest of every seam as it stands in the installed vLLM; SeamError if one is gone."""
     digests = {}
     for name in SEAMS:
-        module, _, path = name.partition(":")
-        target: Any = importlib.import_module(module)
-        for part in path.split("."):
-            target = getattr(target, part, None)
-            if target is None:
-                raise SeamError(f"vLLM {vllm.__version__} has no {name}; tested: {', '.join(sorted(TESTED))}")
+        target = _find(name)
+        if target is None:
+            raise SeamError(f"vLLM {vllm.__version__} has no {name}; tested: {', '.join(sorted(TESTED))}")
         source = inspect.getsource(inspect.unwrap(target))
         digests[name] = hashlib.sha256(source.encode()).hexdigest()[:16]
     return digests
+
+
+def _find(name: str) -> Any:
+    """What a `module:path` names, None if it is not there."""
+    module, _, path = name.partition(":")
+    try:
+        target: Any = importlib.import_module(module)
+    except ImportError:
+        return None
+    for part in path.split("."):
+        target = getattr(target, part, None)
+    return target
 
 
 def changed_seams() -> list[str]:
@@ -60,8 +69,16 @@ def changed_seams() -> list[str]:
     return [name for name, tested in SEAMS.items() if digests[name] != tested]
 
 
+def is_tested() -> bool:
+    """Whether the installed vLLM has the number of a tested one, whatever it was built for."""
+    return vllm.__version__.partition("+")[0] in TESTED
+
+
 def check_version() -> None:
-    """Raise SeamError for a vLLM older than the minimum."""
-    version = Version(vllm.__version__.partition("+")[0])
+    """Raise SeamError for a vLLM older than the minimum; a build without a version number passes."""
+    try:
+        version = Version(vllm.__version__.partition("+")[0])
+    except InvalidVersion:
+        return
     if version < MINIMUM:
         raise SeamError(f"vLLM {vllm.__version__} is too old; accepted: {MINIMUM} or newer")

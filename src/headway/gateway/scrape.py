@@ -4,23 +4,39 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import aiohttp
+
 from headway.errors import UpstreamError
 from headway.gateway.endpoint import api_url, open_session
+
+TIMEOUT_S = 30.0
 
 
 async def scrape(url: str, prefix: str) -> dict[str, float]:
     """Sums over all labels of the Prometheus samples whose name starts with `prefix`, by name.
 
-    Raises UpstreamError if the server does not answer with metrics.
+    The prefix may go on into the labels. Raises UpstreamError if the server does not answer with metrics.
     """
     address = api_url(url, "metrics").replace("/v1/metrics", "/metrics")
-    async with open_session(timeout_s=30.0) as session, session.get(address) as response:
-        if response.status != 200:
-            raise UpstreamError(f"{address} answered HTTP {response.status}")
-        text = await response.text()
+    try:
+        async with open_session(timeout_s=TIMEOUT_S) as session, session.get(address) as response:
+            if response.status != 200:
+                raise UpstreamError(f"{address} answered HTTP {response.status}")
+            text = (await response.read()).decode()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise UpstreamError(f"{address} does not answer ({type(error).__name__}: {error})") from None
+    except UnicodeDecodeError:
+        raise UpstreamError(f"{address} answered with what is no text") from None
     sums: defaultdict[str, float] = defaultdict(float)
     for line in text.split("\n"):
         if line.startswith(prefix):
             labelled, _, value = line.rpartition(" ")
-            sums[labelled.partition("{")[0]] += float(value)
+            sums[labelled.partition("{")[0]] += _number(address, line, value)
     return dict(sums)
+
+
+def _number(address: str, line: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise UpstreamError(f"{address} answered with what is no sample: {line[:200]!r}") from None

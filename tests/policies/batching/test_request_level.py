@@ -45,7 +45,7 @@ def four() -> list[Job]:
     ],
 )
 def test_a_batch_is_as_many_as_asked_for_and_seated(
-    settings: dict[str, Any], sizes: dict[str, int], expected: list[str]
+    settings: dict[str, Any], sizes: dict[str, Any], expected: list[str]
 ) -> None:
     plan = Scene(RequestLevel(**settings), **sizes).wait(*four()).plan()
     assert ids(plan.admit) == expected
@@ -89,17 +89,19 @@ def test_a_batch_nobody_of_which_could_start_is_not_one_yet() -> None:
     assert ids(scene.plan().admit) == ["b", "c"]
 
 
-def test_a_preempted_member_re_enters_before_any_newcomer() -> None:
+def test_a_preempted_member_re_enters_and_the_batch_stays_the_same() -> None:
     a, b, c, d = four()
     scene = Scene(RequestLevel(batch_size=2, reserve=False)).wait(a, b, c, d)
     start(scene, a, b)
-    b.state = JobState.WAITING
-    b.num_preemptions = 1
+    b.state, b.num_preemptions = JobState.WAITING, 1
     scene.order.add(b)
     scene.view.residents = [a]
     assert ids(scene.plan().admit) == ["b"]
+    start(scene, b)
+    end(scene, b)
+    assert ids(scene.plan().admit) == []
     end(scene, a)
-    assert ids(scene.plan().admit) == ["b"]
+    assert ids(scene.plan().admit) == ["c", "d"]
 
 
 def test_a_member_that_leaves_is_not_admitted_and_ends_its_membership() -> None:

@@ -121,13 +121,6 @@ def test_lengths_in_one_queue_differ_by_less_than_one_part_in_64(length: int) ->
 
 
 @UNTIMED
-@given(octave=st.integers(6, 20))
-def test_an_octave_has_at_most_64_queues(octave: int) -> None:
-    step = max(1, 2**octave // 256)
-    assert len({_bucket(length) for length in range(2**octave, 2 ** (octave + 1), step)}) == 64
-
-
-@UNTIMED
 @given(jobs=queues(st.integers(1, 127)), k=st.integers(0, 15))
 def test_short_jobs_are_ranked_exactly(jobs: list[Job], k: int) -> None:
     assert ids(indexed(jobs).top(k, NOW_S)) == ids(sorted(jobs, key=exact)[:k])

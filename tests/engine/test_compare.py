@@ -1,0 +1,377 @@
+"""Each reason why the engine does less than a plan asked, provoked in vLLM's real scheduler."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import Request, RequestStatus
+
+from headway.core.job import Job
+from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.engine.model_free import ScriptedRequest, to_request
+from headway.policies.batching import Batching
+from headway.policies.order import Order
+from tests.engine.scripts import HearingEngine, assert_empty, scheduler, steps
+
+pytestmark = pytest.mark.vllm
+
+SMALL = 9
+"""Blocks of a cache for 8 x 32 = 256 tokens: one is vLLM's own."""
+
+
+@dataclass
+class Watched:
+    """A batching as it was, whose outcomes are kept; `paused`, `caps` and `victims` are put into its plans."""
+
+    inner: Batching
+    outcomes: list[StepOutcome] = field(default_factory=list)
+    paused: set[str] = field(default_factory=set)
+    caps: dict[str, int] = field(default_factory=dict)
+    victims: set[str] = field(default_factory=set)
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        plan = self.inner.plan(view, order, leaving)
+        plan.run = [job for job in plan.run if job.id not in self.paused | self.victims]
+        named = [*plan.run, *plan.admit]
+        plan.chunk_cap = {job: self.caps[job.id] for job in named if job.id in self.caps}
+        return plan
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+        self.inner.observe(outcome)
+
+    def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
+        return {job: Fate.RECOMPUTE for job in view.residents if job.id in self.victims}
+
+
+class Scene:
+    """An engine without a model, and what each of its steps did less than planned."""
+
+    def __init__(self, **options: Any) -> None:
+        self.scheduler = scheduler(**options)
+        self.engine = HearingEngine(self.scheduler)
+        policy = self.scheduler.guard.policy
+        self.watched = policy.batching = policy.eviction = Watched(policy.batching)
+
+    def add(self, id_: str, prompt_tokens: int, output_tokens: int = 5, lora: int = 0) -> Any:
+        start = len(self.scheduler.requests) * 10_000
+        request: Any = to_request(ScriptedRequest(id_, 0, range(start, start + prompt_tokens), output_tokens))
+        if lora:
+            request.lora_request = LoRARequest(f"adapter-{lora}", lora, "nowhere")
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self) -> dict[str, str]:
+        """Request id -> reason, for one more step."""
+        self.engine.step()
+        return {job.id: reason.value for job, reason in self.watched.outcomes[-1].passed_over.items()}
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """What the last step granted."""
+        return {job.id: count for job, count in self.watched.outcomes[-1].tokens.items()}
+
+    def finish(self) -> Counter[Reason]:
+        """Serve the rest; every difference of the run, none of them unexplained."""
+        for _ in steps(self.engine):
+            self.engine.step()
+        assert_empty(self.scheduler)
+        differences: Counter[Reason] = self.scheduler.counters.differences
+        assert differences[Reason.UNEXPLAINED] == 0
+        return differences
+
+
+def test_a_step_as_planned_has_no_differences() -> None:
+    scene = Scene()
+    for name in "abc":
+        scene.add(name, 20)
+    assert scene.step() == {}
+    assert scene.tokens == {"a": 20, "b": 20, "c": 20}
+    assert scene.finish() == {}
+
+
+def test_budget_ends_admission_and_what_waits_behind_is_spare() -> None:
+    scene = Scene()  # 512 tokens a step
+    for name in "abcde":
+        scene.add(name, 300)
+    assert scene.step() == {"c": "budget"}
+    assert scene.tokens == {"a": 300, "b": 212}
+    scene.finish()
+
+
+def test_a_budget_smaller_than_the_batch_leaves_residents_out() -> None:
+    scene = Scene(batching="decode-first:token_budget=2")
+    for name in "abc":
+        scene.add(name, 1)
+        scene.step()
+    assert scene.step() == {"c": "budget"}
+    assert scene.tokens == {"a": 1, "b": 1}
+    scene.finish()
+
+
+def test_seats() -> None:
+    scene = Scene(batch_width=2)
+    for name in "abcd":
+        scene.add(name, 10)
+    assert scene.step() == {"c": "seats"}
+    scene.finish()
+
+
+def test_isl_the_whole_sequence_must_fit() -> None:
+    scene = Scene(num_blocks=SMALL)
+    scene.add("a", 200)  # 7 of 8 blocks
+    scene.add("b", 100)
+    scene.add("c", 1)
+    assert scene.step() == {"b": "isl"}
+    scene.finish()
+
+
+def test_blocks_for_the_first_chunk() -> None:
+    scene = Scene(num_blocks=SMALL, vllm={"scheduler_reserve_full_isl": False})
+    scene.add("a", 200)
+    scene.add("b", 100)
+    assert scene.step() == {"b": "blocks"}
+    scene.finish()
+
+
+def test_the_watermark() -> None:
+    scene = Scene(num_blocks=SMALL, vllm={"watermark": 0.25})  # 2 blocks
+    scene.add("a", 150)  # 5 of 8 blocks
+    scene.add("b", 60)  # would fit the 3 that are left, but not with the watermark
+    assert scene.step() == {"b": "watermark"}
+    scene.finish()
+
+
+def test_whole_prompts() -> None:
+    scene = Scene(policy="vllm-v0")
+    for name in "abc":
+        scene.add(name, 300)
+    assert scene.step() == {"b": "whole_prompt"}
+    assert scene.tokens == {"a": 300}
+    scene.finish()
+
+
+def test_shortage_takes_the_last_resident_and_ends_admission() -> None:
+    scene = Scene(num_blocks=SMALL)
+    scene.add("a", 128)  # 4 blocks, and a fifth with the next token
+    scene.add("b", 128)
+    assert scene.step() == {}
+    scene.add("c", 1)
+    assert scene.step() == {"b": "blocks", "c": "preemption"}
+    assert scene.tokens == {"a": 1}
+    assert scene.finish()[Reason.BLOCKS] == 1
+
+
+@pytest.mark.parametrize("state", [PauseState.PAUSED_NEW, PauseState.PAUSED_ALL])
+def test_a_paused_engine(state: PauseState) -> None:
+    scene = Scene()
+    scene.add("a", 10)
+    scene.step()
+    scene.add("b", 10)
+    scene.scheduler.set_pause_state(state)
+    newcomers = {"b": "engine_paused"}
+    assert scene.step() == (
+        newcomers if state is PauseState.PAUSED_NEW else {"a": "engine_paused", **newcomers}
+    )
+    assert scene.tokens == ({"a": 1} if state is PauseState.PAUSED_NEW else {})
+    scene.scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert scene.step() == {}
+    scene.finish()
+
+
+def guided(id_: str) -> Any:
+    """A request bound to a grammar that has not been compiled."""
+    rules = StructuredOutputsParams(json='{"type": "object"}')
+    return Request(
+        request_id=id_,
+        prompt_token_ids=[1, 2, 3],
+        sampling_params=SamplingParams(max_tokens=3, structured_outputs=rules),
+        pooling_params=None,
+    )
+
+
+@pytest.mark.parametrize("policy", ["vllm", "vllm-v0", "orca", "static"])
+def test_a_grammar_in_the_making_is_passed_over_and_a_failed_one_fails_its_request(policy: str) -> None:
+    scene = Scene(policy=policy)
+    request = guided("g")
+    scene.scheduler.add_request(request)
+    scene.add("a", 10, output_tokens=2)
+    assert scene.step() == {"g": "grammar"}
+    assert scene.tokens == {"a": 10}
+    while "a" in scene.scheduler.requests:
+        scene.step()
+    assert scene.step() == {"g": "grammar"}
+    request.structured_output_request.grammar = ValueError("no such grammar")
+    assert scene.finish()[Reason.GRAMMAR] > 0
+    assert {name: str(end.finish_reason) for name, end in scene.engine.endings().items()} == {
+        "a": "length",
+        "g": "error",
+    }
+    assert scene.scheduler.counters.watchdog_faults == 0
+
+
+def test_held_by_the_engine() -> None:
+    scene = Scene()
+    request = scene.add("a", 10)
+    request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
+    scene.add("b", 10)
+    assert scene.step() == {"a": "held"}
+    request.status = RequestStatus.WAITING
+    assert scene.step() == {}
+    scene.finish()
+
+
+def test_the_last_token_may_be_in_flight() -> None:
+    scene = Scene(asynchronous=True)
+    scene.add("a", 10, output_tokens=2)
+    assert [scene.step(), scene.step()] == [{}, {}]
+    assert scene.step() == {"a": "in_flight"}
+    scene.finish()
+
+
+def test_a_job_preempted_in_flight_waits_for_its_stale_output() -> None:
+    scene = Scene(asynchronous=True)
+    scene.engine._depth = 3  # so that the output is still on its way when the next step is planned
+    scene.add("a", 10, output_tokens=20)
+    scene.add("b", 10, output_tokens=20)
+    for _ in range(3):
+        assert scene.step() == {}
+    scene.watched.victims = {"b"}
+    assert scene.step() == {}
+    scene.watched.victims = set()
+    assert scene.step() == {"b": "stale_output"}
+    scene.finish()
+
+
+def test_a_long_prefill_is_kept_short_by_vllms_own_threshold() -> None:
+    scene = Scene(vllm={"long_prefill_token_threshold": 64})
+    scene.add("a", 300)
+    scene.add("b", 100)
+    assert scene.step() == {"a": "long_prefill", "b": "long_prefill"}
+    assert scene.tokens == {"a": 64, "b": 64}
+    assert scene.step() == {"a": "long_prefill"}
+    scene.finish()
+
+
+def test_prefills_that_vllm_defers_for_data_parallel_balance() -> None:
+    scene = Scene(vllm={"long_prefill_token_threshold": 32})
+    scene.add("a", 10)
+    scene.step()
+    scene.add("b", 100)
+    scene.step()
+    scene.add("c", 10)
+    output = scene.scheduler.schedule(throttle_prefills=True)
+    assert output.num_scheduled_tokens == {"a": 1}
+    outcome = scene.watched.outcomes[-1]
+    assert {job.id: why.value for job, why in outcome.passed_over.items()} == dict.fromkeys(
+        "bc", "engine_paused"
+    )
+    scene.scheduler.update_from_output(output, scene.engine.compute(output))
+    assert scene.step() == {"b": "long_prefill"}
+    scene.finish()
+
+
+def test_while_prefills_are_deferred_decodes_do_not_make_room_for_them() -> None:
+    scene = Scene(policy="vllm-v0")
+    scene.add("a", 10)
+    scene.step()
+    scene.add("b", 10)
+    output = scene.scheduler.schedule(throttle_prefills=True)
+    assert output.num_scheduled_tokens == {"a": 1}
+    scene.scheduler.update_from_output(output, scene.engine.compute(output))
+    scene.step()
+    assert scene.tokens == {"b": 10}
+    scene.finish()
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_adapter_too_many_is_passed_over() -> None:
+    scene = Scene(vllm={"enable_lora": True, "max_loras": 1, "max_cpu_loras": 3})
+    scene.add("a", 10, lora=1)
+    scene.add("b", 10, lora=2)
+    scene.add("c", 10)
+    scene.add("d", 10, lora=1)
+    assert scene.step() == {"b": "lora"}
+    assert scene.tokens == {"a": 10, "c": 10, "d": 10}
+    scene.finish()
+
+
+def test_a_resident_adapter_too_many_sits_the_step_out() -> None:
+    scene = Scene(vllm={"enable_lora": True, "max_loras": 1, "max_cpu_loras": 3})
+    scene.add("a", 10, lora=1)
+    scene.step()
+    scene.watched.paused = {"a"}
+    scene.add("b", 10, lora=2)
+    assert scene.step() == {}
+    scene.watched.paused = set()
+    assert scene.step() == {"b": "lora"}
+    assert scene.tokens == {"a": 1}
+    scene.finish()
+
+
+def test_an_adapter_is_not_to_blame_when_blocks_are_short() -> None:
+    scene = Scene(num_blocks=SMALL, vllm={"enable_lora": True, "max_loras": 2, "max_cpu_loras": 3})
+    scene.add("a", 200, lora=1)
+    scene.add("b", 100, lora=2)
+    scene.add("c", 100, lora=2)
+    assert scene.step() == {"b": "isl"}
+    scene.finish()
+
+
+# ---- what is no difference, and what has no reason --------------------------------------------------
+
+
+def test_a_pause_and_a_chunk_cap_are_as_planned() -> None:
+    scene = Scene()
+    scene.add("a", 10)
+    scene.step()
+    scene.add("b", 100)
+    scene.watched.paused, scene.watched.caps = {"a"}, {"b": 30}
+    assert scene.step() == {}
+    assert scene.tokens == {"b": 30}
+    scene.watched.paused, scene.watched.caps = set(), {}
+    scene.finish()
+
+
+def refuse(scene: Scene, id_: str) -> None:
+    """A vLLM that, for a reason of its own, grants one request nothing."""
+    scene.scheduler._reserve_prefill_lookahead = lambda request, computed, new: (
+        new * (request.request_id != id_)
+    )
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_a_difference_without_a_reason_is_counted_as_unexplained(victim: str) -> None:
+    scene = Scene(check=False)
+    scene.add("a", 10)
+    scene.step()
+    scene.add("b", 10)
+    refuse(scene, victim)
+    assert scene.step() == {victim: "unexplained"}
+
+
+def test_tokens_for_a_job_the_plan_left_out_are_unexplained() -> None:
+    scene = Scene(check=False)
+    scene.add("a", 10)
+    scene.step()
+    scene.scheduler._capped = lambda request, computed, new: new
+    scene.watched.paused = {"a"}
+    assert scene.step() == {"a": "unexplained"}
+
+
+def test_a_checking_scheduler_stops_at_the_unexplained() -> None:
+    scene = Scene()
+    scene.add("a", 10)
+    refuse(scene, "a")
+    with pytest.raises(AssertionError, match="no reason why the engine differs from the plan"):
+        scene.step()

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from headway.engine import HeadwayScheduler
+from headway.engine.demo_model import ensure_demo_model
+from headway.engine.model_free import StepLog, engine_config, make_scheduler
+from headway.engine.scheduler import AsyncPolicyScheduler, PolicyScheduler
+from headway.engine.self_check import compare_logs, self_check
+from headway.engine.start import check_vllm, refuse_unsupported, scheduler_class
+from headway.engine.vllm_seams import SEAMS, changed_seams, check_version, source_digests
+from headway.errors import ConfigError, HeadwayError, SeamError
+
+pytestmark = pytest.mark.vllm
+
+
+def make_config(asynchronous: bool = False, **overrides: Any) -> Any:
+    config = engine_config(
+        str(ensure_demo_model()), **{"max_num_seqs": 32, "max_num_batched_tokens": 512, **overrides}
+    )
+    config.scheduler_config.async_scheduling = asynchronous
+    return config
+
+
+@pytest.fixture(scope="module")
+def stock_config() -> Any:
+    return make_config()
+
+
+@pytest.fixture
+def config(stock_config: Any) -> Any:
+    return copy.deepcopy(stock_config)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """To make the installed vLLM another one; what was read of it before is forgotten, and again afterwards."""
+    source_digests.cache_clear()
+    with monkeypatch.context() as vllm_patches:
+        yield vllm_patches
+    source_digests.cache_clear()
+
+
+def build(config: Any, **settings: Any) -> Any:
+    """As vLLM would build its scheduler."""
+    config.additional_config = {"headway": settings}
+    return make_scheduler(HeadwayScheduler, config, num_blocks=64)
+
+
+# ---- which base ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "ours", "stock"),
+    [(False, PolicyScheduler, Scheduler), (True, AsyncPolicyScheduler, AsyncScheduler)],
+)
+def test_the_base_is_the_one_stock_would_have_chosen(
+    config: Any, asynchronous: bool, ours: type[Any], stock: type[Any]
+) -> None:
+    config.scheduler_config.async_scheduling = asynchronous
+    assert scheduler_class(config) is ours
+    built = build(config)
+    assert type(built) is ours
+    assert isinstance(built, stock)
+    assert isinstance(built, AsyncScheduler) == asynchronous
+
+
+def test_ours_comes_before_the_asynchronous_base_and_that_before_stock() -> None:
+    order = AsyncPolicyScheduler.__mro__
+    assert order.index(PolicyScheduler) < order.index(AsyncScheduler) < order.index(Scheduler)
+
+
+def test_it_says_what_it_serves_with(config: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "headway"):
+        built = build(config, policy="sjf")
+    assert built.guard.policy.name == "sjf"
+    assert (
+        "Headway policy sjf (shortest prompt first; helps the many, long prompts wait), PolicyScheduler"
+        in caplog.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"policy": "nope"}, "unknown policy 'nope'"),
+        ({"polcy": "sjf"}, "unknown polcy in additional_config.headway"),
+        ({"order": "nope"}, "unknown order 'nope'"),
+        ({"batch_width": "8"}, "batch_width"),
+    ],
+)
+def test_bad_settings_stop_the_start(config: Any, settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        build(config, **settings)
+
+
+# ---- which combinations ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ({"scheduling_policy": "priority"}, "--scheduling-policy priority: use fcfs, .*order 'priority'"),
+        (
+            {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+            "--kv-transfer-config: a KV connector is not supported",
+        ),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096},
+            "--no-enable-chunked-prefill: leave chunked prefill on; batching 'prefill-first'",
+        ),
+        ({"runner": "pooling", "convert": "embed"}, "--runner pooling: only generation is supported"),
+    ],
+)
+def test_an_unsupported_option_is_refused_with_what_is_supported(
+    overrides: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^Headway cannot schedule with {complaint}"):
+        make_scheduler(HeadwayScheduler, make_config(**overrides), num_blocks=64)
+
+
+@pytest.mark.parametrize(
+    ("of_the_model", "complaint"),
+    [
+        ({"canvas_length": 32}, "a diffusion model: only autoregressive generation is supported"),
+        ({"is_encoder_decoder": True}, "an encoder-decoder model: only decoder-only models are supported"),
+    ],
+)
+def test_an_unsupported_model_is_refused_with_what_is_supported(
+    config: Any, of_the_model: dict[str, Any], complaint: str
+) -> None:
+    for name in ("is_diffusion", "is_encoder_decoder"):  # read once and kept by vLLM
+        config.model_config.__dict__.pop(name, None)
+    config.model_config.hf_config.update(of_the_model)
+    with pytest.raises(ConfigError, match=complaint):
+        refuse_unsupported(config)
+
+
+def test_everything_unsupported_is_named_at_once(config: Any) -> None:
+    config.scheduler_config.policy = "priority"
+    config.model_config.runner_type = "pooling"
+    with pytest.raises(ConfigError, match=r"--scheduling-policy priority: .*; --runner pooling: "):
+        refuse_unsupported(config)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"enable_prefix_caching": False},
+        {"enable_lora": True, "max_loras": 1},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+        {"watermark": 0.1, "scheduler_reserve_full_isl": False},
+        {"max_num_active_seqs": 4},
+    ],
+)
+def test_what_is_supported_starts(overrides: dict[str, Any]) -> None:
+    assert build(make_config(**overrides), policy="sjf").guard.policy.name == "sjf"
+
+
+# ---- which vLLM ------------------------------------------------------------------------------------
+
+
+def test_every_seam_has_a_digest() -> None:
+    assert source_digests() == SEAMS
+    assert changed_seams() == []
+
+
+@pytest.mark.parametrize("version", ["0.31.2", "0.9.0", "0.32.0rc1", "0.1.dev7+gabc"])
+def test_an_older_vllm_is_refused(config: Any, installed: pytest.MonkeyPatch, version: str) -> None:
+    installed.setattr(vllm, "__version__", version)
+    with pytest.raises(SeamError) as raised:
+        check_vllm(config)
+    assert str(raised.value) == f"vLLM {version} is too old; accepted: 0.32.0 or newer"
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.1", "1.0", "0.33.0rc2", "dev"])
+def test_the_same_or_a_newer_version_goes_on_to_the_seams(
+    installed: pytest.MonkeyPatch, version: str
+) -> None:
+    installed.setattr(vllm, "__version__", version)
+    check_version()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    warned = [record for record in caplog.records if record.name == "headway.engine.start"]
+    return [record.getMessage() for record in warned if record.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "1.0", "dev"])
+def test_another_number_is_tried_and_served_with_a_warning(
+    installed: pytest.MonkeyPatch, config: Any, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed.setattr(vllm, "__version__", version)
+    build(config)
+    (warning,) = warnings_of(caplog)
+    assert "this vLLM is not the tested 0.32.0 (changed: nothing that Headway touches)" in warning
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.0+cu129"])
+def test_the_tested_number_starts_without_a_word_whatever_it_was_built_for(
+    installed: pytest.MonkeyPatch, config: Any, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed.setattr(vllm, "__version__", version)
+    build(config)
+    assert warnings_of(caplog) == []
+
+
+def rewritten(self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+    """What vLLM's own does without a multi-token drafter, in other words."""
+    return num_new_tokens if num_new_tokens > 0 else 0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_changed_vllm_that_decides_alike_is_served_with_a_warning(
+    installed: pytest.MonkeyPatch, config: Any, asynchronous: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config.scheduler_config.async_scheduling = asynchronous
+    installed.setattr(Scheduler, "_reserve_prefill_lookahead", rewritten)
+    build(config)
+    (warning,) = warnings_of(caplog)
+    assert "this vLLM is not the tested 0.32.0 (changed: " in warning
+    assert "Scheduler._reserve_prefill_lookahead); a self-check of " in warning
+    assert "passed, serving with it" in warning
+
+
+@pytest.mark.parametrize("name", ["_handle_blocked_waiting_request", "_enqueue_waiting_request"])
+def test_a_seam_that_is_gone_is_refused_by_name(
+    installed: pytest.MonkeyPatch, config: Any, name: str
+) -> None:
+    installed.delattr(Scheduler, name)
+    with pytest.raises(SeamError, match=rf"has no vllm.*:Scheduler\.{name}; tested: 0\.32\.0$"):
+        build(config)
+
+
+def test_a_module_that_is_gone_is_refused_by_name(installed: pytest.MonkeyPatch, config: Any) -> None:
+    installed.setitem(sys.modules, "vllm.platforms.cpu", None)
+    with pytest.raises(SeamError, match=r"has no vllm\.platforms\.cpu:CpuPlatform"):
+        check_vllm(config)
+
+
+def test_a_vllm_that_decides_otherwise_is_refused_with_the_step(
+    installed: pytest.MonkeyPatch, config: Any
+) -> None:
+    # A vLLM that changed, and serves last come, first served.
+    installed.setattr(Scheduler, "_reserve_prefill_lookahead", rewritten)
+    installed.setattr(FCFSRequestQueue, "peek_request", lambda queue: queue[-1])
+    installed.setattr(FCFSRequestQueue, "pop_request", lambda queue: queue.pop())
+    with pytest.raises(
+        SeamError, match=r"^preset 'vllm' differs from stock in step \d+: stock granted \{.*\}, Headway \{"
+    ):
+        build(config)
+
+
+def test_a_vllm_that_breaks_under_us_is_refused_with_what_broke(
+    installed: pytest.MonkeyPatch, config: Any
+) -> None:
+    def broken(self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+        raise RuntimeError("something is different here")
+
+    installed.setattr(Scheduler, "_reserve_prefill_lookahead", broken)
+    with pytest.raises(
+        SeamError, match=r"^the self-check failed with RuntimeError: something is different here$"
+    ):
+        build(config)
+
+
+# ---- the self-check --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"max_model_len": 64, "max_num_batched_tokens": 64},
+        {"max_num_seqs": 1},
+        {"max_num_batched_tokens": 64},
+        {"enable_prefix_caching": False},
+        {"watermark": 0.2},
+        {"max_num_active_seqs": 4},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+    ],
+)
+def test_the_self_check_passes_whatever_the_engine_was_told(
+    overrides: dict[str, Any], asynchronous: bool
+) -> None:
+    parity = self_check(make_config(asynchronous, **overrides))
+    assert parity.first_difference is None
+    assert parity.same_steps == parity.steps > 100
+
+
+def test_blocks_run_out_in_the_self_check(config: Any) -> None:
+    assert self_check(config).preemptions > 0
+
+
+def test_the_self_check_leaves_the_engines_configuration_alone(config: Any) -> None:
+    config.additional_config = {"headway": {"policy": "sjf"}, "other": 1}
+    before = copy.deepcopy(config.additional_config), config.cache_config.num_gpu_blocks
+    self_check(config)
+    assert (config.additional_config, config.cache_config.num_gpu_blocks) == before
+
+
+def test_logs_of_different_length_differ_where_one_ends() -> None:
+    log = StepLog({"a": 1})
+    parity = compare_logs([log, log], [log])
+    assert (parity.steps, parity.same_steps) == (2, 1)
+    assert parity.first_difference == "step 1: stock granted {'a': 1}, Headway None"
+
+
+def test_a_preemption_more_is_a_difference() -> None:
+    parity = compare_logs([StepLog({"a": 1})], [StepLog({"a": 1}, frozenset({"b"}))])
+    assert (parity.same_steps, parity.preemptions) == (0, 1)
+    assert parity.first_difference is not None
+
+
+def test_start_up_errors_are_ours() -> None:
+    assert issubclass(SeamError, HeadwayError)
+    assert issubclass(ConfigError, ValueError)
