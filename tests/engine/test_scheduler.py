@@ -189,7 +189,7 @@ def test_the_watchdog_sees_a_stall_and_clears_it(
     engine = HearingEngine(built)
     for request in stream(30, mean_gap_steps=0):
         engine.add(request)
-    for _ in steps(engine, limit=20_000):
+    for _ in steps(engine, limit=1_000_000):
         engine.step()
     assert built.counters.watchdog_faults >= 2
     assert built.counters.empty_steps >= STALLED_STEPS
@@ -203,7 +203,7 @@ def test_a_request_larger_than_the_cache_is_failed_with_the_reason_and_blocks_no
     engine = HearingEngine(built)
     engine.add(ScriptedRequest("huge", 0, range(300), 4))
     engine.add(ScriptedRequest("small", 0, range(5_000, 5_050), 4))
-    for _ in steps(engine):
+    for _ in steps(engine, limit=1_000_000):
         engine.step()
     endings = engine.endings()
     assert endings["huge"].finish_reason == FinishReason.ERROR

@@ -27,7 +27,7 @@ from headway.engine.intake import take_in
 from headway.engine.queue import WindowQueue
 from headway.engine.settings import EngineSettings
 from headway.engine.step_clock import StepClock
-from headway.engine.watchdog import Remedy, Watchdog
+from headway.engine.watchdog import STALL_GRACE_S, Remedy, Watchdog
 from headway.policies.presets import build_policy
 from headway.predict.step_time import OnlineStepTime
 from headway.results.records import RecordWriter
@@ -79,6 +79,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._remedy = Remedy.NONE
         self._caps: dict[str, int] = {}
         self._stats_due_s = 0.0
+        self._last_work_s = 0.0
         self.seats_planned = 0
         self.defers_prefills = False
         self._preempted: list[Job] = []
@@ -168,7 +169,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def _shape(self, plan: StepPlan) -> None:
         """Put vLLM's queues, caps and budget so that its own loops carry out the plan."""
         paused = self._paused(plan)
-        self._caps = self._chunk_caps(plan) if plan.chunk_cap else {}
+        self._caps = {job.id: cap for job, cap in plan.chunk_cap.items()}
         self._caps.update((job.id, 0) for job in paused)
         self.counters.pauses += len(paused)
         if self._caps:
@@ -193,11 +194,6 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         running = set(plan.run)
         return [job for job in residents if job not in running and job not in plan.preempt]
 
-    def _chunk_caps(self, plan: StepPlan) -> dict[str, int]:
-        """Caps by request id; a decode with drafts takes its drafts or nothing, so it is never capped."""
-        caps = {job.id: cap for job, cap in plan.chunk_cap.items()}
-        return {job_id: cap for job_id, cap in caps.items() if not self.requests[job_id].spec_token_ids}
-
     def _unshape(self) -> None:
         self.waiting.close()
         if self._caps:
@@ -206,9 +202,15 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.max_num_scheduled_tokens, self.max_num_active_reqs = self._stock_limits()
 
     def _capped(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """In place of vLLM's last clipping of a grant: 0 pauses a running request, k caps its chunk."""
+        """In place of vLLM's last clipping of a grant: 0 pauses a running request, k caps its chunk.
+
+        A grant past the known tokens holds drafts, or vLLM's padding for them: it is whole or nothing.
+        """
         granted: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
-        return min(granted, self._caps.get(request.request_id, granted))
+        cap = self._caps.get(request.request_id, granted)
+        if cap and num_computed_tokens + granted > request.num_tokens:
+            return granted
+        return min(granted, cap)
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         """Note every preemption, planned or vLLM's own."""
@@ -253,14 +255,16 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.settings.check:
             self._check(outcome)
         if outcome.tokens:
+            self._last_work_s = outcome.now_s
             self._remedy = self._watchdog.note(stalled=False)
         else:
             counters.empty_steps += 1
-            self._rescue()
+            self._rescue(outcome.now_s)
 
-    def _rescue(self) -> None:
+    def _rescue(self, now_s: float) -> None:
         """Take the watchdog's remedy when a step did nothing although work was ready."""
-        self._remedy = self._watchdog.note(stalled=self._stalled())
+        waited_long = now_s - self._last_work_s >= STALL_GRACE_S
+        self._remedy = self._watchdog.note(stalled=waited_long and self._stalled())
         if self._remedy is Remedy.NONE:
             return
         self.counters.watchdog_faults += 1

@@ -7,6 +7,10 @@ from enum import IntEnum
 STALLED_STEPS = 100
 """Empty steps with ready work before the first remedy, and between remedies."""
 
+STALL_GRACE_S = 0.5
+"""Empty steps are counted once nothing has run for so long: an engine with nothing to compute spins, and a
+batch may have to wait for a member that is not ready (a grammar takes milliseconds to compile)."""
+
 CALM_STEPS = 1_000
 """Steps without a stall after which an earlier one no longer counts."""
 

@@ -58,6 +58,8 @@ def build_part(kind: str, spec: str, cost: CostModel | None) -> Any:
             raise ConfigError(
                 f"{kind} {name!r} has no setting {setting!r}; accepted (as key=value): {choice}"
             )
+        if key in values:
+            raise ConfigError(f"{kind} {name!r} is given {key} twice: {spec!r}")
         values[key] = _parse(f"{kind} {name!r}, {key}", text, accepted[key])
     if "cost" in inspect.signature(part).parameters:
         values["cost"] = cost

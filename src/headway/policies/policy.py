@@ -56,7 +56,7 @@ class Policy:
         """What this step should do: who leaves, then who runs and starts, then whose KV goes."""
         leave: dict[Job, Departure] = {}
         for rule in self.leaving:
-            leave.update(rule.leave(view))
+            leave = {**rule.leave(view), **leave}  # the first rule that names a job decides
         plan = self.batching.plan(view, self.order, leave)
         if len(plan.run) > view.max_run:
             plan.run = plan.run[: view.max_run]

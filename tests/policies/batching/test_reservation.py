@@ -21,7 +21,16 @@ def test_the_leading_jobs_that_fit_beside_the_residents(total_blocks: int, expec
 
 
 def test_progress_changes_no_reservation() -> None:
-    # A preempted job with 5 of its 10 tokens out still ends at 5 + 10.
-    job = make_job(prompt=5, limit=10, num_output_tokens=5)
-    assert reservable(StepView(total_blocks=4, block_size=4), [job]) == [job]
-    assert reservable(StepView(total_blocks=3, block_size=4), [job]) == []
+    # A preempted job with 5 of its 10 tokens out still ends at 5 + 10: 4 blocks, so 2 more fit into 6.
+    job = make_job("a", prompt=5, limit=10, num_output_tokens=5)
+    two, three = make_job("b", prompt=4, limit=4), make_job("c", prompt=8, limit=4)
+    assert reservable(StepView(total_blocks=6, block_size=4), [job, two]) == [job, two]
+    assert reservable(StepView(total_blocks=6, block_size=4), [job, three]) == [job]
+
+
+def test_a_limit_beyond_the_whole_pool_reserves_all_of_it_and_runs_alone() -> None:
+    # 5 + 100 tokens are 27 blocks, the pool has 6.
+    huge, small = make_job("huge", prompt=5, limit=100), make_job("small", prompt=1, limit=1)
+    view = StepView(total_blocks=6, block_size=4)
+    assert reservable(view, [huge, small]) == [huge]
+    assert reservable(view, [small, huge]) == [small]

@@ -8,7 +8,7 @@ from headway.policies.order.sorted_index import Key
 
 
 class Priority(KeyedOrder):
-    """Lowest `priority` value first, as vLLM's own priority policy; the last to lose its KV when blocks run out."""
+    """Lowest `priority` value first, as vLLM's own priority policy."""
 
     def key(self, job: Job) -> Key:
         """(priority, arrival, id)."""
