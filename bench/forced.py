@@ -12,6 +12,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,22 @@ class Answers:
         self.tokens.setdefault(key, []).extend(choice.token_ids)
         self.logprobs.setdefault(key, []).extend(choice.logprobs or ())
         self.most_at_once = max(self.most_at_once, len(choice.token_ids))
+
+    def differing(self, other: Answers) -> set[int]:
+        """Requests with a choice whose tokens are not the same."""
+        choices = self.tokens.keys() | other.tokens.keys()
+        return {index for index, n in choices if self.tokens.get((index, n)) != other.tokens.get((index, n))}
+
+    def gap(self, other: Answers, index: int) -> float:
+        """How much more likely, in these logprobs, is this token than the other's where a request's part.
+
+        inf if one output is only longer than the other, or they are the same.
+        """
+        here, there = self.tokens[index, 0], other.tokens.get((index, 0), [])
+        for mine, theirs, logprobs in zip(here, there, self.logprobs[index, 0], strict=False):
+            if mine != theirs:
+                return abs(float(logprobs[mine].logprob) - float(logprobs[theirs].logprob))
+        return inf
 
 
 class Engine:

@@ -32,7 +32,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -98,10 +97,21 @@ class Feature:
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """A model this small gains nothing from more, and threads that spin for one another lose on a busy machine."""
 _TWO_WORKERS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-_DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-_NGRAM = {"speculative_config": _DRAFTS}
-_LORA = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 3, "max_lora_rank": 8}
-_JSON = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
+_CACHING = {"enable_prefix_caching": True}
+_NGRAM = {
+    **_CACHING,
+    "speculative_config": {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    },
+}
+_LORA = {**_CACHING, "enable_lora": True, "max_loras": 1, "max_cpu_loras": 3, "max_lora_rank": 8}
+_JSON = {
+    **_CACHING,
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
 
 FEATURES = {
     "plain": Feature(),
@@ -114,7 +124,7 @@ FEATURES = {
         evidence={"in_flight_preemptions": 0},
     ),
     "prefix": Feature(
-        engine={"enable_prefix_caching": True},
+        engine=_CACHING,
         evidence={"first_hit_tokens": 0, "resumed_hit_tokens": PREFIX_TOKENS},
     ),
     "json": Feature(
@@ -124,7 +134,7 @@ FEATURES = {
             replace(WHOLE, prompt_tokens=(8, 16), output_tokens=(48, 48)),
         ),
     ),
-    "n2": Feature(),
+    "n2": Feature(engine=_CACHING),
     "lora": Feature(engine=_LORA, evidence={"resident_adapters": 1}),
     "ngram": Feature(
         engine=_NGRAM, loads=(CHUNKED, replace(WHOLE, seeded=False)), evidence={"tokens_at_once": 1}
@@ -249,7 +259,7 @@ def _check_stability(engine: Engine, trial: Trial) -> None:
     """RuntimeError if stock answers otherwise when it has one request at a time: then nothing compares."""
     apart = [replace(request, at_step=index * STEPS_APART) for index, request in enumerate(trial.requests)]
     alone = engine.stock(apart, trial.load.token_budget)
-    differing = _differing(trial, alone)
+    differing = trial.stock.differing(alone)
     if len(differing) > _near_ties("stock, one at a time", engine, trial, alone, differing):
         raise RuntimeError(f"{UNSTABLE}: {len(differing)} of {len(apart)} requests differ from a run alone")
 
@@ -261,7 +271,7 @@ def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) ->
     for trial in trials:
         seed = random.Random(f"{preset.name} {trial.load.name}").randrange(10**6)
         answers, met = engine.forced(preset, trial.requests, trial.load.token_budget, seed)
-        wrong = _differing(trial, answers) | (_invalid(answers) if name == "json" else set())
+        wrong = trial.stock.differing(answers) | (_invalid(answers) if name == "json" else set())
         cell["requests"] += len(trial.requests)
         cell["identical"] += len(trial.requests) - len(wrong)
         cell["near_ties"] += _near_ties(f"{name}, {preset.name}", engine, trial, answers, wrong)
@@ -276,13 +286,6 @@ def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) ->
 
 
 # ---- comparison ------------------------------------------------------------------------------------
-
-
-def _differing(trial: Trial, answers: Answers) -> set[int]:
-    """Requests with a choice whose tokens are not stock's."""
-    stock = trial.stock.tokens
-    choices = stock.keys() | answers.tokens.keys()
-    return {choice[0] for choice in choices if answers.tokens.get(choice) != stock.get(choice)}
 
 
 def _invalid(answers: Answers) -> set[int]:
@@ -304,26 +307,14 @@ def _near_ties(who: str, engine: Engine, trial: Trial, answers: Answers, wrong: 
     if not wrong:
         return 0
     again = engine.stock(trial.requests, trial.load.token_budget, logprobs_of=wrong)
-    gaps = {index: _gap(trial, answers, again, index) for index in sorted(wrong)}
-    for index, gap in gaps.items():
-        verdict = "a near tie" if gap <= NEAR_TIE else "not a near tie"
-        _say(
-            f"{who}: request {index} of {trial.load.name} is wrong, {verdict}: stock's logprobs differ by {gap:.2g}"
-        )
-    return sum(gap <= NEAR_TIE for gap in gaps.values())
-
-
-def _gap(trial: Trial, answers: Answers, again: Answers, index: int) -> float:
-    """Stock's own difference of log probability where a request's tokens part; inf if it cannot be told."""
-    key = (index, 0)
-    stock, other = trial.stock.tokens[key], answers.tokens.get(key, [])
-    if not trial.requests[index].greedy or again.tokens[key] != stock or stock == other:
-        return inf
-    at = next(at for at, (ours, theirs) in enumerate(zip_longest(other, stock)) if ours != theirs)
-    if at >= min(len(stock), len(other)):
-        return inf
-    logprobs = again.logprobs[key][at]
-    return float(abs(logprobs[stock[at]].logprob - logprobs[other[at]].logprob))
+    near_ties = 0
+    for index in sorted(wrong):
+        repeated = index not in trial.stock.differing(again)
+        gap = again.gap(answers, index) if repeated and trial.requests[index].greedy else inf
+        near_ties += gap <= NEAR_TIE
+        verdict = "a near tie" if gap <= NEAR_TIE else "wrong"
+        _say(f"{who}: request {index} of {trial.load.name} is {verdict}, its logprobs differ by {gap:.2g}")
+    return near_ties
 
 
 # ---- the command -----------------------------------------------------------------------------------

@@ -105,6 +105,9 @@ def soak(
         exit_code = server.stop()
     engine = [record for record in read_records(engine_file) if record.tenant != CLOSING]
     outcomes = Counter(record.outcome for record in client)
+    for record in client:
+        if record.outcome is Outcome.FAILED:
+            print(f"{record.id}: {record.error}", file=sys.stderr)
     return {
         "requests": count,
         **{outcome.value: outcomes[outcome] for outcome in SHOWN},

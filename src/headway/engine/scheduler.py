@@ -263,8 +263,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def _rescue(self, now_s: float) -> None:
         """Take the watchdog's remedy when a step did nothing although work was ready."""
-        waited_long = now_s - self._last_work_s >= STALL_GRACE_S
-        self._remedy = self._watchdog.note(stalled=waited_long and self._stalled())
+        self._remedy = Remedy.NONE
+        if now_s - self._last_work_s >= STALL_GRACE_S and self._stalled():
+            self._remedy = self._watchdog.note(stalled=True)
         if self._remedy is Remedy.NONE:
             return
         self.counters.watchdog_faults += 1
