@@ -38,13 +38,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # run as a script, only this folder is on the path
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
-from bench.forced import SPARED, Answers, Engine, Request, register_parts, write_adapters  # noqa: E402
-from headway.engine.demo_model import ensure_demo_model  # noqa: E402
-from headway.engine.plugin import CPU_ASYNC_SWITCH  # noqa: E402
-from headway.policies.presets import Preset, known_presets  # noqa: E402
+from bench.forced import SPARED, Answers, Engine, Request, register_parts, write_adapters
+from headway.engine.demo_model import ensure_demo_model
+from headway.engine.plugin import CPU_ASYNC_SWITCH
+from headway.policies.presets import Preset, known_presets
 
 NEAR_TIE = 1e-4
 FEATURE_TIMEOUT_S = 900
@@ -108,10 +107,7 @@ _NGRAM = {
     },
 }
 _LORA = {**_CACHING, "enable_lora": True, "max_loras": 1, "max_cpu_loras": 3, "max_lora_rank": 8}
-_JSON = {
-    **_CACHING,
-    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
-}
+_GRAMMAR = {"backend": "xgrammar", "disable_any_whitespace": True}
 
 FEATURES = {
     "plain": Feature(),
@@ -128,7 +124,7 @@ FEATURES = {
         evidence={"first_hit_tokens": 0, "resumed_hit_tokens": PREFIX_TOKENS},
     ),
     "json": Feature(
-        engine=_JSON,
+        engine={**_CACHING, "structured_outputs_config": _GRAMMAR},
         loads=(
             replace(CHUNKED, output_tokens=(48, 48)),
             replace(WHOLE, prompt_tokens=(8, 16), output_tokens=(48, 48)),
@@ -177,7 +173,7 @@ def _prompt(feature: str, load: Load, index: int, rng: random.Random) -> list[in
     if feature == "prefix":
         shared = random.Random(index % 3).choices(VOCABULARY, k=PREFIX_TOKENS)
         return (shared + tokens)[: load.prompt_tokens[1]]
-    if _speculates(feature):
+    if "ngram" in feature:
         return (tokens[:5] * len(tokens))[: len(tokens)]
     return tokens
 
@@ -195,14 +191,9 @@ def _sampling(feature: str, load: Load, index: int, rng: random.Random) -> dict[
         "max_tokens": rng.randint(*load.output_tokens),
         "ignore_eos": feature != "json",
         # With few tokens to choose from, drafts are often right.
-        "allowed_token_ids": rng.choices(VOCABULARY, k=3) if _speculates(feature) else None,
+        "allowed_token_ids": rng.choices(VOCABULARY, k=3) if "ngram" in feature else None,
         "extra_args": hints,
     }
-
-
-def _speculates(feature: str) -> bool:
-    """Whether the feature speculates."""
-    return FEATURES[feature].engine == _NGRAM
 
 
 # ---- one feature -----------------------------------------------------------------------------------
@@ -220,7 +211,7 @@ class Trial:
 def measure(name: str, presets: Sequence[Preset], count: int, adapters: Path) -> Iterator[tuple[str, Cell]]:
     """One cell a preset: stock answers first, then every preset on the same engine."""
     feature = FEATURES[name]
-    trials = _trials(name, feature, count)
+    trials = _trials(name, feature.loads, count)
     write_adapters(adapters)
     engine = Engine(feature.engine, WHOLE.token_budget, adapters)
     try:
@@ -232,14 +223,10 @@ def measure(name: str, presets: Sequence[Preset], count: int, adapters: Path) ->
         engine.close()
 
 
-def _trials(name: str, feature: Feature, count: int) -> list[Trial]:
-    """The requests shared out among the loads, the last one taking what is left over."""
-    trials = []
-    for left, load in zip(range(len(feature.loads), 0, -1), feature.loads, strict=True):
-        share = count // left
-        count -= share
-        trials.append(Trial(load, write_requests(name, load, share)))
-    return trials
+def _trials(name: str, loads: Sequence[Load], count: int) -> list[Trial]:
+    """The requests shared out among the loads."""
+    shares = [count * (at + 1) // len(loads) - count * at // len(loads) for at in range(len(loads))]
+    return [Trial(load, write_requests(name, load, n)) for load, n in zip(loads, shares, strict=True)]
 
 
 def _ask_stock(engine: Engine, feature: Feature, trials: Sequence[Trial]) -> Cell | None:
