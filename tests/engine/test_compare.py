@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from vllm.v1.request import Request, RequestStatus
 from headway.core.job import Job
 from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.engine.compare import compare
 from headway.engine.model_free import ScriptedRequest, to_request
 from headway.policies.batching import Batching
 from headway.policies.order import Order
 from tests.engine.scripts import HearingEngine, assert_empty, scheduler, steps
+from tests.strategies import decoding, make_job, prefilling
 
 pytestmark = pytest.mark.vllm
 
@@ -29,18 +32,20 @@ SMALL = 9
 
 @dataclass
 class Watched:
-    """A batching as it was, whose outcomes are kept; `paused`, `caps` and `victims` are put into its plans."""
+    """A batching as it was, whose outcomes are kept; `paused`, `caps`, `victims` and `budget` go into its plans."""
 
     inner: Batching
     outcomes: list[StepOutcome] = field(default_factory=list)
     paused: set[str] = field(default_factory=set)
     caps: dict[str, int] = field(default_factory=dict)
     victims: set[str] = field(default_factory=set)
+    budget: int | None = None
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         plan = self.inner.plan(view, order, leaving)
         plan.run = [job for job in plan.run if job.id not in self.paused | self.victims]
         named = [*plan.run, *plan.admit]
+        plan.token_budget = plan.token_budget if self.budget is None else self.budget
         plan.chunk_cap = {job: self.caps[job.id] for job in named if job.id in self.caps}
         return plan
 
@@ -108,12 +113,14 @@ def test_budget_ends_admission_and_what_waits_behind_is_spare() -> None:
 
 
 def test_a_budget_smaller_than_the_batch_leaves_residents_out() -> None:
-    scene = Scene(batching="decode-first:token_budget=2")
+    scene = Scene()
     for name in "abc":
-        scene.add(name, 1)
-        scene.step()
+        scene.add(name, 10)
+    scene.step()
+    scene.watched.budget = 2
     assert scene.step() == {"c": "budget"}
     assert scene.tokens == {"a": 1, "b": 1}
+    scene.watched.budget = None
     scene.finish()
 
 
@@ -375,3 +382,106 @@ def test_a_checking_scheduler_stops_at_the_unexplained() -> None:
     refuse(scene, "a")
     with pytest.raises(AssertionError, match="no reason why the engine differs from the plan"):
         scene.step()
+
+
+# ---- reasons that need a model, a drafter or a connector that is not here ---------------------------
+
+
+def engine_like(request: Any, job: Job, **fields: Any) -> Any:
+    """As much of a scheduler as the comparison asks, for one job that nothing else is wrong with."""
+    nothing_wrong: dict[str, Any] = {
+        "cut": None,
+        "over_adapters": [],
+        "not_ready": lambda _: None,
+        "misfit": lambda _: None,
+    }
+    return SimpleNamespace(
+        **{
+            "requests": {job.id: request},
+            "jobs": {job.id: job},
+            "waiting": [request],
+            "_inflight_prefills": [],
+            "_pause_state": PauseState.UNPAUSED,
+            "defers_prefills": False,
+            "num_spec_tokens": 0,
+            "need_mamba_block_aligned_split": False,
+            "scheduler_config": SimpleNamespace(long_prefill_token_threshold=0),
+            "num_sampled_tokens_per_step": 1,
+            "max_model_len": 4096,
+            "seats_planned": 8,
+            "admission": SimpleNamespace(**nothing_wrong),
+            **fields,
+        }
+    )
+
+
+def request_like(**fields: Any) -> Any:
+    return SimpleNamespace(
+        **{
+            "request_id": "a",
+            "has_encoder_inputs": False,
+            "num_in_flight_tokens": 0,
+            "num_computed_tokens": 10,
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("of_request", "of_engine", "reason"),
+    [
+        ({}, {}, Reason.UNEXPLAINED),
+        ({"has_encoder_inputs": True}, {}, Reason.ENCODER),
+        ({}, {"num_spec_tokens": 3}, Reason.DRAFTS),
+        ({"num_in_flight_tokens": 1}, {"num_spec_tokens": 3}, Reason.IN_FLIGHT),
+    ],
+)
+def test_why_a_resident_got_nothing(
+    of_request: dict[str, Any], of_engine: dict[str, Any], reason: Reason
+) -> None:
+    job, request = decoding("a"), request_like(**of_request)
+    outcome = StepOutcome(now_s=0.0, plan=StepPlan(run=[job], token_budget=64))
+    assert compare(outcome, engine_like(request, job, **of_engine)) == {job: reason}
+
+
+def test_a_resident_behind_a_shortage_that_freed_nothing_lacks_blocks() -> None:
+    job, victim = decoding("a"), decoding("b")
+    plan = StepPlan(run=[job], token_budget=64)
+    outcome = StepOutcome(now_s=0.0, plan=plan, preempted={victim: Fate.RECOMPUTE})
+    assert compare(outcome, engine_like(request_like(), job)) == {job: Reason.BLOCKS}
+
+
+@pytest.mark.parametrize(
+    ("of_request", "of_engine", "reason"),
+    [
+        ({}, {}, Reason.UNEXPLAINED),
+        ({"has_encoder_inputs": True}, {}, Reason.ENCODER),
+        ({}, {"num_spec_tokens": 3}, Reason.DRAFTS),
+        ({}, {"need_mamba_block_aligned_split": True}, Reason.ALIGNMENT),
+        ({"num_computed_tokens": 4095}, {}, Reason.MODEL_LENGTH),
+    ],
+)
+def test_why_a_prefill_was_cut_short(
+    of_request: dict[str, Any], of_engine: dict[str, Any], reason: Reason
+) -> None:
+    job, request = prefilling("a", prompt=50), request_like(**of_request)
+    outcome = StepOutcome(
+        now_s=0.0, plan=StepPlan(run=[job], token_budget=64), tokens={job: 10}, num_tokens=10
+    )
+    scheduler = engine_like(request, job, _inflight_prefills=[request], **of_engine)
+    assert compare(outcome, scheduler) == {job: reason}
+
+
+@pytest.mark.parametrize(
+    ("of_engine", "reason"),
+    [
+        ({}, Reason.UNEXPLAINED),
+        ({"num_spec_tokens": 3}, Reason.DRAFTS),
+        ({"waiting": []}, Reason.HELD),
+        ({"defers_prefills": True}, Reason.ENGINE_PAUSED),
+    ],
+)
+def test_why_a_waiting_job_was_not_started(of_engine: dict[str, Any], reason: Reason) -> None:
+    job, request = make_job("a"), request_like()
+    outcome = StepOutcome(now_s=0.0, plan=StepPlan(admit=[job], token_budget=64))
+    assert compare(outcome, engine_like(request, job, **of_engine)) == {job: reason}

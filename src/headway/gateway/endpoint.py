@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import aiohttp
 import msgspec
 
@@ -10,7 +13,24 @@ from headway.errors import ConfigError, UpstreamError
 CONNECT_TIMEOUT_S = 30.0
 
 KEEP_ALIVE_S = 2.0
-"""Shorter than any server's own (vLLM: 5 s), so that no request goes out on a connection being closed."""
+"""Shorter than any server's own (vLLM: 5 s), so that hardly a request goes out on a connection being closed."""
+
+
+@dataclass(slots=True)
+class Line:
+    """The connection a request goes out on, filled in by a session that gets it as `trace_request_ctx`."""
+
+    kept: bool = False
+    """Whether it was kept from an earlier request, so that the server may have closed it meanwhile."""
+
+
+async def _note_kept(_session: object, context: SimpleNamespace, _parameters: object) -> None:
+    if isinstance(context.trace_request_ctx, Line):
+        context.trace_request_ctx.kept = True
+
+
+_LINES = aiohttp.TraceConfig()
+_LINES.on_connection_reuseconn.append(_note_kept)
 
 
 class _Model(msgspec.Struct):
@@ -29,6 +49,7 @@ def open_session(api_key: str | None = None, timeout_s: float | None = None) -> 
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
         headers=headers,
+        trace_configs=[_LINES],
     )
 
 

@@ -11,9 +11,13 @@ import msgspec
 from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
+from headway.gateway.endpoint import Line
 from headway.gateway.sse import sse_data
 
 DONE = b"[DONE]"
+
+ATTEMPTS = 3
+"""A request that finds its connection closed goes out so many times at most."""
 
 MAX_REASON_CHARACTERS = 300
 """Of a server's error message so much is kept: it may quote the whole prompt."""
@@ -114,7 +118,7 @@ async def stream_completion(
     """
     reply.sent_s = clock()
     try:
-        async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as response:
+        async with await _post(session, url, body) as response:
             if not response.ok:
                 raise UpstreamError(f"HTTP {response.status}: {_shorten(await _reason(response))}")
             async for data in sse_data(response.content.iter_any()):
@@ -132,6 +136,23 @@ async def stream_completion(
     finally:
         if reply.ended_s is None:
             reply.ended_s = clock()
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> aiohttp.ClientResponse:
+    """The answer's head. A kept connection that turns out to be closed is no failure of the request.
+
+    It happens when this process was held up for longer than the server keeps a connection.
+    """
+    attempts = 0
+    while True:
+        attempts, line = attempts + 1, Line()
+        try:
+            return await session.post(
+                url, data=body, headers={"Content-Type": "application/json"}, trace_request_ctx=line
+            )
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+            if not line.kept or attempts == ATTEMPTS:
+                raise
 
 
 async def _reason(response: aiohttp.ClientResponse) -> str:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 from headway.core.job import Job
+from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import DecodeFirst, decodes_first
+from headway.policies.order.prompt_length import ShortestPrompt
 from tests.policies.batching.scene import Scene
 from tests.strategies import decoding, ids, make_job, prefilling
 
@@ -30,10 +32,24 @@ def test_who_stands_right_already_is_left_as_the_same_object(jobs: list[Job]) ->
 
 
 def test_every_resident_runs_and_the_waiting_follow_in_rank_order() -> None:
-    residents = [PREFILLS[0], *DECODES]
-    plan = Scene(DecodeFirst(), residents=residents).wait(make_job("w1"), make_job("w0")).plan()
+    plan = Scene(DecodeFirst(), residents=[*DECODES, PREFILLS[0]]).wait(make_job("w1"), make_job("w0")).plan()
     assert (ids(plan.run), ids(plan.admit)) == (["d0", "d1", "d2", "p0"], ["w1", "w0"])
     assert (plan.whole_prompts, dict(plan.chunk_cap)) == (False, {})
+
+
+def test_residents_in_order_of_admission_stay_so_as_in_stock() -> None:
+    residents = [PREFILLS[0], *DECODES]
+    assert Scene(DecodeFirst(), residents=residents).plan().run is residents
+
+
+def test_an_order_that_ranks_residents_has_its_prefills_behind_the_decodes() -> None:
+    # By prompt length p (3) comes before d (9); but p is still in prefill.
+    order = ShortestPrompt()
+    jobs = [make_job("p", prompt=3), decoding("d", prompt=9)]
+    for job in jobs:
+        order.add(job)
+    view = StepView(residents=jobs, max_run=4, max_resident=4, max_tokens=8)
+    assert ids(DecodeFirst().plan(view, order, ()).run) == ["d", "p"]
 
 
 def test_a_running_batch_of_decodes_is_passed_through_untouched() -> None:

@@ -17,9 +17,11 @@ from headway.policies.order import Order
 class DecodeFirst:
     """Every resident runs, those decoding first; waiting jobs start in rank order with the tokens left.
 
-    This is stock vLLM V1, where a resident still in prefill is always the last one, since it took the rest
-    of its step's budget. `token_budget` fixes a smaller budget than the engine's own (Sarathi-Serve,
-    Agrawal et al. 2024, arXiv:2403.02310). O(residents) a step, plus the order's own ranking.
+    Stock vLLM V1 serves residents in the order they were admitted: the one still in prefill is the last,
+    since it took the rest of its step's budget. So residents an order leaves as they are stay as they are,
+    and only a re-ranking has its prefills moved behind the decodes. `token_budget` fixes a smaller budget
+    than the engine's own (Sarathi-Serve, Agrawal et al. 2024, arXiv:2403.02310). O(residents) a step, plus
+    the order's own ranking.
     """
 
     token_budget: int | None = None
@@ -30,8 +32,9 @@ class DecodeFirst:
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """All residents, then the best of the waiting."""
+        ranked = order.rank(view.residents, view.now_s)
         return StepPlan(
-            run=decodes_first(order.rank(view.residents, view.now_s)),
+            run=ranked if ranked is view.residents else decodes_first(ranked),
             admit=candidates(view, order, leaving),
             token_budget=view.max_tokens
             if self.token_budget is None
