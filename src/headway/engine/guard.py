@@ -66,10 +66,11 @@ class GuardedPolicy:
         try:
             plan = self.policy.plan(view)
             check_plan(plan, view)
-            return plan
         except Exception:
             self._take_over("plan")
-            return self.policy.plan(view)
+            plan = self.policy.plan(view)
+        self._counters.planned_steps += 1
+        return plan
 
     def _take_over(self, call: str) -> None:
         self._counters.policy_faults += 1

@@ -243,7 +243,6 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         plan = outcome.plan
         counters = self.counters
         counters.steps += 1
-        counters.planned_steps += 1
         counters.scheduled_tokens += outcome.num_tokens
         counters.admissions += len(outcome.admitted)
         counters.shortage_preemptions += len(outcome.preempted) - len(plan.preempt)
