@@ -5,6 +5,7 @@ HeadwayError
 ├── TraceError       a trace that cannot be read as requests (also a ValueError)
 ├── RecordError      a records file that cannot be read back (also a ValueError)
 ├── PlanError        a policy returned a plan that breaks the rules of `core.plan`
+├── SimulationError  a simulation that cannot go on, such as a policy that leaves work lying
 ├── SeamError        the installed vLLM is not what `engine.vllm_seams` was written against
 └── UpstreamError    an endpoint did not answer, or not as an OpenAI-compatible server would
 
@@ -30,6 +31,10 @@ class RecordError(HeadwayError, ValueError):
 
 class PlanError(HeadwayError):
     """A policy returned a plan that breaks the rules of `core.plan`."""
+
+
+class SimulationError(HeadwayError):
+    """A simulation cannot go on."""
 
 
 class SeamError(HeadwayError):

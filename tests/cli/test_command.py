@@ -30,11 +30,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_the_commands_and_teaches() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("serve", "replay"))
+    assert all(name in done.stdout for name in ("serve", "replay", "simulate"))
     assert "headway serve demo" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["serve", "replay"])
+@pytest.mark.parametrize("name", ["serve", "replay", "simulate"])
 def test_every_command_has_help_with_examples(name: str) -> None:
     done = run(name, "--help")
     assert done.returncode == 0
@@ -52,7 +52,7 @@ def test_help_imports_nothing_heavy() -> None:
         "except SystemExit:\n"
         "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
     )
-    for arguments in (["--help"], ["serve", "--help"], ["replay", "--help"]):
+    for arguments in (["--help"], ["serve", "--help"], ["replay", "--help"], ["simulate", "--help"]):
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
         )

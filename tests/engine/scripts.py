@@ -63,7 +63,7 @@ class HearingEngine(ModelFreeEngine):
         super().__init__(built, depth(built))
         self.heard: list[EngineCoreOutput] = []
 
-    def _process_oldest(self) -> None:
+    def process_oldest(self) -> None:
         for outputs in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
             self.heard.extend(outputs.outputs)
 

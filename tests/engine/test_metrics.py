@@ -140,7 +140,7 @@ class ReportingEngine(HearingEngine):
         self.front_ends, self.engine = front_ends, engine
         self.reports = 0
 
-    def _process_oldest(self) -> None:
+    def process_oldest(self) -> None:
         for outputs in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
             stats = outputs.scheduler_stats
             if stats is not None:

@@ -12,10 +12,10 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.policies.presets import PRESETS, build_policy
 from headway.results.records import encode_record
-from tests.policies.instance import Engine, Instance
+from tests.policies.instance import Instance, small_engine
 
 JOBS = 24
-ENGINE = Engine(total_blocks=15, block_size=4, max_run=4, max_resident=4, max_tokens=24)
+ENGINE = small_engine(num_blocks=15, max_num_batched_tokens=24)
 NEVER_PREEMPTED = ("orca", "static")
 
 

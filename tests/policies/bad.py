@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import Departure, StepOutcome, StepPlan
@@ -28,6 +29,10 @@ class Spoiled:
         plan = DecodeFirst().plan(view, order, leaving)
         self.spoil(plan, view, self.asked)
         return plan
+
+    def next_change_s(self, view: StepView) -> float:
+        """Not known."""
+        return -inf
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn."""
@@ -108,3 +113,7 @@ class ShedsWhoStarted:
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
         """Everybody, late enough."""
         return dict.fromkeys(self._watched if view.now_s >= 4 else (), Departure.SHED)
+
+    def next_change_s(self, view: StepView) -> float:
+        """Not known."""
+        return -inf

@@ -12,11 +12,11 @@ from random import Random
 from hypothesis import strategies as st
 
 from headway.core.job import Job, JobState
-from headway.core.plan import Reason
 from headway.core.slo import NO_TARGETS, Slo
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy
-from tests.policies.instance import STEP_S, Engine, Instance, Snapshot
+from headway.sim.limits import EngineLimits
+from tests.policies.instance import STEP_S, Instance, Snapshot, small_engine
 from tests.strategies import slos
 
 MakePolicy = Callable[["Workload"], Policy]
@@ -53,7 +53,7 @@ class Workload:
     """Requests for an engine on which each of them fits."""
 
     arrivals: tuple[Arrival, ...]
-    engine: Engine = field(default_factory=Engine)
+    engine: EngineLimits = field(default_factory=small_engine)
 
     @property
     def total_tokens(self) -> int:
@@ -64,13 +64,14 @@ class Workload:
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     """A few requests with many ties, on an engine short of everything."""
-    engine = Engine(
-        total_blocks=draw(st.integers(8, 20)),
+    engine = small_engine(
+        num_blocks=draw(st.integers(8, 20)),
         watermark_blocks=draw(st.integers(0, 1)),
-        max_run=draw(st.integers(1, 4)),
-        max_resident=draw(st.integers(1, 5)),
-        max_tokens=draw(st.integers(4, 16)),
-        lag=draw(st.integers(0, 1)),
+        batch_width=draw(st.integers(1, 4)),
+        max_num_seqs=draw(st.integers(1, 5)),
+        max_num_batched_tokens=draw(st.integers(4, 16)),
+        prefix_caching=draw(st.booleans()),
+        asynchronous=draw(st.booleans()),
     )
     names = draw(st.lists(st.integers(0, 99), min_size=1, max_size=7, unique=True))
     return Workload(tuple(draw(_arrivals(f"{name:02}")) for name in names), engine)
@@ -112,7 +113,7 @@ def drive(policy: Policy, workload: Workload, *, may_idle: bool = True) -> Run:
     run = Run(instance)
     due = deque(sorted(workload.arrivals, key=lambda arrival: arrival.at_step))
     ready_at: dict[Job, int] = {}
-    limit = 20 + 6 * (1 + workload.engine.lag) * workload.total_tokens
+    limit = 20 + 6 * workload.engine.depth * workload.total_tokens
     while due or instance.ledger.live:
         step = len(run.ended)
         assert step < limit, f"still live after {limit} steps: {instance.ledger.waiting}"
@@ -121,7 +122,7 @@ def drive(policy: Policy, workload: Workload, *, may_idle: bool = True) -> Run:
             job = arrival.job()
             ready_at[job] = step + arrival.ready_after_steps
             instance.arrive(job)
-        instance.pool.not_ready = {job: Reason.GRAMMAR for job, at in ready_at.items() if step < at}
+        instance.hold_back(job for job, at in ready_at.items() if step < at)
         before = set(instance.records)
         ready = None if may_idle else _ready_for_an_empty_engine(instance)
         outcome = instance.step()
@@ -147,7 +148,7 @@ def check_drains(make: MakePolicy, workload: Workload, *, may_idle: bool = True)
     for part in (policy.order, *policy.leaving):
         assert not jobs_held_by(part), f"{part!r} still holds {jobs_held_by(part)}"
     assert len(jobs_held_by(policy.batching)) <= workload.engine.max_run
-    assert run.instance.pool.free_blocks == run.instance.pool.total_blocks
+    assert run.instance.pool.free_blocks == run.instance.pool.num_blocks
 
 
 def check_repeats(make: MakePolicy, workload: Workload, *, any_order: bool) -> None:

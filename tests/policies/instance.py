@@ -1,18 +1,20 @@
-"""One simulated engine: a ledger, a block pool, the fill rule, and a policy that is watched at every step."""
+"""The simulator's engine under a policy that is watched at every step."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from headway.core.fill import fill
-from headway.core.job import Job, JobState
-from headway.core.ledger import LEFT_AS, Ledger
-from headway.core.plan import StepOutcome, StepPlan, check_plan
-from headway.core.record import Outcome, Record
+from headway.core.job import Job
+from headway.core.ledger import Ledger
+from headway.core.plan import Reason, StepOutcome, StepPlan
+from headway.core.record import Record
 from headway.core.view import StepView
 from headway.policies.policy import Policy
-from tests.core.block_pool import BlockPool
+from headway.sim.engine import SimulatedEngine
+from headway.sim.kv_pool import KvPool
+from headway.sim.limits import EngineLimits
 
 STEP_S = 1.0
 """Every step takes a second."""
@@ -33,115 +35,76 @@ def snapshot(plan: StepPlan) -> Snapshot:
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class Engine:
-    """Sizes of a simulated engine. `lag` steps pass between a step and its tokens (1: asynchronous)."""
-
-    total_blocks: int = 16
-    block_size: int = 4
-    watermark_blocks: int = 0
-    max_run: int = 4
-    max_resident: int = 4
-    max_tokens: int = 12
-    lag: int = 0
+def small_engine(**sizes: Any) -> EngineLimits:
+    """An engine of a few blocks and seats, so that everything runs short."""
+    small = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 12}
+    return EngineLimits(**{**small, "prefix_caching": False, **sizes})
 
 
 @dataclass(slots=True)
-class Instance:
-    """Steps a policy. `true_output` says how long each job really is; the policy never sees it."""
+class WatchedPolicy(Policy):
+    """A policy that must give the same plan twice for one view, and change nothing by planning."""
 
-    policy: Policy
-    true_output: dict[str, int]
-    engine: Engine = field(default_factory=Engine)
-    now_s: float = 0.0
-    ledger: Ledger = field(default_factory=Ledger)
-    records: dict[str, Record] = field(default_factory=dict)
-    outcomes: list[StepOutcome] = field(default_factory=list)
     plans: list[Snapshot] = field(default_factory=list)
-    pool: BlockPool = field(init=False)
-    _in_flight: deque[list[Job]] = field(default_factory=deque)
 
-    def __post_init__(self) -> None:
-        engine = self.engine
-        self.pool = BlockPool(
-            engine.total_blocks, block_size=engine.block_size, watermark_blocks=engine.watermark_blocks
-        )
-
-    def arrive(self, job: Job) -> None:
-        """Take in a job."""
-        self.ledger.arrive(job)
-        self.policy.add(job)
-
-    def view(self) -> StepView:
-        """What the policy sees now."""
-        return StepView(
-            now_s=self.now_s,
-            residents=self.ledger.residents,
-            waiting=self.ledger.waiting.values(),
-            free_blocks=self.pool.free_blocks,
-            total_blocks=self.pool.total_blocks,
-            block_size=self.pool.block_size,
-            max_run=self.engine.max_run,
-            max_resident=self.engine.max_resident,
-            max_tokens=self.engine.max_tokens,
-            admissible=self._admissible,
-        )
-
-    def _admissible(self, job: Job) -> bool:
-        seat = len(self.ledger.residents) < self.engine.max_resident
-        return seat and self.pool.ready(job) is None and self.pool.misfit(job) is None
-
-    def plan(self) -> StepPlan:
-        """The policy's plan, checked: within the rules, and made without changing anything."""
-        view = self.view()
-        before = (list(view.residents), list(view.waiting), self.pool.free_blocks)
-        plan = self.policy.plan(view)
-        check_plan(plan, view)
+    def plan(self, view: StepView) -> StepPlan:
+        before = (list(view.residents), list(view.waiting), view.free_blocks)
+        plan = Policy.plan(self, view)
         taken = snapshot(plan)
-        assert taken == snapshot(self.policy.plan(view)), "the same view gave two plans"
-        assert before == (list(view.residents), list(view.waiting), self.pool.free_blocks)
+        assert taken == snapshot(Policy.plan(self, view)), "the same view gave two plans"
+        assert before == (list(view.residents), list(view.waiting), view.free_blocks)
         self.plans.append(taken)
         return plan
 
-    def step(self) -> StepOutcome:
-        """Plan, fill, follow; then bring the tokens of `lag` steps ago, and end who is done."""
-        plan = self.plan()
-        for job, departure in plan.leave.items():
-            self._end(job, LEFT_AS[departure])
-        outcome = fill(
-            plan,
-            self.ledger.residents,
-            self.pool,
-            now_s=self.now_s,
-            max_run=self.engine.max_run,
-            max_resident=self.engine.max_resident,
+
+class Instance:
+    """Steps a policy, a second a step. `true_output` says how long each job is; the policy never sees it."""
+
+    def __init__(self, policy: Policy, true_output: dict[str, int], limits: EngineLimits) -> None:
+        self.policy = WatchedPolicy(
+            policy.name, policy.order, policy.batching, policy.eviction, policy.leaving
         )
-        self.ledger.apply(outcome)
-        self.policy.observe(outcome)
+        self.true_output = true_output
+        self.now_s = 0.0
+        self.records: dict[str, Record] = {}
+        self.outcomes: list[StepOutcome] = []
+        self._engine = SimulatedEngine(limits, self.policy, on_end=self._ended, check=True)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._engine.ledger
+
+    @property
+    def pool(self) -> KvPool:
+        return self._engine.pool
+
+    @property
+    def plans(self) -> list[Snapshot]:
+        return self.policy.plans
+
+    def view(self) -> StepView:
+        """What the policy sees now."""
+        return self._engine.view(self.now_s)
+
+    def arrive(self, job: Job) -> None:
+        """Take in a job."""
+        self._engine.arrive(job, self.true_output[job.id], self.now_s)
+
+    def hold_back(self, jobs: Iterable[Job]) -> None:
+        """Make exactly these jobs not ready, beside those whose tokens are still on their way."""
+        stale = {job: why for job, why in self.pool.not_ready.items() if why is Reason.STALE_OUTPUT}
+        self.pool.not_ready = dict.fromkeys(jobs, Reason.GRAMMAR) | stale
+
+    def step(self) -> StepOutcome:
+        """Schedule a step; bring the output of the oldest when as many are in flight as may be."""
+        outcome = self._engine.schedule(self.now_s)
         self.now_s += STEP_S
-        # A job whose last known token was computed brings its next one.
-        self._in_flight.append([job for job in outcome.tokens if job.num_computed_tokens == job.num_tokens])
-        if len(self._in_flight) > self.engine.lag:
-            for job in self._in_flight.popleft():
-                self._sample(job)
-        self.ledger.check()
-        self.pool.check()
-        assert set(self.pool.tables) == set(self.ledger.residents)
+        full = self._engine.in_flight == self._engine.limits.depth
+        if full or (self._engine.in_flight and not outcome.tokens):
+            self._engine.update(self.now_s)
         self.outcomes.append(outcome)
         return outcome
 
-    def _sample(self, job: Job) -> None:
-        if job.state is JobState.ENDED:
-            return
-        is_first = self.ledger.sampled(job, 1, self.now_s)
-        if is_first or job.state is JobState.WAITING:
-            self.policy.touch(job)
-        if job.num_output_tokens >= self.true_output[job.id]:
-            self._end(job, Outcome.FINISHED)
-
-    def _end(self, job: Job, outcome: Outcome) -> None:
-        if job.state is JobState.RESIDENT:
-            self.pool.release(job)
-        self.policy.end(job)
-        assert job.id not in self.records, f"{job!r} ended twice"
-        self.records[job.id] = self.ledger.end(job, outcome, self.now_s)
+    def _ended(self, record: Record) -> None:
+        assert record.id not in self.records, f"{record.id} ended twice"
+        self.records[record.id] = record

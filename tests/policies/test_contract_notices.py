@@ -23,7 +23,7 @@ from tests.policies.contract import (
     check_drains,
     check_repeats,
 )
-from tests.policies.instance import Engine
+from tests.policies.instance import small_engine
 
 OUTPUTS = (6, 1, 4, 2, 5, 3)
 WORKLOAD = Workload(
@@ -31,7 +31,7 @@ WORKLOAD = Workload(
         Arrival(id=str(n), at_step=n // 3, prompt=4, output=output, limit=6, ready_after_steps=n % 2)
         for n, output in enumerate(OUTPUTS)
     ),
-    Engine(max_run=2),
+    small_engine(batch_width=2),
 )
 """Six jobs in two bursts on two seats; every other one is ready a step late."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -22,6 +23,9 @@ class PreemptsPaused:
 
     def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
         return {job: Fate.SWAP for job in view.residents if job not in plan.run}
+
+    def next_change_s(self, view: StepView) -> float:
+        return -inf
 
 
 def told() -> tuple[Policy, Mock]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass
 from math import isfinite
 
@@ -8,125 +9,199 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
-from headway.predict.step_time import OnlineStepTime
+from headway.predict.known_models import model_shape
+from headway.predict.roofline import Roofline
+from headway.predict.step_time import READY_STEPS, StepTimeModel
+from tests.predict.shapes import batch, batches, decodes
 from tests.strategies import UNTIMED
 
-READY_STEPS = 20
-NOISE = 0.05
+LLAMA = model_shape("Llama-3.1-8B")
+NOISE = 0.03
 
 
 @dataclass(frozen=True)
 class Device:
-    """Steps of this device take base + per_job x jobs + per_token x prefill tokens, and 5 % noise."""
+    """Steps of this device take base + per job + the larger of traffic and arithmetic, and 3 % noise."""
 
     base_s: float
     per_job_s: float
-    per_token_s: float
+    bytes_per_s: float
+    flops_per_s: float
 
-    def step_s(self, jobs: int, prefill_tokens: int) -> float:
-        return self.base_s + self.per_job_s * jobs + self.per_token_s * prefill_tokens
+    def step_s(self, shape: BatchShape) -> float:
+        work = Roofline(LLAMA)
+        device_s = max(work.bytes(shape) / self.bytes_per_s, work.flops(shape) / self.flops_per_s)
+        return self.base_s + self.per_job_s * shape.num_jobs + device_s
 
-    def teach(self, model: OnlineStepTime, steps: int, seed: int = 0) -> None:
-        """Mixed work: 1 to 64 jobs, every second step with up to 512 prefill tokens."""
+    def teach(self, model: StepTimeModel, steps: int, seed: int = 0, stalls: float = 0.0) -> None:
+        """Mixed work; a share of `stalls` steps take ten times as long."""
         rng = random.Random(seed)
         for _ in range(steps):
-            jobs, prefill_tokens = rng.randint(1, 64), rng.choice([0, rng.randint(1, 512)])
-            model.observe(jobs, prefill_tokens, self.step_s(jobs, prefill_tokens) * rng.gauss(1, NOISE))
+            shape = mixed(rng)
+            slow = 10 if rng.random() < stalls else 1
+            model.observe(shape, self.step_s(shape) * rng.gauss(1, NOISE) * slow)
 
 
-FAST = Device(base_s=0.001, per_job_s=0.00003, per_token_s=0.00005)
-SLOW = Device(base_s=0.010, per_job_s=0.00020, per_token_s=0.00030)
-WORK = [(1, 0), (8, 0), (64, 0), (1, 511), (32, 256)]
+def mixed(rng: random.Random) -> BatchShape:
+    """1 to 64 decodes, two in five steps with a chunk beside them."""
+    shape = decodes(rng.choice([1, 4, 16, 64]), rng.randint(50, 3000))
+    if rng.random() < 0.4:
+        shape.add(rng.choice([128, 512, 2048]), rng.choice([0, 0, 1024]))
+    return shape
 
 
-def assert_knows(model: OnlineStepTime, device: Device, rel: float = 0.1) -> None:
-    for jobs, prefill_tokens in WORK:
-        assert model.predict_s(jobs, prefill_tokens) == pytest.approx(
-            device.step_s(jobs, prefill_tokens), rel=rel
-        )
+FAST = Device(base_s=0.001, per_job_s=0.00003, bytes_per_s=1.5e12, flops_per_s=200e12)
+SLOW = Device(base_s=0.010, per_job_s=0.00020, bytes_per_s=0.4e12, flops_per_s=60e12)
+WORK = [decodes(1, 500), decodes(16, 2000), decodes(64, 1000), batch((2048, 0)), batch((512, 512), (1, 900))]
+
+
+def assert_knows(model: StepTimeModel, device: Device, rel: float = 0.1) -> None:
+    for shape in WORK:
+        assert model.step_s(shape) == pytest.approx(device.step_s(shape), rel=rel)
 
 
 @pytest.mark.parametrize("device", [FAST, SLOW], ids=["fast", "slow"])
-@pytest.mark.parametrize("seed", range(3))
-def test_known_coefficients_are_recovered_from_noisy_steps(device: Device, seed: int) -> None:
-    model = OnlineStepTime()
-    device.teach(model, 4_000, seed)
+@pytest.mark.parametrize("stalls", [0.0, 0.05])
+def test_a_law_is_learned_from_noisy_steps_with_stalls(device: Device, stalls: float) -> None:
+    model = StepTimeModel(LLAMA)
+    device.teach(model, 1_500, stalls=stalls)
     assert_knows(model, device)
 
 
-def test_without_noise_the_first_steps_are_enough() -> None:
-    # 1 ms + 0.1 ms a job + 0.01 ms a token: 4 jobs and 100 prefill tokens take 1 + 0.4 + 1 = 2.4 ms.
-    model = OnlineStepTime()
-    for index in range(READY_STEPS):
-        jobs, tokens = 1 + index % 5, 50 * (index % 3)
-        model.observe(jobs, tokens, 0.001 + 0.0001 * jobs + 0.00001 * tokens)
-    assert model.predict_s(4, 100) == pytest.approx(0.0024, rel=1e-3)
-    assert model.prefill_s(101) == model.predict_s(1, 100) == pytest.approx(0.0021, rel=1e-3)
+def test_five_minutes_of_slow_traffic_are_enough() -> None:
+    # 300 s of steps that take 0.5 s and more are fewer than 600, of which one in four is learned.
+    model = StepTimeModel(LLAMA)
+    SLOW.teach(model, 150, stalls=0.05)
+    assert_knows(model, SLOW, rel=0.15)
 
 
-def test_nothing_is_predicted_before_twenty_steps() -> None:
-    model = OnlineStepTime()
+def test_a_stall_among_the_first_steps_does_not_spoil_them() -> None:
+    model = StepTimeModel(LLAMA)
+    rng = random.Random(3)
+    shapes = [mixed(rng) for _ in range(READY_STEPS)]
+    for index, shape in enumerate(shapes):
+        model.observe(shape, FAST.step_s(shape) * (30 if index == 0 else 1))
+    for shape in shapes:
+        assert model.step_s(shape) == pytest.approx(FAST.step_s(shape), rel=0.15)
+
+
+def test_nothing_is_predicted_before_it_is_ready() -> None:
+    model = StepTimeModel(LLAMA)
     FAST.teach(model, READY_STEPS - 1)
-    assert (model.predict_s(64, 512), model.prefill_s(512)) == (0.0, 0.0)
+    assert not model.ready
+    assert (model.step_s(WORK[0]), model.prefill_s(512), model.predict(WORK[0]).high) == (0.0, 0.0, 0.0)
     FAST.teach(model, 1)
-    assert model.observed_steps == READY_STEPS
+    assert model.ready
     assert model.prefill_s(512) > 0
 
 
-def test_it_follows_a_change_of_load() -> None:
-    model = OnlineStepTime()
-    FAST.teach(model, 4_000)
-    SLOW.teach(model, 12_000, seed=1)
-    assert_knows(model, SLOW)
-    FAST.teach(model, 16_000, seed=2)
-    assert_knows(model, FAST, rel=0.2)
-
-
-@pytest.mark.parametrize(("jobs", "prefill_tokens"), [(1, 0), (16, 0), (1, 512), (1000, 200_000)])
-def test_days_of_one_kind_of_step_neither_spoil_nor_forget_the_others(jobs: int, prefill_tokens: int) -> None:
-    model = OnlineStepTime()
-    FAST.teach(model, 4_000)
-    rng = random.Random(1)
-    for _ in range(200_000):
-        model.observe(jobs, prefill_tokens, FAST.step_s(jobs, prefill_tokens) * rng.gauss(1, NOISE))
-    assert_knows(model, FAST, rel=0.5)
-    FAST.teach(model, 2_000, seed=2)
+def test_a_prior_answers_until_it_is_ready() -> None:
+    model = StepTimeModel(LLAMA, prior=SLOW)
+    assert model.step_s(WORK[1]) == SLOW.step_s(WORK[1])
+    FAST.teach(model, 400)
     assert_knows(model, FAST)
 
 
-steps = st.lists(
-    st.tuples(st.integers(1, 1_000), st.integers(0, 200_000), st.floats(0, 1e4)), min_size=20, max_size=200
-)
+def test_it_follows_a_change_of_load() -> None:
+    model = StepTimeModel(LLAMA)
+    FAST.teach(model, 1_000)
+    SLOW.teach(model, 3_000, seed=1)
+    assert_knows(model, SLOW, rel=0.15)
 
 
-@UNTIMED
-@given(seen=steps, jobs=st.integers(0, 10_000), prefill_tokens=st.integers(0, 10**6))
-def test_a_prediction_is_a_number_and_never_negative(
-    seen: list[tuple[int, int, float]], jobs: int, prefill_tokens: int
-) -> None:
-    model = OnlineStepTime()
-    for step in seen:
-        model.observe(*step)
-    predicted_s = model.predict_s(jobs, prefill_tokens)
-    assert isfinite(predicted_s)
-    assert predicted_s >= 0
+def test_a_long_decode_does_not_forget_what_prompts_cost() -> None:
+    model = StepTimeModel(LLAMA)
+    FAST.teach(model, 1_000)
+    rng = random.Random(1)
+    for _ in range(10_000):
+        model.observe(decodes(16, 2000), FAST.step_s(decodes(16, 2000)) * rng.gauss(1, NOISE))
+    assert_knows(model, FAST, rel=0.5)
+    assert model.step_s(decodes(16, 2000)) == pytest.approx(FAST.step_s(decodes(16, 2000)), rel=0.03)
 
 
-def test_falling_times_do_not_make_a_prediction_negative() -> None:
-    model = OnlineStepTime()
-    for index in range(60):
-        model.observe(1 + index, 0, max(0.0, 0.05 - 0.001 * index))
-    assert model.predict_s(1_000, 0) == 0.0
+def test_the_interval_holds_nine_steps_in_ten() -> None:
+    model = StepTimeModel(LLAMA)
+    FAST.teach(model, 1_000)
+    rng = random.Random(7)
+    inside = 0
+    for _ in range(400):
+        shape = mixed(rng)
+        predicted = model.predict(shape)
+        inside += predicted.low <= FAST.step_s(shape) * rng.gauss(1, NOISE) <= predicted.high
+    assert inside / 400 == pytest.approx(0.9, abs=0.06)
+
+
+def test_thinning_wants_every_step_until_ready_and_one_in_four_then() -> None:
+    model = StepTimeModel(LLAMA)
+    assert all(model.wants(step) for step in range(10))
+    FAST.teach(model, READY_STEPS)
+    assert [step for step in range(12) if model.wants(step)] == [0, 4, 8]
+
+
+def test_its_memory_is_bounded() -> None:
+    def size(model: StepTimeModel) -> int:
+        return sum(sys.getsizeof(value) for value in vars(model).values()) + len(model._ratios)
+
+    model = StepTimeModel(LLAMA)
+    FAST.teach(model, 500)
+    before = size(model)
+    FAST.teach(model, 2_000, seed=1)
+    assert size(model) == before
+
+
+def test_prefill_is_a_prompt_alone_and_follows_what_is_learned() -> None:
+    model = StepTimeModel(LLAMA)
+    FAST.teach(model, 300)
+    first = model.prefill_s(777)
+    assert first == model.step_s(batch((777, 0)))
+    SLOW.teach(model, 300)
+    assert model.prefill_s(777) > first
+
+
+def test_steps_without_time_or_work_teach_nothing() -> None:
+    model = StepTimeModel(LLAMA)
+    model.observe(BatchShape(), 1.0)
+    model.observe(WORK[0], 0.0)
+    assert model.observed_steps == 0
 
 
 def test_two_models_fed_alike_are_alike() -> None:
-    first, second = OnlineStepTime(), OnlineStepTime()
+    first, second = StepTimeModel(LLAMA), StepTimeModel(LLAMA)
     for model in (first, second):
-        SLOW.teach(model, 500)
-    assert [first.predict_s(*work) for work in WORK] == [second.predict_s(*work) for work in WORK]
+        SLOW.teach(model, 300)
+    assert [first.predict(shape) for shape in WORK] == [second.predict(shape) for shape in WORK]
 
 
 def test_policies_may_ask_it_for_cost() -> None:
-    cost: CostModel = OnlineStepTime()
+    cost: CostModel = StepTimeModel()
     assert cost.prefill_s(100) == 0.0
+
+
+steps = st.lists(st.tuples(batches, st.floats(0, 1e4)), min_size=20, max_size=60)
+
+
+@UNTIMED
+@given(seen=steps, shape=batches)
+def test_a_prediction_is_a_number_inside_its_interval_and_never_negative(
+    seen: list[tuple[BatchShape, float]], shape: BatchShape
+) -> None:
+    model = StepTimeModel(LLAMA)
+    for step in seen:
+        model.observe(*step)
+    predicted = model.predict(shape)
+    assert isfinite(predicted.high)
+    assert 0 <= predicted.low <= predicted.mean <= predicted.high
+
+
+@UNTIMED
+@given(shape=batches, more=st.integers(1, 3000))
+def test_more_work_is_never_predicted_to_be_faster(shape: BatchShape, more: int) -> None:
+    grown = BatchShape(**{name: getattr(shape, name) for name in BatchShape.__slots__})
+    grown.add(more, 100)
+    assert TAUGHT.step_s(grown) >= TAUGHT.step_s(shape) > 0
+
+
+TAUGHT = StepTimeModel(LLAMA)
+FAST.teach(TAUGHT, 200)

@@ -18,6 +18,7 @@ from headway.results import (
     start_run,
     write_info,
 )
+from headway.results.run_folder import seed_folder
 
 from .examples import make, worked_run
 
@@ -118,6 +119,25 @@ def test_a_sweep_is_read_in_rising_order_of_load(tmp_path: Path) -> None:
     assert [run.meta.load for run in runs] == [0.5, 1.2, 10.0]
     assert {run.folder for run in runs} == {tmp_path}
     assert (tmp_path / "load=1.2" / "run.json").exists()
+
+
+def test_repeated_sweeps_are_read_seed_by_seed(tmp_path: Path) -> None:
+    for seed in (10, 2):
+        for load in (1.0, 0.5):
+            write_run(load_folder(seed_folder(tmp_path, seed), load), "vllm")
+    runs = read_runs(tmp_path)
+    assert [(run.folder.name, run.meta.load) for run in runs] == [
+        ("seed=2", 0.5),
+        ("seed=2", 1.0),
+        ("seed=10", 0.5),
+        ("seed=10", 1.0),
+    ]
+
+
+def test_a_seed_is_a_number(tmp_path: Path) -> None:
+    write_run(tmp_path / "seed=x", "vllm")
+    with pytest.raises(RecordError, match="no seed in its name; accepted: seed=<number>"):
+        read_runs(tmp_path)
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:

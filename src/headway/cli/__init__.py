@@ -16,6 +16,8 @@ COMMANDS = {
     "serve": "Serve a model with vLLM under a Headway policy.",
     "replay": "Send a trace to an OpenAI-compatible server and record what happened to each request.",
     "bench": "Compare policies on a real engine, one after another, on the same trace.",
+    "simulate": "Compare policies on a virtual clock, over loads and seeds; explain one request's story.",
+    "profile": "Measure what a model costs on this machine and write a cost file.",
     "report": "Compare runs on disk: a table, JSON, one HTML page.",
     "policies": "Show the preset table: what each policy is made of.",
 }

@@ -55,36 +55,44 @@ def fill(
     for job, fate in plan.preempt.items():
         kv.release(job, fate)
         outcome.preempted[job] = fate
-    running = set(plan.run)
-    paused = [job for job in residents if job not in running and job not in plan.preempt]
-    line = [*plan.run, *paused]
-    budget = _fill_run(plan, line, len(plan.run), kv, outcome)
+    line = [*plan.run, *_paused(plan, residents)]
+    budget = _fill_run(plan, line, kv, outcome)
     if len(outcome.preempted) == len(plan.preempt):
         seats = min(max_run - len(plan.run), max_resident - len(line))
         _fill_admit(plan, kv, outcome, budget=budget, seats=seats)
+    outcome.num_tokens = sum(outcome.tokens.values())
     outcome.left.update(plan.leave)
     outcome.free_blocks = kv.free_blocks
     return outcome
 
 
-def _fill_run(plan: StepPlan, line: list[Job], num_run: int, kv: KvSide, outcome: StepOutcome) -> int:
-    """Grant tokens to `line[:num_run]`, evicting from the end of `line`; returns the budget left."""
-    budget = plan.token_budget
-    index = 0
-    while index < min(num_run, len(line)):
-        job = line[index]
-        index += 1
-        granted = min(job.num_tokens - job.num_computed_tokens, plan.chunk_cap.get(job, budget), budget)
+def _paused(plan: StepPlan, residents: Sequence[Job]) -> list[Job]:
+    """Residents in neither `run` nor `preempt`."""
+    if len(plan.run) + len(plan.preempt) == len(residents):
+        return []
+    running = set(plan.run)
+    return [job for job in residents if job not in running and job not in plan.preempt]
+
+
+def _fill_run(plan: StepPlan, line: list[Job], kv: KvSide, outcome: StepOutcome) -> int:
+    """Grant tokens to `run`, which begins `line`, evicting from its end; returns the budget left."""
+    budget, caps, grow = plan.token_budget, plan.chunk_cap, kv.grow
+    for index, job in enumerate(plan.run):
+        if index >= len(line):
+            break
+        granted = min(uncomputed_tokens(job), budget)
+        if caps:
+            granted = min(granted, caps.get(job, granted))
         if granted <= 0:
             outcome.passed_over[job] = Reason.BUDGET if budget <= 0 else Reason.IN_FLIGHT
             continue
-        while not kv.grow(job, granted):
+        while not grow(job, granted):
             victim = line.pop()
             kv.release(victim, Fate.RECOMPUTE)
             outcome.preempted[victim] = Fate.RECOMPUTE
             if victim is job:
                 return budget
-        _grant(outcome, job, granted)
+        outcome.tokens[job] = granted
         budget -= granted
     return budget
 
@@ -115,15 +123,23 @@ def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int
             return
         outcome.admitted.append(job)
         outcome.cached_tokens[job] = cached
-        _grant(outcome, job, granted)
+        outcome.tokens[job] = granted
         budget -= granted
         room -= job.num_tokens
         seats -= 1
 
 
-def _grant(outcome: StepOutcome, job: Job, tokens: int) -> None:
-    outcome.tokens[job] = tokens
-    outcome.num_tokens += tokens
+def uncomputed_tokens(job: Job) -> int:
+    """Tokens a resident job could compute now: known ones, and those that steps in flight will bring.
+
+    None when a step in flight certainly brings the last output token that the job's limit allows.
+    """
+    in_flight = job.num_output_placeholders
+    if in_flight:
+        certain = job.num_computed_tokens + 2 - in_flight
+        if certain >= job.num_prompt_tokens + job.max_output_tokens:
+            return 0
+    return job.num_prompt_tokens + job.num_output_tokens + in_flight - job.num_computed_tokens
 
 
 def starts_whole(num_tokens: int, room: int, full_budget: int) -> bool:

@@ -22,8 +22,10 @@ class Job:
     """A request as a policy sees it: live, kept up to date by the ledger, compared by identity.
 
     Token counts use vLLM's words. `num_computed_tokens` counts tokens whose KV is on the device or being
-    computed by a step in flight; it falls to 0 when the KV is dropped. `max_output_tokens` is the limit
-    the client set, never an estimate of the length; the true length is not here.
+    computed by a step in flight; it falls to 0 when the KV is dropped. `num_output_placeholders` are output
+    tokens of steps in flight that later steps build on before they are known (asynchronous scheduling); it
+    is kept where `core.fill` fills the steps. `max_output_tokens` is the limit the client set, never an
+    estimate of the length; the true length is not here.
     """
 
     id: str
@@ -37,6 +39,7 @@ class Job:
     lora_id: int = 0
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
+    num_output_placeholders: int = 0
     num_preemptions: int = 0
     first_scheduled_s: float | None = None
     first_token_s: float | None = None

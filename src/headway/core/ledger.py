@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headway.core.job import Job, JobState
 from headway.core.plan import Departure, Fate, StepOutcome
-from headway.core.record import Outcome, Record
+from headway.core.record import Outcome, Record, record_of
 
 LEFT_AS = {
     Departure.SHED: Outcome.SHED,
@@ -98,21 +98,7 @@ class Ledger:
             self.residents = residents
         job.state = JobState.ENDED
         self.ended[outcome] += 1
-        return Record(
-            id=job.id,
-            arrival_s=job.arrival_s,
-            prompt_tokens=job.num_prompt_tokens,
-            outcome=outcome,
-            output_tokens=job.num_output_tokens,
-            tenant=job.tenant,
-            first_scheduled_s=job.first_scheduled_s,
-            first_token_s=job.first_token_s,
-            finished_s=now_s,
-            predicted_output_tokens=job.predicted_output_tokens,
-            slo=job.slo,
-            preemptions=job.num_preemptions,
-            recomputed_tokens=job.recomputed_tokens,
-        )
+        return record_of(job, outcome, now_s)
 
     def check(self) -> None:
         """Assert that no job is lost, doubled or in the wrong place (invariants 1 and 6); O(live)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from headway.core.job import Job
 from headway.core.slo import NO_TARGETS, Slo
 
 
@@ -40,3 +41,22 @@ class Record:
     swapped_blocks: int = 0
     recomputed_tokens: int = 0
     error: str | None = None
+
+
+def record_of(job: Job, outcome: Outcome, now_s: float) -> Record:
+    """The record of a job that ends now."""
+    return Record(
+        id=job.id,
+        arrival_s=job.arrival_s,
+        prompt_tokens=job.num_prompt_tokens,
+        outcome=outcome,
+        output_tokens=job.num_output_tokens,
+        tenant=job.tenant,
+        first_scheduled_s=job.first_scheduled_s,
+        first_token_s=job.first_token_s,
+        finished_s=now_s,
+        predicted_output_tokens=job.predicted_output_tokens,
+        slo=job.slo,
+        preemptions=job.num_preemptions,
+        recomputed_tokens=job.recomputed_tokens,
+    )

@@ -72,17 +72,21 @@ def resolve_model(name: str, cache_dir: Path | None = None) -> str:
 
 
 def ensure_demo_model(cache_dir: Path | None = None) -> Path:
-    """Directory of the demo model, made first if it is not there (about two seconds, no network).
+    """Directory of the demo model, made first if it is not there (about two seconds, no network)."""
+    return ensure_model(DEMO, DemoRecipe(), cache_dir)
+
+
+def ensure_model(name: str, recipe: DemoRecipe, cache_dir: Path | None = None) -> Path:
+    """Directory of the model that a recipe gives, named after it and its digest; made first if it is not there.
 
     It appears by one rename, so an interrupted build leaves nothing behind and two processes may race.
     """
-    recipe = DemoRecipe()
     root = _default_cache_dir() if cache_dir is None else cache_dir
-    target = root / f"{DEMO}-{recipe.digest()}"
+    target = root / f"{name}-{recipe.digest()}"
     if target.is_dir():
         return target
     root.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{DEMO}-", dir=root))
+    building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
     try:
         _build(recipe, building)
         building.rename(target)

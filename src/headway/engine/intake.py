@@ -12,8 +12,8 @@ from headway.engine.targets import RequestHints, read_hints
 from headway.errors import ConfigError
 
 
-def take_in(request: Request, default_slo: Slo) -> tuple[Job, str | None]:
-    """The job of a new request, and why it cannot be served here, if it cannot.
+def take_in(request: Request, default_slo: Slo, now_s: float) -> tuple[Job, str | None]:
+    """The job of a request that comes in at `now_s`, and why it cannot be served here, if it cannot.
 
     Hints were checked at the door; a request that came another way and has bad ones is refused too.
     """
@@ -25,11 +25,11 @@ def take_in(request: Request, default_slo: Slo) -> tuple[Job, str | None]:
         refusal = f"headway: {error}"
     if request.resumable:
         refusal = "headway: streaming input is not supported; send the whole prompt"
-    # The API server stamped the arrival with the wall clock; steps use the monotonic one.
+    # The API server stamped the arrival with the wall clock; steps have their own.
     age_s = max(0.0, time.time() - request.arrival_time)
     job = Job(
         id=request.request_id,
-        arrival_s=time.monotonic() - age_s,
+        arrival_s=now_s - age_s,
         num_prompt_tokens=request.num_prompt_tokens,
         max_output_tokens=hints.max_output_tokens or request.max_tokens,
         slo=hints.slo,

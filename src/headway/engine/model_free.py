@@ -24,10 +24,16 @@ from headway.engine.start import scheduler_class
 BLOCK_SIZE = 32
 """Tokens a KV block: what the CPU backend's attention wants."""
 
+STOP_TOKEN = 999_999
+"""Ends a request; no other made-up token has this value."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRequest:
-    """A request whose prompt, output length and arrival step are given."""
+    """A request whose prompt, output length and arrival step are given.
+
+    It ends by its limit, or, with `max_tokens` above `output_tokens`, by a stop token of its own.
+    """
 
     id: str
     arrival_step: int
@@ -35,6 +41,7 @@ class ScriptedRequest:
     output_tokens: int
     priority: int = 0
     extra_args: dict[str, Any] | None = None
+    max_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -88,7 +95,11 @@ def make_scheduler(build: Callable[..., Any], config: VllmConfig, num_blocks: in
 def to_request(scripted: ScriptedRequest) -> Request:
     """vLLM's request, ending exactly at the scripted output length."""
     sampling = SamplingParams(
-        max_tokens=scripted.output_tokens, ignore_eos=True, extra_args=scripted.extra_args, temperature=0.0
+        max_tokens=scripted.max_tokens or scripted.output_tokens,
+        ignore_eos=True,
+        stop_token_ids=[STOP_TOKEN],
+        extra_args=scripted.extra_args,
+        temperature=0.0,
     )
     init_none_hash(sha256)
     return Request(
@@ -109,26 +120,38 @@ class ModelFreeEngine:
         self._depth = depth
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self._serial: dict[str, int] = {}
+        self._stops_after: dict[str, int] = {}
 
     def add(self, scripted: ScriptedRequest) -> None:
         """Queue a request."""
+        self.expect(scripted)
         self.scheduler.add_request(to_request(scripted))
+
+    def expect(self, scripted: ScriptedRequest) -> None:
+        """Note where a request ends by a stop token, if it does."""
+        if scripted.max_tokens is not None and scripted.max_tokens > scripted.output_tokens:
+            self._stops_after[scripted.id] = scripted.output_tokens
 
     def step(self) -> StepLog:
         """Schedule once; process the oldest output when `depth` steps are in flight."""
-        output = self.scheduler.schedule()
-        log = StepLog(dict(output.num_scheduled_tokens), frozenset(output.preempted_req_ids or ()))
-        self._in_flight.append((output, self.compute(output)))
+        log = self.schedule()
         if len(self._in_flight) >= self._depth or not log.tokens:
-            self._process_oldest()
+            self.process_oldest()
         return log
+
+    def schedule(self) -> StepLog:
+        """Schedule a step, which is then in flight."""
+        output = self.scheduler.schedule()
+        self._in_flight.append((output, self.compute(output)))
+        return StepLog(dict(output.num_scheduled_tokens), frozenset(output.preempted_req_ids or ()))
 
     def drain(self) -> None:
         """Process what is in flight."""
         while self._in_flight:
-            self._process_oldest()
+            self.process_oldest()
 
-    def _process_oldest(self) -> None:
+    def process_oldest(self) -> None:
+        """Process the output of the oldest step in flight."""
         self.scheduler.update_from_output(*self._in_flight.popleft())
 
     def compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -146,8 +169,10 @@ class ModelFreeEngine:
         )
 
     def _token(self, request: Request) -> int:
-        """A token that differs between requests and positions, so that no two block hashes collide."""
+        """The stop token at the end, else one that no other request or position has: no two hashes collide."""
         position: int = request.num_computed_tokens
+        if position + 1 - request.num_prompt_tokens == self._stops_after.get(request.request_id):
+            return STOP_TOKEN
         serial = self._serial.setdefault(request.request_id, len(self._serial))
         return 1_000_000 + serial * 10_000 + position
 

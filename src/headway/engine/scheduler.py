@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,10 @@ from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
 from headway.engine.queue import WindowQueue
 from headway.engine.settings import EngineSettings
-from headway.engine.step_clock import StepClock
+from headway.engine.step_model import lesson, step_time_model
 from headway.engine.watchdog import STALL_GRACE_S, Remedy, Watchdog
 from headway.policies.presets import build_policy
-from headway.predict.step_time import OnlineStepTime
+from headway.predict.step_clock import StepClock
 from headway.results.records import RecordWriter
 
 if TYPE_CHECKING:
@@ -56,8 +57,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     """vLLM's scheduler under a policy: view -> plan -> shaped `schedule()` -> outcome -> observe.
 
     vLLM's own code grants tokens, allocates blocks and talks to the workers; this class only decides in
-    which order it finds the requests, which of them, and with how many tokens at most.
+    which order it finds the requests, which of them, and with how many tokens at most. `clock` is the one
+    clock of its decisions, in seconds; a run against the simulator puts the simulator's in its place.
     """
+
+    clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
@@ -65,7 +69,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.settings = settings
         self.counters = Counters()
         self.ledger = Ledger()
-        self.step_time = OnlineStepTime()
+        self.step_time = step_time_model(vllm_config)
         self.guard = GuardedPolicy(
             build_policy(settings.preset(), cost=self.step_time), self.ledger, self.counters
         )
@@ -109,7 +113,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Plan, shape, let vLLM fill, compare. Returns vLLM's own output."""
         started = time.perf_counter()
-        now_s = time.monotonic()
+        now_s = self.clock()
         self._settle(now_s)
         self.defers_prefills = throttle_prefills and self._may_defer_prefills()
         plan = self._plan(now_s)
@@ -124,7 +128,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.counters.vllm_schedule_s += time.perf_counter() - delegated
         outcome = self._outcome(plan, output, shaped, now_s)
         self._follow(outcome)
-        self._step_clock.dispatched(outcome, time.monotonic())
+        self._step_clock.dispatched(lesson(outcome, self.step_time, self.counters.steps), self.clock())
         self.counters.scheduler_s += time.perf_counter() - started
         return output
 
@@ -179,7 +183,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             requests = self.requests
             self.running = [requests[job.id] for job in (*plan.run, *paused)]
         for job in plan.preempt:
-            self._preempt_request(self.requests[job.id], time.monotonic())
+            self._preempt_request(self.requests[job.id], self.clock())
             self.counters.planned_preemptions += 1
         self.waiting.show(self.admission.window(plan))
         seats = min(self._view.max_run - len(plan.run), self._view.max_resident - len(self.running))
@@ -318,7 +322,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             super().add_request(request)
             return
         super().add_request(request)
-        job, refusal = take_in(request, self._default_slo)
+        job, refusal = take_in(request, self._default_slo, self.clock())
         self.jobs[job.id] = job
         self.ledger.arrive(job)
         self.guard.add(job)
@@ -329,7 +333,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Let vLLM process a step's output, then follow it and say farewell to those who left."""
-        now_s = time.monotonic()
+        now_s = self.clock()
         self._step_clock.finished(now_s)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
@@ -362,7 +366,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
         """Called by vLLM exactly once for each request that ends, whatever the reason."""
         freed: tuple[Any, Any] = super()._free_request(request, delay_free_blocks)
-        self._end(request, time.monotonic())
+        self._end(request, self.clock())
         return freed
 
     def _end(self, request: Request, now_s: float) -> None:
@@ -382,7 +386,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's statistics, carrying ours across the process border (see `engine.metrics`)."""
         stats = super().make_stats(*args, **kwargs)
-        now_s = time.monotonic()
+        now_s = self.clock()
         if stats is not None and (now_s >= self._stats_due_s or not self.ledger.live):
             self._stats_due_s = now_s + STATS_INTERVAL_S
             grown = self.counters.grown()

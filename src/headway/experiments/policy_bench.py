@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from headway.core.record import Record
+from headway.engine.machine import processors
 from headway.engine.server_command import server_command
 from headway.engine.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
@@ -62,7 +63,7 @@ class PolicyBench:
             model=self.model,
             trace=self.trace,
             command=self.command,
-            hardware=hardware(),
+            hardware=processors(),
             versions=versions(),
         )
 
@@ -111,22 +112,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def hardware() -> str:
-    """This machine in a few words: processor count and name."""
-    import os
-
-    names = [line for line in _cpuinfo() if line.startswith("model name")]
-    name = names[0].partition(":")[2].strip() if names else platform.machine()
-    return f"{os.cpu_count()} x {name}"
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
 
 
 def versions() -> dict[str, str]:

@@ -64,6 +64,15 @@ class Policy:
         plan.preempt = self.eviction.preempt(view, plan, self.order)
         return plan
 
+    def next_change_s(self, view: StepView) -> float:
+        """Until when the plan for this view stays as it is, if nobody comes or ends and residents only decode.
+
+        inf for ever; anything before now where a part cannot tell. Lets the simulator step over stretches.
+        """
+        changes = [rule.next_change_s(view) for rule in self.leaving]
+        changes += [part.next_change_s(view) for part in (self.order, self.batching, self.eviction)]
+        return min(changes)
+
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step that was filled: who was admitted, who lost its KV; then let the parts learn."""
         for job in outcome.admitted:

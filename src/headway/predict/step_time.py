@@ -2,65 +2,223 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.core.batch_shape import BatchShape
+from headway.predict.calibration import StepSeconds
+from headway.predict.kernels import Peaks
+from headway.predict.known_models import model_shape
+from headway.predict.model_shape import ModelShape
+from headway.predict.residuals import quantile
+from headway.predict.roofline import Roofline
+
+NOMINAL = Peaks(flops_per_s=312e12, bytes_per_s=2e12)
+"""An A100's peaks: on unknown hardware they only set the units of the features."""
+TYPICAL = model_shape("Llama-3.1-8B")
+"""Stands in for a model whose sizes are not known: the coefficients make up for much of the difference."""
+READY_STEPS = 20
 _FORGETTING = 0.998
 """Weight of a step falls by half in about 350 learned ones, so the fit follows a changing load."""
 _FLOOR = 1e-4
 """What is always known of each coefficient, in steps: so little that 20 real ones outweigh it."""
-_READY_STEPS = 20
 _THINNING = 4
-"""Once ready, one step in 4 is learned from: the fit hardly gains from more, and it runs beside the scheduler."""
+"""Once ready, one step in 4 is worth learning from: the fit hardly gains from more, and it runs beside the
+scheduler."""
+_SWEEPS = 2
+_FIRST_SWEEPS = 200
+_FIRST_ROUNDS = 4
+_RESIDUALS = 200
+"""Ratios of measured to predicted seconds kept for the interval."""
+_REFRESH = 16
+"""New ratios after which the interval is computed anew."""
+_OUTLIER_SPREADS = 4.0
+_LEAST_SPREAD = 0.01
+_TAIL = 0.05
+"""Share of steps outside each end of the interval."""
 
 
-class OnlineStepTime:
-    """Step time = a + b x jobs + c x prefill tokens, by recursive least squares with forgetting.
+@dataclass(frozen=True, slots=True)
+class StepSecondsPrediction:
+    """Seconds a step is expected to take; nine in ten lie between `low` and `high`."""
 
-    Pure Python and O(1) a step: it runs beside the scheduler. Until 20 steps were seen it predicts 0, so
-    nothing is decided by a guess. What steps of late say nothing of, such as the cost of a prompt during a
-    long decode, stays as it was last known. Attention over long contexts is left to the full model.
+    mean: float
+    low: float
+    high: float
+
+
+_UNKNOWN = StepSecondsPrediction(0.0, 0.0, 0.0)
+
+
+class StepTimeModel:
+    """Step time = a + b jobs + c (tM - tM0) + d tF + e max(0, tF - tM), with no coefficient below 0.
+
+    tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of a step of no tokens.
+    The paper's features (Ascendra section 4.2: tM + tF, max(tM, tF), tM, tF, 1) span the same space and are
+    nearly parallel; these are not, so that few steps settle them. Relative errors are made small by
+    recursive least squares with forgetting; a step far from its prediction, by the spread of late, counts
+    as one at the edge of that spread, so a stall teaches little. What steps of late say nothing of, such
+    as the cost of a prompt during a long decode, stays as it was last known.
+
+    Until 20 steps were seen it answers from `prior`, or 0 without one, so that nothing is decided by a
+    guess. Memory is bounded: 5 coefficients, their 15 products, and 200 ratios for the interval.
     """
 
-    def __init__(self) -> None:
-        self._weights = [0.0, 0.0, 0.0]
-        self._information = [[_FLOOR if row == col else 0.0 for col in range(3)] for row in range(3)]
+    def __init__(
+        self,
+        model: ModelShape | None = None,
+        tp: int = 1,
+        *,
+        peaks: Peaks = NOMINAL,
+        prior: StepSeconds | None = None,
+    ) -> None:
+        self._roofline = Roofline(model or TYPICAL, tp)
+        self._peaks = peaks
+        self._least_reading = self._roofline.bytes(BatchShape()) / peaks.bytes_per_s
+        self._prior = prior
+        self._fit = _Recursive(5)
+        self._first: list[tuple[list[float], float]] = []
+        self._ratios: deque[float] = deque(maxlen=_RESIDUALS)
+        self._since_refresh = 0
+        self._spread = self._low = self._high = 1.0
+        self._prefills: dict[int, float] = {}
         self.observed_steps = 0
 
-    def predict_s(self, num_jobs: int, num_prefill_tokens: int) -> float:
+    @property
+    def ready(self) -> bool:
+        """Whether it has seen enough steps to answer from them."""
+        return self.observed_steps >= READY_STEPS
+
+    def wants(self, step: int) -> bool:
+        """Whether the `step`-th one is worth the O(jobs) of its shape: all until ready, then one in 4."""
+        return not self.ready or step % _THINNING == 0
+
+    def step_s(self, shape: BatchShape) -> float:
         """Predicted seconds of a step, never negative."""
-        if self.observed_steps < _READY_STEPS:
-            return 0.0
-        base, per_job, per_thousand = self._weights
-        return max(0.0, base + per_job * num_jobs + per_thousand * num_prefill_tokens / 1000)
+        if not self.ready:
+            return 0.0 if self._prior is None else self._prior.step_s(shape)
+        return self._fit.at(self._features(shape))
+
+    def predict(self, shape: BatchShape) -> StepSecondsPrediction:
+        """Predicted seconds of a step, with the interval that nine in ten of the last 200 residuals kept to."""
+        mean = self.step_s(shape)
+        if not mean:
+            return _UNKNOWN
+        return StepSecondsPrediction(mean, mean * min(1.0, self._low), mean * max(1.0, self._high))
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""
-        return self.predict_s(1, num_tokens - 1)
+        seconds = self._prefills.get(num_tokens)
+        if seconds is None:
+            shape = BatchShape()
+            shape.add(num_tokens, 0)
+            seconds = self._prefills[num_tokens] = self.step_s(shape)
+        return seconds
 
-    def observe(self, num_jobs: int, num_prefill_tokens: int, seconds: float) -> None:
-        """Learn from a finished step: its jobs, its tokens beyond one a job, and how long it took."""
-        self.observed_steps += 1
-        if self.observed_steps > _READY_STEPS and self.observed_steps % _THINNING:
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """Learn from a finished step. About 20 us."""
+        if not seconds > 0 or not shape.num_jobs:
             return
-        # Thousands of tokens: features of like size keep the arithmetic exact enough to solve.
-        features = [1.0, float(num_jobs), num_prefill_tokens / 1000]
-        for row, information in enumerate(self._information):
-            for col in range(3):
-                information[col] = _FORGETTING * information[col] + features[row] * features[col]
-            information[row] += (1 - _FORGETTING) * _FLOOR
-        error = seconds - sum(
-            weight * feature for weight, feature in zip(self._weights, features, strict=True)
-        )
-        gain = _solve(self._information, features)
-        self._weights = [weight + step * error for weight, step in zip(self._weights, gain, strict=True)]
+        self.observed_steps += 1
+        self._prefills.clear()
+        features = self._features(shape)
+        if self.observed_steps <= READY_STEPS:
+            self._first.append((features, seconds))
+            if self.ready:
+                self._begin()
+            return
+        self._follow(features, seconds)
+
+    def _features(self, shape: BatchShape) -> list[float]:
+        reading = self._roofline.bytes(shape) / self._peaks.bytes_per_s
+        computing = self._roofline.flops(shape) / self._peaks.flops_per_s
+        return [
+            1.0,
+            float(shape.num_jobs),
+            reading - self._least_reading,
+            computing,
+            max(0.0, computing - reading),
+        ]
+
+    def _begin(self) -> None:
+        """Fit the first steps together, the farther ones held back: one of them may be a warm-up."""
+        first, self._first = self._first, []
+        trusts = [1.0] * len(first)
+        for _ in range(_FIRST_ROUNDS):
+            self._fit = _Recursive(5)
+            for (features, seconds), trust in zip(first, trusts, strict=True):
+                self._fit.add(features, seconds, trust / seconds)
+            self._fit.solve(_FIRST_SWEEPS)
+            errors = [abs(seconds / max(self._fit.at(features), 1e-9) - 1) for features, seconds in first]
+            limit = _OUTLIER_SPREADS / 2 * max(quantile(sorted(errors), 0.5), _LEAST_SPREAD)
+            trusts = [min(1.0, limit / max(error, limit)) for error in errors]
+        for features, seconds in first:
+            self._ratios.append(seconds / max(self._fit.at(features), 1e-9))
+        self._refresh()
+
+    def _follow(self, features: Sequence[float], seconds: float) -> None:
+        expected = max(self._fit.at(features), 1e-9)
+        self._ratios.append(seconds / expected)
+        reach = _OUTLIER_SPREADS * self._spread * expected
+        taken = min(max(seconds, expected - reach), expected + reach)
+        self._fit.forget()
+        self._fit.add(features, taken, 1.0 / expected)
+        self._fit.solve(_SWEEPS)
+        self._since_refresh += 1
+        if self._since_refresh >= _REFRESH:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._since_refresh = 0
+        ratios = sorted(self._ratios)
+        self._low, self._high = quantile(ratios, _TAIL), quantile(ratios, 1 - _TAIL)
+        errors = sorted(abs(ratio - 1) for ratio in ratios)
+        self._spread = max(_LEAST_SPREAD, quantile(errors, 0.5))
 
 
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """x with matrix x = right, for a symmetric positive definite matrix of 3 rows, by Cholesky's L D L^T."""
-    (a, b, c), (_, d, e), (_, _, f) = matrix
-    first, second = b / a, c / a
-    pivot = d - first * b
-    third = (e - first * c) / pivot
-    last = f - second * c - third * third * pivot
-    y = right[1] - first * right[0]
-    z = (right[2] - second * right[0] - third * y) / last
-    y = y / pivot - third * z
-    return [right[0] / a - first * y - second * z, y, z]
+class _Recursive:
+    """Weighted least squares over non-negative coefficients, as sums that old rows fade from.
+
+    Solved by coordinate descent from the last solution, so a coefficient no row speaks of stays as it is.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.coefficients = [0.0] * size
+        self._gram = [[_FLOOR if row == column else 0.0 for column in range(size)] for row in range(size)]
+        self._moment = [0.0] * size
+        self._unit = [0.0] * size
+
+    def at(self, features: Sequence[float]) -> float:
+        """The value at these features, never negative."""
+        return sum(map(float.__mul__, self.coefficients, features))
+
+    def forget(self) -> None:
+        """Let all rows fade a little, holding what is then unknown where it is."""
+        floor = (1 - _FORGETTING) * _FLOOR
+        for index, (row, coefficient, unit) in enumerate(
+            zip(self._gram, self.coefficients, self._unit, strict=True)
+        ):
+            row[:] = [_FORGETTING * value for value in row]
+            row[index] += floor * unit
+            self._moment[index] = _FORGETTING * self._moment[index] + floor * unit * coefficient
+
+    def add(self, features: Sequence[float], value: float, weight: float) -> None:
+        """Add a row whose error counts `weight` times."""
+        row = [weight * feature for feature in features]
+        moment, unit, target = self._moment, self._unit, weight * value
+        for index, (own, gram) in enumerate(zip(row, self._gram, strict=True)):
+            for column, other in enumerate(row):
+                gram[column] += own * other
+            moment[index] += own * target
+            if own * own > unit[index]:
+                unit[index] = own * own
+
+    def solve(self, sweeps: int) -> None:
+        """Move each coefficient in turn to its best, `sweeps` times."""
+        found = self.coefficients
+        for _ in range(sweeps):
+            for index, (row, moment) in enumerate(zip(self._gram, self._moment, strict=True)):
+                own = row[index]
+                rest = moment - sum(map(float.__mul__, row, found)) + own * found[index]
+                found[index] = max(0.0, rest / own)

@@ -5,7 +5,8 @@
     ├── <policy>.records.jsonl     one Record a line, in the order requests ended
     └── <policy>.summary.json      RunInfo, optional: what the records do not hold
 
-A sweep is a folder of runs, one per offered load: DIR/load=0.8/run.json and so on.
+A sweep is a folder of runs, one per offered load: DIR/load=0.8/run.json and so on. Runs or sweeps that were
+repeated with several seeds lie one level deeper, in DIR/seed=0 and so on.
 In file names a policy is percent-encoded, so that any name is a file name.
 """
 
@@ -31,6 +32,7 @@ META_NAME = "run.json"
 RECORDS_SUFFIX = ".records.jsonl"
 INFO_SUFFIX = ".summary.json"
 LOAD_PREFIX = "load="
+SEED_PREFIX = "seed="
 
 _SAFE_IN_NAMES = " =,+()"
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -67,6 +69,11 @@ def load_folder(folder: Path, load: float) -> Path:
     return folder / f"{LOAD_PREFIX}{load:g}"
 
 
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Where the runs with one seed lie, among several."""
+    return folder / f"{SEED_PREFIX}{seed}"
+
+
 def start_run(folder: Path, meta: RunMeta) -> None:
     """Make the folder and write what is about to be run, before the first request.
 
@@ -83,12 +90,12 @@ def start_run(folder: Path, meta: RunMeta) -> None:
 
 def record_writer(folder: Path, policy: str) -> RecordWriter:
     """A writer for one policy's records in a folder."""
-    return RecordWriter(_path(folder, policy, RECORDS_SUFFIX))
+    return RecordWriter(run_file(folder, policy, RECORDS_SUFFIX))
 
 
 def write_info(folder: Path, policy: str, info: RunInfo) -> None:
     """Write what one policy's records do not hold. Raises ConfigError if the folder cannot be written."""
-    _write_json(_path(folder, policy, INFO_SUFFIX), info)
+    _write_json(run_file(folder, policy, INFO_SUFFIX), info)
 
 
 def read_run(folder: Path) -> Run:
@@ -115,20 +122,25 @@ def read_run(folder: Path) -> Run:
         meta=meta,
         records={policy: read_records(paths[policy]) for policy in policies},
         infos={
-            policy: _read_json(_path(folder, policy, INFO_SUFFIX), RunInfo) or RunInfo()
+            policy: _read_json(run_file(folder, policy, INFO_SUFFIX), RunInfo) or RunInfo()
             for policy in policies
         },
     )
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """The runs of a folder: itself, or, for a sweep, one per load in rising order.
+    """The runs of a folder: itself, or, for a sweep, one per load in rising order; of all seeds, one by one.
 
-    A run of a sweep has the load in its folder's name, and the sweep's own folder as its `folder`.
-    Raises RecordError as `read_run` does, and if a name holds no load.
+    A run of a sweep has the load in its folder's name, and the sweep's own folder as its `folder`: with several
+    seeds that of its seed. Raises RecordError as `read_run` does, and if a name holds no load or seed.
     """
     _require_folder(folder)
-    loads = sorted((_load_of(path), path) for path in folder.glob(f"{LOAD_PREFIX}*") if path.is_dir())
+    seeds = sorted((_number_in(path, SEED_PREFIX), path) for path in folder.glob(f"{SEED_PREFIX}*"))
+    if seeds:
+        return [run for _, path in seeds for run in read_runs(path)]
+    loads = sorted(
+        (_number_in(path, LOAD_PREFIX), path) for path in folder.glob(f"{LOAD_PREFIX}*") if path.is_dir()
+    )
     if not loads:
         return [read_run(folder)]
     runs = [(load, read_run(path)) for load, path in loads]
@@ -137,7 +149,8 @@ def read_runs(folder: Path) -> list[Run]:
     ]
 
 
-def _path(folder: Path, policy: str, suffix: str) -> Path:
+def run_file(folder: Path, policy: str, suffix: str) -> Path:
+    """Where what is kept of one policy lies in the folder of its run."""
     return folder / f"{quote(policy, safe=_SAFE_IN_NAMES)}{suffix}"
 
 
@@ -147,14 +160,14 @@ def _require_folder(folder: Path) -> None:
         raise RecordError(f"{folder} {what}; accepted: a folder that a run was written to")
 
 
-def _load_of(path: Path) -> float:
+def _number_in(path: Path, prefix: str) -> float:
     try:
-        load = float(path.name.removeprefix(LOAD_PREFIX))
+        number = float(path.name.removeprefix(prefix))
     except ValueError:
-        load = nan
-    if not isfinite(load):
-        raise RecordError(f"{path}: no load in its name; accepted: {LOAD_PREFIX}<number>")
-    return load
+        number = nan
+    if not isfinite(number):
+        raise RecordError(f"{path}: no {prefix.removesuffix('=')} in its name; accepted: {prefix}<number>")
+    return number
 
 
 def _write_json(path: Path, value: msgspec.Struct) -> None:

@@ -95,8 +95,8 @@ def _sheet(
 
 def _cells(values: Sequence[float | None], scale: int, better: Better) -> list[Cell]:
     """The cells of a column, with as many decimals each; values that look the same are equally good."""
-    decimals = _decimals([value * scale for value in measured(values)])
-    texts = [MISSING if value is None else f"{value * scale:,.{decimals}f}" for value in values]
+    places = decimals([value * scale for value in measured(values)])
+    texts = [MISSING if value is None else f"{value * scale:,.{places}f}" for value in values]
     shown = {value: text for value, text in zip(values, texts, strict=True) if value is not None}
     if better is Better.NEITHER or len(set(shown.values())) < 2:
         return [Cell(text, best=False) for text in texts]
@@ -104,7 +104,7 @@ def _cells(values: Sequence[float | None], scale: int, better: Better) -> list[C
     return [Cell(text, best=text == best) for text in texts]
 
 
-def _decimals(values: Sequence[float]) -> int:
+def decimals(values: Sequence[float]) -> int:
     """Decimals, three at most, that show three digits of the smallest value and keep the largest to four.
 
     Where the two are far apart, one digit of the smallest is worth more digits of the largest.

@@ -4,7 +4,7 @@ from headway.policies.batching.prefill_first import PrefillFirst
 from headway.policies.presets import PRESETS
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset
-from tests.policies.instance import Engine
+from tests.policies.instance import small_engine
 from tests.strategies import decoding, ids, make_job, prefilling
 
 DECODES = [decoding("d0"), decoding("d1")]
@@ -52,7 +52,7 @@ def test_a_run_by_hand() -> None:
         Arrival(id=id_, at_step=at, prompt=prompt, output=output, limit=3)
         for id_, at, prompt, output in (("a", 0, 4, 2), ("b", 1, 4, 3), ("c", 1, 4, 3), ("d", 3, 12, 1))
     )
-    workload = Workload(arrivals, Engine(total_blocks=20, max_tokens=8))
+    workload = Workload(arrivals, small_engine(num_blocks=20, max_num_batched_tokens=8))
     run = drive(from_preset(PRESETS["vllm-v0"])(workload), workload)
     tokens = [{job.id: count for job, count in outcome.tokens.items()} for outcome in run.instance.outcomes]
     assert tokens == [

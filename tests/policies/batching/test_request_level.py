@@ -10,7 +10,7 @@ from headway.policies.batching.request_level import RequestLevel
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset
-from tests.policies.instance import Engine
+from tests.policies.instance import small_engine
 from tests.strategies import ids, make_job
 
 
@@ -127,7 +127,7 @@ def test_a_run_by_hand() -> None:
         Arrival(id=id_, at_step=0, prompt=2, output=output, limit=3)
         for id_, output in (("a", 1), ("b", 3), ("c", 1))
     )
-    workload = Workload(arrivals, Engine())
+    workload = Workload(arrivals, small_engine())
     preset = find_preset("static", batching="request-level:batch_size=2")
     run = drive(from_preset(preset)(workload), workload)
     assert run.ended == [{"a"}, set(), {"b"}, {"c"}]

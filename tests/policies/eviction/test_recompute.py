@@ -6,7 +6,7 @@ from headway.policies.eviction.recompute import Recompute
 from headway.policies.presets import PRESETS
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset
-from tests.policies.instance import Engine
+from tests.policies.instance import small_engine
 from tests.strategies import decoding
 
 
@@ -20,7 +20,7 @@ def test_on_shortage_the_last_resident_is_dropped_and_computed_again_by_hand() -
     # 9th token needs a third block: b, last, is dropped with 8 computed. a brings its 2nd and last token and ends.
     # Step 2: b computes its 8 and the token it had, 9 in all, and brings its 2nd and last.
     arrivals = tuple(Arrival(id=id_, at_step=0, prompt=8, output=2, limit=2) for id_ in "ab")
-    workload = Workload(arrivals, Engine(total_blocks=4, max_tokens=32))
+    workload = Workload(arrivals, small_engine(num_blocks=4, max_num_batched_tokens=32))
     run = drive(from_preset(PRESETS["vllm"])(workload), workload)
     assert run.ended == [set(), {"a"}, {"b"}]
     outcomes = run.instance.outcomes

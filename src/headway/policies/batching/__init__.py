@@ -12,6 +12,7 @@ from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.batching.iteration_level import IterationLevel
 from headway.policies.batching.prefill_first import PrefillFirst
 from headway.policies.batching.request_level import RequestLevel
+from headway.policies.batching.top_jobs import TopJobs
 from headway.policies.order import Order
 
 
@@ -20,6 +21,10 @@ class Batching(Protocol):
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The step's run, admit, budget and caps; jobs in `leaving` are not to be named."""
+        ...
+
+    def next_change_s(self, view: StepView) -> float:
+        """Until when the plan stays as it is, as `Order.next_change_s`, given that the order does."""
         ...
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -32,4 +37,5 @@ BATCHINGS: dict[str, type[Batching]] = {
     "prefill-first": PrefillFirst,
     "iteration-level": IterationLevel,
     "request-level": RequestLevel,
+    "top-jobs": TopJobs,
 }

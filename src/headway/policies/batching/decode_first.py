@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
@@ -40,6 +41,10 @@ class DecodeFirst:
             if self.token_budget is None
             else min(self.token_budget, view.max_tokens),
         )
+
+    def next_change_s(self, view: StepView) -> float:
+        """Never: memory that only fills up starts nobody who could not start before."""
+        return inf
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn."""

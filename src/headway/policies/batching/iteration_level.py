@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
@@ -32,6 +33,10 @@ class IterationLevel:
             token_budget=view.max_tokens,
             whole_prompts=True,
         )
+
+    def next_change_s(self, view: StepView) -> float:
+        """Never: memory that only fills up starts nobody who could not start before."""
+        return inf
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn."""

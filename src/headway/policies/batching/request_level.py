@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import inf
 
 from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome, StepPlan
@@ -48,6 +49,10 @@ class RequestLevel:
         size = view.seats if self.batch_size is None else min(self.batch_size, view.seats)
         first = candidates(view, order, leaving, seats=size)[:size]
         return reservable(view, first) if self.reserve else first
+
+    def next_change_s(self, view: StepView) -> float:
+        """Never: memory that only fills up starts nobody who could not start before."""
+        return inf
 
     def observe(self, outcome: StepOutcome) -> None:
         """Make the batch just started the batch to finish."""

@@ -19,5 +19,9 @@ class Eviction(Protocol):
         """Residents, not named in `plan.run`, whose KV leaves now."""
         ...
 
+    def next_change_s(self, view: StepView) -> float:
+        """Until when it takes nobody while the plan stays as it is, as `Order.next_change_s`."""
+        ...
+
 
 EVICTIONS: dict[str, type[Eviction]] = {"recompute": Recompute}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import Fate, StepPlan
@@ -16,3 +17,7 @@ class Recompute:
     def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
         """Nobody."""
         return {}
+
+    def next_change_s(self, view: StepView) -> float:
+        """Never."""
+        return inf

@@ -27,5 +27,9 @@ class Leaving(Protocol):
         """Who leaves now, and why."""
         ...
 
+    def next_change_s(self, view: StepView) -> float:
+        """Until when nobody leaves but by arrivals, as `Order.next_change_s`."""
+        ...
+
 
 LEAVINGS: dict[str, type[Leaving]] = {"expired": Expired, "queue-bound": QueueBound}

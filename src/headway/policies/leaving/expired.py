@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import Departure
@@ -36,3 +37,8 @@ class Expired:
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
         """All that are past due."""
         return dict.fromkeys(self._by_due.slice(0, self._by_due.position((view.now_s,))), Departure.EXPIRED)
+
+    def next_change_s(self, view: StepView) -> float:
+        """When the first of the watched is due."""
+        first = self._by_due.slice(0, 1)
+        return self._keys[first[0]][0] if first else inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf, nextafter
 
 from headway.core.job import Job
 from headway.core.plan import Departure
@@ -63,6 +64,13 @@ class QueueBound:
             leaving[job] = Departure.SHED
             count, tokens, at = count - 1, tokens - job.num_prompt_tokens, at - 1
         return leaving
+
+    def next_change_s(self, view: StepView) -> float:
+        """When the oldest is too old; counts change by arrivals alone."""
+        if self.max_age_s is None or not len(self._by_arrival):
+            return inf
+        # The age is tested as arrival < now - age, which rounds otherwise than now > arrival + age.
+        return nextafter(self._by_arrival.at(0).arrival_s + self.max_age_s, -inf)
 
     def _exceeded(self, count: int, tokens: int) -> bool:
         too_many = self.max_waiting is not None and count > self.max_waiting

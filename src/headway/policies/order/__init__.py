@@ -7,6 +7,7 @@ from typing import Protocol
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
+from headway.core.view import StepView
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.edf import EarliestDeadline
 from headway.policies.order.priority import Priority
@@ -45,6 +46,13 @@ class Order(Protocol):
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` (residents), most deserving first."""
+        ...
+
+    def next_change_s(self, view: StepView) -> float:
+        """Until when `top` and `rank` stay as they are while residents only decode and time passes.
+
+        inf for ever; anything before now where that is not known.
+        """
         ...
 
     def observe(self, outcome: StepOutcome) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
+from headway.core.view import StepView
 from headway.policies.order.sorted_index import Key, SortedIndex
 
 
@@ -49,6 +51,10 @@ class Arrival:
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """Residents as they are: in order of admission."""
         return jobs
+
+    def next_change_s(self, view: StepView) -> float:
+        """Never: no place depends on the time or on tokens."""
+        return inf
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn: the queue is the order."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from math import inf
 
 from headway.core.job import Job
+from headway.core.view import StepView
 from headway.policies.order.keyed import KeyedOrder
 from headway.policies.order.sorted_index import Key
 
@@ -39,6 +40,13 @@ class DueOrder(KeyedOrder):
         ranked = sorted(jobs, key=key)
         late = bisect_left(ranked, (now_s,), key=key)
         return ranked[late:] + ranked[:late] if late else ranked
+
+    def next_change_s(self, view: StepView) -> float:
+        """When the next job becomes late."""
+        on_time = self._index.position((view.now_s,))
+        waiting = self._index.slice(on_time, on_time + 1)
+        due = (float(self._keys[job][0]) for job in (*waiting, *view.residents))
+        return min((due_s for due_s in due if due_s >= view.now_s), default=inf)
 
 
 NO_TARGET_S = inf

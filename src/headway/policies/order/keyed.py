@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
+from headway.core.view import StepView
 from headway.policies.order.sorted_index import Key, SortedIndex
 
 
@@ -49,6 +51,10 @@ class KeyedOrder(ABC):
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` in key order."""
         return sorted(jobs, key=self._keys.__getitem__)
+
+    def next_change_s(self, view: StepView) -> float:
+        """Never: no place depends on the time or on tokens."""
+        return inf
 
     def observe(self, outcome: StepOutcome) -> None:  # noqa: B027 - most keys are given, not learned
         """Nothing to learn."""

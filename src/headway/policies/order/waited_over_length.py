@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
+from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
+from headway.core.view import StepView
 
 _Entry = tuple[float, str, int, Job]
 """(arrival, id, tokens, job): sorts by arrival, then id."""
@@ -87,6 +89,10 @@ class WaitedOverLength:
         ]
         entries.sort()
         return [entry[3] for entry in entries]
+
+    def next_change_s(self, view: StepView) -> float:
+        """Not known: rankings cross as time passes and answers grow."""
+        return -inf
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn: time and lengths are given."""

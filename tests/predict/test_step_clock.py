@@ -4,26 +4,23 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headway.core.plan import StepOutcome, StepPlan
-from headway.engine.step_clock import StepClock
-from headway.predict.step_time import OnlineStepTime
-from tests.strategies import make_job
+from headway.core.batch_shape import BatchShape
+from headway.predict.step_clock import StepClock
+from headway.predict.step_time import StepTimeModel
+from tests.predict.shapes import batch, decodes
 
 
 @dataclass
-class Lessons(OnlineStepTime):
-    """A model that keeps what it was taught: (jobs, prefill tokens, seconds)."""
+class Lessons:
+    """Keeps what it was taught: (jobs, tokens, seconds)."""
 
     taught: list[tuple[int, int, float]] = field(default_factory=list)
 
-    def observe(self, num_jobs: int, num_prefill_tokens: int, seconds: float) -> None:
-        self.taught.append((num_jobs, num_prefill_tokens, round(seconds, 9)))
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        self.taught.append((shape.num_jobs, shape.num_tokens, round(seconds, 9)))
 
 
-def step(*tokens: int) -> StepOutcome:
-    """A step that granted these numbers of tokens, each to a job of its own."""
-    granted = {make_job(str(index)): count for index, count in enumerate(tokens)}
-    return StepOutcome(now_s=0.0, plan=StepPlan(), tokens=granted, num_tokens=sum(tokens))
+NOTHING = BatchShape()
 
 
 @pytest.fixture
@@ -37,7 +34,7 @@ def clock(model: Lessons) -> StepClock:
 
 
 def test_the_first_step_teaches_nothing(model: Lessons, clock: StepClock) -> None:
-    clock.dispatched(step(1, 1), 10.0)
+    clock.dispatched(decodes(2, 5), 10.0)
     clock.finished(10.5)
     assert model.taught == []
 
@@ -45,39 +42,50 @@ def test_the_first_step_teaches_nothing(model: Lessons, clock: StepClock) -> Non
 def test_one_step_at_a_time_is_timed_from_its_dispatch(model: Lessons, clock: StepClock) -> None:
     # Dispatched at 10 and 12, finished at 11 and 12.25: the second took 0.25 s, the idle second is not its own.
     for dispatched_s, finished_s in ((10.0, 11.0), (12.0, 12.25)):
-        clock.dispatched(step(1, 7), dispatched_s)
+        clock.dispatched(batch((1, 4), (7, 0)), dispatched_s)
         clock.finished(finished_s)
-    assert model.taught == [(2, 6, 0.25)]
+    assert model.taught == [(2, 8, 0.25)]
 
 
 def test_two_steps_in_flight_are_timed_from_end_to_end(model: Lessons, clock: StepClock) -> None:
     # Both were dispatched by 10.1; the device ended them at 11.0 and 11.4: the second took 0.4 s.
-    clock.dispatched(step(1), 10.0)
-    clock.dispatched(step(1, 1, 100), 10.1)
+    clock.dispatched(decodes(1, 5), 10.0)
+    clock.dispatched(batch((1, 5), (1, 5), (100, 0)), 10.1)
     clock.finished(11.0)
-    clock.dispatched(step(1), 11.1)
+    clock.dispatched(decodes(1, 6), 11.1)
     clock.finished(11.4)
     clock.finished(11.9)
-    assert model.taught == [(3, 99, 0.4), (1, 0, 0.5)]
+    assert model.taught == [(3, 102, 0.4), (1, 1, 0.5)]
 
 
 def test_empty_steps_teach_nothing_and_end_the_chain(model: Lessons, clock: StepClock) -> None:
-    clock.dispatched(step(1), 10.0)
+    clock.dispatched(decodes(1, 5), 10.0)
     clock.finished(10.1)
-    clock.dispatched(step(), 10.2)
+    clock.dispatched(NOTHING, 10.2)
     clock.finished(10.3)
-    clock.dispatched(step(1), 10.4)
+    clock.dispatched(decodes(1, 5), 10.4)
     clock.finished(10.9)  # the first after an idle engine
-    clock.dispatched(step(1), 11.0)
+    clock.dispatched(decodes(1, 5), 11.0)
     clock.finished(11.2)
-    assert model.taught == [(1, 0, 0.2)]
+    assert model.taught == [(1, 1, 0.2)]
+
+
+def test_a_step_without_a_shape_keeps_the_chain(model: Lessons, clock: StepClock) -> None:
+    # The middle step is not learned from, but it is work: the third ran from 10.7 to 11.0.
+    clock.dispatched(decodes(1, 5), 10.0)
+    clock.dispatched(None, 10.1)
+    clock.finished(10.3)
+    clock.dispatched(decodes(1, 6), 10.4)
+    clock.finished(10.7)
+    clock.finished(11.0)
+    assert model.taught == [(1, 1, 0.3)]
 
 
 def test_in_flight_counts_steps_with_work(clock: StepClock) -> None:
     assert not clock.in_flight
-    clock.dispatched(step(), 10.0)
+    clock.dispatched(NOTHING, 10.0)
     assert not clock.in_flight
-    clock.dispatched(step(1), 10.1)
+    clock.dispatched(None, 10.1)
     assert clock.in_flight
     clock.finished(10.2)
     assert clock.in_flight
@@ -91,10 +99,10 @@ def test_an_output_without_a_step_is_an_error(clock: StepClock) -> None:
 
 
 def test_it_teaches_the_model_it_was_given() -> None:
-    model = OnlineStepTime()
+    model = StepTimeModel()
     clock = StepClock(model)
     for index in range(30):
-        clock.dispatched(step(1), float(index))
+        clock.dispatched(decodes(1, 100), float(index))
         clock.finished(index + 0.5)
     assert model.observed_steps == 29
-    assert model.predict_s(1, 0) == pytest.approx(0.5, rel=1e-3)
+    assert model.step_s(decodes(1, 100)) == pytest.approx(0.5, rel=1e-3)

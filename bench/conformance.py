@@ -1,0 +1,361 @@
+"""The simulated engine against the real vLLM scheduler and KV manager: `python bench/conformance.py --json`.
+
+Both run the same preset on the same stream, step by step and without a model. Every preset there is, prefix
+caching off and on, blocks short and plenty, one and two steps in flight; requests share prefixes, have
+targets and priorities, and end by their limit or by a stop token. Compared at every step: who is admitted,
+in which order, who gets how many tokens, who is preempted, who leaves, and the free blocks before and
+after. `free` never re-synchronises the two; `forced` copies the real one's state into a simulated engine
+before a step and compares that step alone, every `--every`-th step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
+
+from headway.core.job import Job
+from headway.core.plan import StepOutcome
+from headway.core.record import Outcome
+from headway.core.slo import Slo
+from headway.engine.demo_model import ensure_demo_model
+from headway.engine.model_free import (
+    BLOCK_SIZE,
+    ModelFreeEngine,
+    ScriptedRequest,
+    engine_config,
+    headway_builder,
+    make_scheduler,
+    to_request,
+)
+from headway.policies.presets import build_policy, find_preset, known_presets
+from headway.sim.engine import SimulatedEngine
+from headway.sim.limits import EngineLimits
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.conformance_state import copied_engine
+
+MAX_MODEL_LEN = 2048
+MAX_NUM_SEQS = 24
+MAX_NUM_BATCHED_TOKENS = 512
+SHORT_BLOCKS, PLENTY_BLOCKS = 61, 1500
+STEP_S = 0.05
+MAX_STEPS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One cell of the grid."""
+
+    preset: str
+    prefix_caching: bool
+    num_blocks: int
+    asynchronous: bool
+
+    def __str__(self) -> str:
+        caching = "caching" if self.prefix_caching else "no caching"
+        mode = "two deep" if self.asynchronous else "one deep"
+        return f"{self.preset}, {caching}, {self.num_blocks} blocks, {mode}"
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What one engine decided in one step."""
+
+    admitted: list[str]
+    granted: dict[str, int]
+    preempted: set[str]
+    left: set[str]
+    free_before: int
+    free_after: int
+
+    def count(self) -> int:
+        """Decisions in it: an admission, a grant, a preemption, a departure; the free blocks are one more."""
+        return len(self.admitted) + len(self.granted) + len(self.preempted) + len(self.left) + 1
+
+    def differences(self, real: Decisions) -> list[str]:
+        """In words, what differs from the real engine."""
+        return [
+            f"{name}: simulated {getattr(self, name)}, real {getattr(real, name)}"
+            for name in ("admitted", "granted", "preempted", "left", "free_before", "free_after")
+            if getattr(self, name) != getattr(real, name)
+        ]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Decisions compared in one mode, and how many of them agreed."""
+
+    steps: int = 0
+    decisions: int = 0
+    same: int = 0
+    preemptions: int = 0
+    in_flight_preemptions: int = 0
+    cached_tokens: int = 0
+    first_difference: str | None = None
+    differing: list[str] = field(default_factory=list)
+
+    def note(self, where: str, ours: Decisions, real: Decisions) -> None:
+        """Compare one step."""
+        found = ours.differences(real)
+        self.steps += 1
+        self.decisions += real.count()
+        self.same += real.count() - min(len(found), real.count())
+        self.preemptions += len(real.preempted)
+        if found:
+            self.differing.append(f"{where}: {'; '.join(found)}")
+            self.first_difference = self.first_difference or self.differing[0]
+
+
+class RealEngine(ModelFreeEngine):
+    """The real scheduler under a preset, on the bench's clock."""
+
+    def __init__(self, case: Case, model: str) -> None:
+        config = engine_config(
+            model,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=case.prefix_caching,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        )
+        config.scheduler_config.async_scheduling = case.asynchronous
+        build = headway_builder(policy=case.preset, check=True)
+        super().__init__(make_scheduler(build, config, case.num_blocks), depth=2 if case.asynchronous else 1)
+        self.now_s = 0.0
+        self.last_granted = False
+        self.scheduler.clock = lambda: self.now_s
+        assert config.max_concurrent_batches == (2 if case.asynchronous else 1)
+
+    def add(self, scripted: ScriptedRequest) -> None:
+        """Queue a request as having arrived this instant, by the bench's clock."""
+        self.expect(scripted)
+        request = to_request(scripted)
+        request.arrival_time = time.time() + 3600  # an age below zero counts as none
+        self.scheduler.add_request(request)
+
+    def decide(self) -> Decisions:
+        """Schedule a step and say what was decided."""
+        scheduler = self.scheduler
+        before = set(scheduler.ledger.waiting) | {job.id for job in scheduler.ledger.residents}
+        waiting = set(scheduler.ledger.waiting)
+        pool = scheduler.kv_cache_manager.block_pool
+        free_before = pool.get_num_free_blocks()
+        log = self.schedule()
+        self.last_granted = bool(log.tokens)
+        residents = [request.request_id for request in scheduler.running]
+        return Decisions(
+            admitted=[request_id for request_id in residents if request_id in waiting],
+            granted=log.tokens,
+            preempted=set(log.preempted),
+            left=before - set(scheduler.requests),
+            free_before=free_before,
+            free_after=pool.get_num_free_blocks(),
+        )
+
+
+class SimulatedSide:
+    """The simulated engine under the same preset."""
+
+    def __init__(self, case: Case) -> None:
+        limits = limits_of(case)
+        self.ended: dict[str, Outcome] = {}
+        self.engine = SimulatedEngine(
+            limits,
+            build_policy(find_preset(case.preset)),
+            on_end=lambda record: self.ended.update({record.id: record.outcome}),
+            check=True,
+        )
+
+    def add(self, scripted: ScriptedRequest, now_s: float, shared: list[int]) -> None:
+        """Take a request in."""
+        self.engine.arrive(job_of(scripted, now_s), scripted.output_tokens, now_s, shared)
+
+    def decide(self, now_s: float) -> Decisions:
+        """Schedule a step and say what was decided."""
+        return decisions_of(self.engine, now_s)
+
+
+def decisions_of(engine: SimulatedEngine, now_s: float) -> Decisions:
+    """Schedule a step of a simulated engine and say what it decided."""
+    free_before = engine.pool.free_blocks
+    outcome: StepOutcome = engine.schedule(now_s)
+    return Decisions(
+        admitted=[job.id for job in outcome.admitted],
+        granted={job.id: tokens for job, tokens in outcome.tokens.items()},
+        preempted={job.id for job in outcome.preempted},
+        left={job.id for job in outcome.left},
+        free_before=free_before,
+        free_after=engine.pool.free_blocks,
+    )
+
+
+def limits_of(case: Case) -> EngineLimits:
+    """The real engine's sizes; one of its blocks is the null block."""
+    return EngineLimits(
+        num_blocks=case.num_blocks - 1,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        prefix_caching=case.prefix_caching,
+        asynchronous=case.asynchronous,
+    )
+
+
+def job_of(scripted: ScriptedRequest, now_s: float) -> Job:
+    """The job the plug-in makes of the request."""
+    hints = scripted.extra_args or {}
+    ttft_ms = hints.get("headway_ttft_ms")
+    return Job(
+        id=scripted.id,
+        arrival_s=now_s,
+        num_prompt_tokens=len(scripted.prompt_token_ids),
+        max_output_tokens=scripted.max_tokens or scripted.output_tokens,
+        slo=Slo(ttft_s=None if ttft_ms is None else ttft_ms / 1000),
+        priority=scripted.priority,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted:
+    """A request for both sides: tokens for the real one, prefix identity for the simulated one."""
+
+    request: ScriptedRequest
+    shared: list[int]
+
+
+def make_script(count: int, seed: int) -> list[Scripted]:
+    """Bursty arrivals, heavy-tailed lengths; half of the prompts begin with one of five documents."""
+    rng = random.Random(seed)
+    script: list[Scripted] = []
+    step = 0
+    for index in range(count):
+        step += 0 if rng.random() < 0.5 else rng.randrange(8)
+        prompt = min(1200, int(rng.lognormvariate(5.0, 0.9)) + 1)
+        output = min(400, int(rng.lognormvariate(3.5, 0.9)) + 1)
+        common = prompt * rng.randrange(1, 4) // 4 if rng.random() < 0.5 else 0
+        document = rng.randrange(5)
+        own = 100_000 + index * MAX_MODEL_LEN
+        tokens = [*range(document * 2000, document * 2000 + common), *range(own, own + prompt - common)]
+        ends_by_limit = rng.random() < 0.5
+        hints = {"headway_ttft_ms": rng.choice([200, 1000, 5000])} if rng.random() < 0.6 else None
+        script.append(
+            Scripted(
+                ScriptedRequest(
+                    id=f"r{index:05d}",
+                    arrival_step=step,
+                    prompt_token_ids=tokens,
+                    output_tokens=output,
+                    max_tokens=output if ends_by_limit else 450,
+                    priority=rng.randrange(3),
+                    extra_args=hints,
+                ),
+                [document * 2000 + block for block in range(common // BLOCK_SIZE)],
+            )
+        )
+    return script
+
+
+def run_case(case: Case, model: str, script: list[Scripted], free: Tally, forced: Tally, every: int) -> None:
+    """Drive both sides through the script; the real one's state is also copied before some steps."""
+    real, ours = RealEngine(case, model), SimulatedSide(case)
+    for step in drive(real, ours, script):
+        where = f"{case}, step {step}"
+        copied = copied_engine(real.scheduler, limits_of(case)) if step % every == 0 else None
+        now_s = real.now_s
+        expected = real.decide()
+        if copied is not None:
+            forced.note(where, decisions_of(copied, now_s), expected)
+        if free.first_difference is None:
+            free.note(where, ours.decide(now_s), expected)
+    free.cached_tokens += ours.engine.totals.cached_tokens
+
+
+def drive(real: RealEngine, ours: SimulatedSide, script: list[Scripted]) -> Iterator[int]:
+    """Step until all have ended; yields when both are to schedule. Outputs are processed half a step later."""
+    pending = deque(script)
+    flights: deque[bool] = deque()
+    depth = ours.engine.limits.depth
+    for step in range(MAX_STEPS):
+        real.now_s = step * STEP_S
+        while pending and pending[0].request.arrival_step <= step:
+            scripted = pending.popleft()
+            real.add(scripted.request)
+            ours.add(scripted.request, real.now_s, scripted.shared)
+        if not pending and not real.scheduler.has_unfinished_requests():
+            return
+        yield step
+        granted = real.last_granted
+        flights.append(granted)
+        if len(flights) >= depth or not granted:
+            real.now_s += STEP_S / 2
+            real.process_oldest()
+            if flights.popleft() and ours.engine.in_flight:
+                ours.engine.update(real.now_s)
+
+
+def main() -> int:
+    """Print both modes' figures; exit 1 if anything differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--requests", type=int, default=120, help="requests a case (default 120)")
+    parser.add_argument("--every", type=int, default=8, help="copy the state every so many steps (default 8)")
+    parser.add_argument("--presets", default="", help="only these, comma-separated (default all there are)")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    model = str(ensure_demo_model())
+    script = make_script(arguments.requests, arguments.seed)
+    free, forced = Tally(), Tally()
+    presets = arguments.presets.split(",") if arguments.presets else list(known_presets())
+    for case in grid(presets):
+        print(case, file=sys.stderr)
+        run_case(case, model, script, free, forced, arguments.every)
+    for difference in [free.first_difference, *forced.differing][:10]:
+        if difference:
+            print(difference, file=sys.stderr)
+    print(json.dumps(report(free, forced)))
+    return 0 if free.first_difference is None and forced.same == forced.decisions else 1
+
+
+def grid(presets: list[str]) -> list[Case]:
+    """Every preset under every configuration."""
+    return [
+        Case(preset, prefix_caching, num_blocks, asynchronous)
+        for preset in presets
+        for prefix_caching in (False, True)
+        for num_blocks in (SHORT_BLOCKS, PLENTY_BLOCKS)
+        for asynchronous in (False, True)
+    ]
+
+
+def report(free: Tally, forced: Tally) -> dict[str, Any]:
+    """The figures; a difference nobody has named is unexplained, and none has been named so far."""
+    return {
+        "free": {
+            "decisions": free.decisions,
+            "first_difference": free.first_difference,
+            "steps": free.steps,
+            "preemptions": free.preemptions,
+            "cached_tokens": free.cached_tokens,
+        },
+        "forced": {
+            "decisions": forced.decisions,
+            "same": forced.same / forced.decisions,
+            "steps": forced.steps,
+            "preemptions": forced.preemptions,
+        },
+        "unexplained": len(forced.differing) + (free.first_difference is not None),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

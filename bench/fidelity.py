@@ -1,0 +1,392 @@
+"""How near the simulator comes to the real engine: `python bench/fidelity.py --out DIR --json`.
+
+Serves the same streams for real and simulated, with a made model of 46 million parameters: three policies at
+three loads, the real engine twice each, so that its own run-to-run spread stands beside the simulator's error.
+Slices of `headway profile` between the runs make the calibration. About 13 minutes on 2 cores;
+`--simulate-only` compares again with the real runs already in DIR, in seconds.
+
+Per cell: mean JCT, mean TTFT and p99 JCT, real (mean of the runs) and simulated; `error` is simulated / real - 1,
+`spread` the runs' largest difference over their mean. Aim: errors of 3 %, 8 % and 8 % or less. A machine that does
+other things too is faster in one run than in the next; `error_at_own_speed` compares each real run with one
+simulated at the speed of its own steps (the worse of the runs), so that what remains is scheduling. `steps` says
+how the law of step times did on the steps of the real runs, and what the loop took between steps. Writes the cost
+file, the records of every run, the steps of the real ones and `fidelity.svg`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from itertools import pairwise, product
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
+
+from bench.fidelity_plot import fidelity_svg
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import CostModel
+from headway.core.record import Record
+from headway.engine.machine import machine_name, vllm_version
+from headway.engine.profile import Measurements, Profiler, kind_of
+from headway.engine.profile_result import Identity, conclude
+from headway.engine.settings import EngineSettings
+from headway.engine.stepped_engine import EngineSizes, SteppedEngine
+from headway.experiments.mid_model import ensure_mid_model
+from headway.experiments.real_engine import ServedStep, run_real
+from headway.policies.policy import Policy
+from headway.policies.presets import build_policy, find_preset
+from headway.predict.calibration import Calibration
+from headway.predict.cost_file import load_cost_file, write_cost_file
+from headway.predict.residuals import quantile
+from headway.predict.step_fit import fit_step_time
+from headway.results import read_records, summarize
+from headway.results.records import RecordWriter
+from headway.sim.limits import EngineLimits
+from headway.sim.simulation import System, simulate
+from headway.traces import LogNormal, Poisson, TraceRequest, generate
+
+POLICIES = ("vllm", "sarathi", "sjf")
+LOADS = (0.5, 0.8, 1.1)
+COST_FILE, REAL_FILE, STEPS_FILE = "cost.json", "real.json", "steps.jsonl"
+METRICS = {"mean_jct_s": 0.03, "mean_ttft_s": 0.08, "p99_jct_s": 0.08}
+"""Summary key -> the error that is aimed at."""
+VLLM_FLAGS = (
+    *("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--block-size", "32"),
+    *("--max-model-len", "2048", "--enforce-eager"),
+)
+INPUTS = LogNormal.fitted(256.0, 0.9, 1024)
+OUTPUTS = LogNormal.fitted(48.0, 0.8, 192)
+MAX_OUTPUT_TOKENS = 192
+"""What every request declares, and policies see."""
+BURST_REQUESTS = 96
+DEFAULT_RUN_S = 30.0
+DEFAULT_PROFILE_S = 90.0
+SIMULATED_SEEDS = 3
+"""Simulated runs a cell; their mean counts, as the clock draws noise."""
+
+Values = dict[str, float]
+Row = dict[str, Any]
+"""A step of a real run: `run`, `shape`, `seconds`, `gap_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy at one load: the metrics of every real run, of every simulated one, and simulated at its speed.
+
+    `own` holds, for each real run, what is simulated with the law fitted to the steps of that very run.
+    """
+
+    real: Sequence[Values]
+    simulated: Sequence[Values]
+    own: Sequence[Values]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Means, errors and spreads, the latter as fractions."""
+        real, simulated = _means(self.real), _means(self.simulated)
+        return {
+            "real": real,
+            "simulated": simulated,
+            "error": {key: simulated[key] / real[key] - 1 for key in METRICS},
+            "spread": {key: _spread([run[key] for run in self.real]) for key in METRICS},
+            "error_at_own_speed": {key: self._worst_at_own_speed(key) for key in METRICS},
+        }
+
+    def _worst_at_own_speed(self, key: str) -> float:
+        """The error of the run that is farthest from its own simulated one."""
+        pairs = zip(self.own, self.real, strict=True)
+        return max((own[key] / run[key] - 1 for own, run in pairs), key=abs)
+
+
+def _means(runs: Sequence[Values]) -> Values:
+    return {key: sum(run[key] for run in runs) / len(runs) for key in METRICS}
+
+
+def _spread(values: Sequence[float]) -> float:
+    return (max(values) - min(values)) / (sum(values) / len(values))
+
+
+# ---- streams -----------------------------------------------------------------------------------------
+
+
+def stream(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
+    """Poisson arrivals for about so many seconds, with the lengths above."""
+    requests = generate(Poisson(rate_rps), INPUTS, OUTPUTS, max(8, round(rate_rps * seconds)), seed)
+    return [replace(request, max_output_tokens=MAX_OUTPUT_TOKENS) for request in requests]
+
+
+def capacity_rps(engine: SteppedEngine) -> float:
+    """Requests a second of a burst, all at once: the most this engine serves."""
+    burst = [replace(request, arrival_s=0.0) for request in stream(1.0, BURST_REQUESTS, seed=99)]
+    run = run_real(engine, burst, EngineSettings(policy="vllm"))
+    return len(run.records) / max(record.finished_s or 0.0 for record in run.records)
+
+
+# ---- the two sides -----------------------------------------------------------------------------------
+
+
+def conclude_profile(measured: Measurements, file: Path) -> None:
+    """Write what was measured as a cost file."""
+    identity = Identity(
+        machine=machine_name(), model="mid", vllm_version=vllm_version(), measured_on=date.today().isoformat()
+    )
+    result = conclude(measured, identity)
+    write_cost_file(file, result.cost)
+    _say(json.dumps(result.to_dict()))
+
+
+def profile_for(engine: SteppedEngine, profiler: Profiler, seconds: float) -> None:
+    """Go on with the profile for about so long."""
+    engine.schedule_with(EngineSettings())
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        profiler.play_next()
+
+
+def simulated(
+    calibration: Calibration, trace: Sequence[TraceRequest], policy: str, sizes: EngineSizes, seed: int = 0
+) -> list[Record]:
+    """The records of the same stream on one simulated engine of the same sizes."""
+    limits = EngineLimits(
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        prefix_caching=sizes.prefix_caching,
+    )
+    records: list[Record] = []
+
+    def parts(cost: CostModel) -> Policy:
+        return build_policy(find_preset(policy), cost=cost)
+
+    simulate(
+        trace,
+        parts,
+        System(limits=limits, calibration=calibration),
+        on_record=records.append,
+        max_output_tokens=MAX_OUTPUT_TOKENS,
+        seed=seed,
+    )
+    return records
+
+
+def values_of(records: Sequence[Record]) -> Values:
+    """The metrics of one run."""
+    summary = summarize(records).to_dict()
+    return {key: float(summary[key] or 0.0) for key in METRICS}
+
+
+# ---- what the law says of the steps of the real runs ---------------------------------------------------
+
+
+def steps_report(rows: Sequence[Row], calibration: Calibration) -> dict[str, dict[str, float]]:
+    """By kind of step: how many, seconds measured, measured over predicted (`in_all`, and its quantiles).
+
+    `gaps` is what the loop spent between steps with work at hand, which no step's time holds. `noise` is the
+    mean of what the simulator's clock draws: it should be what `in_all` is over all steps.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        shape = BatchShape(**row["shape"])
+        pairs[kind_of(shape)].append((row["seconds"], calibration.step.step_s(shape) + calibration.host_s))
+    report = {kind: _ratios(found) for kind, found in pairs.items()}
+    report["all"] = _ratios([pair for found in pairs.values() for pair in found])
+    gaps = sorted(row["gap_s"] for row in rows if row["gap_s"] is not None)
+    report["gaps"] = {
+        "steps": len(gaps),
+        "share": sum(gaps) / report["all"]["seconds"],
+        "median_s": quantile(gaps, 0.5),
+        "p99_s": quantile(gaps, 0.99),
+    }
+    residuals = calibration.residuals
+    report["noise"] = {"mean": fsum(map(sum, pairwise(residuals))) / 2 / (len(residuals) - 1)}
+    return report
+
+
+def own_calibration(calibration: Calibration, rows: Sequence[Row]) -> Calibration:
+    """The calibration with the law fitted to these steps, no noise, and their total time to the point."""
+    measured = [(BatchShape(**row["shape"]), row["seconds"]) for row in rows]
+    random.Random(0).shuffle(measured)
+    law = fit_step_time(measured).law
+    mean = sum(seconds for _, seconds in measured) / sum(law.step_s(shape) for shape, _ in measured)
+    return replace(calibration, step=law, host_s=0.0, residuals=(mean,))
+
+
+def _ratios(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    ordered = sorted(measured_s / predicted_s for measured_s, predicted_s in pairs)
+    measured_s = sum(measured for measured, _ in pairs)
+    return {
+        "steps": len(pairs),
+        "seconds": measured_s,
+        "in_all": measured_s / sum(predicted for _, predicted in pairs),
+        "p10": quantile(ordered, 0.1),
+        "median": quantile(ordered, 0.5),
+        "p90": quantile(ordered, 0.9),
+    }
+
+
+# ---- the bench ---------------------------------------------------------------------------------------
+
+
+class RealSide(msgspec.Struct, frozen=True, kw_only=True):
+    """What the simulated side needs to know of the real one; kept in the folder as `real.json`."""
+
+    sizes: EngineSizes
+    capacity_rps: float
+    run_s: float
+    runs: int
+
+    def trace(self, load: float) -> list[TraceRequest]:
+        """The stream of every run at this load."""
+        return stream(load * self.capacity_rps, self.run_s, seed=int(100 * load))
+
+
+def measure_real(out: Path, runs: int, run_s: float, profile_s: float) -> None:
+    """Find the capacity, serve every cell, profile in between; all is left in `out`.
+
+    A slice of the profile comes before every run, so that what else the machine does falls on both alike.
+    """
+    engine = start()
+    try:
+        measured = Measurements(engine.sizes)
+        profiler = Profiler(engine, measured, seconds=profile_s)
+        profiler.prepare(lambda share, what: None)
+        side = RealSide(sizes=engine.sizes, capacity_rps=capacity_rps(engine), run_s=run_s, runs=runs)
+        _say(f"capacity {side.capacity_rps:.2f} requests a second")
+        slice_s = profile_s / runs / len(cells())
+        with (out / STEPS_FILE).open("w") as steps:
+            # All cells once, then all again, for the same reason.
+            for run, (policy, load) in product(range(runs), cells()):
+                profile_for(engine, profiler, slice_s)
+                gc.collect()
+                real = run_real(engine, side.trace(load), EngineSettings(policy=policy))
+                rows = ({"run": _name(policy, load, f"real-{run}"), **_row(served)} for served in real.steps)
+                steps.writelines(json.dumps(row) + "\n" for row in rows)
+                _keep(out, _name(policy, load, f"real-{run}"), real.records)
+                _say(f"{policy} at {load:g}, run {run + 1}: {values_of(real.records)}")
+        conclude_profile(measured, out / COST_FILE)
+        (out / REAL_FILE).write_bytes(msgspec.json.encode(side))
+    finally:
+        engine.close()
+
+
+def compare(out: Path) -> dict[str, Any]:
+    """Simulate every cell and put it beside the real runs in `out`; takes seconds."""
+    side = msgspec.json.decode((out / REAL_FILE).read_bytes(), type=RealSide)
+    calibration = load_cost_file(out / COST_FILE).calibration()
+    rows = [json.loads(line) for line in (out / STEPS_FILE).read_text().splitlines()]
+    table: dict[str, dict[str, Any]] = {policy: {} for policy in POLICIES}
+    for policy, load in cells():
+        table[policy][f"{load:g}"] = _compare_cell(out, side, calibration, rows, policy, load).to_dict()
+    return {
+        "machine": machine_name(),
+        "capacity_rps": side.capacity_rps,
+        "cells": table,
+        "steps": steps_report(rows, calibration),
+    }
+
+
+def _compare_cell(
+    out: Path, side: RealSide, calibration: Calibration, rows: Sequence[Row], policy: str, load: float
+) -> Cell:
+    trace = side.trace(load)
+    real, own = [], []
+    for run in range(side.runs):
+        name = _name(policy, load, f"real-{run}")
+        real.append(values_of(read_records(out / f"{name}.jsonl")))
+        its_own = own_calibration(calibration, [row for row in rows if row["run"] == name])
+        own.append(values_of(simulated(its_own, trace, policy, side.sizes)))
+    model: list[Values] = []
+    for seed in range(SIMULATED_SEEDS):
+        records = simulated(calibration, trace, policy, side.sizes, seed)
+        _keep(out, _name(policy, load, f"simulated-{seed}"), records)
+        model.append(values_of(records))
+    return Cell(real, model, own)
+
+
+def cells() -> list[tuple[str, float]]:
+    """Every policy and load."""
+    return [(policy, load) for policy in POLICIES for load in LOADS]
+
+
+def _row(served: ServedStep) -> Row:
+    return {"shape": asdict(served.step.shape), "seconds": served.step.seconds, "gap_s": served.gap_s}
+
+
+def _name(policy: str, load: float, which: str) -> str:
+    return f"{policy}-{load:g}-{which}"
+
+
+def _keep(out: Path, name: str, records: Sequence[Record]) -> None:
+    file = out / f"{name}.jsonl"
+    file.unlink(missing_ok=True)
+    writer = RecordWriter(file)
+    for record in records:
+        writer.append(record)
+    writer.close()
+
+
+def main() -> None:
+    """Print one JSON object; exit status 1 if an error is larger than its aim."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--runs", type=int, default=2, help="real runs a cell (default 2)")
+    parser.add_argument("--seconds", type=float, default=DEFAULT_RUN_S, help="of arrivals a run (default 30)")
+    parser.add_argument("--profile-seconds", type=float, default=DEFAULT_PROFILE_S, help="default 90")
+    parser.add_argument(
+        "--simulate-only", action="store_true", help="against the real runs that DIR holds already"
+    )
+    arguments = parser.parse_args()
+    out = arguments.out
+    if not arguments.simulate_only:
+        out.mkdir(parents=True, exist_ok=True)
+        measure_real(out, arguments.runs, arguments.seconds, arguments.profile_seconds)
+    report = compare(out)
+    (out / "fidelity.svg").write_text(fidelity_svg(report["cells"], tuple(METRICS)))
+    text = json.dumps(report)
+    (out / "fidelity.json").write_text(text + "\n")
+    print(text)
+    sys.exit(bool(missed(report["cells"])))
+
+
+def missed(cells: dict[str, dict[str, Any]]) -> list[str]:
+    """Cells and metrics whose error is larger than its aim."""
+    return [
+        f"{policy} at {load}: {key}"
+        for policy, row in cells.items()
+        for load, cell in row.items()
+        for key, aim in METRICS.items()
+        if abs(cell["error"][key]) > aim
+    ]
+
+
+def start() -> SteppedEngine:
+    """The engine, its worker on the first core and this loop on the last, so that they do not trade places."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if len(cores) > 1:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1])))
+    engine = SteppedEngine(str(ensure_mid_model()), VLLM_FLAGS)
+    os.sched_setaffinity(0, cores[-1:])
+    return engine
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Fits the hardware catalogue to published timings: `python bench/fit_hardware.py --data DIR`.
+
+Writes `src/headway/predict/hardware.json`, the same bytes for the same tables, and prints what each fit misses
+on rows it has not seen. Only fitted numbers are written, no measured row. Takes about half a minute.
+
+What is fitted to what:
+- products and attention of the A100, H100, H200, L40S and B200: the kernel tables of aiconfigurator;
+- of the RTX 4090 and RTX PRO 6000: LLMServingSim's tables of single layers, few shapes, so coarser surfaces;
+- collectives: aiconfigurator's all-reduce inside CUDA graphs;
+- small kernels and experts: LLMServingSim's tables on the RTX PRO 6000, borrowed by all others;
+- the host's part of a step: Qwen3-32B served by vLLM 0.12 on H100s, borrowed by all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from math import log2
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
+
+from bench.gpu_sheets import (
+    EXPERT_COMPUTE_EFFICIENCY,
+    EXPERT_MEMORY_EFFICIENCY,
+    HOST_COPY_SHARE,
+    HOST_COPY_START_S,
+    MIXED_TILES,
+    MULTIPROCESSORS,
+    SAMPLER_JOB_S,
+    SAMPLER_S,
+    SHEETS,
+    SMALL_EFFICIENCY,
+    SMALL_START_S,
+    SOURCES,
+    Sheet,
+)
+from bench.gpu_steps import SYSTEMS, Judged, judge_steps, served_steps
+from bench.gpu_tables import AIC, DATA, Tables
+from bench.kernel_fits import (
+    FLAT,
+    MIXED_KEY_S,
+    KernelError,
+    fit_kernels,
+    fit_mixed,
+    fit_single_layers,
+    fit_tile_key_s,
+    longest_tile_key_s,
+)
+from headway.predict.hardware import Catalogue, Hardware
+from headway.predict.kernels import AllReduce, Kernels, Peaks
+from headway.predict.residuals import Errors, errors_of
+
+OUTERMOST = 0.02
+"""Share of steps at each end that the residuals leave out."""
+OUT = Path(__file__).parents[1] / "src" / "headway" / "predict" / "hardware.json"
+
+
+def fit_catalogue(tables: Tables) -> tuple[Catalogue, dict[str, dict[str, KernelError]], dict[str, int]]:
+    """The catalogue without its errors, the errors of single kernels, and how many rows each device was fitted to."""
+    kernels, errors = {}, {}
+    for sheet in SHEETS:
+        if sheet.derived_from is None:
+            kernels[sheet.kernels], errors[sheet.kernels] = _device(sheet, tables)
+    catalogue = Catalogue(
+        kernels=kernels,
+        all_reduce={name: _all_reduce(name, tables) for name in AIC},
+        hardware={sheet.name: _hardware(sheet) for sheet in SHEETS},
+    )
+    return catalogue, errors, {name: _rows(found) for name, found in errors.items()}
+
+
+def _rows(found: dict[str, KernelError]) -> int:
+    return sum(error.num_fitted for error in found.values())
+
+
+def _device(sheet: Sheet, tables: Tables) -> tuple[Kernels, dict[str, KernelError]]:
+    name, peaks = sheet.kernels, Peaks(flops_per_s=sheet.flops_per_s, bytes_per_s=sheet.bytes_per_s)
+    if name in AIC:
+        surfaces, errors = fit_kernels(name, peaks, tables)
+        tile, mixed = longest_tile_key_s(name, tables), FLAT
+        mixed_key_s = MIXED_TILES * tile / MULTIPROCESSORS[name] if name in MULTIPROCESSORS else 0.0
+    else:
+        surfaces, errors = fit_single_layers(name, peaks, tables)
+        tile, mixed, mixed_key_s = fit_tile_key_s(name, tables), fit_mixed(name, tables), MIXED_KEY_S
+    found = Kernels(
+        measured_on=sheet.title,
+        tile_key_s=float(f"{tile:.3g}"),
+        mixed_key_s=float(f"{mixed_key_s:.3g}"),
+        mixed=mixed,
+        elementwise_start_s=SMALL_START_S,
+        elementwise_efficiency=SMALL_EFFICIENCY["datacentre" if name in AIC else "rtx"],
+        expert_memory_efficiency=EXPERT_MEMORY_EFFICIENCY,
+        expert_compute_efficiency=EXPERT_COMPUTE_EFFICIENCY,
+        **surfaces,
+    )
+    return found, errors
+
+
+def _all_reduce(name: str, tables: Tables) -> AllReduce:
+    found = tables.all_reduce(SYSTEMS[name])
+    sizes = sorted(found[2])
+    return AllReduce(
+        measured_on=SYSTEMS[name],
+        log2_bytes=tuple(round(log2(size), 3) for size in sizes),
+        log2_seconds={
+            gpus: tuple(round(log2(times[size]), 3) for size in sizes)
+            for gpus, times in sorted(found.items())
+        },
+    )
+
+
+def _hardware(sheet: Sheet) -> Hardware:
+    source = SOURCES.get(sheet.kernels, SOURCES["rtx" if sheet.kernels.startswith("rtx") else "other"])
+    return Hardware(
+        name=sheet.name,
+        title=sheet.title,
+        memory_bytes=sheet.memory_bytes,
+        peaks=Peaks(flops_per_s=sheet.flops_per_s, bytes_per_s=sheet.bytes_per_s),
+        host_bytes_per_s=HOST_COPY_SHARE * sheet.host_bytes_per_s,
+        host_start_s=HOST_COPY_START_S,
+        kernels=sheet.kernels,
+        all_reduce=sheet.all_reduce or sheet.kernels,
+        link_ratio=sheet.link_ratio,
+        step_overhead_s=sheet.step_overhead_s,
+        host_s=0.0,
+        host_job_s=0.0,
+        sampler_s=SAMPLER_S,
+        sampler_job_s=SAMPLER_JOB_S,
+        sources=source,
+        derived_from=sheet.derived_from,
+        ratios=sheet.ratios,
+    )
+
+
+def fit_host(catalogue: Catalogue, tables: Tables) -> None:
+    """Set every device's host times: what served steps on H100s took beyond the device's part, by jobs.
+
+    The medians of each concurrency, then least squares: a few long steps do not count for more.
+    """
+    beyond: dict[int, list[float]] = defaultdict(list)
+    for jobs, (measured, predicted) in served_steps(catalogue, tables, judging=False):
+        beyond[jobs].append(measured - predicted)
+    jobs_seen = np.array(sorted(beyond), dtype=float)
+    medians = np.array([median(beyond[int(jobs)]) for jobs in jobs_seen])
+    slope, start = np.polyfit(jobs_seen, medians, 1)
+    host_s, host_job_s = float(f"{max(start, 0.0):.3g}"), float(f"{max(slope, 0.0):.3g}")
+    for name, device in catalogue.hardware.items():
+        catalogue.hardware[name] = msgspec.structs.replace(device, host_s=host_s, host_job_s=host_job_s)
+    print(
+        f"host: {host_s * 1e3:.2f} ms a step and {host_job_s * 1e6:.0f} us a job, without asynchronous scheduling"
+    )
+
+
+def main() -> None:
+    """Fit, judge, write, and print what was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the published tables")
+    parser.add_argument("--out", type=Path, default=OUT, help="the catalogue to write")
+    arguments = parser.parse_args()
+    tables = Tables(arguments.data)
+    catalogue, kernel_errors, rows = fit_catalogue(tables)
+    fit_host(catalogue, tables)
+    steps = judge_steps(catalogue, tables)
+    for name, judged in steps.items():
+        device = catalogue.hardware[name]
+        catalogue.hardware[name] = msgspec.structs.replace(
+            device, num_rows=rows[device.kernels], errors=_errors(judged)
+        )
+    arguments.out.write_bytes(msgspec.json.encode(catalogue) + b"\n")
+    for name, found in kernel_errors.items():
+        for kind, error in found.items():
+            print(
+                f"{name:13} {kind:8} {error.num_rows:6} unseen rows  median {error.median:6.1%}  p90 {error.p90:6.1%}"
+            )
+    for name, judged in steps.items():
+        for kind in sorted({step.kind for step in judged}):
+            errors = errors_of([(step.measured_s, step.predicted_s) for step in judged if step.kind == kind])
+            median_error, p90 = errors.median_error, errors.p90_error
+            print(
+                f"{name:13} {kind:12} {errors.num_rows:6} unseen steps median {median_error:6.1%}  p90 {p90:6.1%}"
+            )
+
+
+def _errors(judged: Sequence[Judged]) -> Errors:
+    """The errors with as many digits as they are worth; residuals without the outermost rows at either end.
+
+    A clock draws between residuals, so one server's first request (nine times its time) would count for all.
+    """
+    pairs = sorted(
+        ((step.measured_s, step.predicted_s) for step in judged), key=lambda pair: pair[0] / pair[1]
+    )
+    outermost = round(OUTERMOST * len(pairs))
+    errors, inner = errors_of(pairs), errors_of(pairs[outermost : len(pairs) - outermost])
+    return Errors(
+        num_rows=errors.num_rows,
+        median_error=round(errors.median_error, 4),
+        p90_error=round(errors.p90_error, 4),
+        residuals=tuple(round(ratio, 4) for ratio in inner.residuals),
+    )
+
+
+if __name__ == "__main__":
+    main()

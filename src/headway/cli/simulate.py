@@ -1,0 +1,398 @@
+"""`headway simulate`: policies compared on a virtual clock, over loads and seeds, in seconds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.experiments.cell_folder import CellFolder
+    from headway.experiments.grid import Cell
+    from headway.experiments.run_cells import Tick
+    from headway.experiments.simulation import CellResult
+    from headway.experiments.simulation_setup import Setup
+
+EPILOG = """Examples:
+
+  headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm,sjf,edf --slo-ttft 1 \\
+
+      --trace gen:poisson:rate=12/input=sharegpt/output=sharegpt/count=2000
+
+  headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm,sjf --trace azure.csv \\
+
+      --rate-scale 0.5..1.5 --steps 5 --seeds 3 --out out/sweep      a sweep; again to go on with it
+
+  headway simulate --hardware cost.json --model demo --policies edf --trace demo --explain 17
+
+  headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm --trace azure.csv --limit 500 \\
+
+      --chrome-trace schedule.json.gz                                for ui.perfetto.dev
+
+HARDWARE is a GPU of the catalogue, or a file that `headway profile` wrote on a machine of yours. The same
+command gives the same bytes, whatever --jobs. `headway report DIR --out FILE.html` draws what --out wrote.
+In the JSON of a sweep keys are "POLICY load=X"; with several seeds values are means, with their `deviation`.
+A generated workload (`gen:`, `demo`) is drawn anew for each seed; with a file, seeds vary the noise of the
+simulated clock alone.
+"""
+
+EXIT_INTERRUPTED = 130
+
+EXPERIMENT, ENGINE, PARTS, OUTPUT = "What is compared", "The engine", "Parts for every policy", "Output"
+"""Headings of `--help`."""
+
+_UNRECORDED_FLAGS = ("--jobs", "--out")
+"""Flags that do not change what is written, and so are not part of the command that is written down."""
+
+
+def simulate(
+    hardware: Annotated[str, typer.Option(metavar="H", help="GPU of the catalogue, or a cost file.")],
+    model: Annotated[
+        str, typer.Option(metavar="M", help="`demo`, a hub name that is known, or a directory.")
+    ],
+    trace: Annotated[
+        str, typer.Option(metavar="FILE|gen:SPEC|demo", help="Trace file, generated workload, or the demo's.")
+    ],
+    policies: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,...", help="Rows of the preset table; also srpt-oracle, edf-oracle (clairvoyant)."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep records, summaries and plots; resumed if there.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    rate_scale: Annotated[
+        str,
+        typer.Option(
+            metavar="X|A..B|A,B,...",
+            help="Requests arrive X times as fast; several: a sweep.",
+            rich_help_panel=EXPERIMENT,
+        ),
+    ] = "1",
+    steps: Annotated[
+        int, typer.Option(metavar="N", help="Loads in a range A..B.", rich_help_panel=EXPERIMENT)
+    ] = 5,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", help="Repeat with N seeds.", rich_help_panel=EXPERIMENT)
+    ] = 1,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Only the first N requests.", rich_help_panel=EXPERIMENT)
+    ] = None,
+    slo_ttft: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", help="Target for requests that name none: first token.", rich_help_panel=EXPERIMENT
+        ),
+    ] = None,
+    slo_tbt: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="Target for requests that name none: between tokens.",
+            rich_help_panel=EXPERIMENT,
+        ),
+    ] = None,
+    instances: Annotated[
+        int, typer.Option(metavar="N", help="Engines behind the router.", rich_help_panel=ENGINE)
+    ] = 1,
+    router: Annotated[
+        str, typer.Option(metavar="NAME", help="How they share requests.", rich_help_panel=ENGINE)
+    ] = "round-robin",
+    tp: Annotated[
+        int, typer.Option(metavar="N", help="GPUs of an engine, tensor-parallel.", rich_help_panel=ENGINE)
+    ] = 1,
+    pp: Annotated[
+        int, typer.Option(metavar="N", help="Pipeline stages of an engine.", rich_help_panel=ENGINE)
+    ] = 1,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(metavar="N", help="Seats (default: vLLM's).", rich_help_panel=ENGINE)
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens a step (default: vLLM's).", rich_help_panel=ENGINE)
+    ] = None,
+    block_size: Annotated[
+        int, typer.Option(metavar="N", help="Tokens a KV block.", rich_help_panel=ENGINE)
+    ] = 16,
+    num_blocks: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="KV blocks (default: what fits the memory).", rich_help_panel=ENGINE),
+    ] = None,
+    batch_width: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Requests a step may run (default: all seats).", rich_help_panel=ENGINE
+        ),
+    ] = None,
+    max_output_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Limit policies see where a request declares none.", rich_help_panel=EXPERIMENT
+        ),
+    ] = None,
+    prefix_caching: Annotated[
+        bool, typer.Option("--prefix-caching/--no-prefix-caching", rich_help_panel=ENGINE)
+    ] = True,
+    asynchronous: Annotated[
+        bool | None,
+        typer.Option(
+            "--async/--sync",
+            help="vLLM's asynchronous scheduling (default: on for GPUs, --pp 1).",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None,
+    order: Annotated[
+        str | None, typer.Option(metavar="PART", help="In place of every policy's.", rich_help_panel=PARTS)
+    ] = None,
+    batching: Annotated[
+        str | None, typer.Option(metavar="PART", help="In place of every policy's.", rich_help_panel=PARTS)
+    ] = None,
+    eviction: Annotated[
+        str | None, typer.Option(metavar="PART", help="In place of every policy's.", rich_help_panel=PARTS)
+    ] = None,
+    leaving: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PART", help="In place of every policy's rules; repeatable.", rich_help_panel=PARTS
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes (default: one a CPU).", rich_help_panel=EXPERIMENT),
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="Tell one request's story on stdout, nothing else.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    chrome_trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json[.gz]", help="Write the schedule of a single run.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help='Print {"<policy>": {summary}} on stdout.', rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:
+    """Simulate policies on a trace: same decisions as on the engine, measured or published step times."""
+    from headway.core.slo import Slo
+    from headway.experiments.engine_sizes import Sizes
+    from headway.experiments.grid import Grid, parse_loads
+    from headway.experiments.policy_choice import Parts
+    from headway.experiments.simulation_setup import Wish, set_up
+    from headway.experiments.stream import Stream
+
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs is {jobs}; accepted: 1 or more")
+    if out is not None and (explain is not None or chrome_trace is not None):
+        raise ConfigError("--out is given with --explain or --chrome-trace; accepted: one of the three")
+    if explain is not None and chrome_trace is not None:
+        raise ConfigError("--explain and --chrome-trace are given; accepted: one of the two")
+    setup = set_up(
+        Wish(
+            hardware=hardware,
+            model=model,
+            stream=Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt)),
+            grid=Grid(policies=_names(policies), loads=parse_loads(rate_scale, steps), num_seeds=seeds),
+            sizes=Sizes(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                batch_width=batch_width,
+                prefix_caching=prefix_caching,
+                asynchronous=asynchronous,
+                tp=tp,
+                pp=pp,
+            ),
+            instances=instances,
+            router=router,
+            parts=Parts(
+                order=order,
+                batching=batching,
+                eviction=eviction,
+                leaving=tuple(leaving) if leaving else None,
+            ),
+            max_output_tokens=max_output_tokens,
+        )
+    )
+    _introduce(setup)
+    if explain is not None:
+        _explain(setup, explain, as_json)
+    elif chrome_trace is not None:
+        _trace(setup, chrome_trace, as_json)
+    else:
+        _run(setup, out, os.cpu_count() or 1 if jobs is None else jobs, as_json)
+
+
+def _names(policies: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in policies.split(",") if name.strip())
+    if not names:
+        raise ConfigError(f"--policies is {policies!r}; accepted: names of the preset table, comma-separated")
+    return names
+
+
+def _introduce(setup: Setup) -> None:
+    """What is about to be simulated, for people: above all what was not said and is assumed."""
+    system, wish = setup.scenario.system, setup.wish
+    limits = system.limits
+    lines = [
+        f"simulated: {wish.model} on {setup.hardware()}",
+        f"an engine: {limits.max_num_seqs:,} seats, {limits.max_num_batched_tokens:,} tokens a step, "
+        f"{limits.num_blocks:,} KV blocks of {limits.block_size}, prefix caching "
+        f"{'on' if limits.prefix_caching else 'off'}, {'a' if limits.asynchronous else ''}synchronous",
+    ]
+    if setup.facts.undeclared_tokens and wish.max_output_tokens is None:
+        why = "the largest declared"
+        if setup.facts.declared_tokens < setup.facts.undeclared_tokens:
+            why = "the longest output, rounded up to a power of two"
+        lines.append(f"output limit policies see: {setup.scenario.max_output_tokens:,} tokens ({why})")
+    for line in lines:
+        typer.echo(line, err=True)
+
+
+# ---- a grid of cells -----------------------------------------------------------------------------------
+
+
+def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
+    from headway.experiments.cell_folder import CellFolder
+    from headway.experiments.run_cells import run_cells
+    from headway.experiments.sim_tables import tables, to_json
+
+    with _kept_or_temporary(out) as root:
+        folder = CellFolder(root, setup.wish.grid)
+        folder.open(setup.manifest(), setup.meta(_command(sys.argv)))
+        try:
+            with _progress(setup.num_requests) as tick:
+                results = run_cells(setup.scenario, folder, jobs=jobs, tick=tick)
+        except KeyboardInterrupt:
+            _say_how_to_go_on(folder, out)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        if as_json:
+            typer.echo(to_json(setup.wish.grid, results))
+        _show(tables(folder, results))
+        if out is not None:
+            _draw(folder, results)
+
+
+@contextmanager
+def _kept_or_temporary(out: Path | None) -> Iterator[Path]:
+    from tempfile import TemporaryDirectory
+
+    if out is not None:
+        yield out
+        return
+    with TemporaryDirectory(prefix="headway-") as folder:
+        yield Path(folder)
+
+
+def _command(arguments: list[str]) -> str:
+    """The command as it is written down."""
+    import shlex
+
+    kept = ["headway"]
+    skip = False
+    for word in arguments[1:]:
+        if not skip and word.partition("=")[0] not in _UNRECORDED_FLAGS:
+            kept.append(word)
+        skip = not skip and word in _UNRECORDED_FLAGS
+    return shlex.join(kept)
+
+
+def _say_how_to_go_on(folder: CellFolder, out: Path | None) -> None:
+    cells = folder.grid.cells()
+    done = sum(folder.result(cell) is not None for cell in cells)
+    kept = "nothing is kept; give --out DIR to be able to go on"
+    if out is not None:
+        kept = f"{done} of {len(cells)} runs are kept in {out}; the same command goes on"
+    typer.echo(f"interrupted: {kept}", err=True)
+
+
+def _draw(folder: CellFolder, results: list[CellResult]) -> None:
+    from headway.experiments.sim_tables import sweep_pictures
+
+    if len(folder.grid.loads) > 1:
+        for name, svg in sweep_pictures(results).items():
+            (folder.root / name).write_text(svg, encoding="utf-8")
+    typer.echo(f"wrote {folder.root}; `headway report {folder.root} --out FILE.html` draws it", err=True)
+
+
+# ---- a single cell, closely ----------------------------------------------------------------------------
+
+
+def _explain(setup: Setup, request_id: str, as_json: bool) -> None:
+    """One story a policy, under the same load and seed."""
+    from headway.experiments.watch_cell import explain
+    from headway.sim.story_text import story_data, story_text
+
+    cells = _close_cells(setup, "--explain", one_policy=False)
+    stories = {}
+    with _progress(setup.num_requests) as tick:
+        for cell in cells:
+            stories[cell.policy] = explain(setup.scenario, cell, request_id, tick)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps({policy: story_data(story) for policy, story in stories.items()}))
+        return
+    for policy, story in stories.items():
+        typer.echo(f"{policy}, load {cells[0].load:g}, simulated\n{story_text(story)}\n")
+
+
+def _trace(setup: Setup, path: Path, as_json: bool) -> None:
+    from headway.experiments.sim_tables import to_json
+    from headway.experiments.watch_cell import trace_schedule
+
+    [cell] = _close_cells(setup, "--chrome-trace", one_policy=True)
+    with _progress(setup.num_requests) as tick:
+        result, schedule = trace_schedule(setup.scenario, cell, path, tick)
+    if as_json:
+        typer.echo(to_json(setup.wish.grid, [result]))
+    cut = ""
+    if schedule.cut_at_s is not None:
+        cut = f" (cut there: what came at {schedule.cut_at_s:.1f} s and later of {result.end_s:.1f} s is missing)"
+    typer.echo(f"wrote {path}: {schedule.num_events:,} events{cut}; open it in ui.perfetto.dev", err=True)
+
+
+def _close_cells(setup: Setup, flag: str, *, one_policy: bool) -> list[Cell]:
+    """The cells of one load and seed; ConfigError if there are more than the flag can show."""
+    grid = setup.wish.grid
+    cells = grid.cells()
+    if len(grid.loads) * grid.num_seeds > 1 or (one_policy and len(cells) > 1):
+        accepted = "one policy, one load, one seed" if one_policy else "one load, one seed"
+        raise ConfigError(f"{flag} is given for {len(cells)} runs; accepted: {accepted}")
+    return cells
+
+
+# ---- for people ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(num_requests: int) -> Iterator[Tick]:
+    """A bar on stderr, if that is a terminal, moved by the requests that have ended."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=num_requests)
+        yield lambda requests: progress.update(task, advance=requests)
+
+
+def _show(table: object) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(table)

@@ -1,0 +1,59 @@
+"""What a step costs by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headway.core.job import Job
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchShape:
+    """A step's work as sums over its jobs, so that it grows by a job, or by a token a job, in O(1).
+
+    A job's `context` is the tokens whose KV it reads beside its new ones. One with a single new token
+    counts as a decode, whatever phase it is in: the kernels see no difference. `prefill_pairs` is the
+    number of (query, key) pairs causal attention computes for the others: new x (context + (new + 1) / 2).
+    Source: Ascendra section 4.2 with the corrections for causal attention and the current chunk.
+    """
+
+    num_jobs: int = 0
+    num_tokens: int = 0
+    num_decodes: int = 0
+    decode_context_tokens: int = 0
+    prefill_context_tokens: int = 0
+    prefill_pairs: float = 0.0
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """New tokens of the jobs with more than one."""
+        return self.num_tokens - self.num_decodes
+
+    def add(self, new_tokens: int, context_tokens: int) -> None:
+        """Count one more job in."""
+        self.num_jobs += 1
+        self.num_tokens += new_tokens
+        if new_tokens == 1:
+            self.num_decodes += 1
+            self.decode_context_tokens += context_tokens + 1
+        else:
+            self.prefill_context_tokens += context_tokens + new_tokens
+            self.prefill_pairs += new_tokens * (context_tokens + (new_tokens + 1) / 2)
+
+    def grown(self) -> BatchShape:
+        """The shape of the next step when this one was decodes alone and all go on."""
+        return BatchShape(
+            num_jobs=self.num_jobs,
+            num_tokens=self.num_tokens,
+            num_decodes=self.num_decodes,
+            decode_context_tokens=self.decode_context_tokens + self.num_decodes,
+        )
+
+
+def shape_of(tokens: Mapping[Job, int]) -> BatchShape:
+    """The shape of a step that granted `tokens`, asked after the ledger has applied it. O(jobs)."""
+    shape = BatchShape()
+    for job, new_tokens in tokens.items():
+        shape.add(new_tokens, job.num_computed_tokens - new_tokens)
+    return shape

@@ -1,0 +1,33 @@
+"""The step-time model that learns beside the scheduler, made for the model being served."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from headway.core.batch_shape import BatchShape, shape_of
+from headway.core.plan import StepOutcome
+from headway.errors import ConfigError
+from headway.predict.model_shape import model_shape_of
+from headway.predict.step_time import StepTimeModel
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger(__name__)
+
+
+def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
+    """A model that has learned nothing yet, with the sizes vLLM read from the served model's config."""
+    config = vllm_config.model_config
+    try:
+        shape = model_shape_of(config.hf_config.to_dict(), str(config.model))
+    except ConfigError as error:
+        logger.warning("step times are learned without the model's sizes: %s", error)
+        return StepTimeModel()
+    return StepTimeModel(shape, vllm_config.parallel_config.tensor_parallel_size)
+
+
+def lesson(outcome: StepOutcome, model: StepTimeModel, step: int) -> BatchShape | None:
+    """The shape of the `step`-th step for the step clock; None if the model is spared it."""
+    return shape_of(outcome.tokens) if not outcome.tokens or model.wants(step) else None

@@ -1,0 +1,242 @@
+"""The real engine, stepped by hand: vLLM's engine core and workers without a server in front."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headway.core.batch_shape import BatchShape
+from headway.core.record import Record
+from headway.engine.launcher import answer_for_missing_distribution
+from headway.engine.server_command import SCHEDULER, server_command
+from headway.engine.settings import EngineSettings
+from headway.errors import ConfigError
+
+Hints = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """What the engine reports of itself; `num_blocks` counts usable KV blocks, without vLLM's null block.
+
+    `kv_bytes_per_token` is of the whole instance, all its workers together.
+    """
+
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    prefix_caching: bool
+    kv_bytes_per_token: int
+    tensor_parallel: int
+    dtype: str
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens whose KV fits the device."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteppedStep:
+    """One step that had work: its shape, its whole time on the host's clock, and the part before the device.
+
+    `seconds` is schedule, model, sampling and update together: what a serving engine's loop spends on it.
+    """
+
+    shape: BatchShape
+    seconds: float
+    schedule_s: float
+
+
+class SteppedEngine:
+    """vLLM's engine core in this process, its workers where serving has them; `step` is one turn of its loop.
+
+    Requests are handed to the core as token ids, as the process behind an API server gets them. Scheduling is
+    synchronous, so a step's start and end are those of its own work. While idle, the scheduler can be put in
+    anew under another policy; the model stays loaded.
+    """
+
+    def __init__(self, model: str, vllm_flags: Sequence[str] = (), settings: EngineSettings | None = None):
+        """Start it as `headway serve` would: 10 s and more.
+
+        Raises ConfigError for a model, policy or flag that is not accepted, or if the engine does not start.
+        """
+        settings = settings or EngineSettings()
+        self._core = _start(model, vllm_flags, settings)
+        if self._core.batch_queue is not None:
+            self.close()
+            raise ConfigError(
+                "several steps in flight cannot be timed one by one; use --pipeline-parallel-size 1"
+            )
+        self._scheduled: Any = None
+        self._schedule_s = 0.0
+        self._serial = 0
+        self._listen()
+
+    @property
+    def sizes(self) -> EngineSizes:
+        """Sizes and limits of this engine."""
+        config, pool = self._core.vllm_config, self.scheduler.kv_cache_manager.block_pool
+        parallel = config.parallel_config
+        return EngineSizes(
+            block_size=self.scheduler.block_size,
+            num_blocks=pool.num_gpu_blocks - 1,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+            max_model_len=config.model_config.max_model_len,
+            prefix_caching=bool(config.cache_config.enable_prefix_caching),
+            kv_bytes_per_token=_kv_bytes_per_token(self.scheduler) * parallel.world_size,
+            tensor_parallel=parallel.tensor_parallel_size,
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+        )
+
+    @property
+    def scheduler(self) -> Any:
+        """Headway's scheduler, as the core has it."""
+        return self._core.scheduler
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would have something to do."""
+        return bool(self.scheduler.has_requests())
+
+    def schedule_with(self, settings: EngineSettings) -> None:
+        """Put in a new scheduler with an empty prefix cache; the engine must be idle. Takes milliseconds."""
+        assert not self.busy
+        config, old = self._core.vllm_config, self.scheduler
+        config.additional_config = {"headway": asdict(settings)}
+        self._core.scheduler = config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=old.kv_cache_config,
+            structured_output_manager=self._core.structured_output_manager,
+            log_stats=False,
+            block_size=old.block_size,
+            hash_block_size=old.hash_block_size,
+        )
+        self._listen()
+
+    def fresh_id(self) -> str:
+        """A request id not given out before."""
+        self._serial += 1
+        return f"request-{self._serial}"
+
+    def make_request(
+        self, request_id: str, prompt: Sequence[int], output_tokens: int, hints: Hints | None = None
+    ) -> Any:
+        """vLLM's request for exactly so many greedy tokens; its blocks are hashed now, not when it is added.
+
+        It arrives now; `arrival_time` (wall clock) may be set until it is added.
+        """
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        sampling = SamplingParams(
+            max_tokens=output_tokens, ignore_eos=True, temperature=0.0, extra_args=hints or None
+        )
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            sampling_params=sampling,
+            pooling_params=None,
+            block_hasher=self._core.request_block_hasher,
+        )
+
+    def add(self, request: Any) -> None:
+        """Queue a request made by `make_request`."""
+        self._core.add_request(request)
+
+    def step(self) -> SteppedStep | None:
+        """Take one turn of the engine's loop; None if nothing was computed in it."""
+        self._scheduled = None
+        started = time.perf_counter()
+        self._core.step_fn()
+        seconds = time.perf_counter() - started
+        output = self._scheduled
+        if output is None or not output.total_num_scheduled_tokens:
+            return None
+        return SteppedStep(shape=_shape(output), seconds=seconds, schedule_s=self._schedule_s)
+
+    def hear_records(self, on_record: Callable[[Record], None]) -> None:
+        """Have each request's record handed to `on_record` as it ends, until the next `schedule_with`."""
+        ledger = self.scheduler.ledger
+        end = ledger.end
+
+        def ended(*args: Any) -> Record:
+            record: Record = end(*args)
+            on_record(record)
+            return record
+
+        ledger.end = ended
+
+    def on_workers(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What `function(worker, *args)` returns on each worker; it must be importable there."""
+        answers: list[Any] = self._core.collective_rpc(function, args=args)
+        return answers
+
+    def close(self) -> None:
+        """Stop the workers and free the device."""
+        self._core.shutdown()
+
+    def _listen(self) -> None:
+        """Keep each step's scheduler output, and how long it took to make."""
+        schedule = self.scheduler.schedule
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            self._scheduled = schedule(*args, **kwargs)
+            self._schedule_s = time.perf_counter() - started
+            return self._scheduled
+
+        self.scheduler.schedule = noted
+
+
+def _start(model: str, vllm_flags: Sequence[str], settings: EngineSettings) -> Any:
+    command = server_command(model, settings, ("127.0.0.1", 1), vllm_flags)
+    answer_for_missing_distribution()
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
+
+    assert SCHEDULER in command.arguments
+    # The server's own parser and usage, so that every default is the one serving has.
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(list(command.arguments[1:]))
+    arguments.model = arguments.model_tag or arguments.model
+    arguments.async_scheduling = False
+    try:
+        engine_arguments = AsyncEngineArgs.from_cli_args(arguments)
+        config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        return EngineCore(config, Executor.get_class(config), log_stats=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = str(error).strip().splitlines()
+        raise ConfigError(
+            f"vLLM does not start with model {model!r}: {reason[0] if reason else error!r}"
+        ) from error
+
+
+def _shape(output: Any) -> BatchShape:
+    """The shape of a step, from vLLM's scheduler output. O(jobs)."""
+    granted = output.num_scheduled_tokens
+    shape = BatchShape()
+    for new in output.scheduled_new_reqs:
+        shape.add(granted[new.req_id], new.num_computed_tokens)
+    cached = output.scheduled_cached_reqs
+    for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        shape.add(granted[request_id], computed)
+    return shape
+
+
+def _kv_bytes_per_token(scheduler: Any) -> int:
+    """Bytes of KV one worker keeps for one token, rounded up."""
+    config = scheduler.kv_cache_config
+    size = sum(int(tensor.size) for tensor in config.kv_cache_tensors)
+    tokens = int(config.num_blocks) * int(scheduler.block_size)
+    return -(-size // tokens)

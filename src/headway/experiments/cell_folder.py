@@ -1,0 +1,128 @@
+"""Cells on disk: which are done, and that all of them belong to one experiment.
+
+DIR/
+├── simulation.json            what is simulated; the same command goes on, any other is refused
+├── [seed=S/][load=X/]         a level for each that has several values
+│   ├── run.json               and the rest as in `results.run_folder`
+│   ├── <policy>.records.jsonl
+│   └── <policy>.cell.json     what the cell came to; written last, so it says that the cell is done
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from headway.errors import ConfigError, RecordError
+from headway.experiments.grid import Cell, Grid
+from headway.experiments.policy_choice import label
+from headway.experiments.simulation import CellResult
+from headway.results import RecordWriter, RunMeta, load_folder, start_run
+from headway.results.run_folder import META_NAME, RECORDS_SUFFIX, run_file, seed_folder
+
+MANIFEST = "simulation.json"
+CELL_SUFFIX = ".cell.json"
+VERSION = 1
+
+Manifest = Mapping[str, object]
+"""All that decides the results, as plain data."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellFolder:
+    """Where the cells of one grid lie."""
+
+    root: Path
+    grid: Grid
+
+    def open(self, manifest: Manifest, meta: RunMeta) -> None:
+        """Make the folder, or go on with it.
+
+        Raises ConfigError if it holds anything but this very experiment, or cannot be written.
+        """
+        wanted = {"version": VERSION, **manifest}
+        path = self.root / MANIFEST
+        try:
+            if path.exists():
+                _check_same(path, wanted)
+            elif self.root.exists() and any(self.root.iterdir()):
+                raise ConfigError(f"{self.root} is not empty; accepted: a new folder, or one to go on with")
+            _write_whole(path, msgspec.json.format(msgspec.json.encode(wanted), indent=2) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"{self.root}: cannot be written ({error.strerror})") from error
+        for folder, load in self._runs():
+            # Always the same bytes; one that was cut short by a kill is replaced.
+            (folder / META_NAME).unlink(missing_ok=True)
+            start_run(folder, msgspec.structs.replace(meta, load=load))
+
+    def _runs(self) -> list[tuple[Path, float]]:
+        grid = self.grid
+        return [(self._run(Cell("", load, seed)), load) for seed in grid.seeds for load in grid.loads]
+
+    def _run(self, cell: Cell) -> Path:
+        folder = self.root if self.grid.num_seeds == 1 else seed_folder(self.root, cell.seed)
+        return folder if len(self.grid.loads) == 1 else load_folder(folder, cell.load)
+
+    def result(self, cell: Cell) -> CellResult | None:
+        """What a cell came to; None if it is not done."""
+        path = self._file(cell, CELL_SUFFIX)
+        if not path.exists():
+            return None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=CellResult)
+        except msgspec.DecodeError as error:
+            raise RecordError(f"{path}: {error}") from error
+
+    def records(self, cell: Cell) -> Path:
+        """Where the records of a cell are, once it is done."""
+        return self._file(cell, RECORDS_SUFFIX)
+
+    def writer(self, cell: Cell) -> RecordWriter:
+        """A writer for the records of a cell that is under way; `finish` puts them in their place."""
+        return RecordWriter(self._partial(cell))
+
+    def _partial(self, cell: Cell) -> Path:
+        path = self.records(cell)
+        return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+    def finish(self, result: CellResult) -> None:
+        """Put what was written in its place: the records, then what says that the cell is done."""
+        self._partial(result.cell).replace(self.records(result.cell))
+        path = self._file(result.cell, CELL_SUFFIX)
+        _write_whole(path, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+
+    def discard(self, cell: Cell) -> None:
+        """Remove what a cell that did not come to its end has written."""
+        self._partial(cell).unlink(missing_ok=True)
+
+    def sweep_up(self) -> None:
+        """Remove what killed workers have left half-written."""
+        for path in self.root.rglob(".*.partial"):
+            path.unlink(missing_ok=True)
+
+    def _file(self, cell: Cell, suffix: str) -> Path:
+        return run_file(self._run(cell), label(cell.policy), suffix)
+
+
+def _check_same(path: Path, wanted: Mapping[str, object]) -> None:
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} cannot be read ({error}); give another folder") from error
+    plain = msgspec.json.decode(msgspec.json.encode(wanted), type=dict[str, object])
+    differing = sorted(key for key in found.keys() | plain.keys() if found.get(key) != plain.get(key))
+    if differing:
+        shown = "; ".join(f"{key} was {found.get(key)}, now {plain.get(key)}" for key in differing[:3])
+        raise ConfigError(f"{path.parent} holds another simulation ({shown}); give another folder")
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears by one rename, so that a kill leaves none or all of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)

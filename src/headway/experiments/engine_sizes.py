@@ -1,0 +1,95 @@
+"""What an engine is configured with when a user says little, as vLLM decides it itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.errors import ConfigError
+from headway.predict.calibration import Calibration
+from headway.predict.hardware import GPU_MEMORY_UTILIZATION, RESERVE_BYTES, hardware
+from headway.predict.model_shape import ModelShape
+from headway.sim.limits import EngineLimits
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """An engine's sizes as far as they were given; None means as vLLM 0.32 serves by default.
+
+    `asynchronous` is vLLM's asynchronous scheduling: by default on for GPUs without pipeline stages, off for a
+    machine measured by `headway profile`.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
+    batch_width: int | None = None
+    prefix_caching: bool = True
+    asynchronous: bool | None = None
+    tp: int = 1
+    pp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "tp", "pp"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+
+
+def engine_limits(sizes: Sizes, name: str, model: ModelShape, calibration: Calibration) -> EngineLimits:
+    """The limits of one engine: what was given, and vLLM's defaults for the hardware `name` else.
+
+    Raises ConfigError for a size that is not accepted, or a KV cache of less than one block.
+    """
+    measured = is_cost_file(name)
+    tokens, seqs = _measured_defaults(sizes.tp * sizes.pp) if measured else _gpu_defaults(name)
+    if sizes.max_num_batched_tokens is not None:
+        tokens = sizes.max_num_batched_tokens
+    asynchronous = sizes.asynchronous
+    num_blocks = sizes.num_blocks
+    if num_blocks is None:
+        num_blocks = _kv_tokens(sizes, name, model, calibration) // sizes.block_size
+    return EngineLimits(
+        num_blocks=num_blocks,
+        block_size=sizes.block_size,
+        max_num_seqs=min(seqs, tokens) if sizes.max_num_seqs is None else sizes.max_num_seqs,
+        max_num_batched_tokens=tokens,
+        batch_width=sizes.batch_width,
+        prefix_caching=sizes.prefix_caching,
+        asynchronous=sizes.pp == 1 and not measured if asynchronous is None else asynchronous,
+        pipeline_stages=sizes.pp,
+    )
+
+
+def is_cost_file(name: str) -> bool:
+    """Whether a name of hardware means a file that `headway profile` wrote, as `predict.hardware` decides."""
+    path = Path(name).expanduser()
+    return path.suffix == ".json" or path.is_file()
+
+
+def _gpu_defaults(name: str) -> tuple[int, int]:
+    """Tokens a step and seats of `vllm serve` on a GPU. Source: vLLM 0.32, EngineArgs.get_batch_defaults."""
+    device = hardware(name)
+    if device.memory_bytes >= 160 * _GIB:
+        return 16384, 1024
+    if device.memory_bytes >= 70 * _GIB and "a100" not in device.name.lower():
+        return 8192, 1024
+    return 2048, 256
+
+
+def _measured_defaults(world_size: int) -> tuple[int, int]:
+    """The same on a CPU. Source: as above."""
+    return 2048 * world_size, 128 * world_size
+
+
+def _kv_tokens(sizes: Sizes, name: str, model: ModelShape, calibration: Calibration) -> int:
+    """Tokens the KV cache holds; each further pipeline stage brings its GPUs' memory, the weights are there once."""
+    if sizes.pp == 1:
+        return calibration.kv_capacity_tokens
+    if is_cost_file(name):
+        raise ConfigError(f"pp is {sizes.pp}; accepted with a cost file: 1, as it was measured")
+    usable = hardware(name).memory_bytes * GPU_MEMORY_UTILIZATION - RESERVE_BYTES
+    total = sizes.tp * sizes.pp * usable - model.weight_bytes
+    return int(total // calibration.kv_bytes_per_token)

@@ -1,0 +1,94 @@
+"""The cells of an experiment: policies, loads and seeds as a user writes them, and all their combinations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import isfinite
+
+from headway.errors import ConfigError
+
+RANGE = ".."
+MAX_LOADS = 1000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One run: requests of `seed` arriving `load` times as fast, under `policy`."""
+
+    policy: str
+    load: float = 1.0
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.policy} at load {self.load:g}, seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Every policy at every load with seeds 0 to `num_seeds` - 1."""
+
+    policies: tuple[str, ...]
+    loads: tuple[float, ...] = (1.0,)
+    num_seeds: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.policies or len(set(self.policies)) < len(self.policies):
+            raise ConfigError(
+                f"policies are {', '.join(self.policies)!r}; accepted: different names, at least one"
+            )
+        if self.num_seeds < 1:
+            raise ConfigError(f"seeds is {self.num_seeds}; accepted: 1 or more")
+
+    def cells(self) -> list[Cell]:
+        """Seed by seed, load by load, in the order the policies were named."""
+        return [
+            Cell(policy, load, seed) for seed, load, policy in product(self.seeds, self.loads, self.policies)
+        ]
+
+    @property
+    def seeds(self) -> range:
+        """The seeds."""
+        return range(self.num_seeds)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is a single cell."""
+        return len(self.policies) * len(self.loads) * self.num_seeds == 1
+
+
+def parse_loads(text: str, steps: int = 5) -> tuple[float, ...]:
+    """The loads that `X`, `A,B,C` or `A..B` (with `steps` of them, equally far apart) stand for, rising.
+
+    Loads are rounded to six digits, as they appear in folder names. Raises ConfigError for what is not a
+    number above 0, a range that falls, or loads that are the same.
+
+    >>> parse_loads("0.5..1.5", 3)
+    (0.5, 1.0, 1.5)
+    """
+    given = _range(text, steps) if RANGE in text else [_load(text, part) for part in text.split(",")]
+    loads = sorted(float(f"{load:g}") for load in given)
+    if len(set(loads)) < len(loads):
+        raise ConfigError(f"rate_scale is {text!r} in {steps} steps; accepted: loads that differ")
+    return tuple(loads)
+
+
+def _range(text: str, steps: int) -> list[float]:
+    if not 2 <= steps <= MAX_LOADS:
+        raise ConfigError(f"steps is {steps}; accepted with a range of loads: 2 to {MAX_LOADS}")
+    low, high = (_load(text, part) for part in text.split(RANGE, 1))
+    if not low < high:
+        raise ConfigError(f"rate_scale is {text!r}; accepted: a range that rises")
+    return [low + (high - low) * step / (steps - 1) for step in range(steps)]
+
+
+def _load(text: str, part: str) -> float:
+    try:
+        load = float(part)
+    except ValueError:
+        load = 0.0
+    if not (isfinite(load) and load > 0):
+        raise ConfigError(
+            f"rate_scale is {text!r}; accepted: a number above 0, several as 0.5,1,2, or a range as 0.5..1.5"
+        )
+    return load

@@ -1,0 +1,120 @@
+"""Many cells in few processes; what is done is kept, whatever happens to the rest."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+
+from headway.core.record import Record
+from headway.errors import SimulationError
+from headway.experiments.cell_folder import CellFolder
+from headway.experiments.grid import Cell
+from headway.experiments.simulation import CellResult, Scenario, run_cell
+
+Tick = Callable[[int], None]
+"""Hears how many requests more have ended."""
+
+
+def run_cells(
+    scenario: Scenario, folder: CellFolder, *, jobs: int, tick: Tick = lambda requests: None
+) -> list[CellResult]:
+    """Run the cells of the folder's grid that are not done, in up to `jobs` processes; all results, in order.
+
+    What is written does not depend on `jobs`. With one process, or one cell to run, everything happens in this
+    one. KeyboardInterrupt passes through with all processes ended; cells that are done stay done. The first
+    cell that raises ends the others. Raises SimulationError if a process is killed from outside.
+    """
+    cells = folder.grid.cells()
+    done = {cell: result for cell in cells if (result := folder.result(cell)) is not None}
+    for result in done.values():
+        tick(result.summary.requests)
+    todo = [cell for cell in cells if cell not in done]
+    try:
+        if min(jobs, len(todo)) <= 1:
+            for cell in todo:
+                done[cell] = run_to_folder(scenario, folder, cell, tick)
+        else:
+            with closing(_in_processes(scenario, folder, todo, jobs)) as results:
+                for result in results:
+                    done[result.cell] = result
+                    tick(result.summary.requests)
+    finally:
+        folder.sweep_up()
+    return [done[cell] for cell in cells]
+
+
+def run_to_folder(
+    scenario: Scenario, folder: CellFolder, cell: Cell, tick: Tick = lambda requests: None
+) -> CellResult:
+    """Run one cell and put its records and what it came to in the folder; nothing if it does not come to its end."""
+    try:
+        with folder.writer(cell) as writer:
+
+            def keep(record: Record) -> None:
+                writer.append(record)
+                tick(1)
+
+            result = run_cell(scenario, cell, keep)
+        folder.finish(result)
+    finally:
+        folder.discard(cell)
+    return result
+
+
+# ---- other processes -----------------------------------------------------------------------------------
+
+_work: tuple[Scenario, CellFolder] | None = None
+"""What this worker process was started with."""
+
+
+def _start_worker(scenario: Scenario, folder: CellFolder) -> None:
+    global _work
+    _work = (scenario, folder)
+    # Ctrl-C reaches every process of a terminal; the first one decides what becomes of the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _work_on(cell: Cell) -> CellResult:
+    assert _work is not None, "a worker was started without its work"
+    return run_to_folder(*_work, cell)
+
+
+def _in_processes(
+    scenario: Scenario, folder: CellFolder, cells: Sequence[Cell], jobs: int
+) -> Generator[CellResult, None, None]:
+    """Results as they come. Workers are started afresh (spawn), so that nothing of this process leaks into them."""
+    with _ended_on_error():
+        executor = ProcessPoolExecutor(
+            max_workers=min(jobs, len(cells)),
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(scenario, folder),
+        )
+        try:
+            for future in as_completed([executor.submit(_work_on, cell) for cell in cells]):
+                yield future.result()
+        except BrokenProcessPool:
+            raise SimulationError(
+                "a simulating process was killed, perhaps for want of memory; fewer --jobs need less. "
+                "What is done is kept"
+            ) from None
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _ended_on_error() -> Iterator[None]:
+    """End the processes started inside if it does not come to its end: a cell can take minutes."""
+    before = multiprocessing.active_children()
+    try:
+        yield
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process not in before:
+                process.terminate()
+                process.join()
+        raise

@@ -1,0 +1,118 @@
+"""From what a user names to what is simulated, and how both are written down."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+
+from headway.errors import ConfigError
+from headway.experiments.engine_sizes import Sizes, engine_limits
+from headway.experiments.grid import Grid
+from headway.experiments.policy_choice import OWN_PARTS, Parts, check_policies, label
+from headway.experiments.simulation import Scenario, fingerprint
+from headway.experiments.stream import Stream, StreamFacts, stream_facts
+from headway.predict.hardware import calibration
+from headway.predict.known_models import model_shape
+from headway.results import RunMeta
+from headway.routing import build_router
+from headway.sim.simulation import System
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A simulation as it is asked for; None means what is usual."""
+
+    hardware: str
+    model: str
+    stream: Stream
+    grid: Grid
+    sizes: Sizes = Sizes()  # noqa: RUF009 - a frozen value
+    instances: int = 1
+    router: str = "round-robin"
+    parts: Parts = OWN_PARTS
+    max_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is simulated, with what was found out on the way."""
+
+    wish: Wish
+    scenario: Scenario
+    facts: StreamFacts
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of all cells together."""
+        return self.facts.num_requests * len(self.wish.grid.cells())
+
+    def manifest(self) -> dict[str, object]:
+        """All that decides the results, as plain data: equal manifests give equal folders."""
+        wish, system = self.wish, self.scenario.system
+        return {
+            "headway": version("headway"),
+            "hardware": wish.hardware,
+            "model": wish.model,
+            "costs": fingerprint(system.calibration),
+            "trace": wish.stream.source,
+            "limit": wish.stream.limit,
+            "default_targets": asdict(wish.stream.slo),
+            "requests": self.facts.digest,
+            "policies": list(wish.grid.policies),
+            "loads": list(wish.grid.loads),
+            "seeds": wish.grid.num_seeds,
+            "parts": asdict(wish.parts),
+            "instances": system.instances,
+            "router": system.router,
+            "engine": asdict(system.limits),
+            "max_output_tokens": self.scenario.max_output_tokens,
+        }
+
+    def meta(self, command: str) -> RunMeta:
+        """What the run folders say of themselves."""
+        return RunMeta(
+            policies=tuple(map(label, self.wish.grid.policies)),
+            measured_on="simulated",
+            model=self.wish.model,
+            trace=self.wish.stream.source,
+            command=command,
+            hardware=self.hardware(),
+            versions={"headway": version("headway"), "python": platform.python_version()},
+        )
+
+    def hardware(self) -> str:
+        """What serves, and where its costs come from."""
+        system = self.scenario.system
+        costs = system.calibration
+        known = "DERIVED, not measured: " if costs.derived else ""
+        stages = "" if system.limits.pipeline_stages == 1 else f", {system.limits.pipeline_stages} stages"
+        instances = "1 instance" if system.instances == 1 else f"{system.instances} instances"
+        return f"{instances} of {costs.name}{stages} ({known}{costs.provenance})"
+
+
+def set_up(wish: Wish) -> Setup:
+    """Find out all that is needed, before anything runs.
+
+    Raises ConfigError or TraceError for anything that is not accepted.
+    """
+    check_policies(wish.grid.policies, wish.parts)
+    if wish.instances < 1:
+        raise ConfigError(f"instances is {wish.instances}; accepted: 1 or more")
+    build_router(wish.router)
+    model = model_shape(wish.model)
+    costs = calibration(wish.hardware, model, wish.sizes.tp)
+    system = System(
+        limits=engine_limits(wish.sizes, wish.hardware, model, costs),
+        calibration=costs,
+        instances=wish.instances,
+        router=wish.router,
+    )
+    facts = stream_facts(wish.stream, wish.grid.seeds)
+    scenario = Scenario(
+        system=system,
+        stream=wish.stream,
+        max_output_tokens=facts.output_limit(wish.max_output_tokens),
+        parts=wish.parts,
+    )
+    return Setup(wish, scenario, facts)

@@ -1,0 +1,144 @@
+"""The file `headway profile` writes: what steps and transfers cost on one machine, with one model."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from headway.core.batch_shape import BatchShape
+from headway.errors import ConfigError
+from headway.predict.calibration import Calibration
+from headway.predict.step_fit import StepTimeFit
+from headway.predict.transfer import TransferModel
+
+VERSION: Final = 1
+
+
+class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured step, kept so that the fit can be made again."""
+
+    num_jobs: int
+    num_tokens: int
+    num_decodes: int
+    decode_context_tokens: int
+    prefill_context_tokens: int
+    prefill_pairs: float
+    seconds: float
+
+
+class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was measured, on what, when, and how well the fit holds.
+
+    `model` is the name or directory that was served, `measured_on` the day as the caller writes it.
+    `to_host` and `to_device` carry one block or more at a time. Sizes are of one instance, all GPUs together.
+    """
+
+    format: Literal["headway-cost"] = "headway-cost"
+    version: Literal[1] = VERSION
+    machine: str
+    model: str
+    dtype: str
+    vllm_version: str
+    measured_on: str
+    tensor_parallel: int = 1
+    step: StepTimeFit
+    host_s: float
+    to_host: TransferModel
+    to_device: TransferModel
+    kv_bytes_per_token: int
+    kv_capacity_tokens: int
+    block_size: int
+    rows: tuple[MeasuredStep, ...] = ()
+
+    def calibration(self) -> Calibration:
+        """What the simulator and the policies need of it."""
+        errors = self.step.held_out
+        return Calibration(
+            name=self.machine,
+            provenance=(
+                f"measured on {self.machine} ({self.measured_on}, vLLM {self.vllm_version}, {self.model}, "
+                f"{self.dtype}): {self.step.num_rows} steps, error on {errors.num_rows} unseen ones "
+                f"{errors.median_error:.1%} median, {errors.p90_error:.1%} p90"
+            ),
+            derived=False,
+            step=self.step.law,
+            host_s=self.host_s,
+            residuals=errors.residuals,
+            to_host=self.to_host,
+            to_device=self.to_device,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+        )
+
+
+def measured_step(shape: BatchShape, seconds: float) -> MeasuredStep:
+    """The row of a cost file for one measured step."""
+    return MeasuredStep(
+        num_jobs=shape.num_jobs,
+        num_tokens=shape.num_tokens,
+        num_decodes=shape.num_decodes,
+        decode_context_tokens=shape.decode_context_tokens,
+        prefill_context_tokens=shape.prefill_context_tokens,
+        prefill_pairs=shape.prefill_pairs,
+        seconds=seconds,
+    )
+
+
+def write_cost_file(path: Path, cost: CostFile) -> None:
+    """Write `cost` to `path`; it appears by one rename, so a reader never finds half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(cost), indent=1) + b"\n")
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load_cost_file(path: Path) -> CostFile:
+    """The contents of a cost file, checked. Raises ConfigError for one that is missing or not of this version."""
+    try:
+        raw = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cost file {path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"cost file {path} is not JSON: {error}") from error
+    if not isinstance(raw, dict) or raw.get("format") != "headway-cost":
+        raise ConfigError(f"{path} is not a cost file; `headway profile` writes one")
+    if raw.get("version") != VERSION:
+        raise ConfigError(
+            f"cost file {path} has version {raw.get('version')!r}; accepted: {VERSION}. Run `headway profile` again"
+        )
+    try:
+        cost = msgspec.convert(raw, CostFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"cost file {path}: {error}") from error
+    unknown = _unknown(raw, msgspec.to_builtins(cost))
+    if unknown:
+        raise ConfigError(f"cost file {path}: unknown field {unknown!r}")
+    return cost
+
+
+def read_cost_file(path: Path) -> Calibration:
+    """The calibration in a cost file. Raises ConfigError for one that is missing, broken or of another version."""
+    return load_cost_file(path).calibration()
+
+
+def _unknown(raw: Mapping[str, object], known: Mapping[str, object]) -> str | None:
+    """The first key of nested objects that the format does not have: dataclasses would drop it silently."""
+    for key, value in raw.items():
+        if key not in known:
+            return key
+        inner = known[key]
+        if isinstance(value, dict) and isinstance(inner, dict):
+            found = _unknown(value, inner)
+            if found is not None:
+                return f"{key}.{found}"
+    return None

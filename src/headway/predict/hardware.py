@@ -1,0 +1,194 @@
+"""The catalogue of GPUs, and the one way from a name on the command line to what steps cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from headway.errors import ConfigError
+from headway.predict.calibration import Calibration
+from headway.predict.cost_file import load_cost_file
+from headway.predict.device_step import DeviceStep, Gpu
+from headway.predict.kernels import AllReduce, Kernels, Peaks
+from headway.predict.model_shape import ModelShape
+from headway.predict.residuals import Errors
+from headway.predict.transfer import TransferModel
+
+LOCAL = "local"
+"""The name that means: this machine, which only a cost file can tell of."""
+GPU_MEMORY_UTILIZATION = 0.92
+"""vLLM's own default share of a GPU's memory."""
+RESERVE_BYTES = 1_500_000_000
+"""Activations, graphs and context on each GPU: what is missing between weights, KV cache and vLLM's share on the
+four single-GPU servers whose KV cache is published (0.7 to 1.7 GB)."""
+_CATALOGUE = "hardware.json"
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU type: its data sheet, whose kernels it runs like, and how well that is known.
+
+    `kernels` and `all_reduce` name rows of the catalogue. `errors` are of whole steps on rows the fit has
+    not seen; None for a device nobody measured here, whose residuals are those of the one it comes from.
+    """
+
+    name: str
+    title: str
+    memory_bytes: int
+    peaks: Peaks
+    host_bytes_per_s: float
+    host_start_s: float
+    kernels: str
+    all_reduce: str
+    link_ratio: float
+    step_overhead_s: float
+    host_s: float
+    host_job_s: float
+    sampler_s: float
+    sampler_job_s: float
+    sources: str
+    derived_from: str | None = None
+    ratios: str = ""
+    num_rows: int = 0
+    errors: Errors | None = None
+
+    def provenance(self) -> str:
+        """Where the numbers come from, in one sentence for a table's foot."""
+        if self.errors is None:
+            return f"{self.title}: derived from {self.derived_from} by {self.ratios}; {self.sources}"
+        return (
+            f"{self.title}: fitted to {self.num_rows} measured kernels ({self.sources}); whole steps on "
+            f"{self.errors.num_rows} unseen rows: error {self.errors.median_error:.1%} median, "
+            f"{self.errors.p90_error:.1%} p90"
+        )
+
+    def calibrate(
+        self, model: ModelShape, tp: int = 1, *, gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
+    ) -> Calibration:
+        """What `model` costs on an instance of `tp` of these GPUs.
+
+        Transfers are of a whole instance: its GPUs copy their shares side by side. Raises ConfigError for a
+        model that leaves no memory for a KV cache.
+        """
+        capacity = self._kv_capacity_tokens(model, tp, gpu_memory_utilization)
+        shipped = catalogue()
+        step = DeviceStep(
+            Gpu(
+                peaks=self.peaks,
+                kernels=shipped.kernels[self.kernels],
+                all_reduce=shipped.all_reduce[self.all_reduce],
+                link_ratio=self.link_ratio,
+                step_overhead_s=self.step_overhead_s,
+                sampler_s=self.sampler_s,
+                sampler_job_s=self.sampler_job_s,
+            ),
+            model,
+            tp,
+        )
+        copies = TransferModel(start_s=self.host_start_s, bytes_per_s=tp * self.host_bytes_per_s)
+        return Calibration(
+            name=self.name if tp == 1 else f"{tp} x {self.name}",
+            provenance=self.provenance(),
+            derived=self.derived_from is not None,
+            step=step,
+            host_s=self.host_s,
+            host_job_s=self.host_job_s,
+            model=model,
+            residuals=self._residuals(),
+            to_host=copies,
+            to_device=copies,
+            kv_bytes_per_token=_kv_bytes_per_token(model, tp),
+            kv_capacity_tokens=capacity,
+        )
+
+    def _kv_capacity_tokens(self, model: ModelShape, tp: int, utilization: float) -> int:
+        if tp < 1 or model.num_heads % tp:
+            raise ConfigError(
+                f"tensor parallelism {tp} does not divide the {model.num_heads} heads of {model.name}"
+            )
+        if not 0 < utilization <= 1:
+            raise ConfigError(f"the share of GPU memory must lie in (0, 1]; found {utilization}")
+        usable = tp * (self.memory_bytes * utilization - RESERVE_BYTES) - model.weight_bytes
+        tokens = int(usable // _kv_bytes_per_token(model, tp))
+        if tokens < 1:
+            raise ConfigError(
+                f"{model.name} ({model.weight_bytes / 1e9:.0f} GB of weights) does not fit {tp} x {self.name} "
+                f"({self.memory_bytes / 1e9:.0f} GB each); more GPUs an instance or a larger one are accepted"
+            )
+        return tokens
+
+    def _residuals(self) -> tuple[float, ...]:
+        if self.errors is not None:
+            return self.errors.residuals
+        return hardware(self.derived_from)._residuals() if self.derived_from else (1.0,)
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shipped file: fitted numbers only, as `bench/fit_hardware.py` writes it."""
+
+    version: int = 1
+    kernels: dict[str, Kernels]
+    all_reduce: dict[str, AllReduce]
+    hardware: dict[str, Hardware]
+
+
+@cache
+def catalogue() -> Catalogue:
+    """The shipped catalogue, read once."""
+    text = files(__package__).joinpath(_CATALOGUE).read_bytes()
+    return msgspec.json.decode(text, type=Catalogue)
+
+
+def hardware_names() -> tuple[str, ...]:
+    """Names of the catalogue, in its order."""
+    return tuple(catalogue().hardware)
+
+
+def hardware(name: str) -> Hardware:
+    """A GPU type by name; case does not matter. Raises ConfigError with the accepted names."""
+    found = catalogue().hardware.get(name.lower())
+    if found is None:
+        raise ConfigError(
+            f"hardware {name!r} is not known; accepted: {', '.join(hardware_names())}, or a cost file "
+            f"that `headway profile` wrote"
+        )
+    return found
+
+
+def calibration(name: str, model: ModelShape, tp: int = 1) -> Calibration:
+    """What `model` costs on `name`: a GPU of the catalogue, or a cost file of this very model.
+
+    A cost file is a path that exists or ends in `.json`. Raises ConfigError for `local` without a file, for
+    a file of another model or number of GPUs, and as `Hardware.calibrate` does.
+    """
+    path = Path(name).expanduser()
+    if path.suffix == ".json" or path.is_file():
+        return _from_file(path, model, tp)
+    if name.lower() == LOCAL:
+        raise ConfigError(
+            "this machine has not been measured; run `headway profile --model MODEL --out FILE` and give FILE "
+            "as the hardware"
+        )
+    return hardware(name).calibrate(model, tp)
+
+
+def _from_file(path: Path, model: ModelShape, tp: int) -> Calibration:
+    cost = load_cost_file(path)
+    if _last_part(cost.model) != _last_part(model.name) or cost.tensor_parallel != tp:
+        raise ConfigError(
+            f"cost file {path} was measured with {cost.model} on {cost.tensor_parallel} GPU(s); found "
+            f"{model.name} on {tp}. Run `headway profile` with this model"
+        )
+    return replace(cost.calibration(), model=model)
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def _kv_bytes_per_token(model: ModelShape, tp: int) -> int:
+    """Bytes on all GPUs: with more GPUs than KV heads some heads are held twice."""
+    return model.kv_bytes_per_token * max(model.num_kv_heads, tp) // model.num_kv_heads

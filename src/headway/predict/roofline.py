@@ -1,0 +1,64 @@
+"""Work of a step, counted: floating-point operations and bytes of memory traffic."""
+
+from __future__ import annotations
+
+from headway.core.batch_shape import BatchShape
+from headway.predict.model_shape import ModelShape
+
+
+class Roofline:
+    """Counts what one of an instance's GPUs does in a step.
+
+    Real operations and real bytes, with grouped-query attention, gated feed-forward, causal attention, the
+    current chunk, and the LM head for one position a job. Tensor parallelism divides weights, heads and
+    inner activations; activations as wide as the hidden size stay whole on each GPU, and a GPU holds at
+    least one KV head. Of several experts, those are read that are expected to be chosen by some token.
+    Source: Ascendra section 4.2, corrected; the attention of FlashAttention-2 (Dao 2023).
+    """
+
+    def __init__(self, model: ModelShape, tp: int = 1) -> None:
+        self.model = model
+        query, kv = model.query_width / tp, max(model.head_dim, model.kv_width / tp)
+        hidden, wide = model.hidden_size, model.bytes_per_value
+        inner = model.intermediate_size * max(1, model.experts_per_token) / tp
+        inner_passes = 3 if model.gated else 2
+        layers = model.num_layers
+        self._token_flops = layers * 2 * model.active_layer_weights / tp
+        self._pair_flops = layers * 4 * query
+        self._job_flops = 2 * hidden * model.vocab_size / tp
+        activations = 4 * hidden + query + 2 * kv + query + inner_passes * inner
+        written_kv = 2 * kv
+        self._token_bytes = layers * (
+            wide * (activations + 2 * query) + model.kv_bytes_per_value * written_kv
+        )
+        self._context_bytes = layers * model.kv_bytes_per_value * 2 * kv
+        head = wide * hidden * model.vocab_size / tp
+        self._expert_bytes = layers * wide * model.expert_weights * max(1, model.num_experts) / tp
+        router = hidden * model.num_experts
+        self._fixed_bytes = layers * wide * (model.attention_weights + router) / tp + head
+
+    def flops(self, shape: BatchShape) -> float:
+        """Floating-point operations on each GPU."""
+        pairs = shape.prefill_pairs + shape.decode_context_tokens
+        return (
+            self._token_flops * shape.num_tokens + self._pair_flops * pairs + self._job_flops * shape.num_jobs
+        )
+
+    def bytes(self, shape: BatchShape) -> float:
+        """Bytes each GPU reads and writes."""
+        context = shape.prefill_context_tokens + shape.decode_context_tokens
+        # A decode's own key and value are in its context already: counting them once more as written is
+        # less than a part in a hundred of its traffic.
+        return (
+            self._fixed_bytes
+            + self._expert_bytes * self._experts_read(shape.num_tokens)
+            + self._token_bytes * shape.num_tokens
+            + self._context_bytes * context
+        )
+
+    def _experts_read(self, num_tokens: int) -> float:
+        """Share of the feed-forward weights that some token needs, if tokens choose evenly."""
+        model = self.model
+        if not model.num_experts:
+            return 1.0
+        return 1.0 - float((1.0 - model.experts_per_token / model.num_experts) ** num_tokens)

@@ -1,0 +1,45 @@
+"""How long each step took, as seen by who schedules them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from headway.core.batch_shape import BatchShape
+
+
+class LearnsSteps(Protocol):
+    """What learns from finished steps."""
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """A step of this shape took this long."""
+        ...
+
+
+class StepClock:
+    """Pairs each dispatched step with its output, in order, and teaches a step-time model.
+
+    A step's time is finished(n) - max(dispatched(n), finished(n-1)): with two steps in flight the second
+    starts on the device when the first ends. Empty steps and the first after an idle engine are left out.
+    """
+
+    def __init__(self, model: LearnsSteps) -> None:
+        self._model = model
+        self._dispatched: deque[tuple[BatchShape | None, float]] = deque()
+        self._last_finished_s: float | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step with work has been dispatched and its output not yet processed."""
+        return any(shape is None or shape.num_jobs for shape, _ in self._dispatched)
+
+    def dispatched(self, shape: BatchShape | None, now_s: float) -> None:
+        """A step went to the workers; None is one with work that nothing is to be learned from."""
+        self._dispatched.append((shape, now_s))
+
+    def finished(self, now_s: float) -> None:
+        """The output of the oldest step came back."""
+        shape, started_s = self._dispatched.popleft()
+        if shape is not None and shape.num_jobs and self._last_finished_s is not None:
+            self._model.observe(shape, now_s - max(started_s, self._last_finished_s))
+        self._last_finished_s = now_s if shape is None or shape.num_jobs else None

@@ -1,0 +1,1 @@
+"""The simulator: the engine's own policies, ledger and fill rule on a virtual clock."""

@@ -1,0 +1,192 @@
+"""A schedule as a Chrome trace, for ui.perfetto.dev or chrome://tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import msgspec
+
+from headway.core.job import Job
+from headway.core.plan import StepOutcome
+from headway.core.record import Record
+from headway.sim.watcher import Sight, is_decode
+
+MAX_EVENTS = 1_000_000
+"""Events a file holds, about 150 MB as text; Perfetto still opens it."""
+
+_MICROS = 1e6
+_DECIMALS = 3
+_STEP_LANES_FROM = 1
+_NAMED = 5  # ids listed in a step's arguments
+
+
+@dataclass(slots=True)
+class _Life:
+    """The phases of a live request: when each began."""
+
+    phases: list[tuple[float, str]] = field(default_factory=list)
+
+    def enter(self, phase: str, now_s: float) -> None:
+        if not self.phases or self.phases[-1][1] != phase:
+            self.phases.append((now_s, phase))
+
+
+@dataclass(slots=True)
+class _Instance:
+    """What is remembered of an instance between steps."""
+
+    lanes: int
+    steps: int = 0
+    free_from_s: list[float] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+class ChromeTrace:
+    """Writes a run as trace events while it goes on; `close` ends the file.
+
+    Each instance is a process: its steps on a track (on as many as may be in flight at once, `lanes`), its
+    requests as nested asynchronous slices (waiting, prefill, decode, paused), and counters for the queue,
+    the residents and the free KV blocks. A step is drawn from when the one before it was done, so that steps
+    scheduled ahead do not overlap. After MAX_EVENTS nothing more is written; `cut_at_s` says from when.
+    Times are in microseconds, as the format wants. Format: Trace Event Format, Google 2016.
+    """
+
+    def __init__(self, file: BinaryIO, *, title: str, lanes: int = 1, max_events: int = MAX_EVENTS) -> None:
+        self.cut_at_s: float | None = None
+        self.num_events = 0
+        self._file = file
+        self._title = title
+        self._lanes = lanes
+        self._max_events = max_events
+        self._instances: dict[str, _Instance] = {}
+        self._lives: dict[str, _Life] = {}
+        self._file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+
+    def close(self) -> None:
+        """End the JSON object; the file itself stays open."""
+        self._file.write(b"\n]}\n")
+
+    # ---- what a watcher is told --------------------------------------------------------------------
+
+    def saw(self, sight: Sight) -> None:
+        """Note who runs and who pauses, and the counters that changed."""
+        outcome, now_s = sight.outcome, sight.outcome.now_s
+        for job in outcome.preempted:
+            self._life(job).enter("waiting", now_s)
+        for job, tokens in outcome.tokens.items():
+            self._life(job).enter("decode" if is_decode(job, tokens) else "prefill", now_s)
+        residents = len(outcome.admitted)
+        for job in sight.residents:
+            if job not in outcome.preempted:
+                residents += 1
+                if job not in outcome.tokens:
+                    self._life(job).enter("paused", now_s)
+        counts = {
+            "waiting": len(sight.waiting),
+            "residents": residents,
+            "free KV blocks": outcome.free_blocks,
+        }
+        self._count(sight.instance, now_s, counts)
+
+    def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
+        """Draw a step."""
+        state = self._instance(instance, started_s)
+        lane = state.steps % state.lanes
+        state.steps += 1
+        began_s = max(started_s, state.free_from_s[lane])
+        state.free_from_s[lane] = finished_s
+        prefills = sum(tokens for tokens in outcome.tokens.values() if tokens > 1)
+        arguments: dict[str, Any] = {
+            "requests": len(outcome.tokens),
+            "tokens": outcome.num_tokens,
+            "prefill tokens": prefills,
+            "free KV blocks": outcome.free_blocks,
+        }
+        for name, jobs in (("admitted", outcome.admitted), ("preempted", list(outcome.preempted))):
+            if jobs:
+                arguments[name] = _ids(jobs)
+        name = f"{outcome.num_tokens} tokens, {len(outcome.tokens)} requests"
+        self._write(
+            began_s,
+            ph="X",
+            name=name,
+            cat="step",
+            pid=int(instance),
+            tid=_STEP_LANES_FROM + lane,
+            dur=_micros(finished_s - began_s),
+            args=arguments,
+        )
+
+    def ended(self, record: Record) -> None:
+        """Draw a request's whole life."""
+        life = self._lives.pop(record.id, _Life())
+        end_s = record.arrival_s if record.finished_s is None else record.finished_s
+        pid = int(record.instance or 0)
+        self._instance(record.instance or "0", record.arrival_s)
+        arguments = {
+            "prompt tokens": record.prompt_tokens,
+            "output tokens": record.output_tokens,
+            "preemptions": record.preemptions,
+            "outcome": str(record.outcome),
+        }
+        common: dict[str, Any] = {"cat": "request", "id": record.id, "pid": pid, "tid": 0}
+        name = f"request {record.id}"
+        self._write(record.arrival_s, ph="b", name=name, args=arguments, **common)
+        for phase, from_s, to_s in _spans(life, record.arrival_s, end_s):
+            self._write(from_s, ph="b", name=phase, **common)
+            self._write(to_s, ph="e", name=phase, **common)
+        self._write(end_s, ph="e", name=name, **common)
+
+    # ---- events ------------------------------------------------------------------------------------
+
+    def _life(self, job: Job) -> _Life:
+        return self._lives.setdefault(job.id, _Life())
+
+    def _instance(self, name: str, now_s: float) -> _Instance:
+        """What is known of an instance; its tracks are named when it is first heard of."""
+        state = self._instances.get(name)
+        if state is None:
+            state = _Instance(self._lanes, free_from_s=[0.0] * self._lanes)
+            self._instances[name] = state
+            process = f"instance {name}: {self._title}"
+            self._write(now_s, ph="M", name="process_name", pid=int(name), args={"name": process})
+            for lane in range(self._lanes):
+                track = "steps" if self._lanes == 1 else f"steps, lane {lane + 1}"
+                tid = _STEP_LANES_FROM + lane
+                self._write(now_s, ph="M", name="thread_name", pid=int(name), tid=tid, args={"name": track})
+        return state
+
+    def _count(self, instance: str, now_s: float, counts: dict[str, int]) -> None:
+        state = self._instance(instance, now_s)
+        for name, value in counts.items():
+            if state.counters.get(name) != value:
+                state.counters[name] = value
+                self._write(now_s, ph="C", name=name, pid=int(instance), args={name: value})
+
+    def _write(self, time_s: float, **event: Any) -> None:
+        if self.num_events >= self._max_events:
+            self.cut_at_s = time_s if self.cut_at_s is None else min(self.cut_at_s, time_s)
+            return
+        self._file.write(b",\n" if self.num_events else b"")
+        self._file.write(msgspec.json.encode({"ts": _micros(time_s), **event}))
+        self.num_events += 1
+
+
+def _spans(life: _Life, arrival_s: float, end_s: float) -> Iterator[tuple[str, float, float]]:
+    """The phases of a request's whole life, each with its start and end, within the life as it was rounded."""
+    changes = [(arrival_s, "waiting"), *life.phases]
+    starts_s = [min(max(from_s, arrival_s), end_s) for from_s, _ in changes]
+    for (_, phase), from_s, to_s in zip(changes, starts_s, [*starts_s[1:], end_s], strict=True):
+        if to_s > from_s:
+            yield phase, from_s, to_s
+
+
+def _ids(jobs: list[Job]) -> str:
+    more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
+    return ", ".join(job.id for job in jobs[:_NAMED]) + more
+
+
+def _micros(seconds: float) -> float:
+    return round(seconds * _MICROS, _DECIMALS)

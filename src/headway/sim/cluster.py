@@ -1,0 +1,93 @@
+"""Instances behind a router, and the requests that come to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import inf
+
+from headway.core.job import Job
+from headway.core.record import Record
+from headway.errors import SimulationError, TraceError
+from headway.routing import Router
+from headway.sim.instance import Instance
+from headway.sim.loop import EventLoop, Phase
+from headway.sim.prefix import shared_keys
+from headway.traces import TraceRequest
+
+
+class Cluster:
+    """Feeds a trace, one request ahead, to the instance the router names.
+
+    `default_max_output_tokens` is the limit policies see for requests that declare none. Requests are read
+    as they are due, so memory grows with the live ones alone.
+    """
+
+    def __init__(self, loop: EventLoop, router: Router, *, default_max_output_tokens: int) -> None:
+        self.next_arrival_s = inf
+        self.arrived = 0
+        self._loop = loop
+        self._router = router
+        self._limit = default_max_output_tokens
+        self._instances: dict[str, Instance] = {}
+        self._names: list[str] = []
+        self._placed: dict[str, Job] = {}
+        self._requests: Iterator[TraceRequest] = iter(())
+
+    def add(self, instance: Instance) -> None:
+        """Put an instance behind the router, under its engine's name."""
+        self._instances[instance.engine.name] = instance
+        self._names.append(instance.engine.name)
+
+    def ended(self, record: Record) -> None:
+        """A request has ended at its instance."""
+        self._router.end(self._placed.pop(record.id))
+
+    def run(self, requests: Iterable[TraceRequest]) -> None:
+        """Serve all requests (in order of arrival) to their end.
+
+        Raises SimulationError if some are left lying with nothing to come.
+        """
+        self._requests = iter(requests)
+        self._await_next()
+        self._loop.run()
+        if self._placed:
+            left = ", ".join(sorted(self._placed)[:5])
+            raise SimulationError(f"{len(self._placed)} requests were never served, among them {left}")
+
+    def _await_next(self) -> None:
+        request = next(self._requests, None)
+        if request is None:
+            self.next_arrival_s = inf
+            return
+        self.next_arrival_s = request.arrival_s
+        self._loop.at(request.arrival_s, Phase.ARRIVAL, lambda: self._arrive(request))
+
+    def _arrive(self, request: TraceRequest) -> None:
+        # The next one first: a same-time arrival must be known before any step is planned.
+        self._await_next()
+        self.arrived += 1
+        job = self._job(request)
+        name = self._router.route(job, self._names)
+        self._placed[job.id] = job
+        instance = self._instances[name]
+        instance.arrive(job, request.output_tokens, shared_keys(request, instance.engine.limits.block_size))
+
+    def _job(self, request: TraceRequest) -> Job:
+        """The job a policy sees; its limit is the workload's, since one made to fit would give the length away."""
+        limit = request.max_output_tokens or self._limit
+        if request.output_tokens > limit:
+            raise TraceError(
+                f"request {request.id} has {request.output_tokens} output tokens; accepted: up to {limit}, "
+                "the limit of requests that declare none"
+            )
+        if request.id in self._placed:
+            raise TraceError(f"id {request.id!r} is used by two live requests; accepted: one each")
+        return Job(
+            id=request.id,
+            arrival_s=request.arrival_s,
+            num_prompt_tokens=request.input_tokens,
+            max_output_tokens=limit,
+            slo=request.slo,
+            priority=request.priority,
+            tenant=request.tenant,
+        )

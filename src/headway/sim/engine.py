@@ -1,0 +1,299 @@
+"""One simulated engine: a policy, the fill rule, a ledger and KV memory; steps without time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headway.core.fill import fill
+from headway.core.job import Job, JobState
+from headway.core.ledger import LEFT_AS, Ledger
+from headway.core.plan import Reason, StepOutcome, check_plan
+from headway.core.record import Outcome, Record
+from headway.core.view import StepView
+from headway.policies.policy import Policy
+from headway.sim.kv_pool import BlockKey, KvPool
+from headway.sim.limits import EngineLimits
+
+
+@dataclass(slots=True)
+class Totals:
+    """What an engine did: steps with work, tokens computed, KV lost to preemption, tokens found in the cache."""
+
+    steps: int = 0
+    tokens: int = 0
+    admissions: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A step on its way: what was granted, and the jobs it brings a token."""
+
+    outcome: StepOutcome
+    sampled: list[Job] = field(default_factory=list)
+
+
+class SimulatedEngine:
+    """Plans, fills and follows steps as `engine.PolicyScheduler` and vLLM do together.
+
+    `schedule` starts a step, `update` ends the oldest one; with `limits.depth` 2 a step is scheduled
+    before the tokens of the one before are known. The true output lengths are known here and nowhere a
+    policy looks. Jobs that end are handed to `on_end` as records. With `check` every invariant of the
+    ledger and the pool is asserted after each step.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        policy: Policy,
+        *,
+        on_end: Callable[[Record], None],
+        name: str = "",
+        check: bool = False,
+    ) -> None:
+        self.limits = limits
+        self.policy = policy
+        self.name = name
+        self.ledger = Ledger()
+        self.totals = Totals()
+        self.pool = KvPool(
+            limits.num_blocks,
+            block_size=limits.block_size,
+            prefix_caching=limits.prefix_caching,
+            watermark_blocks=limits.watermark_blocks,
+        )
+        self._on_end = on_end
+        self._check = check
+        self._output_tokens: dict[Job, int] = {}
+        self._flights: deque[_Flight] = deque()
+        self._stale_steps: dict[Job, int] = {}
+        self.steady: StepOutcome | None = None
+        self._view = StepView(
+            total_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            max_run=limits.max_run,
+            max_resident=limits.max_num_seqs,
+            max_tokens=limits.max_num_batched_tokens,
+            admissible=self._admissible,
+        )
+
+    # ---- arrivals ----------------------------------------------------------------------------------
+
+    def arrive(self, job: Job, output_tokens: int, now_s: float, shared: Sequence[BlockKey] = ()) -> None:
+        """Take in a job that will bring `output_tokens` tokens; one that can never fit fails at once."""
+        self.steady = None
+        self.expect(job, output_tokens)
+        self.ledger.arrive(job)
+        self.pool.add(job, shared)
+        self.policy.add(job)
+        self._fail_if_oversized(job, now_s)
+
+    def expect(self, job: Job, output_tokens: int) -> None:
+        """Note how many tokens a job will bring."""
+        self._output_tokens[job] = output_tokens
+
+    def fail_oversized(self, now_s: float) -> bool:
+        """End the waiting jobs that have outgrown even an empty pool; True if there was one."""
+        failed = [job for job in list(self.ledger.waiting.values()) if self._fail_if_oversized(job, now_s)]
+        return bool(failed)
+
+    def _fail_if_oversized(self, job: Job, now_s: float) -> bool:
+        needed = self.pool.blocks_for(job.num_tokens)
+        if needed <= self.limits.num_blocks:
+            return False
+        why = f"needs {needed} KV blocks, the engine has {self.limits.num_blocks}"
+        self._end(job, Outcome.FAILED, now_s, error=why)
+        return True
+
+    # ---- a step ------------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> StepOutcome:
+        """Plan and fill a step; it is in flight until `update`, unless it has no work."""
+        view = self.view(now_s)
+        plan = self.policy.plan(view)
+        check_plan(plan, view)
+        for job, departure in plan.leave.items():
+            self._end(job, LEFT_AS[departure], now_s)
+        outcome = fill(
+            plan,
+            self.ledger.residents,
+            self.pool,
+            now_s=now_s,
+            max_run=view.max_run,
+            max_resident=view.max_resident,
+        )
+        self.ledger.apply(outcome)
+        self._follow_preempted(outcome)
+        flight = _Flight(outcome, self._awaiting_token(outcome))
+        self.policy.observe(outcome)
+        if outcome.tokens:
+            self._flights.append(flight)
+            self._count(outcome)
+        self.steady = outcome if self._is_steady(flight) else None
+        if self._check:
+            self.check()
+        return outcome
+
+    def view(self, now_s: float) -> StepView:
+        """What the policy sees; one object, filled anew."""
+        view = self._view
+        view.now_s = now_s
+        view.residents = self.ledger.residents
+        view.waiting = self.ledger.waiting.values()
+        view.free_blocks = self.pool.free_blocks
+        return view
+
+    def _admissible(self, job: Job) -> bool:
+        seat = len(self.ledger.residents) < self.limits.max_num_seqs
+        return seat and self.pool.ready(job) is None and self.pool.misfit(job) is None
+
+    def _awaiting_token(self, outcome: StepOutcome) -> list[Job]:
+        """Jobs whose last known token this step computes; under asynchronous scheduling they can go on."""
+        sampled: list[Job] = []
+        placeholders = self.limits.asynchronous
+        for job in outcome.tokens:
+            known = job.num_prompt_tokens + job.num_output_tokens + job.num_output_placeholders
+            if job.num_computed_tokens >= known:
+                sampled.append(job)
+                job.num_output_placeholders += placeholders
+        return sampled
+
+    def _follow_preempted(self, outcome: StepOutcome) -> None:
+        """A job preempted in flight can start again only when the tokens on their way have come."""
+        for job in outcome.preempted:
+            job.num_output_placeholders = 0
+            steps = sum(job in flight.outcome.tokens for flight in self._flights)
+            if steps:
+                self._stale_steps[job] = steps
+                self.pool.not_ready[job] = Reason.STALE_OUTPUT
+
+    def _count(self, outcome: StepOutcome) -> None:
+        totals = self.totals
+        totals.steps += 1
+        totals.tokens += outcome.num_tokens
+        totals.admissions += len(outcome.admitted)
+        totals.preemptions += len(outcome.preempted)
+        totals.cached_tokens += sum(outcome.cached_tokens.values())
+
+    # ---- its output --------------------------------------------------------------------------------
+
+    def update(self, now_s: float) -> None:
+        """Process the output of the oldest step in flight: a token each, and the ends they bring."""
+        flight = self._flights.popleft()
+        stale = self._stale_before(flight) if self._stale_steps else frozenset()
+        for job in flight.sampled:
+            if job.state is not JobState.ENDED:
+                self._sampled(job, now_s, is_stale=job in stale)
+        if self._check:
+            self.check()
+
+    def _stale_before(self, flight: _Flight) -> frozenset[Job]:
+        """The jobs this output finds preempted since; each step in flight is counted down once."""
+        stale = frozenset(job for job in flight.outcome.tokens if job in self._stale_steps)
+        for job in stale:
+            self._stale_steps[job] -= 1
+            if not self._stale_steps[job]:
+                self._fresh(job)
+        return stale
+
+    def _fresh(self, job: Job) -> None:
+        self._stale_steps.pop(job, None)
+        self.pool.not_ready.pop(job, None)
+
+    def _sampled(self, job: Job, now_s: float, *, is_stale: bool) -> None:
+        if is_stale or job.first_token_s is None:
+            self.steady = None
+            self.ledger.sampled(job, 1, now_s)
+            self.policy.touch(job)
+        else:
+            job.num_output_tokens += 1
+        if self.limits.asynchronous and not is_stale:
+            job.num_output_placeholders -= 1
+            self.pool.cache(job, job.num_computed_tokens - job.num_output_placeholders)
+        if job.num_output_tokens >= self._output_tokens[job]:
+            self._end(job, Outcome.FINISHED, now_s)
+
+    def _end(self, job: Job, outcome: Outcome, now_s: float, error: str | None = None) -> None:
+        self.steady = None
+        self.policy.end(job)
+        self.pool.forget(job)
+        self._fresh(job)
+        del self._output_tokens[job]
+        record = self.ledger.end(job, outcome, now_s)
+        record.instance = self.name
+        record.error = error
+        self._on_end(record)
+
+    # ---- stretches in which nothing changes ----------------------------------------------------------
+
+    def _is_steady(self, flight: _Flight) -> bool:
+        """Whether the next plan is this one again: all residents decode, and nobody came, left or waits for
+        anything but a change.
+        """
+        outcome = flight.outcome
+        plan, residents = outcome.plan, self.ledger.residents
+        return (
+            outcome.num_tokens == len(residents) == len(flight.sampled) > 0
+            and not (outcome.admitted or outcome.preempted or plan.leave or plan.chunk_cap or plan.offload)
+            and list(plan.run) == residents
+            and not self._stale_steps
+        )
+
+    def steady_rounds(self) -> int:
+        """How many times more the last step can be scheduled, and an output processed, without any change.
+
+        0 when the last step was not steady or something has happened since. Stops short of the token that
+        ends a job and of the blocks that would run out. O(residents).
+        """
+        if self.steady is None:
+            return 0
+        lengths = self._output_tokens
+        left = self.pool.free_blocks // len(self.ledger.residents) * self.limits.block_size
+        for job in self.ledger.residents:
+            if job.first_token_s is None:
+                return 0
+            left = min(left, lengths[job] - job.num_output_tokens)
+        return max(0, left - 1 - len(self._flights))
+
+    def repeat(self, rounds: int) -> None:
+        """Schedule the last step and process an output, `rounds` times, at once; at most `steady_rounds`.
+
+        Leaves everything as it would be step by step: blocks come from the front of the line whoever takes
+        them, nothing is freed meanwhile, and the last output makes all tokens but the newest known.
+        """
+        residents = self.ledger.residents
+        for job in residents:
+            grown = self.pool.grow(job, rounds)
+            assert grown, "a stretch ran out of blocks"
+            job.num_computed_tokens += rounds
+            job.num_output_tokens += rounds
+            self.pool.cache(job, job.num_tokens - 1)
+        self.totals.steps += rounds
+        self.totals.tokens += rounds * len(residents)
+
+    def schedule_again(self) -> None:
+        """Schedule the last, steady step once more; its output comes like any other's."""
+        assert self.steady is not None
+        for job in self.ledger.residents:
+            grown = self.pool.grow(job, 1)
+            assert grown, "a stretch ran out of blocks"
+            job.num_computed_tokens += 1
+            job.num_output_placeholders += self.limits.asynchronous
+        self._flights.append(_Flight(self.steady, list(self.ledger.residents)))
+        self.totals.steps += 1
+        self.totals.tokens += len(self.ledger.residents)
+
+    # ---- checks ------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Steps whose output is still to come."""
+        return len(self._flights)
+
+    def check(self) -> None:
+        """Assert the invariants of ledger and pool; O(jobs + blocks)."""
+        self.ledger.check()
+        self.pool.check(self.ledger.residents)

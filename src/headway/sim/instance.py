@@ -1,0 +1,153 @@
+"""One engine on the virtual clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf, nextafter
+
+from headway.core.batch_shape import BatchShape, shape_of
+from headway.core.job import Job
+from headway.core.plan import StepOutcome
+from headway.predict.step_clock import StepClock
+from headway.sim.clock import Clock
+from headway.sim.engine import SimulatedEngine
+from headway.sim.kv_pool import BlockKey
+from headway.sim.loop import EventLoop, Phase
+from headway.sim.pipeline import Pipeline
+
+SPIN_S = 1e-3
+"""How often an engine with work but nothing to schedule looks again, where no part says when to."""
+
+StepObserver = Callable[[str, StepOutcome, float, float], None]
+"""Hears of each step: instance, what it did, when it was scheduled and when its output came."""
+
+
+class Instance:
+    """Schedules steps as vLLM's engine loop does: up to `depth` in flight, then waits for the oldest.
+
+    Nothing happens between a step's start and its output but that requests queue up. When the last step
+    was steady, what follows up to `horizon_s()`, the next arrival anywhere, is stepped over in one go
+    (unless someone watches every step). `learn` hears of the steps that `wants` names, by their number.
+    """
+
+    def __init__(
+        self,
+        engine: SimulatedEngine,
+        clock: Clock,
+        loop: EventLoop,
+        *,
+        learn: StepClock,
+        wants: Callable[[int], bool],
+        host_s: float = 0.0,
+        host_job_s: float = 0.0,
+        horizon_s: Callable[[], float] = lambda: -inf,
+        watch: StepObserver | None = None,
+    ) -> None:
+        self.engine = engine
+        self._clock = clock
+        self._loop = loop
+        self._learn = learn
+        self._wants = wants
+        self._horizon_s = horizon_s
+        self._watch = watch
+        self._pipeline = Pipeline(engine.limits.pipeline_stages)
+        self._host_s = host_s
+        self._host_job_s = host_job_s
+        self._flights: deque[tuple[float, float, StepOutcome]] = deque()
+        self._shape = BatchShape()
+        self._dispatched = 0
+        self._wake_s = inf
+
+    def arrive(self, job: Job, output_tokens: int, shared: Sequence[BlockKey] = ()) -> None:
+        """Take in a request now; an idle engine wakes up."""
+        self.engine.arrive(job, output_tokens, self._loop.now_s, shared)
+        if not self._flights:
+            self._wake(self._loop.now_s)
+
+    def _wake(self, time_s: float) -> None:
+        if time_s < self._wake_s:
+            self._wake_s = time_s
+            self._loop.at(time_s, Phase.SCHEDULE, self._schedule)
+
+    def _schedule(self) -> None:
+        """Fill the pipeline, then wait for the oldest step; with nothing in flight, for a change."""
+        now_s = self._loop.now_s
+        if now_s != self._wake_s:
+            return  # something has woken it earlier
+        self._wake_s = inf
+        while len(self._flights) < self.engine.limits.depth:
+            if self._may_repeat() and self._repeat(now_s):
+                return
+            outcome = self.engine.schedule(now_s)
+            if not outcome.tokens:
+                break
+            self._shape = shape_of(outcome.tokens)
+            self._dispatch(outcome, now_s)
+        if self._flights:
+            self._loop.at(self._flights[0][0], Phase.OUTPUT, self._output)
+        elif self.engine.ledger.live:
+            self._wait(now_s)
+
+    def _dispatch(self, outcome: StepOutcome, now_s: float) -> None:
+        host_s = self._host_s + self._host_job_s * self._shape.num_jobs
+        finished_s = self._pipeline.dispatch(now_s, host_s, self._clock.step_s(self._shape))
+        self._flights.append((finished_s, now_s, outcome))
+        lesson = self._shape if self._wants(self._dispatched) else None
+        self._learn.dispatched(lesson, now_s)
+        self._dispatched += 1
+
+    def _output(self) -> None:
+        """The oldest step comes back."""
+        finished_s, started_s, outcome = self._flights.popleft()
+        self._learn.finished(finished_s)
+        if self._watch is not None:
+            self._watch(self.engine.name, outcome, started_s, finished_s)
+        self.engine.update(finished_s)
+        self._wake(finished_s)
+
+    def _wait(self, now_s: float) -> None:
+        """Work, and nothing of it to schedule: look again when a part says so; fail what can never fit."""
+        if self.engine.fail_oversized(now_s):
+            self._wake(now_s)
+            return
+        change_s = self.engine.policy.next_change_s(self.engine.view(now_s))
+        if change_s < inf:
+            self._wake(nextafter(change_s, inf) if change_s >= now_s else now_s + SPIN_S)
+
+    # ---- stretches in which nothing changes ----------------------------------------------------------
+
+    def _may_repeat(self) -> bool:
+        """Not with pipeline stages: the residents of a step under way wait for its tokens, and may not go on."""
+        limits = self.engine.limits
+        waits_for_tokens = limits.depth > 1 and not limits.asynchronous
+        return self._watch is None and not waits_for_tokens and len(self._flights) == limits.depth - 1
+
+    def _repeat(self, now_s: float) -> bool:
+        """Step over a stretch up to the next arrival or change of plan; False if there is none."""
+        horizon_s, steady = self._horizon_s(), self.engine.steady
+        if steady is None or now_s >= horizon_s:
+            return False
+        policy, rounds = self.engine.policy, self.engine.steady_rounds()
+        # From when the plan was made: what has changed since must end the stretch too.
+        change_s = policy.next_change_s(self.engine.view(steady.now_s))
+        if not rounds or now_s > change_s:
+            return False
+        done = 0
+        while done < rounds and now_s < horizon_s and now_s <= change_s:
+            self._shape = self._shape.grown()
+            steady.now_s = now_s
+            policy.observe(steady)
+            self._dispatch(steady, now_s)
+            if self._flights[0][0] > horizon_s:
+                break
+            now_s = self._flights.popleft()[0]
+            self._learn.finished(now_s)
+            done += 1
+        self.engine.repeat(done)
+        if len(self._flights) == self.engine.limits.depth:
+            self.engine.schedule_again()
+            self._loop.at(self._flights[0][0], Phase.OUTPUT, self._output)
+        else:
+            self._wake(now_s)
+        return True

@@ -1,0 +1,230 @@
+"""The KV memory of a simulated engine: vLLM's block pool, block for block."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from sys import maxsize
+
+from headway.core.job import Job
+from headway.core.plan import Fate, Reason
+
+BlockKey = int
+"""What a full block holds. Equal keys mean equal contents of the block and of all before it."""
+
+_OWN_KEYS = 1 << 24
+"""Blocks one request may have; its own keys are negative, so that they never equal a shared one."""
+
+
+@dataclass(slots=True)
+class _Table:
+    """The blocks of one live request. `shared` are the keys of its prompt's leading full blocks.
+
+    `room_tokens` is what the blocks hold; with `cache_at_tokens` tokens known the next block can be found.
+    """
+
+    shared: Sequence[BlockKey]
+    own: int
+    blocks: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    room_tokens: int = 0
+    cache_at_tokens: int = 0
+
+    def key(self, index: int) -> BlockKey:
+        return self.shared[index] if index < len(self.shared) else self.own - index
+
+
+class KvPool:
+    """Paged KV memory with prefix caching, after vLLM 0.32 (v1/core/block_pool.py, kv_cache_manager.py).
+
+    Free blocks stand in one line and are taken from its front; a job's blocks are freed last to first,
+    those without contents anyone could find to the front, the others to the back, where they can be
+    found until they are taken. Blocks can be found from their allocation on, so a later admission of the
+    same step hits them; generated tokens once they are known. A job hits at most its tokens but one, in
+    whole blocks. `not_ready` is set by the engine. Costs: O(blocks touched).
+    """
+
+    def __init__(
+        self, num_blocks: int, *, block_size: int, prefix_caching: bool, watermark_blocks: int = 0
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.watermark_blocks = watermark_blocks
+        self.not_ready: dict[Job, Reason] = {}
+        self._tables: dict[Job, _Table] = {}
+        self._residents = 0
+        self._serial = 0
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._references = [0] * num_blocks
+        self._key_of: list[BlockKey | None] = [None] * num_blocks
+        self._holders: dict[BlockKey, dict[int, None]] = {}
+        # Without prefix caching no number of known tokens lets a block be found.
+        self._cache_from_tokens = block_size if prefix_caching else maxsize
+        self._looked_up: tuple[Job | None, list[int]] = (None, [])
+
+    # ---- requests come and go ----------------------------------------------------------------------
+
+    def add(self, job: Job, shared: Sequence[BlockKey] = ()) -> None:
+        """Know a new request by the keys (0 or more) of its prompt's leading full blocks."""
+        self._serial += 1
+        self._tables[job] = _Table(shared, -self._serial * _OWN_KEYS, cache_at_tokens=self._cache_from_tokens)
+
+    def forget(self, job: Job) -> None:
+        """Drop a request that has ended, with whatever it still holds."""
+        self._take_back(self._tables.pop(job))
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be allocated now, those with contents to be found included."""
+        return len(self._free)
+
+    # ---- what core.fill asks -----------------------------------------------------------------------
+
+    def ready(self, job: Job) -> Reason | None:
+        """Why a waiting job is passed over, as the engine has noted it."""
+        return self.not_ready.get(job)
+
+    def cached_tokens(self, job: Job) -> int:
+        """Leading tokens of a waiting job that are found in the pool; remembered for `start`."""
+        found = self._find(job)
+        self._looked_up = (job, found)
+        return len(found) * self.block_size
+
+    def start(self, job: Job, num_tokens: int) -> Reason | None:
+        """Allocate the blocks found and those of the next `num_tokens` tokens, if the whole job fits."""
+        looked_up, found = self._looked_up
+        if looked_up is not job:
+            found = self._find(job)
+        self._looked_up = (None, [])
+        misfit = self._misfit(job, found)
+        if misfit is not None:
+            return misfit
+        table = self._tables[job]
+        for block in found:
+            if not self._references[block]:
+                del self._free[block]
+            self._references[block] += 1
+        table.blocks.extend(found)
+        table.num_cached = len(found)
+        self._residents += 1
+        computed = len(found) * self.block_size + num_tokens
+        self._extend(table, self.blocks_for(computed))
+        if computed >= table.cache_at_tokens:
+            self._cache(table, min(computed, job.num_tokens))
+        return None
+
+    def grow(self, job: Job, num_tokens: int) -> bool:
+        """Allocate for `num_tokens` more tokens of a resident job; False, and nothing, if blocks are short."""
+        table = self._tables[job]
+        computed = job.num_computed_tokens + num_tokens
+        if computed > table.room_tokens:
+            needed = self.blocks_for(computed)
+            if needed - len(table.blocks) > len(self._free):
+                return False
+            self._extend(table, needed)
+        if computed >= table.cache_at_tokens:
+            self._cache(table, min(computed, job.num_tokens))
+        return True
+
+    def release(self, job: Job, fate: Fate) -> None:
+        """Take a preempted job's blocks back; what can be found stays to be found until it is taken."""
+        self._take_back(self._tables[job])
+
+    # ---- what the engine asks ----------------------------------------------------------------------
+
+    def misfit(self, job: Job) -> Reason | None:
+        """Which memory check a waiting job would fail now."""
+        return self._misfit(job, self._find(job))
+
+    def cache(self, job: Job, num_tokens: int) -> None:
+        """Let the full blocks among a job's first `num_tokens` tokens be found."""
+        table = self._tables[job]
+        if num_tokens >= table.cache_at_tokens:
+            self._cache(table, num_tokens)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    # ---- blocks ------------------------------------------------------------------------------------
+
+    def _find(self, job: Job) -> list[int]:
+        found: list[int] = []
+        if not self.prefix_caching:
+            return found
+        table, holders = self._tables[job], self._holders
+        for index in range((job.num_tokens - 1) // self.block_size):
+            holder = holders.get(table.key(index))
+            if holder is None:
+                break
+            found.append(next(iter(holder)))
+        return found
+
+    def _misfit(self, job: Job, found: list[int]) -> Reason | None:
+        """All tokens known so far must fit; blocks found in the free line are taken from it like others."""
+        needed = self.blocks_for(job.num_tokens) - len(found)
+        needed += sum(not self._references[block] for block in found)
+        if needed > len(self._free):
+            return Reason.ISL
+        watermark = self.watermark_blocks if self._residents else 0
+        return Reason.WATERMARK if needed + watermark > len(self._free) else None
+
+    def _extend(self, table: _Table, num_blocks: int) -> None:
+        """Give a job fresh blocks from the front of the line until it has `num_blocks`."""
+        free, references, key_of = self._free, self._references, self._key_of
+        for _ in range(num_blocks - len(table.blocks)):
+            block, _ = free.popitem(last=False)
+            if key_of[block] is not None:
+                self._evict(block)
+            references[block] = 1
+            table.blocks.append(block)
+        table.room_tokens = len(table.blocks) * self.block_size
+
+    def _cache(self, table: _Table, num_tokens: int) -> None:
+        for index in range(table.num_cached, num_tokens // self.block_size):
+            block, key = table.blocks[index], table.key(index)
+            self._key_of[block] = key
+            self._holders.setdefault(key, {})[block] = None
+            table.num_cached = index + 1
+        table.cache_at_tokens = (table.num_cached + 1) * self.block_size
+
+    def _evict(self, block: int) -> None:
+        key = self._key_of[block]
+        assert key is not None
+        self._key_of[block] = None
+        holders = self._holders[key]
+        del holders[block]
+        if not holders:
+            del self._holders[key]
+
+    def _take_back(self, table: _Table) -> None:
+        if not table.blocks:
+            return
+        free, references, key_of = self._free, self._references, self._key_of
+        for block in reversed(table.blocks):
+            references[block] -= 1
+            if not references[block]:
+                free[block] = None
+                if key_of[block] is None:
+                    free.move_to_end(block, last=False)
+        table.blocks = []
+        table.num_cached = table.room_tokens = 0
+        table.cache_at_tokens = self._cache_from_tokens
+        self._residents -= 1
+
+    def check(self, residents: Sequence[Job]) -> None:
+        """Assert that every block is free or held, counted once for each holder; O(blocks)."""
+        held = [0] * self.num_blocks
+        for job, table in self._tables.items():
+            assert bool(table.blocks) <= (job in residents), f"{job!r} holds blocks and is not resident"
+            for block in table.blocks:
+                held[block] += 1
+        assert held == self._references
+        assert {block for block in range(self.num_blocks) if not held[block]} == set(self._free)
+        for key, holders in self._holders.items():
+            assert holders
+            assert all(self._key_of[block] == key for block in holders)
+        for job in residents:
+            assert len(self._tables[job].blocks) * self.block_size >= job.num_computed_tokens

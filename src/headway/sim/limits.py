@@ -1,0 +1,47 @@
+"""What a simulated engine is configured with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """Sizes of one engine, by the names of vLLM's own flags where it has one.
+
+    `num_blocks` counts usable KV blocks (vLLM's own count has one more, its null block). `batch_width` is
+    how many requests a step may run, None for as many as may be resident (`max_num_seqs`).
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    batch_width: int | None = None
+    watermark_blocks: int = 0
+    prefix_caching: bool = True
+    asynchronous: bool = False
+    pipeline_stages: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "pipeline_stages"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+        if self.batch_width is not None and self.batch_width < 1:
+            raise ConfigError(f"batch_width is {self.batch_width}; accepted: 1 or more")
+        if self.watermark_blocks < 0:
+            raise ConfigError(f"watermark_blocks is {self.watermark_blocks}; accepted: 0 or more")
+        if self.asynchronous and self.pipeline_stages > 1:
+            raise ConfigError("asynchronous scheduling with pipeline stages is not simulated; choose one")
+
+    @property
+    def depth(self) -> int:
+        """Steps in flight at most: vLLM's `max_concurrent_batches`."""
+        return 2 if self.asynchronous else self.pipeline_stages
+
+    @property
+    def max_run(self) -> int:
+        """Requests a step may run."""
+        return min(self.batch_width or self.max_num_seqs, self.max_num_seqs)

@@ -1,0 +1,95 @@
+"""A whole run: requests in, records out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+from headway.core.cost import CostModel
+from headway.core.record import Record
+from headway.policies.policy import Policy
+from headway.predict.calibration import Calibration
+from headway.predict.step_clock import StepClock
+from headway.predict.step_time import StepTimeModel
+from headway.routing import build_router
+from headway.sim.clock import Clock
+from headway.sim.cluster import Cluster
+from headway.sim.engine import SimulatedEngine, Totals
+from headway.sim.instance import Instance, StepObserver
+from headway.sim.limits import EngineLimits
+from headway.sim.loop import EventLoop
+from headway.traces import TraceRequest
+
+PolicyFactory = Callable[[CostModel], Policy]
+"""Makes one engine's policy, given the cost model that learns beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What serves: `instances` equal engines of the same limits and costs behind a router."""
+
+    limits: EngineLimits
+    calibration: Calibration
+    instances: int = 1
+    router: str = "round-robin"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run did: where its clock stopped, and each instance's totals."""
+
+    end_s: float
+    totals: dict[str, Totals] = field(default_factory=dict)
+
+
+def simulate(
+    requests: Iterable[TraceRequest],
+    policy: PolicyFactory,
+    system: System,
+    *,
+    on_record: Callable[[Record], None],
+    max_output_tokens: int,
+    seed: int = 0,
+    watch: StepObserver | None = None,
+    shortcut: bool = True,
+    check: bool = False,
+) -> Result:
+    """Serve `requests` (in order of arrival) to their end, handing on each record as its request ends.
+
+    `max_output_tokens` is the limit policies see where a request declares none. The clock is the
+    calibration's law with its residuals drawn by `seed`; the policies' cost model starts from nothing and
+    learns from finished steps alone. The same arguments give the same records. `shortcut` steps over
+    stretches in which nothing changes, with the same records; a `watch` of every step switches it off.
+    `check` asserts the invariants at every step. Raises SimulationError if a policy leaves work lying,
+    TraceError for a request longer than its limit.
+    """
+    loop = EventLoop()
+    cluster = Cluster(loop, build_router(system.router), default_max_output_tokens=max_output_tokens)
+
+    def ended(record: Record) -> None:
+        cluster.ended(record)
+        on_record(record)
+
+    engines = []
+    for number in range(system.instances):
+        cost = StepTimeModel(system.calibration.model)
+        engine = SimulatedEngine(system.limits, policy(cost), on_end=ended, name=f"{number}", check=check)
+        engines.append(engine)
+        cluster.add(
+            Instance(
+                engine,
+                Clock(
+                    system.calibration.step, system.calibration.residuals, seed * system.instances + number
+                ),
+                loop,
+                learn=StepClock(cost),
+                wants=cost.wants,
+                host_s=system.calibration.host_s,
+                host_job_s=system.calibration.host_job_s,
+                horizon_s=(lambda: cluster.next_arrival_s) if shortcut else (lambda: -inf),
+                watch=watch,
+            )
+        )
+    cluster.run(requests)
+    return Result(loop.now_s, {engine.name: engine.totals for engine in engines})

@@ -1,0 +1,134 @@
+"""Seeing what each engine decides, at the moment it decides, without changing any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from headway.core.cost import CostModel
+from headway.core.job import Job
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.record import Record
+from headway.core.view import StepView
+from headway.policies.batching import Batching
+from headway.policies.order import Order
+from headway.policies.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """One step at the moment it was scheduled; jobs are live, and stand as the step left them.
+
+    `residents` and `free_blocks` are of before the step, `waiting` and `order` of after it. Read only, and
+    only while the watcher is being told.
+    """
+
+    instance: str
+    residents: Sequence[Job]
+    free_blocks: int
+    max_run: int
+    max_resident: int
+    waiting: Collection[Job]
+    order: Order
+    outcome: StepOutcome
+
+
+class Watcher(Protocol):
+    """Follows a run; what it does must not change any job or policy."""
+
+    def saw(self, sight: Sight) -> None:
+        """A step was scheduled, or nothing could be."""
+        ...
+
+    def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
+        """The output of a step is about to be processed; it was scheduled at `started_s`."""
+        ...
+
+    def ended(self, record: Record) -> None:
+        """A request has ended."""
+        ...
+
+
+def watched(build: Callable[[CostModel], Policy], watcher: Watcher) -> Callable[[CostModel], Policy]:
+    """A factory of the same policies that tells `watcher` of every step.
+
+    Instances are named by the order in which their policies are built: "0", "1" and so on.
+    """
+    names = map(str, count())
+
+    def build_watched(cost: CostModel) -> Policy:
+        policy = build(cost)
+        policy.batching = _WatchedBatching(policy.batching, next(names), watcher.saw)
+        return policy
+
+    return build_watched
+
+
+class _WatchedBatching:
+    """A batching that plans as the one inside; a policy tells its batching of each step last of all."""
+
+    def __init__(self, inner: Batching, instance: str, saw: Callable[[Sight], None]) -> None:
+        self._inner = inner
+        self._instance = instance
+        self._saw = saw
+        self._seen: tuple[StepView, Sequence[Job], int, Order] | None = None
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        """As the batching inside."""
+        self._seen = (view, view.residents, view.free_blocks, order)
+        return self._inner.plan(view, order, leaving)
+
+    def next_change_s(self, view: StepView) -> float:
+        """As the batching inside."""
+        return self._inner.next_change_s(view)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn as the batching inside, then tell."""
+        self._inner.observe(outcome)
+        assert self._seen is not None, "a step was filled that nobody planned"
+        view, residents, free_blocks, order = self._seen
+        self._saw(
+            Sight(
+                instance=self._instance,
+                residents=residents,
+                free_blocks=free_blocks,
+                max_run=view.max_run,
+                max_resident=view.max_resident,
+                waiting=view.waiting,
+                order=order,
+                outcome=outcome,
+            )
+        )
+
+
+class Watchers:
+    """Several watchers as one."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+    def saw(self, sight: Sight) -> None:
+        """Tell each."""
+        for watcher in self._watchers:
+            watcher.saw(sight)
+
+    def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
+        """Tell each."""
+        for watcher in self._watchers:
+            watcher.stepped(instance, outcome, started_s, finished_s)
+
+    def ended(self, record: Record) -> None:
+        """Tell each."""
+        for watcher in self._watchers:
+            watcher.ended(record)
+
+
+def is_decode(job: Job, tokens: int) -> bool:
+    """Whether the `tokens` a step granted a job, which it counts as computed already, extend its answer.
+
+    Asked while the watcher is told. A prompt, or one computed again after a preemption, is a prefill.
+    """
+    before = job.num_computed_tokens - tokens
+    return before >= job.num_prompt_tokens + max(0, job.num_output_tokens - 1)

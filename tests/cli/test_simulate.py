@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headway.cli import main
+from headway.cli.simulate import _command
+
+TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=40"
+FLAGS = {
+    "hardware": "h100",
+    "model": "Qwen/Qwen3-8B",
+    "trace": TRACE,
+    "policies": "vllm,sjf",
+    "max-num-seqs": 8,
+    "num-blocks": 120,
+    "jobs": 1,
+}
+
+Simulate = Callable[..., tuple[int, str, str]]
+
+
+def words(*last: str, **flags: object) -> list[str]:
+    given = FLAGS | {name.replace("_", "-"): value for name, value in flags.items()}
+    return ["simulate", *(word for name, value in given.items() for word in (f"--{name}", str(value))), *last]
+
+
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Simulate:
+    def run(*last: str, **flags: object) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of a simulation with these flags in place of good ones."""
+        monkeypatch.setattr(sys, "argv", ["headway", *words(*last, **flags)])
+        with pytest.raises(SystemExit) as raised:
+            main()
+        printed = capsys.readouterr()
+        assert isinstance(raised.value.code, int | None)
+        return raised.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_json_is_one_object_and_all_else_is_on_stderr(simulate: Simulate) -> None:
+    code, out, err = simulate("--json")
+    assert code == 0
+    found = json.loads(out)
+    assert list(found) == ["vllm", "sjf"]
+    assert found["sjf"]["requests"] == found["sjf"]["finished"] == 40
+    assert "simulated: Qwen/Qwen3-8B on 1 instance of h100 (H100 SXM 80 GB" in err
+    assert "8 seats, 8,192 tokens a step, 120 KV blocks of 16, prefix caching on, asynchronous" in err
+    assert "output limit policies see: 64 tokens (the longest output, rounded up to a power of two)" in err
+    assert "How requests ended" in err
+
+
+def test_without_json_stdout_is_empty(simulate: Simulate) -> None:
+    code, out, err = simulate("--no-prefix-caching", "--sync", trace=f"{TRACE}/max_output=100")
+    assert (code, out) == (0, "")
+    assert "prefix caching off, synchronous" in err
+    assert "output limit" not in err
+
+
+def test_a_sweep_is_kept_drawn_and_gone_on_with(simulate: Simulate, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    sweep = {"rate_scale": "0.5..1.5", "steps": 3, "slo_ttft": 0.2, "out": out}
+    code, printed, err = simulate("--json", **sweep)
+    assert code == 0
+    assert [name for name in json.loads(printed) if name.startswith("sjf")] == [
+        "sjf load=0.5",
+        "sjf load=1",
+        "sjf load=1.5",
+    ]
+    assert f"wrote {out}; `headway report {out} --out FILE.html` draws it" in err
+    assert (out / "goodput.svg").read_text().startswith("<svg")
+    written = (out / "load=1/vllm.records.jsonl").stat().st_mtime_ns
+    assert simulate("--json", **sweep)[1] == printed
+    assert (out / "load=1/vllm.records.jsonl").stat().st_mtime_ns == written
+    code, printed, err = simulate(**{**sweep, "slo_ttft": 0.3})
+    assert code == 2
+    assert err.splitlines()[-1].startswith(f"error: {out} holds another simulation (default_targets was ")
+
+
+def test_what_is_kept_can_be_reported(
+    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, printed, _ = simulate("--json", rate_scale="0.5,1", out=tmp_path / "sweep")
+    page = tmp_path / "page.html"
+    monkeypatch.setattr(
+        sys, "argv", ["headway", "report", str(tmp_path / "sweep"), "--json", "--out", str(page)]
+    )
+    with pytest.raises(SystemExit):
+        main()
+    assert json.loads(capsys.readouterr().out) == json.loads(printed)
+    text = page.read_text()
+    assert "simulated" in text
+    assert "headway simulate --hardware h100" in text
+    assert str(tmp_path / "page") not in text
+
+
+def test_a_request_is_explained(simulate: Simulate) -> None:
+    code, out, _ = simulate("--explain", "7", slo_ttft=0.1)
+    assert code == 0
+    assert out.startswith("vllm, load 1, simulated\nrequest 7: ")
+    assert "\nsjf, load 1, simulated\nrequest 7: " in out
+    assert "target first token within 100 ms: " in out
+    code, out, _ = simulate("--explain", "7", "--json", policies="sjf")
+    assert json.loads(out)["sjf"]["id"] == "7"
+
+
+def test_a_schedule_is_written(simulate: Simulate, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "trace.json"
+    code, out, err = simulate("--json", policies="sjf", chrome_trace=path)
+    assert code == 0
+    assert list(json.loads(out)) == ["sjf"]
+    events = json.loads(path.read_text())["traceEvents"]
+    assert f"wrote {path}: {len(events):,} events; open it in ui.perfetto.dev" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"policies": "vllm,nope"}, "unknown policy 'nope'; accepted: vllm, "),
+        ({"policies": " ,"}, "--policies is ' ,'; accepted: names of the preset table"),
+        ({"policies": "vllm,vllm"}, "policies are 'vllm, vllm'; accepted: different names"),
+        ({"order": "nope"}, "unknown order 'nope'; accepted: "),
+        ({"hardware": "abacus"}, "hardware 'abacus' is not known; accepted: "),
+        ({"hardware": "local"}, "this machine has not been measured; run `headway profile"),
+        ({"hardware": "missing.json"}, "cost file missing.json cannot be read"),
+        ({"model": "parrot"}, "model 'parrot' is not known; accepted: "),
+        ({"trace": "missing.csv"}, "missing.csv"),
+        ({"trace": "gen:nonsense"}, "'gen:nonsense'"),
+        ({"limit": 0}, "limit is 0; accepted: 1 or more"),
+        ({"rate_scale": "0"}, "rate_scale is '0'; accepted: a number above 0"),
+        ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),
+        ({"jobs": 0}, "--jobs is 0; accepted: 1 or more"),
+        ({"instances": 0}, "instances is 0; accepted: 1 or more"),
+        ({"router": "dice"}, "unknown router 'dice'; accepted: "),
+        ({"slo_ttft": -1}, "ttft_s is -1.0; accepted"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0; accepted: 1 or more"),
+        ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),
+        ({"tp": 3}, "tensor parallelism 3"),
+        ({"explain": "x"}, "no request 'x' in the trace; its 40 ids begin 0, 1, 2, 3, 4"),
+        ({"explain": "1", "seeds": 2}, "accepted: one load, one seed"),
+        ({"explain": "1", "rate_scale": "1,2"}, "accepted: one load, one seed"),
+        ({"explain": "1", "out": "out"}, "accepted: one of the three"),
+        ({"explain": "1", "chrome_trace": "t.json"}, "accepted: one of the two"),
+        ({"chrome_trace": "t.json"}, "--chrome-trace is given for 2 runs; accepted: one policy"),
+    ],
+)
+def test_what_is_not_accepted_is_one_line_and_nothing_is_written(
+    simulate: Simulate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: dict[str, object],
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = simulate(**flags)
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert complaint in last
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_that_is_written_down_leaves_out_what_decides_nothing() -> None:
+    given = [
+        "headway",
+        "simulate",
+        "--jobs",
+        "4",
+        "--trace",
+        "a b.csv",
+        "--out=x",
+        "--seeds",
+        "2",
+        "--out",
+        "y",
+    ]
+    assert _command(given) == "headway simulate --trace 'a b.csv' --seeds 2"
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = words(
+        trace=TRACE.replace("count=40", "count=2000"), seeds=6, jobs=2, out=out, policies="vllm"
+    )
+    command = [sys.executable, "-m", "headway.cli", *arguments]
+    # A group of its own, as a terminal makes one: Ctrl-C reaches the workers too.
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    deadline_s = time.monotonic() + 60
+    while not list(out.rglob("*.cell.json")) and time.monotonic() < deadline_s:
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.02)
+    os.killpg(running.pid, signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=60)
+    done = len(list(out.rglob("*.cell.json")))
+    assert running.returncode == 130
+    assert stdout == ""
+    assert (
+        stderr.splitlines()[-1]
+        == f"interrupted: {done} of 6 runs are kept in {out}; the same command goes on"
+    )
+    assert 1 <= done < 6
+    assert not list(out.rglob("*.partial"))
+    assert len(list(out.rglob("*.records.jsonl"))) == done
+
+
+def test_the_simulator_needs_neither_vllm_nor_http() -> None:
+    program = (
+        "import sys, headway.cli.simulate, headway.experiments.simulation_setup, headway.experiments.run_cells,"
+        "headway.experiments.sim_tables, headway.experiments.watch_cell, headway.sim.story_text\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('vllm', 'torch', 'aiohttp')"
+        " or name.startswith(('headway.engine', 'headway.gateway'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.core.batch_shape import BatchShape
+from headway.core.plan import StepOutcome, StepPlan
+from headway.engine.step_model import lesson, step_time_model
+from headway.predict.step_time import READY_STEPS, StepTimeModel
+from tests.predict.shapes import batch, decodes
+from tests.strategies import prefilling
+
+DEMO = {
+    "hidden_act": "silu",
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "vocab_size": 2048,
+}
+
+
+def config(values: dict[str, Any]) -> Any:
+    """As much of vLLM's configuration as is read."""
+    hf_config = SimpleNamespace(to_dict=lambda: values)
+    return SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=hf_config, model="demo"),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+    )
+
+
+def taught(model: StepTimeModel) -> StepTimeModel:
+    for count in range(1, READY_STEPS + 1):
+        model.observe(decodes(count, 100), 0.01)
+    return model
+
+
+def test_it_learns_with_the_sizes_of_the_served_model() -> None:
+    assert step_time_model(config(DEMO))._roofline.model.hidden_size == 256
+
+
+def test_unknown_sizes_are_logged_and_it_learns_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        model = step_time_model(config({"hidden_size": 256}))
+    assert "without the model's sizes" in caplog.text
+    assert taught(model).step_s(decodes(4, 100)) == pytest.approx(0.01, rel=0.01)
+
+
+def test_a_lesson_is_the_shape_of_what_was_granted() -> None:
+    # 7 of 10 tokens are computed, 5 of them in this step: 5 new after 2.
+    outcome = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={prefilling(computed=7): 5}, num_tokens=5)
+    assert lesson(outcome, StepTimeModel(), 1) == batch((5, 2))
+
+
+def test_a_ready_model_is_spared_three_steps_in_four_but_never_an_empty_one() -> None:
+    model = taught(StepTimeModel())
+    busy = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={prefilling(computed=5): 5}, num_tokens=5)
+    idle = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={}, num_tokens=0)
+    assert [lesson(busy, model, step) is None for step in range(5)] == [False, True, True, True, False]
+    assert lesson(idle, model, 1) == BatchShape()

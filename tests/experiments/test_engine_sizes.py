@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.errors import ConfigError
+from headway.experiments.engine_sizes import Sizes, engine_limits
+from headway.predict.hardware import calibration
+from headway.predict.known_models import model_shape
+from headway.sim.limits import EngineLimits
+from tests.sim.small_world import SECOND_STEPS
+
+MODEL = model_shape("Qwen/Qwen3-8B")
+
+
+def limits(name: str, **sizes: object) -> EngineLimits:
+    given = Sizes(**sizes)  # type: ignore[arg-type]
+    return engine_limits(given, name, MODEL, calibration(name, MODEL, given.tp))
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "seats"),
+    [("h100", 8192, 1024), ("b200", 16384, 1024), ("a100-80g", 2048, 256), ("l40s", 2048, 256)],
+)
+def test_the_defaults_are_vllms(name: str, tokens: int, seats: int) -> None:
+    found = limits(name)
+    assert (found.max_num_batched_tokens, found.max_num_seqs) == (tokens, seats)
+    assert found.asynchronous
+    assert found.num_blocks == calibration(name, MODEL).kv_capacity_tokens // 16
+
+
+def test_what_is_given_is_taken() -> None:
+    found = limits(
+        "h100", max_num_seqs=8, max_num_batched_tokens=64, num_blocks=99, block_size=32, asynchronous=False
+    )
+    assert (found.max_num_seqs, found.max_num_batched_tokens, found.num_blocks) == (8, 64, 99)
+    assert (found.block_size, found.asynchronous) == (32, False)
+
+
+def test_no_more_seats_than_tokens_by_default() -> None:
+    assert limits("h100", max_num_batched_tokens=64).max_num_seqs == 64
+
+
+def test_pipeline_stages_bring_their_memory_and_schedule_synchronously() -> None:
+    one, two = limits("h100"), limits("h100", pp=2)
+    assert two.num_blocks > 2 * one.num_blocks  # the weights are there once
+    assert not two.asynchronous
+    assert two.depth == two.pipeline_stages == 2
+
+
+def test_a_measured_machine_is_taken_for_a_cpu() -> None:
+    found = engine_limits(Sizes(), "cost.json", MODEL, SECOND_STEPS)
+    assert found == EngineLimits(num_blocks=4, max_num_seqs=128, max_num_batched_tokens=2048)
+    with pytest.raises(ConfigError, match="pp is 2; accepted with a cost file: 1"):
+        engine_limits(Sizes(pp=2), "cost.json", MODEL, SECOND_STEPS)
+
+
+def test_a_file_is_measured_whatever_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "machine"
+    path.write_text("{}")
+    assert not engine_limits(Sizes(), str(path), MODEL, SECOND_STEPS).asynchronous
+
+
+@pytest.mark.parametrize("name", ["block_size", "tp", "pp", "max_num_seqs", "num_blocks", "batch_width"])
+def test_sizes_are_at_least_one(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is 0; accepted: 1 or more"):
+        engine_limits(Sizes(**{name: 0}), "cost.json", MODEL, SECOND_STEPS)  # type: ignore[arg-type]

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.fidelity import (
+    MAX_OUTPUT_TOKENS,
+    METRICS,
+    Cell,
+    RealSide,
+    missed,
+    own_calibration,
+    simulated,
+    steps_report,
+    stream,
+    values_of,
+)
+from bench.fidelity_plot import fidelity_svg
+from headway.core.batch_shape import BatchShape
+from headway.engine.demo_model import DemoRecipe, ensure_demo_model, ensure_model
+from headway.engine.stepped_engine import EngineSizes
+from headway.predict.calibration import Calibration
+from headway.predict.step_law import Curve, StepTimeLaw
+from headway.predict.transfer import TransferModel
+
+SIZES = EngineSizes(
+    block_size=32,
+    num_blocks=2000,
+    max_num_seqs=32,
+    max_num_batched_tokens=1024,
+    max_model_len=2048,
+    prefix_caching=True,
+    kv_bytes_per_token=64,
+    tensor_parallel=1,
+    dtype="bfloat16",
+)
+LAW = StepTimeLaw(
+    tokens=Curve(knots=(0, 1), seconds=(0.005, 0.0051)),
+    jobs=Curve(knots=(0, 1), seconds=(0.0, 0.0001)),
+    decode_context_s=1e-7,
+    prefill_context_s=0.0,
+    prefill_pair_s=0.0,
+)
+COPY = TransferModel(start_s=0.0, bytes_per_s=1e9)
+CALIBRATION = Calibration(
+    name="test",
+    provenance="made up",
+    derived=True,
+    step=LAW,
+    host_s=0.001,
+    residuals=(0.9, 1.0, 1.3),
+    to_host=COPY,
+    to_device=COPY,
+    kv_bytes_per_token=64,
+    kv_capacity_tokens=64000,
+)
+
+
+def values(jct: float, ttft: float, p99: float) -> dict[str, float]:
+    return dict(zip(METRICS, (jct, ttft, p99), strict=True))
+
+
+def test_errors_are_of_means_and_the_spread_is_of_real_runs() -> None:
+    real = [values(1.0, 0.5, 4.0), values(3.0, 0.5, 4.0)]
+    cell = Cell(real, [values(2.2, 0.5, 3.0)], [values(1.1, 0.5, 4.0), values(2.4, 0.5, 4.4)]).to_dict()
+    assert cell["error"] == pytest.approx(values(0.1, 0.0, -0.25))
+    assert cell["spread"] == pytest.approx(values(1.0, 0.0, 0.0))
+    assert cell["error_at_own_speed"] == pytest.approx(values(-0.2, 0.0, 0.1))
+    assert missed({"p": {"1": cell}}) == ["p at 1: mean_jct_s", "p at 1: p99_jct_s"]
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sarathi", "sjf"])
+def test_the_simulated_side_ends_every_request(policy: str) -> None:
+    trace = stream(5.0, 4.0, seed=1)
+    records = simulated(CALIBRATION, trace, policy, SIZES)
+    assert {record.id: record.output_tokens for record in records} == {
+        request.id: request.output_tokens for request in trace
+    }
+    assert all(value > 0 for value in values_of(records).values())
+
+
+def test_streams_are_the_same_again_and_declare_their_limit() -> None:
+    assert stream(5.0, 10.0, seed=1) == stream(5.0, 10.0, seed=1)
+    assert all(request.max_output_tokens == MAX_OUTPUT_TOKENS for request in stream(5.0, 10.0, seed=1))
+    side = RealSide(sizes=SIZES, capacity_rps=10.0, run_s=20.0, runs=1)
+    assert len(side.trace(0.5)) == 100
+
+
+def test_a_law_that_is_right_has_ratios_of_one() -> None:
+    shape = BatchShape()
+    shape.add(1, 100)
+    row = {"shape": asdict(shape), "seconds": LAW.step_s(shape) + 0.001, "gap_s": 0.0}
+    report = steps_report([row, {**row, "gap_s": 0.002}, {**row, "gap_s": None}], CALIBRATION)
+    assert report["decode"]["in_all"] == report["all"]["median"] == pytest.approx(1.0)
+    assert report["gaps"]["steps"] == 2
+    # (0.95 + 1.15) / 2, drawn with straight lines between the quantiles.
+    assert report["noise"]["mean"] == pytest.approx(1.05)
+
+
+def test_a_runs_own_law_takes_the_runs_own_time() -> None:
+    rng = random.Random(0)
+    rows: list[dict[str, Any]] = []
+    for _ in range(100):
+        shape = BatchShape()
+        for _ in range(rng.randrange(1, 9)):
+            shape.add(1, rng.randrange(500))
+        slow = rng.choice((1.2, 1.2, 1.2, 2.0))
+        rows.append({"shape": asdict(shape), "seconds": slow * LAW.step_s(shape), "gap_s": None})
+    own = own_calibration(CALIBRATION, rows)
+    predicted = sum(own.step.step_s(BatchShape(**row["shape"])) for row in rows) * own.residuals[0]
+    assert predicted + own.host_s == pytest.approx(sum(row["seconds"] for row in rows))
+
+
+def test_the_picture_holds_every_metric() -> None:
+    cell = Cell([values(1.0, 0.5, 4.0)], [values(1.1, 0.4, 4.4)], [values(1.1, 0.4, 4.4)]).to_dict()
+    svg = fidelity_svg({"vllm": {"0.5": cell}, "sjf": {"0.5": cell}}, tuple(METRICS))
+    assert svg.startswith("<svg")
+    assert all(metric in svg for metric in METRICS)
+
+
+def test_a_recipe_of_another_size_is_another_model(tmp_path: Path) -> None:
+    small = DemoRecipe(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=600)
+    made = ensure_model("tiny", small, tmp_path)
+    assert made == ensure_model("tiny", small, tmp_path)
+    assert made.name == f"tiny-{small.digest()}"
+    assert made.name.partition("-")[2] != ensure_demo_model(tmp_path).name.partition("-")[2]
+    assert sorted(path.name for path in made.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]

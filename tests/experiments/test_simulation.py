@@ -1,0 +1,394 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.core.record import Record
+from headway.core.slo import Slo
+from headway.errors import ConfigError, TraceError
+from headway.experiments.cell_folder import CellFolder
+from headway.experiments.engine_sizes import Sizes
+from headway.experiments.grid import Cell, Grid
+from headway.experiments.policy_choice import Parts
+from headway.experiments.run_cells import run_cells
+from headway.experiments.sim_tables import averaged, sweep_pictures, tables, to_json
+from headway.experiments.simulation import CellResult, fingerprint, run_cell
+from headway.experiments.simulation_setup import Setup, Wish, set_up
+from headway.experiments.stream import Stream
+from headway.experiments.watch_cell import explain, trace_schedule
+from headway.results import labelled_summaries, read_records, read_runs, sections, summarize
+from tests.sim.small_world import SECOND_STEPS, ConstantStep
+
+TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=60"
+WISH = Wish(
+    hardware="h100",
+    model="Qwen/Qwen3-8B",
+    stream=Stream(TRACE, slo=Slo(ttft_s=0.1)),
+    grid=Grid(policies=("vllm", "sjf"), loads=(0.5, 1.0), num_seeds=2),
+    sizes=Sizes(max_num_seqs=8, max_num_batched_tokens=512, num_blocks=120),
+)
+ONE_SEAT = Sizes(max_num_seqs=1, num_blocks=120)
+SINGLE = replace(WISH, grid=Grid(policies=("vllm", "sjf")))
+
+
+def simulated(wish: Wish, root: Path, jobs: int = 1) -> list[CellResult]:
+    setup = set_up(wish)
+    folder = opened(setup, root)
+    return run_cells(setup.scenario, folder, jobs=jobs)
+
+
+def opened(setup: Setup, root: Path) -> CellFolder:
+    folder = CellFolder(root, setup.wish.grid)
+    folder.open(setup.manifest(), setup.meta("headway simulate"))
+    return folder
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+# ---- one cell ------------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_a_pure_function_of_what_it_is_given() -> None:
+    scenario = set_up(WISH).scenario
+    runs: list[list[Record]] = []
+    for _ in range(2):
+        records: list[Record] = []
+        run_cell(scenario, Cell("sjf", 0.5, 1), records.append)
+        runs.append(records)
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 60
+
+
+def test_its_summary_is_the_one_of_its_file(tmp_path: Path) -> None:
+    for result in simulated(SINGLE, tmp_path):
+        stored = read_records(tmp_path / f"{result.cell.policy}.records.jsonl")
+        assert result.summary == summarize(stored)
+
+
+def test_loads_and_seeds_make_a_difference() -> None:
+    scenario = set_up(WISH).scenario
+
+    def mean_jct_s(cell: Cell) -> float:
+        value = run_cell(scenario, cell, lambda record: None).summary.mean_jct_s
+        assert value is not None
+        return value
+
+    assert mean_jct_s(Cell("vllm", 1.0, 0)) > mean_jct_s(Cell("vllm", 0.5, 0))
+    assert mean_jct_s(Cell("vllm", 1.0, 0)) != mean_jct_s(Cell("vllm", 1.0, 1))
+
+
+def test_parts_are_put_in_place_of_every_policys_own(tmp_path: Path) -> None:
+    ordered = replace(SINGLE, parts=Parts(order="shortest-prompt"))
+    vllm, sjf = simulated(ordered, tmp_path)
+    assert vllm.summary == sjf.summary
+
+
+def test_an_error_names_its_cell(tmp_path: Path) -> None:
+    setup = set_up(SINGLE)
+    tight = replace(setup.scenario, max_output_tokens=1)
+    with pytest.raises(
+        TraceError, match=r"^vllm at load 1, seed 0: request .* output tokens; accepted: up to 1"
+    ):
+        run_cell(tight, Cell("vllm"), lambda record: None)
+
+
+def test_several_instances_share_the_requests(tmp_path: Path) -> None:
+    simulated(replace(SINGLE, instances=2, router="least-work"), tmp_path)
+    assert {record.instance for record in read_records(tmp_path / "vllm.records.jsonl")} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"hardware": "abacus"}, "hardware 'abacus' is not known; accepted: "),
+        ({"model": "parrot"}, "model 'parrot' is not known; accepted: "),
+        ({"router": "dice"}, "unknown router 'dice'; accepted: round-robin"),
+        ({"grid": Grid(policies=("vllm", "nope"))}, "unknown policy 'nope'; accepted: vllm, "),
+        ({"parts": Parts(order="nope")}, "unknown order 'nope'; accepted: "),
+        ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),
+        ({"stream": Stream("missing.csv")}, "missing.csv"),
+        ({"sizes": Sizes(pp=2, asynchronous=True)}, "asynchronous scheduling with pipeline stages"),
+        ({"sizes": Sizes(tp=3)}, "tensor parallelism 3"),
+        ({"instances": 0}, "instances is 0; accepted: 1 or more"),
+    ],
+)
+def test_what_is_not_accepted_is_said_before_anything_runs(change: dict[str, object], complaint: str) -> None:
+    with pytest.raises((ConfigError, TraceError)) as raised:
+        set_up(replace(SINGLE, **change))  # type: ignore[arg-type]
+    assert complaint in str(raised.value)
+
+
+def test_a_fingerprint_tells_costs_apart() -> None:
+    prints = [
+        fingerprint(set_up(replace(SINGLE, hardware=name)).scenario.system.calibration)
+        for name in ("h100", "h100", "h200")
+    ]
+    assert prints[0] == prints[1] != prints[2]
+    assert fingerprint(SECOND_STEPS) != fingerprint(replace(SECOND_STEPS, step=ConstantStep(2.0)))
+
+
+# ---- folders -------------------------------------------------------------------------------------------
+
+
+def test_the_same_bytes_on_any_number_of_processes(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert simulated(WISH, one, jobs=1) == simulated(WISH, two, jobs=2)
+    assert content(one) == content(two)
+    assert set(content(one)) == {
+        "simulation.json",
+        *(
+            f"seed={seed}/load={load}/{name}"
+            for seed in (0, 1)
+            for load in ("0.5", "1")
+            for name in (
+                "run.json",
+                *(
+                    f"{policy}.{kind}"
+                    for policy in ("vllm", "sjf")
+                    for kind in ("records.jsonl", "cell.json")
+                ),
+            )
+        ),
+    }
+
+
+def test_a_report_can_be_made_of_every_layout(tmp_path: Path) -> None:
+    results = simulated(WISH, tmp_path / "both")
+    found = labelled_summaries(sections(read_runs(tmp_path / "both")))
+    assert found["sjf (seed=1) load=0.5"] == next(
+        result.summary for result in results if result.cell == Cell("sjf", 0.5, 1)
+    )
+    assert len(found) == 8
+    simulated(SINGLE, tmp_path / "single")
+    assert list(labelled_summaries(sections(read_runs(tmp_path / "single")))) == ["vllm", "sjf"]
+    assert "simulated, 1 instance of h100" in sections(read_runs(tmp_path / "single"))[0].measured_on
+
+
+def test_derived_costs_are_said_to_be_so() -> None:
+    assert "DERIVED, not measured: " in set_up(replace(SINGLE, hardware="a100-40g")).hardware()
+    assert "DERIVED" not in set_up(SINGLE).hardware()
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    simulated(WISH, tmp_path)
+    whole = content(tmp_path)
+    (tmp_path / "seed=1/load=0.5/sjf.cell.json").unlink()
+    (tmp_path / "seed=1/load=0.5/sjf.records.jsonl").write_text("half a li")
+    (tmp_path / "seed=0/load=1/run.json").write_text("{")  # cut short by a kill
+    kept = tmp_path / "seed=1/load=0.5/vllm.records.jsonl"
+    before_ns = kept.stat().st_mtime_ns
+    simulated(WISH, tmp_path)
+    assert content(tmp_path) == whole
+    assert kept.stat().st_mtime_ns == before_ns
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    setup = set_up(WISH)
+    folder = opened(setup, tmp_path / "interrupted")
+    ended = 0
+
+    def stop_in_the_third(requests: int) -> None:
+        nonlocal ended
+        ended += requests
+        if ended == 150:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(setup.scenario, folder, jobs=1, tick=stop_in_the_third)
+    assert [folder.result(cell) is not None for cell in WISH.grid.cells()] == [True] * 2 + [False] * 6
+    assert not any("partial" in name for name in content(tmp_path))
+    simulated(WISH, tmp_path / "interrupted", jobs=2)
+    simulated(WISH, tmp_path / "whole")
+    assert content(tmp_path / "interrupted") == content(tmp_path / "whole")
+
+
+def test_interrupted_with_processes_the_done_is_kept(tmp_path: Path) -> None:
+    setup = set_up(WISH)
+    folder = opened(setup, tmp_path)
+
+    def stop(requests: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(setup.scenario, folder, jobs=2, tick=stop)
+    assert any(folder.result(cell) is not None for cell in WISH.grid.cells())
+    assert not any("partial" in name for name in content(tmp_path))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_first_error_ends_it_and_the_done_is_kept(tmp_path: Path, jobs: int) -> None:
+    setup = set_up(replace(WISH, grid=Grid(policies=("vllm", "sjf"))))
+    folder = opened(setup, tmp_path)
+    broken = replace(setup.scenario, max_output_tokens=1)
+    with pytest.raises(TraceError, match="at load 1, seed 0: request"):
+        run_cells(broken, folder, jobs=jobs)
+    assert set(content(tmp_path)) == {"simulation.json", "run.json"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hardware": "h200"},
+        {"grid": Grid(policies=("vllm",))},
+        {"parts": Parts(order="edf")},
+        {"stream": Stream(f"{TRACE}/seed=5")},
+        {"max_output_tokens": 999},
+    ],
+)
+def test_another_simulation_does_not_go_into_the_same_folder(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    opened(set_up(SINGLE), tmp_path)
+    before = content(tmp_path)
+    with pytest.raises(ConfigError, match=r"holds another simulation .* was .*, now .*; give another folder"):
+        opened(set_up(replace(SINGLE, **change)), tmp_path)  # type: ignore[arg-type]
+    assert content(tmp_path) == before
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty"):
+        opened(set_up(SINGLE), tmp_path)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        opened(set_up(SINGLE), tmp_path / "mine.txt" / "deeper")
+    assert set(content(tmp_path)) == {"mine.txt"}
+
+
+# ---- tables --------------------------------------------------------------------------------------------
+
+
+def test_one_load_and_seed_is_policy_to_summary(tmp_path: Path) -> None:
+    results = simulated(SINGLE, tmp_path)
+    found = json.loads(to_json(SINGLE.grid, results))
+    assert found == {result.cell.policy: result.summary.to_dict() for result in results}
+
+
+def test_several_seeds_are_averaged_with_their_spread(tmp_path: Path) -> None:
+    results = simulated(WISH, tmp_path)
+    found = json.loads(to_json(WISH.grid, results))
+    assert list(found) == ["vllm load=0.5", "sjf load=0.5", "vllm load=1", "sjf load=1"]
+    low, high = sorted(
+        r.summary.mean_jct_s or 0 for r in results if r.cell in (Cell("vllm", 1.0, 0), Cell("vllm", 1.0, 1))
+    )
+    vllm = found["vllm load=1"]
+    assert vllm["seeds"] == 2
+    assert vllm["mean_jct_s"] == pytest.approx((low + high) / 2)
+    assert vllm["deviation"]["mean_jct_s"] == pytest.approx((high - low) / 2**0.5)  # of two values
+    assert vllm["scheduler_us_per_step"] is vllm["deviation"]["scheduler_us_per_step"] is None
+    assert [run.num_seeds for run in averaged(results)] == [2, 2, 2, 2]
+
+
+def rendered(folder: CellFolder, results: list[CellResult], width: int = 200) -> str:
+    from io import StringIO
+
+    from rich.console import Console
+
+    text = StringIO()
+    Console(file=text, width=width).print(tables(folder, results))
+    return text.getvalue()
+
+
+def test_the_table_over_loads_and_seeds_is_never_cut_off(tmp_path: Path) -> None:
+    results = simulated(WISH, tmp_path)
+    folder = CellFolder(tmp_path, WISH.grid)
+    wide, narrow = rendered(folder, results), rendered(folder, results, width=60)
+    assert "mean ± standard deviation over 2 seeds" in wide
+    assert "…" not in wide + narrow
+    assert narrow.count("policy") > wide.count("policy") == 1
+    assert all(head in narrow for head in ("goodput", "TTFT p99", "preemptions"))
+
+
+def test_a_single_comparison_is_told_in_full_and_says_where_it_limps(tmp_path: Path) -> None:
+    drop = replace(SINGLE, sizes=ONE_SEAT, parts=Parts(leaving=("queue-bound:max_waiting=2",)))
+    setup = set_up(drop)
+    folder = opened(setup, tmp_path)
+    text = rendered(folder, run_cells(setup.scenario, folder, jobs=1))
+    assert "How requests ended" in text
+    assert "Latencies are not comparable" in text
+
+
+def test_a_sweep_says_at_which_loads_it_limps(tmp_path: Path) -> None:
+    drop = replace(
+        WISH,
+        grid=Grid(policies=("vllm", "sjf"), loads=(0.01, 1.0)),
+        sizes=ONE_SEAT,
+        parts=Parts(leaving=("queue-bound:max_waiting=2",)),
+    )
+    text = rendered(CellFolder(tmp_path, drop.grid), simulated(drop, tmp_path))
+    assert "load 1: latencies are not comparable" in text
+    assert "load 0.01: latencies" not in text
+
+
+def test_pictures_of_a_sweep(tmp_path: Path) -> None:
+    pictures = sweep_pictures(simulated(WISH, tmp_path))
+    assert set(pictures) == {
+        "goodput.svg", "throughput-rps.svg", "mean-ttft.svg", "p99-ttft.svg", "mean-jct.svg", "p99-jct.svg"
+    }  # fmt: skip
+    assert all(svg.startswith("<svg") for svg in pictures.values())
+
+
+# ---- bounds --------------------------------------------------------------------------------------------
+
+
+def test_an_oracle_is_marked_as_a_bound_wherever_people_look(tmp_path: Path) -> None:
+    wish = replace(SINGLE, sizes=ONE_SEAT, grid=Grid(policies=("vllm", "srpt-oracle")))
+    setup = set_up(wish)
+    folder = opened(setup, tmp_path)
+    vllm, bound = run_cells(setup.scenario, folder, jobs=2)
+    assert (bound.summary.mean_jct_s or 0) < (vllm.summary.mean_jct_s or 0)
+    assert "srpt-oracle (clairvoyant)" in rendered(folder, [vllm, bound])
+    assert list(labelled_summaries(sections(read_runs(tmp_path)))) == [
+        "vllm",
+        "srpt-oracle (clairvoyant)",
+    ]
+    assert list(json.loads(to_json(wish.grid, [vllm, bound]))) == ["vllm", "srpt-oracle"]
+    assert explain(setup.scenario, Cell("srpt-oracle"), "40").record.id == "40"
+
+
+def test_a_bound_has_no_parts_to_replace() -> None:
+    wish = replace(SINGLE, grid=Grid(policies=("edf-oracle",)), parts=Parts(order="edf"))
+    with pytest.raises(ConfigError, match="'edf-oracle' is a bound without parts"):
+        set_up(wish)
+
+
+# ---- a closer look -------------------------------------------------------------------------------------
+
+
+def test_the_story_and_the_trace_are_of_the_same_run(tmp_path: Path) -> None:
+    results = simulated(SINGLE, tmp_path / "run")
+    scenario = set_up(SINGLE).scenario
+    records = {record.id: record for record in read_records(tmp_path / "run/sjf.records.jsonl")}
+    assert explain(scenario, Cell("sjf"), "40").record == records["40"]
+    result, trace = trace_schedule(scenario, Cell("sjf"), tmp_path / "trace.json.gz")
+    assert result == next(result for result in results if result.cell.policy == "sjf")
+    assert trace.cut_at_s is None
+
+
+def test_a_story_follows_the_load() -> None:
+    scenario = set_up(WISH).scenario
+    slow = explain(scenario, Cell("vllm", 0.5, 0), "7")
+    assert slow.chapters[0].start_s == pytest.approx(slow.record.arrival_s, abs=1e-6)
+
+
+def test_a_story_of_nobody_names_some_that_exist() -> None:
+    with pytest.raises(ConfigError, match="no request 'x' in the trace; its 60 ids begin 0, 1, 2, 3, 4"):
+        explain(set_up(SINGLE).scenario, Cell("vllm"), "x")
+
+
+def test_a_trace_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    scenario = set_up(SINGLE).scenario
+    for name in ("one.json.gz", "two.json.gz", "plain.json"):
+        trace_schedule(scenario, Cell("vllm"), tmp_path / name)
+    assert (tmp_path / "one.json.gz").read_bytes() == (tmp_path / "two.json.gz").read_bytes()
+    assert json.loads((tmp_path / "plain.json").read_bytes())["traceEvents"]
+    before = set(content(tmp_path))
+    with pytest.raises(TraceError):
+        trace_schedule(replace(scenario, max_output_tokens=1), Cell("vllm"), tmp_path / "broken.json")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        trace_schedule(scenario, Cell("vllm"), tmp_path / "plain.json" / "deeper.json")
+    assert set(content(tmp_path)) == before

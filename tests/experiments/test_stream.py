@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.core.slo import Slo
+from headway.errors import TraceError
+from headway.experiments.demo_stream import demo_stream
+from headway.experiments.stream import Stream, StreamFacts, stream_facts
+
+DRAWN = "gen:poisson:rate=5/input=zipf:theta=1.1,max=40/output=zipf:theta=1.1,max=12/count=20"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,20,70\n")
+    return path
+
+
+def test_each_seed_draws_another_workload() -> None:
+    assert Stream(DRAWN).requests(1) == Stream(f"{DRAWN}/seed=1").requests(0)
+    assert Stream(DRAWN).requests(1) != Stream(DRAWN).requests(0)
+    assert Stream("demo").requests(3) == demo_stream(3)
+
+
+def test_a_file_is_the_same_for_all_seeds(trace: Path) -> None:
+    stream = Stream(str(trace))
+    assert not stream.is_drawn
+    assert stream.requests(0) == stream.requests(1)
+
+
+@pytest.mark.parametrize("source", [DRAWN, "demo"])
+def test_the_first_few_alone(source: str) -> None:
+    assert Stream(source, limit=3).requests() == Stream(source).requests()[:3]
+
+
+def test_targets_go_to_requests_that_name_none(trace: Path) -> None:
+    slo = Slo(ttft_s=0.5)
+    assert {request.slo for request in Stream(str(trace), slo=slo).requests()} == {slo}
+    assert Stream("demo", slo=slo).requests() == demo_stream()
+
+
+def test_the_limit_is_declared_or_hides_the_longest_output() -> None:
+    assert StreamFacts("", 1, 512, 0).output_limit(None) == 512
+    assert StreamFacts("", 1, 512, 512).output_limit(None) == 512
+    assert StreamFacts("", 1, 512, 513).output_limit(None) == 1024
+    assert StreamFacts("", 1, 0, 70).output_limit(None) == 128
+    assert StreamFacts("", 1, 0, 64).output_limit(None) == 64
+    assert StreamFacts("", 1, 0, 1).output_limit(None) == 1
+    assert StreamFacts("", 1, 0, 70).output_limit(70) == 70
+
+
+@pytest.mark.parametrize("wanted", [69, 0, -1])
+def test_a_limit_that_some_output_exceeds_is_refused(wanted: int) -> None:
+    with pytest.raises(TraceError, match=f"max_output_tokens is {wanted}; accepted: 70 or more"):
+        StreamFacts("", 1, 0, 70).output_limit(wanted)
+
+
+def test_the_facts_of_all_seeds() -> None:
+    streams = [Stream(DRAWN).requests(seed) for seed in range(3)]
+    facts = stream_facts(Stream(DRAWN), range(3))
+    assert facts.num_requests == 20
+    assert facts.undeclared_tokens == max(r.output_tokens for requests in streams for r in requests)
+    assert facts.declared_tokens == 0
+    assert stream_facts(Stream(f"{DRAWN}/max_output=9"), range(1)).declared_tokens == 9
+    assert facts.digest != stream_facts(Stream(DRAWN), range(2)).digest
+    assert facts == stream_facts(Stream(DRAWN), range(3))

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.engine.demo_model import DemoRecipe
+from headway.errors import ConfigError
+from headway.predict.known_models import KNOWN_MODELS, model_shape
+from headway.predict.model_shape import model_shape_of
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "activation_function": "gelu_new",
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_inner": None,
+    "vocab_size": 50257,
+}
+OPT: dict[str, Any] = {
+    "model_type": "opt",
+    "activation_function": "relu",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "ffn_dim": 16384,
+    "vocab_size": 50272,
+    "torch_dtype": "float16",
+}
+MIXTRAL = LLAMA | {
+    "model_type": "mixtral",
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+QWEN3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+    "dtype": "bfloat16",
+}
+
+
+def test_llama_3_1_8b_by_hand() -> None:
+    # A layer: q and o 2 x 4096^2, k and v 2 x 4096 x 1024, three of 4096 x 14336: 218,103,808 weights.
+    # 32 layers and two tables of 128256 x 4096: 8,029,995,008. A token's cache: 2 x 32 x 1024 x 2 bytes.
+    shape = model_shape_of(LLAMA, "llama")
+    assert shape.num_weights == 32 * 218_103_808 + 2 * 128_256 * 4096 == 8_029_995_008
+    assert shape.weight_bytes == 2 * 8_029_995_008
+    assert shape.kv_bytes_per_token == 131_072
+
+
+def test_gpt2_by_hand() -> None:
+    # A layer: 4 x 768^2 + 2 x 768 x 3072 = 7,077,888. One tied table of 50257 x 768. In fp32: 4 bytes.
+    shape = model_shape_of(GPT2 | {"torch_dtype": "float32"})
+    assert (shape.gated, shape.tied_embeddings, shape.num_kv_heads) == (False, True, 12)
+    assert shape.num_weights == 12 * 7_077_888 + 50_257 * 768
+    assert shape.weight_bytes == 4 * shape.num_weights
+
+
+def test_opt_has_a_plain_feed_forward_of_its_own_key() -> None:
+    shape = model_shape_of(OPT)
+    assert (shape.gated, shape.intermediate_size, shape.tied_embeddings) == (False, 16384, True)
+
+
+def test_experts_count_whole_in_memory_and_in_part_in_work() -> None:
+    # One expert: 3 x 4096 x 14336 = 176,160,768. Attention 41,943,040, router 4096 x 8 = 32,768.
+    shape = model_shape_of(MIXTRAL)
+    assert shape.active_layer_weights == 41_943_040 + 32_768 + 2 * 176_160_768
+    assert shape.num_weights == 32 * (41_943_040 + 32_768 + 8 * 176_160_768) + 2 * 32_000 * 4096
+
+
+def test_qwen3_moe_uses_the_width_of_one_expert() -> None:
+    shape = model_shape_of(QWEN3_MOE)
+    assert (shape.intermediate_size, shape.query_width, shape.kv_width) == (768, 4096, 512)
+    assert shape.num_weights == pytest.approx(30.5e9, rel=0.01)
+
+
+def test_gemma_is_gated_whatever_its_activation() -> None:
+    assert model_shape_of(LLAMA | {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"}).gated
+
+
+def test_a_nested_text_config_is_read() -> None:
+    assert model_shape_of({"model_type": "mistral3", "text_config": LLAMA}, "x").hidden_size == 4096
+
+
+def test_multi_query_attention_has_one_kv_head() -> None:
+    falcon = {"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71}
+    assert model_shape_of(falcon | {"multi_query": True, "vocab_size": 65024}).num_kv_heads == 1
+
+
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"]
+)
+def test_a_missing_size_is_named(key: str) -> None:
+    config = {name: value for name, value in LLAMA.items() if name != key}
+    with pytest.raises(ConfigError, match=key):
+        model_shape_of(config, "broken")
+
+
+def test_missing_experts_per_token_is_named() -> None:
+    with pytest.raises(ConfigError, match="num_experts_per_tok"):
+        model_shape_of(LLAMA | {"num_local_experts": 8})
+
+
+def test_an_unknown_dtype_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="int3"):
+        model_shape_of(LLAMA | {"torch_dtype": "int3"})
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "LLAMA-3.1-8b", "llama-3.1-8b"])
+def test_a_known_model_goes_by_either_name_in_any_case(name: str) -> None:
+    known = model_shape(name)
+    assert known.num_weights == model_shape_of(LLAMA).num_weights
+
+
+@pytest.mark.parametrize(("name", "billions"), [
+    ("llama-2-7b", 6.74), ("llama-2-13b-hf", 13.02), ("llama-2-70b", 68.98), ("llama-3.1-70b", 70.55),
+    ("codellama-34b-instruct-hf", 33.74), ("mistral-7b-v0.1", 7.24), ("mixtral-8x7b-v0.1", 46.7),
+    ("qwen2.5-14b", 14.77), ("qwen3-8b", 8.19), ("qwen3-14b", 14.77), ("qwen3-32b", 32.76),
+    ("qwen3-30b-a3b", 30.53), ("yi-34b", 34.39), ("opt-6.7b", 6.66), ("opt-13b", 12.85),
+    ("opt-66b", 65.7), ("opt-175b", 174.6), ("gpt-175b", 174.6), ("bloom-176b", 176.2),
+])  # fmt: skip
+def test_known_models_have_their_published_size(name: str, billions: float) -> None:
+    assert model_shape(name).num_weights / 1e9 == pytest.approx(billions, rel=0.003)
+
+
+def test_demo_is_the_shipped_model() -> None:
+    recipe, shape = DemoRecipe(), model_shape("demo")
+    assert shape.hidden_size == recipe.hidden_size
+    assert shape.num_layers == recipe.num_hidden_layers
+    assert (shape.num_heads, shape.num_kv_heads) == (recipe.num_attention_heads, recipe.num_key_value_heads)
+    assert (shape.intermediate_size, shape.vocab_size) == (recipe.intermediate_size, recipe.vocab_size)
+    assert shape.head_dim * shape.num_heads == recipe.hidden_size
+
+
+def test_a_directory_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(OPT))
+    assert model_shape(str(tmp_path)).num_weights == model_shape("opt-6.7b").num_weights
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"gpt-9.*Qwen/Qwen3-32B"):
+        model_shape("gpt-9")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", None])
+def test_a_broken_config_is_an_error(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        model_shape(str(tmp_path))
+
+
+def test_names_are_unique() -> None:
+    names = [shape.name.lower() for shape in KNOWN_MODELS]
+    parts = [name.rpartition("/")[2] for name in names]
+    assert len(set(names)) == len(names) == len(set(parts))

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from headway.core.batch_shape import BatchShape
+from headway.predict.known_models import model_shape
+from headway.predict.roofline import Roofline
+from tests.predict.shapes import batch, batches, decodes
+from tests.strategies import UNTIMED
+
+LLAMA = model_shape("Llama-3.1-8B")
+A100_FLOPS, A100_BYTES = 312e12, 2.039e12
+
+
+@pytest.mark.parametrize(("shape", "compute_ms", "memory_ms"), [
+    (batch((2048, 0)), 95.2, 12.6),
+    (decodes(64, 1023), 3.2, 11.7),
+    (batch((512, 512), *[(1, 1023)] * 64), 26.8, 13.1),
+])  # fmt: skip
+def test_the_sanity_numbers_of_the_specification(
+    shape: BatchShape, compute_ms: float, memory_ms: float
+) -> None:
+    # Llama-3.1-8B: 6.979 G weights in layers, 0.525 G in the head. A prompt of 2048:
+    # 2 x 2048 x 6.979 G + 32 x 4 x 4096 x (2048 x 2049 / 2) + 2 x 0.525 G = 28.59 + 1.10 + 0.00 = 29.69 TFLOP,
+    # 95.2 ms at 312 TFLOP/s.
+    roofline = Roofline(LLAMA)
+    assert roofline.flops(shape) / A100_FLOPS * 1e3 == pytest.approx(compute_ms, abs=0.05)
+    assert roofline.bytes(shape) / A100_BYTES * 1e3 == pytest.approx(memory_ms, abs=0.05)
+
+
+def test_one_decode_by_hand() -> None:
+    # 2 x (6,979,321,856 + 525,336,576) multiplications and additions, 4 x 4096 a layer and key for 10 keys.
+    flops = 2 * (6_979_321_856 + 525_336_576) + 32 * 4 * 4096 * 10
+    assert Roofline(LLAMA).flops(decodes(1, 9)) == flops
+
+
+def test_tensor_parallelism_divides_the_work() -> None:
+    shape = batch((700, 300), (1, 50))
+    assert Roofline(LLAMA, 4).flops(shape) == pytest.approx(Roofline(LLAMA).flops(shape) / 4)
+    # Hidden-wide activations stay whole, so less than a quarter is saved.
+    assert 0.25 < Roofline(LLAMA, 4).bytes(shape) / Roofline(LLAMA).bytes(shape) < 0.35
+
+
+def test_a_gpu_holds_at_least_one_kv_head() -> None:
+    shape = decodes(256, 8000)
+    assert Roofline(LLAMA, 16).bytes(shape) > Roofline(LLAMA, 8).bytes(shape) / 2 * 1.5
+
+
+def test_grouped_queries_read_less_cache() -> None:
+    many = replace(LLAMA, num_kv_heads=32)
+    shape = decodes(64, 4000)
+    extra = Roofline(many).bytes(shape) - Roofline(LLAMA).bytes(shape)
+    assert extra == pytest.approx(32 * 64 * 4001 * 2 * 24 * 128 * 2, rel=0.03)
+
+
+def test_experts_are_read_as_tokens_choose_them() -> None:
+    # Of 8 experts 2 are chosen: one token reads a quarter of them, many tokens all.
+    mixtral = model_shape("mixtral-8x7b-v0.1")
+    roofline = Roofline(mixtral)
+    one, many = (roofline.bytes(decodes(count, 0)) for count in (1, 64))
+    experts = 32 * 8 * mixtral.expert_weights * 2
+    assert many - one == pytest.approx(0.75 * experts, rel=0.01)
+
+
+@UNTIMED
+@given(shape=batches)
+def test_more_work_is_more(shape: BatchShape) -> None:
+    roofline = Roofline(LLAMA)
+    more = replace(shape)
+    more.add(5, 100)
+    assert roofline.flops(more) > roofline.flops(shape) > 0
+    assert roofline.bytes(more) > roofline.bytes(shape) > 0

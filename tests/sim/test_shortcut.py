@@ -1,0 +1,114 @@
+"""Stepping over stretches changes nothing: the same records, totals and learned costs as step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.cost import CostModel
+from headway.policies.policy import Policy
+from headway.policies.presets import build_policy, find_preset, known_presets
+from headway.sim.oracle import ORACLES
+from headway.sim.simulation import PolicyFactory, System
+from headway.traces import TraceRequest
+from tests.sim.worlds import LIMIT, Linear, calibration, limits, request, run, slo
+from tests.strategies import FEW
+
+NOISE = (0.9, 1.0, 1.0, 1.3)
+LAW = Linear(0.5, 0.01, 0.002)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[TraceRequest]:
+    """Requests with long quiet stretches, ties, shared prefixes and targets."""
+    times = sorted(draw(st.lists(st.integers(0, 60).map(lambda t: t / 2), min_size=1, max_size=12)))
+    return [
+        request(
+            f"{number:02}",
+            arrival_s,
+            draw(st.integers(1, 60)),
+            draw(st.integers(1, LIMIT)),
+            slo=slo(draw(st.sampled_from([2.0, 9.0]))) if draw(st.booleans()) else slo(100.0),
+            prefix_blocks=(draw(st.integers(0, 2)),) if draw(st.booleans()) else (),
+        )
+        for number, arrival_s in enumerate(times)
+    ]
+
+
+@st.composite
+def systems(draw: st.DrawFn) -> System:
+    """Engines short of blocks or seats, synchronous or not, one or two of them."""
+    sizes = limits(
+        num_blocks=draw(st.sampled_from([32, 60, 400])),
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.sampled_from([16, 100])),
+        prefix_caching=draw(st.booleans()),
+        asynchronous=draw(st.booleans()),
+    )
+    costs = calibration(LAW, NOISE, host_s=draw(st.sampled_from([0.0, 0.05])))
+    return System(limits=sizes, calibration=costs, instances=draw(st.integers(1, 2)), router="least-work")
+
+
+def same_either_way(trace: list[TraceRequest], policy: PolicyFactory, system: System) -> None:
+    costs: list[list[CostModel]] = [[], []]
+
+    def keeping(number: int) -> PolicyFactory:
+        def build(cost: CostModel) -> Policy:
+            costs[number].append(cost)
+            return policy(cost)
+
+        return build
+
+    short = run(trace, keeping(0), system, shortcut=True)
+    long = run(trace, keeping(1), system, shortcut=False)
+    assert short == long
+    assert list(short[0]) == list(long[0])
+    assert [cost.prefill_s(50) for cost in costs[0]] == [cost.prefill_s(50) for cost in costs[1]]
+
+
+PRESETS = [*known_presets(), "slack", "waited-over-length", "expired", "bounded"]
+OTHERS = {
+    "slack": {"order": "slack"},
+    "waited-over-length": {"order": "waited-over-length"},
+    "expired": {"leaving": ("expired",)},
+    "bounded": {"leaving": ("queue-bound:max_waiting=3,max_age_s=6",)},
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@FEW
+@given(trace=traces(), system=systems())
+def test_records_are_the_same(name: str, trace: list[TraceRequest], system: System) -> None:
+    row = find_preset("vllm", **OTHERS[name]) if name in OTHERS else find_preset(name)  # type: ignore[arg-type]
+    same_either_way(trace, lambda cost: build_policy(row, cost), system)
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@FEW
+@given(trace=traces().map(lambda trace: trace[:5]), system=systems())
+def test_under_the_bounds_too(name: str, trace: list[TraceRequest], system: System) -> None:
+    same_either_way(trace, ORACLES[name]({each.id: each.output_tokens for each in trace}), system)
+
+
+def test_a_stretch_is_one_go() -> None:
+    # One request of 50 tokens: its prefill and the first decode are planned, the rest is stepped over.
+    planned = 0
+
+    def counting(cost: CostModel) -> Policy:
+        policy = build_policy(find_preset("vllm"), cost)
+
+        class Counting(Policy):
+            def plan(self, view):  # type: ignore[no-untyped-def]
+                nonlocal planned
+                planned += 1
+                return Policy.plan(self, view)
+
+        return Counting(policy.name, policy.order, policy.batching, policy.eviction)
+
+    trace = [replace(request("a", 0.0, 4, 50), arrival_s=0.0)]
+    records, result = run(trace, counting)
+    assert (records["a"].finished_s, result.totals["0"].steps) == (50.0, 50)
+    assert planned <= 4

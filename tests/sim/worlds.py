@@ -1,0 +1,95 @@
+"""Small simulated worlds: laws of step time that can be worked out by hand, and runs in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from headway.core.batch_shape import BatchShape
+from headway.core.record import Record
+from headway.core.slo import Slo
+from headway.policies.presets import build_policy, find_preset
+from headway.predict.calibration import Calibration, StepSeconds
+from headway.predict.transfer import TransferModel
+from headway.sim.limits import EngineLimits
+from headway.sim.simulation import PolicyFactory, Result, System, simulate
+from headway.traces import TraceRequest
+
+LIMIT = 64
+"""Output tokens a request may have at most, as the policies are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """So long a step, and so much more for each token and each context token it reads."""
+
+    base_s: float = 1.0
+    per_token_s: float = 0.0
+    per_context_s: float = 0.0
+
+    def step_s(self, shape: BatchShape) -> float:
+        context = shape.decode_context_tokens + shape.prefill_context_tokens
+        return self.base_s + self.per_token_s * shape.num_tokens + self.per_context_s * context
+
+
+def calibration(
+    law: StepSeconds | None = None, residuals: tuple[float, ...] = (1.0,), host_s: float = 0.0
+) -> Calibration:
+    """Costs under a law, copies at 1 GB/s."""
+    copies = TransferModel(start_s=0.0, bytes_per_s=1e9)
+    return Calibration(
+        name="test",
+        provenance="made up",
+        derived=True,
+        step=law or Linear(),
+        host_s=host_s,
+        residuals=residuals,
+        to_host=copies,
+        to_device=copies,
+        kv_bytes_per_token=1,
+        kv_capacity_tokens=1000,
+    )
+
+
+def limits(**sizes: Any) -> EngineLimits:
+    """An engine with room for everybody, unless told otherwise."""
+    return EngineLimits(**{"num_blocks": 1000, "block_size": 4, "max_num_seqs": 8, **sizes})
+
+
+def request(id_: str, arrival_s: float, prompt: int, output: int, **fields: Any) -> TraceRequest:
+    """One request."""
+    return TraceRequest(id=id_, arrival_s=arrival_s, input_tokens=prompt, output_tokens=output, **fields)
+
+
+def preset(name: str, **parts: Any) -> PolicyFactory:
+    """Policies of a row."""
+    return lambda cost: build_policy(find_preset(name, **parts), cost)
+
+
+def run(
+    requests: Iterable[TraceRequest],
+    policy: PolicyFactory | str = "vllm",
+    system: System | None = None,
+    **options: Any,
+) -> tuple[dict[str, Record], Result]:
+    """Records by id in the order requests ended, every invariant checked on the way."""
+    records: dict[str, Record] = {}
+
+    def keep(record: Record) -> None:
+        assert record.id not in records, f"{record.id} ended twice"
+        records[record.id] = record
+
+    result = simulate(
+        requests,
+        preset(policy) if isinstance(policy, str) else policy,
+        system or System(limits=limits(), calibration=calibration()),
+        on_record=keep,
+        **{"max_output_tokens": LIMIT, "check": True, **options},
+    )
+    return records, result
+
+
+def slo(ttft_s: float) -> Slo:
+    """A target for the first token."""
+    return Slo(ttft_s=ttft_s)
