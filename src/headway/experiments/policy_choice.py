@@ -13,7 +13,7 @@ from headway.sim.oracle import ORACLES
 from headway.sim.simulation import PolicyFactory
 from headway.traces import TraceRequest
 
-BOUND_NOTE = "clairvoyant"
+ORACLE_NOTE = "clairvoyant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +33,24 @@ OWN_PARTS = Parts()
 """Every policy as its row says."""
 
 
-def is_bound(name: str) -> bool:
-    """Whether a name is of an oracle, which knows true lengths: a bound to compare with, never a policy."""
+def is_oracle(name: str) -> bool:
+    """Whether a name is of an oracle, which knows true lengths: a reference to compare with, never a policy."""
     return name in ORACLES
 
 
 def label(name: str) -> str:
-    """How tables and files call it, so that a bound is never taken for a policy."""
-    return f"{name} ({BOUND_NOTE})" if is_bound(name) else name
+    """How tables and files call it, so that it is never taken for a policy."""
+    return f"{name} ({ORACLE_NOTE})" if is_oracle(name) else name
 
 
 def check_policies(names: Sequence[str], parts: Parts) -> None:
-    """Raise ConfigError unless every name is of a policy or a bound and every part is accepted."""
+    """Raise ConfigError unless every name is of a policy or an oracle and every part is accepted."""
     for name in names:
-        if is_bound(name):
+        if is_oracle(name):
             if parts:
-                raise ConfigError(f"parts are given for all policies, but {name!r} is a bound without parts")
+                raise ConfigError(
+                    f"parts are given for all policies, but {name!r} is an oracle, which has no parts"
+                )
         elif name not in known_presets():
             accepted = ", ".join([*known_presets(), *ORACLES])
             raise ConfigError(f"unknown policy {name!r}; accepted: {accepted}")
@@ -57,7 +59,7 @@ def check_policies(names: Sequence[str], parts: Parts) -> None:
 
 
 def policy_factory(name: str, parts: Parts, requests: Sequence[TraceRequest]) -> PolicyFactory:
-    """Makes the named policy for one engine; a bound is told the true lengths of `requests`."""
+    """Makes the named policy for one engine; an oracle is told the true lengths of `requests`."""
     if name in ORACLES:
         return ORACLES[name]({request.id: request.output_tokens for request in requests})
     preset = find_preset(

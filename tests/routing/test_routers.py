@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import ConfigError
+from headway.routing import ROUTERS, build_router
+from headway.routing.outstanding import OutstandingWork
+from tests.strategies import make_job
+
+THREE = ("x", "y", "z")
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+@given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=30), st.integers(1, 4))
+def test_every_job_gets_one_of_the_instances_and_repeats_do_not_differ(
+    name: str, steps: list[tuple[int, bool]], count: int
+) -> None:
+    instances = tuple("abcd"[:count])
+
+    def chosen() -> list[str]:
+        router, live, answers = build_router(name), [], []
+        for number, (prompt, ends) in enumerate(steps):
+            job = make_job(f"{number}", prompt=prompt)
+            answers.append(router.route(job, instances))
+            live.append(job)
+            if ends:
+                router.end(live.pop(0))
+        return answers
+
+    answers = chosen()
+    assert set(answers) <= set(instances)
+    assert answers == chosen()
+
+
+def test_round_robin_takes_turns() -> None:
+    router = build_router("round-robin")
+    assert [router.route(make_job(f"{n}"), THREE) for n in range(5)] == ["x", "y", "z", "x", "y"]
+
+
+def test_least_work_by_hand() -> None:
+    # 30 tokens to x, 10 each to y and z, then the first of the two equals; when it ends, x has 30, y 10, z 10 + 10.
+    router = build_router("least-work")
+    jobs = [make_job(f"{n}", prompt=prompt) for n, prompt in enumerate([30, 10, 10, 10, 5])]
+    assert [router.route(job, THREE) for job in jobs[:4]] == ["x", "y", "z", "y"]
+    router.end(jobs[1])
+    assert router.route(jobs[4], THREE) == "y"
+
+
+def test_an_answer_counts_as_long_as_those_that_have_ended_were() -> None:
+    work = OutstandingWork()
+    first, second = make_job("a", prompt=10), make_job("b", prompt=10)
+    work.place(first, "x")
+    assert work.tokens("x") == 10
+    first.num_output_tokens = 6
+    work.end(first)
+    work.place(second, "x")
+    assert work.tokens("x") == 16
+    assert work.tokens("y") == 0
+
+
+def test_power_of_two_spreads_and_is_nearly_as_even_as_looking_at_all() -> None:
+    counts = {}
+    for name in ROUTERS:
+        router = build_router(name)
+        counts[name] = Counter(router.route(make_job(f"request-{n}"), "abcdefgh") for n in range(800))
+    assert set(counts["least-work"].values()) == {100}
+    assert max(counts["power-of-two"].values()) - min(counts["power-of-two"].values()) <= 6
+
+
+def test_an_unknown_router_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match="unknown router 'best'; accepted: round-robin, least-work, power-of-two"
+    ):
+        build_router("best")
