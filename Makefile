@@ -33,6 +33,11 @@ check: lint test ## everything CI runs: lint, all tests, the real engine's too
 
 bench: setup ## every figure of our own
 	$(BIN)/python bench/parity.py --json
+	$(BIN)/python bench/conformance.py --json
+	$(BIN)/python bench/gpu_step_times.py --json
+	$(BIN)/python bench/e2e_runs.py --json
+	$(BIN)/python bench/sim_speed.py --json
+	$(BIN)/python bench/fidelity.py --out $(OUT)/fidelity --json
 	$(BIN)/python bench/plan_overhead.py --json
 	$(BIN)/python bench/outputs.py --json
 	$(BIN)/python bench/soak.py --json

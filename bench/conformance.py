@@ -26,7 +26,6 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
-from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.engine.demo_model import ensure_demo_model
 from headway.engine.model_free import (
@@ -100,7 +99,6 @@ class Tally:
     decisions: int = 0
     same: int = 0
     preemptions: int = 0
-    in_flight_preemptions: int = 0
     cached_tokens: int = 0
     first_difference: str | None = None
     differing: list[str] = field(default_factory=list)
@@ -166,13 +164,11 @@ class RealEngine(ModelFreeEngine):
 class SimulatedSide:
     """The simulated engine under the same preset."""
 
-    def __init__(self, case: Case) -> None:
-        limits = limits_of(case)
-        self.ended: dict[str, Outcome] = {}
+    def __init__(self, case: Case, limits: EngineLimits | None = None) -> None:
         self.engine = SimulatedEngine(
-            limits,
+            limits or limits_of(case),
             build_policy(find_preset(case.preset)),
-            on_end=lambda record: self.ended.update({record.id: record.outcome}),
+            on_end=lambda record: None,
             check=True,
         )
 
@@ -267,7 +263,19 @@ def make_script(count: int, seed: int) -> list[Scripted]:
 
 def run_case(case: Case, model: str, script: list[Scripted], free: Tally, forced: Tally, every: int) -> None:
     """Drive both sides through the script; the real one's state is also copied before some steps."""
-    real, ours = RealEngine(case, model), SimulatedSide(case)
+    compare(case, RealEngine(case, model), SimulatedSide(case), script, free, forced, every)
+
+
+def compare(
+    case: Case,
+    real: RealEngine,
+    ours: SimulatedSide,
+    script: list[Scripted],
+    free: Tally,
+    forced: Tally,
+    every: int,
+) -> None:
+    """Step both through the script; the simulated one is left behind once it has differed."""
     for step in drive(real, ours, script):
         where = f"{case}, step {step}"
         copied = copied_engine(real.scheduler, limits_of(case)) if step % every == 0 else None
