@@ -38,19 +38,21 @@ def judge_steps(catalogue: Catalogue, tables: Tables) -> dict[str, list[Judged]]
             judged[name] = list(_composed(catalogue, device, tables))
         elif device.derived_from is None:
             judged[name] = list(_single_layers(catalogue, device, tables))
-    judged["h100"] += _lone_steps(catalogue, tables)
+    judged["h100"] += lone_steps(catalogue, tables)
     judged["h100"] += [
         Judged("served", *times) for *_, times in served_steps(catalogue, tables, judging=True)
     ]
     return judged
 
 
-def _lone_steps(catalogue: Catalogue, tables: Tables) -> Iterator[Judged]:
+def lone_steps(catalogue: Catalogue, tables: Tables, *, least_prompt: int = 1) -> Iterator[Judged]:
     """Prefill, and a token's mean step, of requests alone on an H100, without asynchronous scheduling."""
     device = catalogue.hardware["h100"]
     law = DeviceStep(gpu_of(catalogue, device), model_shape("Llama-2-7b-hf"))
     host_s = device.host_s + device.host_job_s
     for prompt, output, prefill_s, token_s in tables.lone():
+        if prompt < least_prompt:
+            continue
         yield Judged("lone prefill", prefill_s, law.step_s(prefill_shape(1, prompt)) + host_s)
         yield Judged("lone decode", token_s, law.step_s(decode_shape(1, prompt + output // 2)) + host_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import Fate, Reason
 
 
@@ -12,7 +12,8 @@ class BlockPool:
     """Paged KV memory of `total_blocks` blocks, with vLLM's admission checks in front.
 
     A waiting job starts only if all its tokens known so far fit, and leave `watermark_blocks` free beside
-    other jobs. `not_ready` and `cached` are set by the test.
+    other jobs. `not_ready` and `cached` are set by the test, and so are `restoring`, `leaving` (blocks coming
+    free) and `host_full`; a swap takes no time here.
     """
 
     def __init__(self, total_blocks: int, *, block_size: int = 4, watermark_blocks: int = 0) -> None:
@@ -22,6 +23,9 @@ class BlockPool:
         self.tables: dict[Job, list[int]] = {}
         self.not_ready: dict[Job, Reason] = {}
         self.cached: dict[Job, int] = {}
+        self.restoring: set[Job] = set()
+        self.leaving = 0
+        self.host_full = False
         self._free = list(range(total_blocks))
 
     @property
@@ -44,8 +48,17 @@ class BlockPool:
         misfit = self.misfit(job)
         if misfit is None:
             self.tables[job] = []
-            assert self._extend(job, self.cached_tokens(job) + num_tokens)
+            swapped = job.state is JobState.SWAPPED
+            assert self._extend(job, job.num_tokens if swapped else self.cached_tokens(job) + num_tokens)
         return misfit
+
+    def prefetch(self, job: Job) -> Reason | None:
+        """As `start` of a swapped job."""
+        return self.start(job, 1)
+
+    def offload(self, job: Job) -> Reason | None:
+        """Done, if the host has room."""
+        return Reason.HOST_BLOCKS if self.host_full else None
 
     def misfit(self, job: Job) -> Reason | None:
         """Which memory check a waiting job fails now."""
@@ -69,9 +82,19 @@ class BlockPool:
             table.append(self._free.pop())
         return True
 
-    def release(self, job: Job, fate: Fate | None = None) -> None:
+    def release(self, job: Job, fate: Fate = Fate.RECOMPUTE) -> Fate:
         """Take all of a job's blocks back."""
         self._free.extend(self.tables.pop(job))
+        return Fate.RECOMPUTE if self.host_full else fate
+
+    def evict(self, job: Job) -> Fate:
+        """Take all of a job's blocks back."""
+        return self.release(job)
+
+    @property
+    def blocks_coming_free(self) -> int:
+        """What the test has set."""
+        return self.leaving
 
     def room(self, job: Job) -> int:
         """Tokens a job's blocks can hold."""

@@ -87,10 +87,31 @@ def test_a_dropped_job_waits_again_with_nothing_computed() -> None:
     assert b.recomputed_tokens == 10
 
 
-def test_swapped_tokens_are_not_counted_as_recomputed() -> None:
+def test_a_swapped_job_keeps_what_it_has_computed() -> None:
     ledger, (a,) = started("a")
     step(ledger, run=[], preempted={a: Fate.SWAP})
-    assert (a.num_preemptions, a.recomputed_tokens) == (1, 0)
+    assert (ledger.swapped, ledger.waiting, ledger.residents, ledger.live) == ({"a": a}, {}, [], 1)
+    assert (a.state, a.num_preemptions, a.recomputed_tokens) == (JobState.SWAPPED, 1, 0)
+    assert a.num_computed_tokens == 10
+
+
+@pytest.mark.parametrize(("found", "computed"), [(0, 10), (8, 10), (12, 12)])
+def test_a_swapped_job_comes_back_with_the_most_that_is_there(found: int, computed: int) -> None:
+    ledger, (a,) = started("a")
+    a.recomputed_tokens = 5
+    step(ledger, run=[], preempted={a: Fate.SWAP})
+    step(ledger, admitted=[a], cached_tokens={a: found})
+    assert (ledger.swapped, ledger.residents, a.state) == ({}, [a], JobState.RESIDENT)
+    assert (a.num_computed_tokens, a.recomputed_tokens) == (computed, 5)
+
+
+def test_a_swapped_job_can_end() -> None:
+    ledger, (a,) = started("a")
+    step(ledger, run=[], preempted={a: Fate.SWAP})
+    a.swapped_blocks = 3
+    assert ledger.end(a, Outcome.FINISHED, 9.0).swapped_blocks == 3
+    ledger.check()
+    assert ledger.live == 0
 
 
 def test_recomputed_tokens_are_those_computed_more_than_once() -> None:

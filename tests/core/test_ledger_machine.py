@@ -22,6 +22,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.now_s = 0.0
         self.waiting: set[Job] = set()
+        self.swapped: set[Job] = set()
         self.resident: set[Job] = set()
         self.ended: list[Job] = []
         self.computed: dict[Job, int] = {}
@@ -31,7 +32,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return self.now_s
 
     def _live(self) -> list[Job]:
-        return sorted(self.waiting | self.resident, key=lambda job: job.id)
+        return sorted(self.waiting | self.swapped | self.resident, key=lambda job: job.id)
 
     @rule()
     def arrive(self) -> None:
@@ -40,7 +41,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.waiting.add(job)
         self.computed[job] = 0
 
-    @precondition(lambda self: self.waiting or self.resident)
+    @precondition(lambda self: self._live())
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         mixed = data.draw(st.permutations(self.ledger.residents))
@@ -48,7 +49,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             run = self.ledger.residents
         victims = mixed[data.draw(st.integers(0, len(mixed))) :]
-        waiting = sorted(self.waiting, key=lambda job: job.id)
+        waiting = sorted(self.waiting | self.swapped, key=lambda job: job.id)
         admitted = data.draw(st.permutations(waiting))[: data.draw(st.integers(0, 3))]
         cached = {job: data.draw(st.integers(0, 3)) for job in admitted}
         ran = [job for job in [*run, *admitted] if job not in victims]
@@ -66,10 +67,13 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         self.ledger.apply(outcome)
         for job in self.computed:
-            start = 0 if job in fates else cached.get(job, self.computed[job])
+            dropped = fates.get(job) is Fate.RECOMPUTE
+            start = 0 if dropped else max(self.computed[job], cached.get(job, 0))
             self.computed[job] = start + tokens.get(job, 0)
         self.resident = self.resident - set(fates) | set(admitted)
-        self.waiting = self.waiting - set(admitted) | set(fates)
+        swapped = {job for job, fate in fates.items() if fate is Fate.SWAP}
+        self.swapped = self.swapped - set(admitted) | swapped
+        self.waiting = self.waiting - set(admitted) | (set(fates) - swapped)
         assert self.ledger.residents == expected
 
     @precondition(lambda self: self._live())
@@ -87,6 +91,7 @@ class LedgerMachine(RuleBasedStateMachine):
         record = self.ledger.end(job, outcome, self._now())
         assert (record.id, record.outcome, record.finished_s) == (job.id, outcome, self.now_s)
         self.waiting.discard(job)
+        self.swapped.discard(job)
         self.resident.discard(job)
         self.ended.append(job)
 
@@ -102,6 +107,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ledger.check()
         assert ledger.arrived == ledger.live + ledger.ended.total() == len(self.computed)
         assert set(ledger.waiting.values()) == self.waiting
+        assert set(ledger.swapped.values()) == self.swapped
         assert set(ledger.residents) == self.resident
         assert ledger.ended.total() == len(self.ended)
         assert all(job.state is JobState.ENDED for job in self.ended)

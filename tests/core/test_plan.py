@@ -28,6 +28,7 @@ VIEW = StepView(residents=(RUNS, OTHER), waiting=(WAITS,), max_run=2, max_reside
         StepPlan(run=[OTHER, RUNS], admit=[WAITS, SWAPPED], token_budget=8, chunk_cap={WAITS: 1}),
         StepPlan(run=[RUNS], preempt={OTHER: Fate.SWAP}, leave={WAITS: Departure.SHED}),
         StepPlan(run=VIEW.residents, admit=[WAITS]),
+        StepPlan(run=[RUNS], offload=[OTHER], prefetch=[SWAPPED]),
     ],
 )
 def test_a_plan_within_the_rules_passes(plan: StepPlan) -> None:
@@ -41,13 +42,16 @@ def test_a_plan_within_the_rules_passes(plan: StepPlan) -> None:
         ("preempt", lambda job: StepPlan(preempt={job: Fate.RECOMPUTE})),
         ("admit", lambda job: StepPlan(admit=[job])),
         ("leave", lambda job: StepPlan(leave={job: Departure.EXPIRED})),
+        ("offload", lambda job: StepPlan(offload=[job])),
+        ("prefetch", lambda job: StepPlan(prefetch=[job])),
     ],
 )
 @pytest.mark.parametrize("job", [RUNS, WAITS, SWAPPED, ENDED], ids=lambda job: job.id)
 def test_each_part_names_jobs_of_its_own_states(
     part: str, names: Callable[[Job], StepPlan], job: Job
 ) -> None:
-    accepted = [RUNS] if part in ("run", "preempt") else [WAITS, SWAPPED]
+    residents, queued = ("run", "preempt", "offload"), [WAITS, SWAPPED]
+    accepted = [RUNS] if part in residents else [SWAPPED] if part == "prefetch" else queued
     if job in accepted:
         check_plan(names(job), VIEW)
         return
@@ -64,6 +68,8 @@ def test_each_part_names_jobs_of_its_own_states(
         StepPlan(run=VIEW.residents, preempt={RUNS: Fate.RECOMPUTE}),
         StepPlan(admit=[WAITS], leave={WAITS: Departure.HAND_OFF}),
         StepPlan(run=[RUNS], admit=[RUNS]),
+        StepPlan(run=VIEW.residents, offload=[RUNS]),
+        StepPlan(preempt={RUNS: Fate.SWAP}, offload=[RUNS]),
     ],
 )
 def test_a_job_named_twice_is_refused(plan: StepPlan) -> None:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from headway.core.cost import CostModel
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
+from headway.predict.transfer import TransferModel
 from headway.sim.oracle import ORACLES
 from headway.sim.simulation import PolicyFactory, System
 from headway.traces import TraceRequest
+from tests.sim.swapping import restless
 from tests.sim.worlds import LIMIT, Linear, calibration, limits, request, run, slo
 from tests.strategies import FEW
 
@@ -91,6 +93,22 @@ def test_records_are_the_same(name: str, trace: list[TraceRequest], system: Syst
 @given(trace=traces().map(lambda trace: trace[:5]), system=systems())
 def test_under_the_bounds_too(name: str, trace: list[TraceRequest], system: System) -> None:
     same_either_way(trace, ORACLES[name]({each.id: each.output_tokens for each in trace}), system)
+
+
+@FEW
+@given(trace=traces(), system=systems(), seed=st.integers(0, 99), bytes_per_s=st.sampled_from([20.0, 100.0]))
+def test_with_copies_on_their_way_too(
+    trace: list[TraceRequest], system: System, seed: int, bytes_per_s: float
+) -> None:
+    copies = TransferModel(start_s=0.01, bytes_per_s=bytes_per_s)
+    swapping = replace(
+        system,
+        limits=replace(
+            system.limits, host_blocks=40, serial_copies=not system.limits.asynchronous and seed % 2 == 0
+        ),
+        calibration=replace(system.calibration, to_host=copies, to_device=copies),
+    )
+    same_either_way(trace, restless(seed, 40, calm=True), swapping)
 
 
 def test_a_stretch_is_one_go() -> None:

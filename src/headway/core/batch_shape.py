@@ -53,7 +53,23 @@ class BatchShape:
 
 def shape_of(tokens: Mapping[Job, int]) -> BatchShape:
     """The shape of a step that granted `tokens`, asked after the ledger has applied it. O(jobs)."""
-    shape = BatchShape()
+    # `BatchShape.add` spelled out: this runs for every job of every step.
+    num_decodes = decode_context = num_prefill_tokens = prefill_context = 0
+    pairs = 0.0
     for job, new_tokens in tokens.items():
-        shape.add(new_tokens, job.num_computed_tokens - new_tokens)
-    return shape
+        computed = job.num_computed_tokens
+        if new_tokens == 1:
+            num_decodes += 1
+            decode_context += computed
+        else:
+            num_prefill_tokens += new_tokens
+            prefill_context += computed
+            pairs += new_tokens * (computed - new_tokens + (new_tokens + 1) / 2)
+    return BatchShape(
+        num_jobs=len(tokens),
+        num_tokens=num_decodes + num_prefill_tokens,
+        num_decodes=num_decodes,
+        decode_context_tokens=decode_context,
+        prefill_context_tokens=prefill_context,
+        prefill_pairs=pairs,
+    )

@@ -6,10 +6,10 @@ fills in the same way (vLLM 0.32, v1/core/sched/scheduler.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
 
 
@@ -17,23 +17,48 @@ class KvSide(Protocol):
     """The memory a step allocates from, real or simulated."""
 
     def ready(self, job: Job) -> Reason | None:
-        """None when a waiting job may start now, else why it is passed over."""
+        """None when a waiting or swapped job may start now, else why it is passed over."""
         ...
 
     def cached_tokens(self, job: Job) -> int:
-        """Leading tokens of a waiting job whose KV is already on the device."""
+        """Leading tokens of a waiting or swapped job whose KV is already on the device."""
         ...
 
     def start(self, job: Job, num_tokens: int) -> Reason | None:
-        """Allocate for a waiting job's first `num_tokens` tokens past the cached ones, or say why not."""
+        """Allocate for a waiting job's first `num_tokens` tokens past the cached ones, or say why not.
+
+        For a swapped job: allocate for all its tokens and start to copy its KV back.
+        """
         ...
 
     def grow(self, job: Job, num_tokens: int) -> bool:
         """Allocate for `num_tokens` more tokens of a resident job; False when blocks are short."""
         ...
 
-    def release(self, job: Job, fate: Fate) -> None:
-        """Take a job's blocks away."""
+    def release(self, job: Job, fate: Fate) -> Fate:
+        """Take a job's blocks away, at once or when they are copied; returns the fate there was room for."""
+        ...
+
+    def evict(self, job: Job) -> Fate:
+        """Take a victim's blocks away as fast as can be: a swap only where the host has a true copy."""
+        ...
+
+    def offload(self, job: Job) -> Reason | None:
+        """Start to copy a paused resident's KV to the host, or say why not."""
+        ...
+
+    def prefetch(self, job: Job) -> Reason | None:
+        """Allocate for all tokens of a swapped job and start to copy its KV back, or say why not."""
+        ...
+
+    @property
+    def restoring(self) -> Collection[Job]:
+        """Residents whose KV is on its way back from the host."""
+        ...
+
+    @property
+    def blocks_coming_free(self) -> int:
+        """Blocks that come free when the copies under way, or about to start, are done."""
         ...
 
     @property
@@ -49,17 +74,22 @@ def fill(
 
     Each job gets min(need, its cap, what is left of the budget). A waiting job that is not ready is
     passed over; the first ready one that does not fit ends admission. When blocks run out the victim is
-    the last resident: paused jobs, then the end of `run`. O(residents + admitted) allocations.
+    the last resident: paused jobs, then the end of `run`; but while blocks are coming free, the job that
+    lacks some waits for them, and so do those behind it. Prefetches and offloads come last. O(residents +
+    admitted) allocations.
     """
     outcome = StepOutcome(now_s=now_s, plan=plan)
     for job, fate in plan.preempt.items():
-        kv.release(job, fate)
-        outcome.preempted[job] = fate
+        outcome.preempted[job] = kv.release(job, fate)
     line = [*plan.run, *_paused(plan, residents)]
     budget = _fill_run(plan, line, kv, outcome)
-    if len(outcome.preempted) == len(plan.preempt):
+    if budget is not None:
         seats = min(max_run - len(plan.run), max_resident - len(line))
         _fill_admit(plan, kv, outcome, budget=budget, seats=seats)
+        if plan.prefetch:
+            _prefetch(plan, kv, outcome, slots=max_resident - len(line) - len(outcome.admitted))
+    if plan.offload:
+        _offload(plan, kv, outcome)
     outcome.num_tokens = sum(outcome.tokens.values())
     outcome.left.update(plan.leave)
     outcome.free_blocks = kv.free_blocks
@@ -74,12 +104,18 @@ def _paused(plan: StepPlan, residents: Sequence[Job]) -> list[Job]:
     return [job for job in residents if job not in running and job not in plan.preempt]
 
 
-def _fill_run(plan: StepPlan, line: list[Job], kv: KvSide, outcome: StepOutcome) -> int:
-    """Grant tokens to `run`, which begins `line`, evicting from its end; returns the budget left."""
-    budget, caps, grow = plan.token_budget, plan.chunk_cap, kv.grow
+def _fill_run(plan: StepPlan, line: list[Job], kv: KvSide, outcome: StepOutcome) -> int | None:
+    """Grant tokens to `run`, which begins `line`, evicting from its end.
+
+    Returns the budget left; None if blocks ran out.
+    """
+    budget, caps, grow, restoring = plan.token_budget, plan.chunk_cap, kv.grow, kv.restoring
     for index, job in enumerate(plan.run):
         if index >= len(line):
             break
+        if restoring and job in restoring:
+            outcome.passed_over[job] = Reason.REMOTE_KV
+            continue
         granted = min(uncomputed_tokens(job), budget)
         if caps:
             granted = min(granted, caps.get(job, granted))
@@ -87,20 +123,23 @@ def _fill_run(plan: StepPlan, line: list[Job], kv: KvSide, outcome: StepOutcome)
             outcome.passed_over[job] = Reason.BUDGET if budget <= 0 else Reason.IN_FLIGHT
             continue
         while not grow(job, granted):
+            if kv.blocks_coming_free:
+                outcome.passed_over[job] = Reason.BLOCKS
+                return None
             victim = line.pop()
-            kv.release(victim, Fate.RECOMPUTE)
-            outcome.preempted[victim] = Fate.RECOMPUTE
+            outcome.preempted[victim] = kv.evict(victim)
             if victim is job:
-                return budget
+                return None
         outcome.tokens[job] = granted
         budget -= granted
-    return budget
+    return budget if len(outcome.preempted) == len(plan.preempt) else None
 
 
 def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int, seats: int) -> None:
     """Start waiting jobs in order until seats, tokens or blocks end it.
 
-    Whole prompts are fitted by all their tokens, cached or not, so the fit is known before any look-up.
+    Whole prompts are fitted by all their tokens, cached or not, so the fit is known before any look-up. A
+    swapped job is no prompt: it takes a seat, and tokens only if its KV is there at once.
     """
     room = budget
     for job in plan.admit:
@@ -112,8 +151,9 @@ def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int
             outcome.passed_over[job] = not_ready
             continue
         cached = kv.cached_tokens(job)
-        need = job.num_tokens - cached
-        if plan.whole_prompts and not starts_whole(job.num_tokens, room, plan.token_budget):
+        need = job.num_tokens - max(cached, job.num_computed_tokens)
+        swapped = job.state is JobState.SWAPPED
+        if plan.whole_prompts and not (swapped or starts_whole(job.num_tokens, room, plan.token_budget)):
             outcome.passed_over[job] = Reason.WHOLE_PROMPT
             return
         granted = min(need, plan.chunk_cap.get(job, budget), budget)
@@ -123,10 +163,42 @@ def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int
             return
         outcome.admitted.append(job)
         outcome.cached_tokens[job] = cached
+        seats -= 1
+        if swapped and job in kv.restoring:
+            continue
         outcome.tokens[job] = granted
         budget -= granted
-        room -= job.num_tokens
-        seats -= 1
+        room -= granted if swapped else job.num_tokens
+
+
+def _prefetch(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, slots: int) -> None:
+    """Bring swapped jobs back in order until slots or blocks end it."""
+    for job in plan.prefetch:
+        if slots <= 0:
+            outcome.passed_over[job] = Reason.SEATS
+            return
+        not_ready = kv.ready(job)
+        if not_ready is not None:
+            outcome.passed_over[job] = not_ready
+            continue
+        cached = kv.cached_tokens(job)
+        misfit = kv.prefetch(job)
+        if misfit is not None:
+            outcome.passed_over[job] = misfit
+            return
+        outcome.admitted.append(job)
+        outcome.cached_tokens[job] = cached
+        slots -= 1
+
+
+def _offload(plan: StepPlan, kv: KvSide, outcome: StepOutcome) -> None:
+    """Start the copies of those who are still resident."""
+    for job in plan.offload:
+        refused = Reason.PREEMPTION if job in outcome.preempted else kv.offload(job)
+        if refused is None:
+            outcome.offloaded.append(job)
+        else:
+            outcome.passed_over[job] = refused
 
 
 def uncomputed_tokens(job: Job) -> int:

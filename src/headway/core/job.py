@@ -22,7 +22,8 @@ class Job:
     """A request as a policy sees it: live, kept up to date by the ledger, compared by identity.
 
     Token counts use vLLM's words. `num_computed_tokens` counts tokens whose KV is on the device or being
-    computed by a step in flight; it falls to 0 when the KV is dropped. `num_output_placeholders` are output
+    computed by a step in flight, or on the host or on its way between the two; it falls to 0 when the KV is
+    dropped. `swapped_blocks` are those copied to the host so far. `num_output_placeholders` are output
     tokens of steps in flight that later steps build on before they are known (asynchronous scheduling); it
     is kept where `core.fill` fills the steps. `max_output_tokens` is the limit the client set, never an
     estimate of the length; the true length is not here.
@@ -44,6 +45,7 @@ class Job:
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     recomputed_tokens: int = 0
+    swapped_blocks: int = 0
     state: JobState = JobState.WAITING
 
     @property

@@ -21,12 +21,13 @@ class Ledger:
     """Follows every job from arrival to its one end; the engine and the simulator keep the same one.
 
     `residents` is in the engine's order; who joins or ends makes a new list, since plans hold the old one.
-    Costs: arrive, sampled O(1); end O(1), of a resident O(residents) pointer compares; apply O(jobs that
-    got tokens), with admissions O(residents).
+    `swapped` jobs have their KV on the host or on its way there. Costs: arrive, sampled O(1); end O(1), of a
+    resident O(residents) pointer compares; apply O(jobs that got tokens), with admissions O(residents).
     """
 
     def __init__(self) -> None:
         self.waiting: dict[str, Job] = {}
+        self.swapped: dict[str, Job] = {}
         self.residents: list[Job] = []
         self.arrived = 0
         self.ended: Counter[Outcome] = Counter()
@@ -34,7 +35,7 @@ class Ledger:
     @property
     def live(self) -> int:
         """Jobs that have arrived and not ended."""
-        return len(self.waiting) + len(self.residents)
+        return len(self.waiting) + len(self.swapped) + len(self.residents)
 
     def arrive(self, job: Job) -> None:
         """Take in a new job, waiting."""
@@ -65,20 +66,25 @@ class Ledger:
         return [*run, *(job for job in self.residents if job not in running)]
 
     def _preempt(self, job: Job, fate: Fate) -> None:
-        if fate is Fate.RECOMPUTE:
-            job.recomputed_tokens += job.num_computed_tokens
         job.num_preemptions += 1
+        if fate is Fate.SWAP:
+            job.state = JobState.SWAPPED
+            self.swapped[job.id] = job
+            return
+        job.recomputed_tokens += job.num_computed_tokens
         job.num_computed_tokens = 0
         job.state = JobState.WAITING
         self.waiting[job.id] = job
 
     def _admit(self, job: Job, cached_tokens: int, now_s: float) -> None:
-        del self.waiting[job.id]
         self.residents.append(job)
+        if self.swapped.pop(job.id, None) is None:
+            del self.waiting[job.id]
+            # What a dropped job finds in the prefix cache it does not compute again.
+            job.recomputed_tokens -= min(cached_tokens, job.recomputed_tokens)
         job.state = JobState.RESIDENT
-        job.num_computed_tokens = cached_tokens
-        # What a preempted job finds in the prefix cache it does not compute again.
-        job.recomputed_tokens -= min(cached_tokens, job.recomputed_tokens)
+        # A waiting job has computed nothing; a swapped one all that its KV on the host is of.
+        job.num_computed_tokens = max(cached_tokens, job.num_computed_tokens)
         if job.first_scheduled_s is None:
             job.first_scheduled_s = now_s
 
@@ -92,7 +98,8 @@ class Ledger:
 
     def end(self, job: Job, outcome: Outcome, now_s: float) -> Record:
         """Take a job out and return its record; a job that is not live is a ValueError."""
-        if self.waiting.pop(job.id, None) is None:
+        queued = self.waiting.pop(job.id, None) or self.swapped.pop(job.id, None)
+        if queued is None:
             residents = self.residents.copy()
             residents.remove(job)
             self.residents = residents
@@ -103,7 +110,8 @@ class Ledger:
     def check(self) -> None:
         """Assert that no job is lost, doubled or in the wrong place (invariants 1 and 6); O(live)."""
         assert self.arrived == self.ended.total() + self.live
-        places = [*self.waiting.values(), *self.residents]
+        places = [*self.waiting.values(), *self.swapped.values(), *self.residents]
         assert len(set(places)) == len(places)
         assert all(job.state is JobState.WAITING for job in self.waiting.values())
+        assert all(job.state is JobState.SWAPPED for job in self.swapped.values())
         assert all(job.state is JobState.RESIDENT for job in self.residents)

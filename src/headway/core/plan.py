@@ -12,7 +12,10 @@ from headway.errors import PlanError
 
 
 class Fate(StrEnum):
-    """What becomes of a preempted job's KV."""
+    """What becomes of a preempted job's KV: copied to the host, or dropped.
+
+    A swap the host has no room for becomes a RECOMPUTE; the outcome says what it was.
+    """
 
     SWAP = "swap"
     RECOMPUTE = "recompute"
@@ -48,6 +51,8 @@ class Reason(StrEnum):
     MODEL_LENGTH = "model_length"
     HELD = "held"
     ENGINE_PAUSED = "engine_paused"
+    HOST_BLOCKS = "host_blocks"
+    RESTORES = "restores"
     UNEXPLAINED = "unexplained"
 
 
@@ -59,6 +64,11 @@ class StepPlan:
     them than there are seats, since some may not be ready. Residents in neither `run` nor `preempt` are
     paused: no tokens, KV kept. With `whole_prompts` a waiting job starts only if all its tokens fit what
     is left of the budget; one longer than the whole budget starts only as the step's first work, in chunks.
+
+    A swapped job comes back with what it had computed, and gets tokens when its KV has arrived. `offload`
+    (paused residents) starts a copy of their KV to the host; they stay. `prefetch` (swapped jobs) brings KV
+    back without a place in the batch, from the blocks and slots that are left; the job is then resident and
+    paused, and `preempt {job: SWAP}` puts it back at once.
     """
 
     run: Sequence[Job] = ()
@@ -76,9 +86,11 @@ class StepPlan:
 class StepOutcome:
     """What a step really did. `tokens` holds every job that got some, with how many.
 
-    `num_tokens` is their sum. `cached_tokens` are the leading tokens an admitted job found computed
-    already. `preempted` are the jobs whose KV left the device, wanted by the plan or not; `passed_over`
-    names why a job of the plan got nothing or less than its share.
+    `num_tokens` is their sum. `admitted` became resident, to run or (swapped ones) to have their KV copied
+    back first, prefetched ones included. `cached_tokens` are the leading tokens an admitted job found
+    computed on the device already. `offloaded` are those whose copy to the host is complete
+    or under way now. `preempted` are the jobs whose KV left the device, wanted by the plan or not;
+    `passed_over` names why a job of the plan got nothing or less than its share.
     """
 
     now_s: float
@@ -88,6 +100,7 @@ class StepOutcome:
     admitted: list[Job] = field(default_factory=list)
     cached_tokens: dict[Job, int] = field(default_factory=dict)
     preempted: dict[Job, Fate] = field(default_factory=dict)
+    offloaded: list[Job] = field(default_factory=list)
     left: dict[Job, Departure] = field(default_factory=dict)
     passed_over: dict[Job, Reason] = field(default_factory=dict)
     free_blocks: int = 0
@@ -95,6 +108,7 @@ class StepOutcome:
 
 _RESIDENT = (JobState.RESIDENT,)
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
+_SWAPPED = (JobState.SWAPPED,)
 
 
 def check_plan(plan: StepPlan, view: StepView) -> None:
@@ -103,20 +117,21 @@ def check_plan(plan: StepPlan, view: StepView) -> None:
     Called for every plan of an engine, so that a bad one costs its policy and not the engine. O(jobs named);
     a `run` that is the view's residents themselves is not looked at again.
 
-    A job is named at most once among run, admit, preempt and leave (invariant 1); run and preempt name
-    residents, admit and leave waiting or swapped jobs; budget, caps and batch width are within the view's
+    A job is named at most once (invariant 1); run, preempt and offload name residents, admit and leave
+    waiting or swapped jobs, prefetch swapped ones; budget, caps and batch width are within the view's
     limits.
     """
-    run = () if plan.run is view.residents and not plan.preempt else plan.run
-    count = len(run) + len(plan.admit) + len(plan.preempt) + len(plan.leave)
-    if len({*run, *plan.admit, *plan.preempt, *plan.leave}) != count:
-        named = [*run, *plan.admit, *plan.preempt, *plan.leave]
+    run = () if plan.run is view.residents and not (plan.preempt or plan.offload) else plan.run
+    named = [*run, *plan.admit, *plan.preempt, *plan.leave, *plan.offload, *plan.prefetch]
+    if len(set(named)) != len(named):
         twice = sorted({job.id for job in named if named.count(job) > 1})
         raise PlanError(f"a plan may name a job once; named more than once: {twice}")
     _check_states("run", run, _RESIDENT)
     _check_states("admit", plan.admit, _QUEUED)
     _check_states("preempt", plan.preempt, _RESIDENT)
     _check_states("leave", plan.leave, _QUEUED)
+    _check_states("offload", plan.offload, _RESIDENT)
+    _check_states("prefetch", plan.prefetch, _SWAPPED)
     if not 0 <= plan.token_budget <= view.max_tokens:
         raise PlanError(f"token_budget is {plan.token_budget}; accepted: 0 to {view.max_tokens}")
     if len(plan.run) > view.max_run:

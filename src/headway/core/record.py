@@ -58,5 +58,6 @@ def record_of(job: Job, outcome: Outcome, now_s: float) -> Record:
         predicted_output_tokens=job.predicted_output_tokens,
         slo=job.slo,
         preemptions=job.num_preemptions,
+        swapped_blocks=job.swapped_blocks,
         recomputed_tokens=job.recomputed_tokens,
     )

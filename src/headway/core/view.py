@@ -12,6 +12,10 @@ def _never(job: Job) -> bool:
     return False
 
 
+def _none(job: Job) -> int:
+    return 0
+
+
 @dataclass(slots=True, kw_only=True)
 class StepView:
     """The state of one engine before a step: one object, reused, whose lists a policy only reads.
@@ -19,20 +23,31 @@ class StepView:
     `residents` hold KV, in the engine's order (run order of the last step, then newcomers); `waiting` is
     unordered, since orders keep their own index of it. `max_run` is the batch width, `max_resident` the
     number of worker slots (paused jobs use one), `max_tokens` the most one step may compute.
-    `admissible(job)` says whether a waiting job would pass every check of this step but its rank; it
-    costs a prefix lookup, so ask for a few jobs, not for all.
+    `admissible(job)` says whether a waiting or swapped job would pass every check of this step but its
+    rank; it costs a prefix lookup, so ask for a few jobs, not for all.
+
+    With a host tier: `swapped` jobs have their KV on the host or on its way there, unordered, in the same
+    index of the order as the waiting; `restoring` are the residents whose KV is on its way back, who get no
+    tokens; `blocks_coming_free` are held by copies to the host alone; `uncopied_blocks(job)` is how many
+    blocks of a resident's KV a swap would have to copy first (0: it is instant).
     """
 
     now_s: float = 0.0
     residents: Sequence[Job] = ()
     waiting: Collection[Job] = ()
+    swapped: Collection[Job] = ()
+    restoring: Collection[Job] = ()
     free_blocks: int = 0
     total_blocks: int = 0
+    blocks_coming_free: int = 0
+    host_free_blocks: int = 0
+    host_total_blocks: int = 0
     block_size: int = 16
     max_run: int = 1
     max_resident: int = 1
     max_tokens: int = 1
     admissible: Callable[[Job], bool] = _never
+    uncopied_blocks: Callable[[Job], int] = _none
 
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""

@@ -12,6 +12,9 @@ from headway.policies.eviction import Eviction
 from headway.policies.leaving import Leaving
 from headway.policies.order import Order
 
+_QUEUED = (JobState.WAITING, JobState.SWAPPED)
+"""The jobs that the order and the leaving rules hold."""
+
 
 @dataclass(slots=True)
 class Policy:
@@ -28,14 +31,14 @@ class Policy:
     leaving: tuple[Leaving, ...] = ()
 
     def add(self, job: Job) -> None:
-        """A job starts to wait."""
+        """A job starts to wait; one that was swapped out waits like any other, to be admitted again."""
         self.order.add(job)
         for rule in self.leaving:
             rule.add(job)
 
     def end(self, job: Job) -> None:
         """A job is gone; if it still waited, it no longer does."""
-        if job.state is JobState.WAITING:
+        if job.state in _QUEUED:
             self._stop_waiting(job)
         self.order.end(job)
 
@@ -47,7 +50,7 @@ class Policy:
     def touch(self, job: Job) -> None:
         """Something changed that a job's rank may depend on: its first token is out, or it grew while waiting."""
         self.order.touch(job)
-        if job.state is JobState.WAITING:
+        if job.state in _QUEUED:
             for rule in self.leaving:
                 rule.remove(job)
                 rule.add(job)

@@ -6,26 +6,32 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headway.core.fill import fill
+from headway.core.fill import KvSide, fill
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
 from headway.core.plan import Reason, StepOutcome, check_plan
 from headway.core.record import Outcome, Record
 from headway.core.view import StepView
 from headway.policies.policy import Policy
+from headway.sim.host_tier import Copy, Direction, HostTier
 from headway.sim.kv_pool import BlockKey, KvPool
 from headway.sim.limits import EngineLimits
 
 
 @dataclass(slots=True)
 class Totals:
-    """What an engine did: steps with work, tokens computed, KV lost to preemption, tokens found in the cache."""
+    """What an engine did: steps with work, tokens computed, KV lost to preemption, tokens found in the cache.
+
+    Swapped blocks are those copied to the host and back, ahead of need ones included.
+    """
 
     steps: int = 0
     tokens: int = 0
     admissions: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -43,6 +49,9 @@ class SimulatedEngine:
     before the tokens of the one before are known. The true output lengths are known here and nowhere a
     policy looks. Jobs that end are handed to `on_end` as records. With `check` every invariant of the
     ledger and the pool is asserted after each step.
+
+    With `limits.host_blocks` jobs can be swapped out: after each `schedule`, `update` and `copied`, whoever
+    keeps time takes the copies that start then (`take_copies`) and calls `copied` when one is done.
     """
 
     def __init__(
@@ -65,6 +74,8 @@ class SimulatedEngine:
             prefix_caching=limits.prefix_caching,
             watermark_blocks=limits.watermark_blocks,
         )
+        self.tier = self._host_tier(limits) if limits.host_blocks else None
+        self._kv: KvSide = self.tier or self.pool
         self._on_end = on_end
         self._check = check
         self._output_tokens: dict[Job, int] = {}
@@ -78,6 +89,18 @@ class SimulatedEngine:
             max_resident=limits.max_num_seqs,
             max_tokens=limits.max_num_batched_tokens,
             admissible=self._admissible,
+        )
+        if self.tier is not None:
+            self._view.host_total_blocks = limits.host_blocks
+            self._view.uncopied_blocks = self.tier.uncopied_blocks
+
+    def _host_tier(self, limits: EngineLimits) -> HostTier:
+        return HostTier(
+            self.pool,
+            limits.host_blocks,
+            restore_blocks=limits.restore_blocks,
+            serial=limits.serial_copies,
+            in_flight=lambda job: self._steps_in_flight(job) > 0,
         )
 
     # ---- arrivals ----------------------------------------------------------------------------------
@@ -97,7 +120,8 @@ class SimulatedEngine:
 
     def fail_oversized(self, now_s: float) -> bool:
         """End the waiting jobs that have outgrown even an empty pool; True if there was one."""
-        failed = [job for job in list(self.ledger.waiting.values()) if self._fail_if_oversized(job, now_s)]
+        queued = [*self.ledger.waiting.values(), *self.ledger.swapped.values()]
+        failed = [job for job in queued if self._fail_if_oversized(job, now_s)]
         return bool(failed)
 
     def _fail_if_oversized(self, job: Job, now_s: float) -> bool:
@@ -120,7 +144,7 @@ class SimulatedEngine:
         outcome = fill(
             plan,
             self.ledger.residents,
-            self.pool,
+            self._kv,
             now_s=now_s,
             max_run=view.max_run,
             max_resident=view.max_resident,
@@ -131,10 +155,12 @@ class SimulatedEngine:
         self.policy.observe(outcome)
         if outcome.tokens:
             self._flights.append(flight)
+        if outcome.tokens or outcome.preempted or outcome.admitted:
             self._count(outcome)
         self.steady = outcome if self._is_steady(flight) else None
         if self._check:
             self.check()
+            assert all(job not in self._kv.restoring for job in outcome.tokens), "tokens without their KV"
         return outcome
 
     def view(self, now_s: float) -> StepView:
@@ -144,11 +170,16 @@ class SimulatedEngine:
         view.residents = self.ledger.residents
         view.waiting = self.ledger.waiting.values()
         view.free_blocks = self.pool.free_blocks
+        if self.tier is not None:
+            view.swapped = self.ledger.swapped.values()
+            view.restoring = self.tier.restoring
+            view.blocks_coming_free = self.tier.blocks_coming_free
+            view.host_free_blocks = self.tier.host.free_blocks
         return view
 
     def _admissible(self, job: Job) -> bool:
         seat = len(self.ledger.residents) < self.limits.max_num_seqs
-        return seat and self.pool.ready(job) is None and self.pool.misfit(job) is None
+        return seat and self._kv.ready(job) is None and self.pool.misfit(job) is None
 
     def _awaiting_token(self, outcome: StepOutcome) -> list[Job]:
         """Jobs whose last known token this step computes; under asynchronous scheduling they can go on."""
@@ -165,14 +196,18 @@ class SimulatedEngine:
         """A job preempted in flight can start again only when the tokens on their way have come."""
         for job in outcome.preempted:
             job.num_output_placeholders = 0
-            steps = sum(job in flight.outcome.tokens for flight in self._flights)
+            steps = self._steps_in_flight(job)
             if steps:
                 self._stale_steps[job] = steps
                 self.pool.not_ready[job] = Reason.STALE_OUTPUT
 
+    def _steps_in_flight(self, job: Job) -> int:
+        """Steps that compute tokens of a job and whose output is still to come; O(steps in flight)."""
+        return sum(job in flight.outcome.tokens for flight in self._flights)
+
     def _count(self, outcome: StepOutcome) -> None:
         totals = self.totals
-        totals.steps += 1
+        totals.steps += bool(outcome.tokens)
         totals.tokens += outcome.num_tokens
         totals.admissions += len(outcome.admitted)
         totals.preemptions += len(outcome.preempted)
@@ -184,9 +219,13 @@ class SimulatedEngine:
         """Process the output of the oldest step in flight: a token each, and the ends they bring."""
         flight = self._flights.popleft()
         stale = self._stale_before(flight) if self._stale_steps else frozenset()
+        if self.tier is not None and self.tier.returned:
+            self._follow_restored(flight.outcome)
         for job in flight.sampled:
             if job.state is not JobState.ENDED:
                 self._sampled(job, now_s, is_stale=job in stale)
+        if self.tier is not None and stale:
+            self._copy_drained(flight.outcome)
         if self._check:
             self.check()
 
@@ -198,6 +237,20 @@ class SimulatedEngine:
             if not self._stale_steps[job]:
                 self._fresh(job)
         return stale
+
+    def _copy_drained(self, outcome: StepOutcome) -> None:
+        """Swapped jobs that have not ended, and that no step computes any more, are copied now."""
+        assert self.tier is not None
+        for job in outcome.tokens:
+            if job not in self._stale_steps:
+                self.tier.advance(job)
+
+    def _follow_restored(self, outcome: StepOutcome) -> None:
+        """Once a restored job has run, others may come back in its stead."""
+        assert self.tier is not None
+        for job in outcome.tokens:
+            if self.tier.ran(job):
+                self.steady = None
 
     def _fresh(self, job: Job) -> None:
         self._stale_steps.pop(job, None)
@@ -219,13 +272,41 @@ class SimulatedEngine:
     def _end(self, job: Job, outcome: Outcome, now_s: float, error: str | None = None) -> None:
         self.steady = None
         self.policy.end(job)
-        self.pool.forget(job)
+        self._forget(job)
         self._fresh(job)
         del self._output_tokens[job]
         record = self.ledger.end(job, outcome, now_s)
         record.instance = self.name
         record.error = error
         self._on_end(record)
+
+    def _forget(self, job: Job) -> None:
+        if self.tier is not None:
+            self.tier.forget(job)
+        else:
+            self.pool.forget(job)
+
+    # ---- copies between device and host ------------------------------------------------------------
+
+    def take_copies(self) -> list[Copy]:
+        """The copies that have started since this was last asked, in order; serial ones are done already."""
+        if self.tier is None or not self.tier.started:
+            return []
+        copies, self.tier.started = self.tier.started, []
+        for copy in copies:
+            if copy.direction is Direction.TO_HOST:
+                self.totals.swapped_out_blocks += len(copy.blocks)
+            else:
+                self.totals.swapped_in_blocks += len(copy.blocks)
+        return copies
+
+    def copied(self, copy: Copy) -> None:
+        """A copy is done: its blocks, or its job, can be used in the next step."""
+        assert self.tier is not None
+        self.steady = None
+        self.tier.finish(copy)
+        if self._check:
+            self.check()
 
     # ---- stretches in which nothing changes ----------------------------------------------------------
 
@@ -237,7 +318,8 @@ class SimulatedEngine:
         plan, residents = outcome.plan, self.ledger.residents
         return (
             outcome.num_tokens == len(residents) == len(flight.sampled) > 0
-            and not (outcome.admitted or outcome.preempted or plan.leave or plan.chunk_cap or plan.offload)
+            and not (outcome.admitted or outcome.preempted or plan.leave or plan.chunk_cap)
+            and not (plan.offload or plan.prefetch)
             and list(plan.run) == residents
             and not self._stale_steps
         )
@@ -245,10 +327,11 @@ class SimulatedEngine:
     def steady_rounds(self) -> int:
         """How many times more the last step can be scheduled, and an output processed, without any change.
 
-        0 when the last step was not steady or something has happened since. Stops short of the token that
-        ends a job and of the blocks that would run out. O(residents).
+        0 when the last step was not steady or something has happened since, or will: a copy ends, or the first
+        step of a restored job, and with it the use of its host copy. Stops short of the token that ends a
+        job and of the blocks that would run out. O(residents).
         """
-        if self.steady is None:
+        if self.steady is None or (self.tier is not None and (self.tier.busy or self.tier.returned)):
             return 0
         lengths = self._output_tokens
         left = self.pool.free_blocks // len(self.ledger.residents) * self.limits.block_size
@@ -296,4 +379,4 @@ class SimulatedEngine:
     def check(self) -> None:
         """Assert the invariants of ledger and pool; O(jobs + blocks)."""
         self.ledger.check()
-        self.pool.check(self.ledger.residents)
+        (self.tier or self.pool).check(self.ledger.residents)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf, nextafter
 
 from headway.core.batch_shape import BatchShape, shape_of
@@ -11,12 +12,14 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.predict.step_clock import StepClock
 from headway.sim.clock import Clock
+from headway.sim.copy_engine import CopyEngine
 from headway.sim.engine import SimulatedEngine
+from headway.sim.host_tier import Copy, Direction
 from headway.sim.kv_pool import BlockKey
 from headway.sim.loop import EventLoop, Phase
 from headway.sim.pipeline import Pipeline
 
-SPIN_S = 1e-3
+SPIN_S = 1e-2
 """How often an engine with work but nothing to schedule looks again, where no part says when to."""
 
 StepObserver = Callable[[str, StepOutcome, float, float], None]
@@ -29,6 +32,9 @@ class Instance:
     Nothing happens between a step's start and its output but that requests queue up. When the last step
     was steady, what follows up to `horizon_s()`, the next arrival anywhere, is stepped over in one go
     (unless someone watches every step). `learn` hears of the steps that `wants` names, by their number.
+
+    Copies between device and host go through `copiers`, beside the steps; while any is under way nothing is
+    stepped over. Serial ones hold up the step they were decided with, or the next plan if nobody runs.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class Instance:
         host_job_s: float = 0.0,
         horizon_s: Callable[[], float] = lambda: -inf,
         watch: StepObserver | None = None,
+        copiers: Mapping[Direction, CopyEngine] | None = None,
     ) -> None:
         self.engine = engine
         self._clock = clock
@@ -54,6 +61,8 @@ class Instance:
         self._pipeline = Pipeline(engine.limits.pipeline_stages)
         self._host_s = host_s
         self._host_job_s = host_job_s
+        self._copiers = copiers or {}
+        self._serial_s = 0.0
         self._flights: deque[tuple[float, float, StepOutcome]] = deque()
         self._shape = BatchShape()
         self._dispatched = 0
@@ -76,24 +85,35 @@ class Instance:
         if now_s != self._wake_s:
             return  # something has woken it earlier
         self._wake_s = inf
+        moved = False
         while len(self._flights) < self.engine.limits.depth:
             if self._may_repeat() and self._repeat(now_s):
                 return
             outcome = self.engine.schedule(now_s)
+            self._start_copies(now_s)
             if not outcome.tokens:
+                moved = self.engine.tier is not None and bool(outcome.preempted or outcome.admitted)
                 break
             self._shape = shape_of(outcome.tokens)
             self._dispatch(outcome, now_s)
         if self._flights:
             self._loop.at(self._flights[0][0], Phase.OUTPUT, self._output)
         elif self.engine.ledger.live:
-            self._wait(now_s)
+            if moved:
+                # Nothing runs, yet the next plan may be another one: wait for serial copies, or just ask again.
+                self._wake(now_s + (self._serial_s or SPIN_S))
+                self._serial_s = 0.0
+            else:
+                self._wait(now_s)
 
     def _dispatch(self, outcome: StepOutcome, now_s: float) -> None:
         host_s = self._host_s + self._host_job_s * self._shape.num_jobs
-        finished_s = self._pipeline.dispatch(now_s, host_s, self._clock.step_s(self._shape))
+        step_s = self._clock.step_s(self._shape) + self._serial_s
+        finished_s = self._pipeline.dispatch(now_s, host_s, step_s)
         self._flights.append((finished_s, now_s, outcome))
-        lesson = self._shape if self._wants(self._dispatched) else None
+        # A step that waited for copies says nothing about its shape.
+        lesson = self._shape if not self._serial_s and self._wants(self._dispatched) else None
+        self._serial_s = 0.0
         self._learn.dispatched(lesson, now_s)
         self._dispatched += 1
 
@@ -104,7 +124,23 @@ class Instance:
         if self._watch is not None:
             self._watch(self.engine.name, outcome, started_s, finished_s)
         self.engine.update(finished_s)
+        self._start_copies(finished_s)
         self._wake(finished_s)
+
+    def _start_copies(self, now_s: float) -> None:
+        for copy in self.engine.take_copies():
+            copier = self._copiers[copy.direction]
+            if self.engine.limits.serial_copies:
+                self._serial_s += copier.seconds(copy)
+            else:
+                self._loop.at(copier.submit(copy, now_s), Phase.COPY, partial(self._copied, copy))
+
+    def _copied(self, copy: Copy) -> None:
+        """A copy is done; an engine without work may have some now."""
+        self.engine.copied(copy)
+        self._start_copies(self._loop.now_s)
+        if not self._flights:
+            self._wake(self._loop.now_s)
 
     def _wait(self, now_s: float) -> None:
         """Work, and nothing of it to schedule: look again when a part says so; fail what can never fit."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from sys import maxsize
 
@@ -43,7 +43,12 @@ class KvPool:
     found until they are taken. Blocks can be found from their allocation on, so a later admission of the
     same step hits them; generated tokens once they are known. A job hits at most its tokens but one, in
     whole blocks. `not_ready` is set by the engine. Costs: O(blocks touched).
+
+    A copy to or from the host pins its blocks: they stay, whatever becomes of the job, until it is done. By
+    itself the pool has no host: what is preempted is dropped (`sim.host_tier` puts one beside it).
     """
+
+    restoring: Collection[Job] = ()
 
     def __init__(
         self, num_blocks: int, *, block_size: int, prefix_caching: bool, watermark_blocks: int = 0
@@ -63,6 +68,7 @@ class KvPool:
         # Without prefix caching no number of known tokens lets a block be found.
         self._cache_from_tokens = block_size if prefix_caching else maxsize
         self._looked_up: tuple[Job | None, list[int]] = (None, [])
+        self._pins: Counter[int] = Counter()
 
     # ---- requests come and go ----------------------------------------------------------------------
 
@@ -94,6 +100,18 @@ class KvPool:
 
     def start(self, job: Job, num_tokens: int) -> Reason | None:
         """Allocate the blocks found and those of the next `num_tokens` tokens, if the whole job fits."""
+        misfit = self._hold_found(job)
+        if misfit is not None:
+            return misfit
+        table = self._tables[job]
+        computed = table.num_cached * self.block_size + num_tokens
+        self._extend(table, self.blocks_for(computed))
+        if computed >= table.cache_at_tokens:
+            self._cache(table, min(computed, job.num_tokens))
+        return None
+
+    def _hold_found(self, job: Job) -> Reason | None:
+        """Give a job the blocks found for it, if all its tokens fit."""
         looked_up, found = self._looked_up
         if looked_up is not job:
             found = self._find(job)
@@ -109,10 +127,6 @@ class KvPool:
         table.blocks.extend(found)
         table.num_cached = len(found)
         self._residents += 1
-        computed = len(found) * self.block_size + num_tokens
-        self._extend(table, self.blocks_for(computed))
-        if computed >= table.cache_at_tokens:
-            self._cache(table, min(computed, job.num_tokens))
         return None
 
     def grow(self, job: Job, num_tokens: int) -> bool:
@@ -128,9 +142,28 @@ class KvPool:
             self._cache(table, min(computed, job.num_tokens))
         return True
 
-    def release(self, job: Job, fate: Fate) -> None:
+    def release(self, job: Job, fate: Fate) -> Fate:
         """Take a preempted job's blocks back; what can be found stays to be found until it is taken."""
         self._take_back(self._tables[job])
+        return Fate.RECOMPUTE
+
+    def evict(self, job: Job) -> Fate:
+        """As `release`."""
+        return self.release(job, Fate.RECOMPUTE)
+
+    def offload(self, job: Job) -> Reason | None:
+        """There is no host to copy to."""
+        return Reason.HOST_BLOCKS
+
+    def prefetch(self, job: Job) -> Reason | None:
+        """There is no host to copy from."""
+        return Reason.HOST_BLOCKS
+
+    @property
+    def blocks_coming_free(self) -> int:
+        """Blocks that nothing but copies holds; O(blocks pinned)."""
+        references = self._references
+        return sum(references[block] == pins for block, pins in self._pins.items())
 
     # ---- what the engine asks ----------------------------------------------------------------------
 
@@ -144,11 +177,42 @@ class KvPool:
         if num_tokens >= table.cache_at_tokens:
             self._cache(table, num_tokens)
 
+    # ---- what the host tier asks -------------------------------------------------------------------
+
+    def restore(self, job: Job) -> Reason | None:
+        """Allocate for all tokens of a swapped job, if they fit; only blocks found have contents yet."""
+        misfit = self._hold_found(job)
+        if misfit is None:
+            self._extend(self._tables[job], self.blocks_for(job.num_tokens))
+        return misfit
+
+    def blocks(self, job: Job) -> Sequence[int]:
+        """The blocks a job holds, in the order of its tokens."""
+        return self._tables[job].blocks
+
+    def num_found(self, job: Job) -> int:
+        """Leading blocks of a job that anyone could find: just restored, those that need no copy."""
+        return self._tables[job].num_cached
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        """Keep blocks, held by some job now, from being taken."""
+        for block in blocks:
+            self._references[block] += 1
+            self._pins[block] += 1
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        """Let blocks go; those that nobody holds any more are free."""
+        for block in blocks:
+            self._pins[block] -= 1
+            if not self._pins[block]:
+                del self._pins[block]
+        self._let_go(blocks)
+
+    # ---- blocks ------------------------------------------------------------------------------------
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
-
-    # ---- blocks ------------------------------------------------------------------------------------
 
     def _find(self, job: Job) -> list[int]:
         found: list[int] = []
@@ -202,21 +266,30 @@ class KvPool:
     def _take_back(self, table: _Table) -> None:
         if not table.blocks:
             return
-        free, references, key_of = self._free, self._references, self._key_of
-        for block in reversed(table.blocks):
-            references[block] -= 1
-            if not references[block]:
-                free[block] = None
-                if key_of[block] is None:
-                    free.move_to_end(block, last=False)
+        self._let_go(table.blocks)
         table.blocks = []
         table.num_cached = table.room_tokens = 0
         table.cache_at_tokens = self._cache_from_tokens
         self._residents -= 1
 
+    def _let_go(self, blocks: Sequence[int]) -> None:
+        """One holder less for each block; those without any join the line, the last of them first."""
+        free, references, key_of = self._free, self._references, self._key_of
+        for block in reversed(blocks):
+            references[block] -= 1
+            if not references[block]:
+                free[block] = None
+                if key_of[block] is None:
+                    free.move_to_end(block, last=False)
+
+    @property
+    def num_pins(self) -> int:
+        """Blocks pinned, once for each copy."""
+        return self._pins.total()
+
     def check(self, residents: Sequence[Job]) -> None:
-        """Assert that every block is free or held, counted once for each holder; O(blocks)."""
-        held = [0] * self.num_blocks
+        """Assert that every block is free or held, counted once for each holder or copy; O(blocks)."""
+        held = [self._pins[block] for block in range(self.num_blocks)]
         for job, table in self._tables.items():
             assert bool(table.blocks) <= (job in residents), f"{job!r} holds blocks and is not resident"
             for block in table.blocks:

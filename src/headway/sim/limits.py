@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from headway.errors import ConfigError
 
+DEFAULT_RESTORE_SHARE = 0.5
+"""Half of the KV blocks may hold jobs that are not running yet; the other half stays for those that are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
@@ -13,6 +16,10 @@ class EngineLimits:
 
     `num_blocks` counts usable KV blocks (vLLM's own count has one more, its null block). `batch_width` is
     how many requests a step may run, None for as many as may be resident (`max_num_seqs`).
+
+    `host_blocks` is room for copies of KV in host memory. Jobs on their way back from there, or back and not
+    yet run, hold at most `restore_share` (0 to 1) of the KV blocks, or there is only one of them. With
+    `serial_copies` a step waits for the copies decided with it, which add to its time (vLLM 0.2.5).
     """
 
     num_blocks: int
@@ -24,6 +31,9 @@ class EngineLimits:
     prefix_caching: bool = True
     asynchronous: bool = False
     pipeline_stages: int = 1
+    host_blocks: int = 0
+    restore_share: float = DEFAULT_RESTORE_SHARE
+    serial_copies: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "pipeline_stages"):
@@ -31,10 +41,15 @@ class EngineLimits:
                 raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
         if self.batch_width is not None and self.batch_width < 1:
             raise ConfigError(f"batch_width is {self.batch_width}; accepted: 1 or more")
-        if self.watermark_blocks < 0:
-            raise ConfigError(f"watermark_blocks is {self.watermark_blocks}; accepted: 0 or more")
+        for name in ("watermark_blocks", "host_blocks"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 0 or more")
+        if not 0 < self.restore_share <= 1:
+            raise ConfigError(f"restore_share is {self.restore_share}; accepted: more than 0, up to 1")
         if self.asynchronous and self.pipeline_stages > 1:
             raise ConfigError("asynchronous scheduling with pipeline stages is not simulated; choose one")
+        if self.serial_copies and self.depth > 1:
+            raise ConfigError("serial copies with several steps in flight are not simulated; choose one")
 
     @property
     def depth(self) -> int:
@@ -45,3 +60,8 @@ class EngineLimits:
     def max_run(self) -> int:
         """Requests a step may run."""
         return min(self.batch_width or self.max_num_seqs, self.max_num_seqs)
+
+    @property
+    def restore_blocks(self) -> int:
+        """KV blocks that jobs on their way back, or back and not yet run, may hold together."""
+        return int(self.restore_share * self.num_blocks)

@@ -12,12 +12,13 @@ class Phase(IntEnum):
     """What comes first among events of one instant; within a phase, what was planned first.
 
     As vLLM's engine loop: a step's output is processed, then new requests are taken in, then the next
-    step is scheduled.
+    step is scheduled. A copy between device and host that ends at the same instant is done before all of it.
     """
 
-    OUTPUT = 0
-    ARRIVAL = 1
-    SCHEDULE = 2
+    COPY = 0
+    OUTPUT = 1
+    ARRIVAL = 2
+    SCHEDULE = 3
 
 
 class EventLoop:

@@ -15,7 +15,9 @@ from headway.predict.step_time import StepTimeModel
 from headway.routing import build_router
 from headway.sim.clock import Clock
 from headway.sim.cluster import Cluster
+from headway.sim.copy_engine import CopyEngine
 from headway.sim.engine import SimulatedEngine, Totals
+from headway.sim.host_tier import Direction
 from headway.sim.instance import Instance, StepObserver
 from headway.sim.limits import EngineLimits
 from headway.sim.loop import EventLoop
@@ -89,7 +91,18 @@ def simulate(
                 host_job_s=system.calibration.host_job_s,
                 horizon_s=(lambda: cluster.next_arrival_s) if shortcut else (lambda: -inf),
                 watch=watch,
+                copiers=_copiers(system),
             )
         )
     cluster.run(requests)
     return Result(loop.now_s, {engine.name: engine.totals for engine in engines})
+
+
+def _copiers(system: System) -> dict[Direction, CopyEngine]:
+    """One engine's copy engines, one for each direction."""
+    costs = system.calibration
+    block_bytes = system.limits.block_size * costs.kv_bytes_per_token
+    return {
+        Direction.TO_HOST: CopyEngine(costs.to_host, block_bytes),
+        Direction.TO_DEVICE: CopyEngine(costs.to_device, block_bytes),
+    }

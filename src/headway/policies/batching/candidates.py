@@ -13,9 +13,9 @@ SCAN_AHEAD = 32
 
 
 def candidates(view: StepView, order: Order, leaving: Collection[Job], seats: int | None = None) -> list[Job]:
-    """The first `seats` (default: all free ones) waiting jobs and SCAN_AHEAD more, without those leaving."""
+    """The first `seats` (default: all free ones) waiting or swapped jobs and SCAN_AHEAD more, without those leaving."""
     wanted = view.seats if seats is None else min(seats, view.seats)
-    if wanted <= 0 or not view.waiting:
+    if wanted <= 0 or not (view.waiting or view.swapped):
         return []
     if not leaving:
         return order.top(wanted + SCAN_AHEAD, view.now_s)

@@ -19,9 +19,9 @@ from headway.policies.order.waited_over_length import WaitedOverLength
 class Order(Protocol):
     """An incremental index of the waiting jobs, and a ranking of residents by the same rule.
 
-    `add` when a job starts waiting (it arrived, or was preempted), `remove` when it stops (admitted, or
-    about to end), `end` when it is gone, `touch` when something its rank depends on changed. The ranking
-    is total: ties end in (arrival, id).
+    `add` when a job starts waiting (it arrived, or was preempted: a swapped one waits like any other),
+    `remove` when it stops (admitted, or about to end), `end` when it is gone, `touch` when something its
+    rank depends on changed. The ranking is total: ties end in (arrival, id).
     """
 
     def add(self, job: Job) -> None:

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.batch_shape import BatchShape, shape_of
+from headway.core.job import Job
+
+
+@given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 5000))))
+def test_a_steps_shape_is_that_of_its_jobs_counted_in_one_by_one(grants: list[tuple[int, int]]) -> None:
+    expected, tokens = BatchShape(), {}
+    for number, (new_tokens, context_tokens) in enumerate(grants):
+        job = Job(id=str(number), arrival_s=0.0, num_prompt_tokens=1, max_output_tokens=1)
+        job.num_computed_tokens = context_tokens + new_tokens
+        tokens[job] = new_tokens
+        expected.add(new_tokens, context_tokens)
+    assert shape_of(tokens) == expected
