@@ -350,9 +350,9 @@ def test_an_oracle_is_marked_as_a_bound_wherever_people_look(tmp_path: Path) -> 
     assert explain(setup.scenario, Cell("srpt-oracle"), "40").record.id == "40"
 
 
-def test_a_bound_has_no_parts_to_replace() -> None:
+def test_an_oracle_has_no_parts_to_replace() -> None:
     wish = replace(SINGLE, grid=Grid(policies=("edf-oracle",)), parts=Parts(order="edf"))
-    with pytest.raises(ConfigError, match="'edf-oracle' is a bound without parts"):
+    with pytest.raises(ConfigError, match="'edf-oracle' is an oracle, which has no parts"):
         set_up(wish)
 
 
