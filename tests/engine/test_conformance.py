@@ -88,9 +88,7 @@ def test_a_block_too_many_kept_free_is_noticed(model: str, script: Sequence[Scri
 def test_another_order_of_free_blocks_is_noticed(model: str, script: Sequence[Scripted]) -> None:
     case = Case("vllm", True, SHORT_BLOCKS, False)
     ours = SimulatedSide(case)
-    ours.engine.pool = NewestFirst(
-        case.num_blocks - 1, block_size=ours.engine.limits.block_size, prefix_caching=True
-    )
+    ours.engine.pool.__class__ = NewestFirst
     free, _ = tallies(case, model, script, ours)
     assert free.first_difference is not None
 
