@@ -9,6 +9,7 @@ import pytest
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import StepOutcome, StepPlan
 from headway.engine.step_model import lesson, step_time_model
+from headway.predict.step_clock import StepClock
 from headway.predict.step_time import READY_STEPS, StepTimeModel
 from tests.predict.shapes import batch, decodes
 from tests.strategies import prefilling
@@ -52,12 +53,17 @@ def test_unknown_sizes_are_logged_and_it_learns_all_the_same(caplog: pytest.LogC
 def test_a_lesson_is_the_shape_of_what_was_granted() -> None:
     # 7 of 10 tokens are computed, 5 of them in this step: 5 new after 2.
     outcome = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={prefilling(computed=7): 5}, num_tokens=5)
-    assert lesson(outcome, StepTimeModel(), 1) == batch((5, 2))
+    assert lesson(outcome, StepClock(StepTimeModel())) == batch((5, 2))
 
 
 def test_a_ready_model_is_spared_three_steps_in_four_but_never_an_empty_one() -> None:
-    model = taught(StepTimeModel())
+    clock = StepClock(taught(StepTimeModel()))
     busy = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={prefilling(computed=5): 5}, num_tokens=5)
     idle = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={}, num_tokens=0)
-    assert [lesson(busy, model, step) is None for step in range(5)] == [False, True, True, True, False]
-    assert lesson(idle, model, 1) == BatchShape()
+    spared = []
+    for step in range(5):
+        shape = lesson(busy, clock)
+        spared.append(shape is None)
+        clock.dispatched(shape, float(step))
+    assert spared == [False, True, True, True, False]
+    assert lesson(idle, clock) == BatchShape()

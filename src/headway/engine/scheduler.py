@@ -128,7 +128,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.counters.vllm_schedule_s += time.perf_counter() - delegated
         outcome = self._outcome(plan, output, shaped, now_s)
         self._follow(outcome)
-        self._step_clock.dispatched(lesson(outcome, self.step_time, self.counters.steps), self.clock())
+        self._step_clock.dispatched(lesson(outcome, self._step_clock), self.clock())
         self.counters.scheduler_s += time.perf_counter() - started
         return output
 

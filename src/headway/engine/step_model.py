@@ -9,6 +9,7 @@ from headway.core.batch_shape import BatchShape, shape_of
 from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
 from headway.predict.model_shape import model_shape_of
+from headway.predict.step_clock import StepClock
 from headway.predict.step_time import StepTimeModel
 
 if TYPE_CHECKING:
@@ -28,6 +29,6 @@ def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
     return StepTimeModel(shape, vllm_config.parallel_config.tensor_parallel_size)
 
 
-def lesson(outcome: StepOutcome, model: StepTimeModel, step: int) -> BatchShape | None:
-    """The shape of the `step`-th step for the step clock; None if the model is spared it."""
-    return shape_of(outcome.tokens) if not outcome.tokens or model.wants(step) else None
+def lesson(outcome: StepOutcome, clock: StepClock) -> BatchShape | None:
+    """The shape of the step for its clock; None if that does not want the O(jobs) it costs."""
+    return shape_of(outcome.tokens) if not outcome.tokens or clock.learns_next else None

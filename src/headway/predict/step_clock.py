@@ -11,6 +11,10 @@ from headway.core.batch_shape import BatchShape
 class LearnsSteps(Protocol):
     """What learns from finished steps."""
 
+    def wants(self, step: int) -> bool:
+        """Whether the `step`-th step is worth the cost of its shape."""
+        ...
+
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """A step of this shape took this long."""
         ...
@@ -27,6 +31,12 @@ class StepClock:
         self._model = model
         self._dispatched: deque[tuple[BatchShape | None, float]] = deque()
         self._last_finished_s: float | None = None
+        self._steps = 0
+
+    @property
+    def learns_next(self) -> bool:
+        """Whether the shape of the next step to be dispatched is wanted."""
+        return self._model.wants(self._steps)
 
     @property
     def in_flight(self) -> bool:
@@ -35,6 +45,7 @@ class StepClock:
 
     def dispatched(self, shape: BatchShape | None, now_s: float) -> None:
         """A step went to the workers; None is one with work that nothing is to be learned from."""
+        self._steps += 1
         self._dispatched.append((shape, now_s))
 
     def finished(self, now_s: float) -> None:

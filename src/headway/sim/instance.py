@@ -31,7 +31,7 @@ class Instance:
 
     Nothing happens between a step's start and its output but that requests queue up. When the last step
     was steady, what follows up to `horizon_s()`, the next arrival anywhere, is stepped over in one go
-    (unless someone watches every step). `learn` hears of the steps that `wants` names, by their number.
+    (unless someone watches every step).
 
     Copies between device and host go through `copiers`, beside the steps; while any is under way nothing is
     stepped over. Serial ones hold up the step they were decided with, or the next plan if nobody runs.
@@ -44,7 +44,6 @@ class Instance:
         loop: EventLoop,
         *,
         learn: StepClock,
-        wants: Callable[[int], bool],
         host_s: float = 0.0,
         host_job_s: float = 0.0,
         horizon_s: Callable[[], float] = lambda: -inf,
@@ -55,7 +54,6 @@ class Instance:
         self._clock = clock
         self._loop = loop
         self._learn = learn
-        self._wants = wants
         self._horizon_s = horizon_s
         self._watch = watch
         self._pipeline = Pipeline(engine.limits.pipeline_stages)
@@ -65,7 +63,6 @@ class Instance:
         self._serial_s = 0.0
         self._flights: deque[tuple[float, float, StepOutcome]] = deque()
         self._shape = BatchShape()
-        self._dispatched = 0
         self._wake_s = inf
 
     def arrive(self, job: Job, output_tokens: int, shared: Sequence[BlockKey] = ()) -> None:
@@ -112,10 +109,9 @@ class Instance:
         finished_s = self._pipeline.dispatch(now_s, host_s, step_s)
         self._flights.append((finished_s, now_s, outcome))
         # A step that waited for copies says nothing about its shape.
-        lesson = self._shape if not self._serial_s and self._wants(self._dispatched) else None
+        lesson = self._shape if not self._serial_s and self._learn.learns_next else None
         self._serial_s = 0.0
         self._learn.dispatched(lesson, now_s)
-        self._dispatched += 1
 
     def _output(self) -> None:
         """The oldest step comes back."""

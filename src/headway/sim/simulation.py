@@ -86,7 +86,6 @@ def simulate(
                 ),
                 loop,
                 learn=StepClock(cost),
-                wants=cost.wants,
                 host_s=system.calibration.host_s,
                 host_job_s=system.calibration.host_job_s,
                 horizon_s=(lambda: cluster.next_arrival_s) if shortcut else (lambda: -inf),
