@@ -41,7 +41,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
 from bench.gpu_steps import lone_steps
-from bench.gpu_tables import DATA, Tables
+from bench.gpu_tables import Tables, add_data_flag
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
@@ -106,7 +106,7 @@ class Run:
 def main() -> None:
     """Simulate every run; print one object, and a table on stderr."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the published tables")
+    add_data_flag(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
     parser.add_argument("--run", action="append", help="simulate only runs whose name contains this")
     arguments = parser.parse_args()

@@ -42,7 +42,7 @@ from bench.gpu_sheets import (
     Sheet,
 )
 from bench.gpu_steps import SYSTEMS, Judged, judge_steps, served_steps
-from bench.gpu_tables import AIC, DATA, Tables
+from bench.gpu_tables import AIC, Tables, add_data_flag
 from bench.kernel_fits import (
     FLAT,
     MIXED_KEY_S,
@@ -161,7 +161,7 @@ def fit_host(catalogue: Catalogue, tables: Tables) -> None:
 def main() -> None:
     """Fit, judge, write, and print what was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the published tables")
+    add_data_flag(parser)
     parser.add_argument("--out", type=Path, default=OUT, help="the catalogue to write")
     arguments = parser.parse_args()
     tables = Tables(arguments.data)

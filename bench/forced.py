@@ -21,6 +21,7 @@ from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.demo_model import ensure_demo_model
+from headway.engine.kv_host import HostKv
 from headway.policies.order import Order
 from headway.policies.parts import build_part
 from headway.policies.presets import Preset
@@ -33,6 +34,8 @@ CAPS_TOKENS = (1, 7, 31, 33)
 """One token, some, and chunks that end beside a block's border."""
 PREEMPT_SHARE = 0.2
 """Of the jobs a step pauses."""
+OFFLOAD_SHARE = 0.2
+"""Of the jobs a step pauses, where there is host memory."""
 MAX_PREEMPTIONS = 4
 """A job preempted this often is left alone, so that every run ends."""
 SPARED = "spared"
@@ -68,6 +71,10 @@ class ForcedBatching:
         plan: StepPlan = self._around.plan(view, order, leaving)
         plan.run = [job for job in plan.run if self._random.random() >= PAUSE_SHARE]
         plan.chunk_cap = {**plan.chunk_cap, **self._caps([*plan.run, *plan.admit])}
+        if view.host_total_blocks:
+            running = set(plan.run)
+            paused = [job for job in view.residents if job not in running]
+            plan.offload = [job for job in paused if self._random.random() < OFFLOAD_SHARE]
         self._note("resident_adapters", len({job.lora_id for job in view.residents}))
         return plan
 
@@ -94,8 +101,16 @@ class ForcedEviction:
         self._around = build_part("eviction", _inner(around), cost)
         self._random = random.Random(seed)
 
-    def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
-        """Victims; many of them ran in the step before, so their last output may still be in flight."""
+    @property
+    def serial(self) -> bool:
+        """As the inner part."""
+        return bool(self._around.serial)
+
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        """Victims; many of them ran in the step before, so their last output may still be in flight.
+
+        With host memory most of them are swapped out.
+        """
         running = set(plan.run)
         paused = [job for job in view.residents if job not in running]
         forced = [
@@ -103,7 +118,19 @@ class ForcedEviction:
             for job in paused
             if job.num_preemptions < MAX_PREEMPTIONS and self._random.random() < PREEMPT_SHARE
         ]
-        return {**dict.fromkeys(forced, Fate.RECOMPUTE), **self._around.preempt(view, plan, order)}
+        plan = self._around.evict(view, plan, order)
+        fates = [Fate.SWAP, Fate.SWAP, Fate.RECOMPUTE] if view.host_total_blocks else [Fate.RECOMPUTE]
+        plan.preempt = {**{job: self._random.choice(fates) for job in forced}, **plan.preempt}
+        plan.offload = [job for job in plan.offload if job not in plan.preempt]
+        return plan
+
+    def next_change_s(self, view: StepView) -> float:
+        """Not known: the dice decide."""
+        return -inf
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Let the inner part learn."""
+        self._around.observe(outcome)
 
 
 def forced_settings(preset: Preset, seed: int) -> dict[str, Any]:
@@ -192,7 +219,10 @@ class Answers:
 class Engine:
     """vLLM's engine in this process; while it is idle its scheduler is built anew, stock or ours."""
 
-    def __init__(self, arguments: Mapping[str, Any], token_budget: int, adapters: Path) -> None:
+    def __init__(
+        self, arguments: Mapping[str, Any], token_budget: int, adapters: Path, host_blocks: int = 0
+    ) -> None:
+        from vllm.config import KVTransferConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -212,6 +242,8 @@ class Engine:
             "use_tqdm_on_load": False,
             **arguments,
         }
+        if host_blocks:
+            settings["kv_transfer_config"] = KVTransferConfig(**HostKv(blocks=host_blocks).transfer_config())
         self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**settings))
         self._core = self._engine.engine_core.engine_core
         self._adapters = adapters
@@ -245,6 +277,12 @@ class Engine:
         met["shortages"] = counters.shortage_preemptions
         met["preemptions"] = counters.planned_preemptions + counters.shortage_preemptions
         met["in_flight_preemptions"] = sum(in_flight)
+        met["swapped_out_blocks"] = counters.swapped_out_blocks
+        met["swapped_in_blocks"] = counters.swapped_in_blocks
+        if scheduler.swaps is not None:
+            scheduler.swaps.check(())
+            host = scheduler.swaps.copies.host
+            assert host.free_blocks == host.num_blocks
         met["tokens_at_once"] = answers.most_at_once
         return answers, met
 

@@ -60,6 +60,11 @@ SHEETS = (
         link_ratio=1.5, derived_from="a100-80g", ratios="NVLink 600/400 GB/s, all else equal",
     ),
     Sheet(
+        "a800-80g-pcie", "A800 PCIe 80 GB", "a100", 312e12, 1935e9, 80 * 2**30, 32e9, STEP_OVERHEAD_S,
+        link_ratio=1.5, derived_from="a100-80g",
+        ratios="memory bandwidth 1935/2039 (A100 PCIe 80 GB), NVLink bridge 600/400 GB/s, all else equal",
+    ),
+    Sheet(
         "v100-32g", "V100 SXM2 32 GB", "a100", 125e12, 900e9, 32 * 2**30, 16e9, STEP_OVERHEAD_S,
         link_ratio=2.0, derived_from="a100-80g",
         ratios="fp16 tensor peak 125/312, memory bandwidth 900/2039, NVLink 300/600, the A100's efficiencies",

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 
 from bench.gpu_kernels import judge_kernels
 from bench.gpu_steps import Judged, judge_steps
-from bench.gpu_tables import DATA, Tables
+from bench.gpu_tables import Tables, add_data_flag
 from bench.old_stacks import old_stacks
 from headway.predict.hardware import catalogue
 from headway.predict.residuals import errors_of
@@ -31,7 +31,7 @@ from headway.predict.residuals import errors_of
 def main() -> None:
     """Judge, and print one object or a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the published tables")
+    add_data_flag(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     arguments = parser.parse_args()
     tables, shipped = Tables(arguments.data), catalogue()

@@ -2,6 +2,15 @@
 
 A row judges if a digest of its shape says so, or if it belongs to one of the models that whole steps are
 composed for: no shape of theirs is ever fitted.
+
+The tables, by how their files begin, come from public repositories (on github.com, at these commits). Each was turned
+into CSV where it was not and may have fewer rows and columns; no measured number was changed:
+- `aic_`: ai-dynamo/aiconfigurator 095f58a5, `aic-core/src/aiconfigurator_core/systems` (Apache-2.0);
+- `llmservingsim_`: casys-kaist/LLMServingSim 5daddb21, `profiler/perf` (MIT);
+- `splitwise_`: Mutinifni/splitwise-sim 8f99e7dc, `data/perf_model.csv` (MIT);
+- `vllm_e2e_`: casys-kaist/LLMServingSim, `bench/examples/*/vllm` (MIT: the runs named `llmservingsim_`), and
+  inference-sim/inference-sim e7a4aa37, `eval/ground_truth` (Apache-2.0: those named `inferencesim_`; it does not name
+  their GPU, which 70 GB in use and 26 ms a decode step leave to be an H100).
 """
 
 from __future__ import annotations
@@ -9,6 +18,7 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -38,6 +48,12 @@ AIC = {
     "b200": "aic_b200_sxm_vllm0.24.0",
 }
 """Kernel tables by the name the catalogue gives them."""
+
+
+def add_data_flag(parser: ArgumentParser) -> None:
+    """Give a script the flag `--data DIR`, where the tables are."""
+    text = "folder of the published tables; bench/gpu_tables.py names their sources"
+    parser.add_argument("--data", type=Path, metavar="DIR", default=DATA, help=text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ WHOLE = Load("whole", 512, (8, 40), (8, 24), seeded=True)
 class Feature:
     """One way to run the engine: its arguments, its environment, its loads, how many steps are in flight.
 
+    With `host_blocks` of host memory requests are swapped out, too.
+
     `evidence` is what a run must have met, with the largest value that proves nothing; `refusal` is what
     vLLM says if it cannot do this.
     """
@@ -89,6 +91,7 @@ class Feature:
     environment: Mapping[str, str] = field(default_factory=dict)
     loads: tuple[Load, ...] = (CHUNKED, WHOLE)
     depth: int = 1
+    host_blocks: int = 0
     evidence: Mapping[str, int] = field(default_factory=dict)
     refusal: str | None = None
 
@@ -107,6 +110,9 @@ _NGRAM = {
     },
 }
 _LORA = {**_CACHING, "enable_lora": True, "max_loras": 1, "max_cpu_loras": 3, "max_lora_rank": 8}
+HOST_BLOCKS = 24
+"""Room on the host for about as many requests as the device holds, so that some find it full."""
+_SWAPS = {"swapped_out_blocks": 0, "swapped_in_blocks": 0}
 _GRAMMAR = {"backend": "xgrammar", "disable_any_whitespace": True}
 
 FEATURES = {
@@ -134,6 +140,27 @@ FEATURES = {
     "lora": Feature(engine=_LORA, evidence={"resident_adapters": 1}),
     "ngram": Feature(
         engine=_NGRAM, loads=(CHUNKED, replace(WHOLE, seeded=False)), evidence={"tokens_at_once": 1}
+    ),
+    "swap": Feature(host_blocks=HOST_BLOCKS, evidence=_SWAPS),
+    "swap-prefix": Feature(engine=_CACHING, host_blocks=HOST_BLOCKS, evidence=_SWAPS),
+    "swap-async": Feature(
+        environment={CPU_ASYNC_SWITCH: "1"},
+        depth=2,
+        host_blocks=HOST_BLOCKS,
+        evidence={**_SWAPS, "in_flight_preemptions": 0},
+    ),
+    "swap-async-prefix": Feature(
+        engine=_CACHING,
+        environment={CPU_ASYNC_SWITCH: "1"},
+        depth=2,
+        host_blocks=HOST_BLOCKS,
+        evidence={**_SWAPS, "in_flight_preemptions": 0},
+    ),
+    "swap-tp2": Feature(
+        engine={"tensor_parallel_size": 2},
+        environment=_TWO_WORKERS,
+        host_blocks=HOST_BLOCKS,
+        evidence=_SWAPS,
     ),
     "seeded-chunks": Feature(
         loads=(replace(CHUNKED, seeded=True),), refusal="CPU Generator does not use offset"
@@ -213,7 +240,7 @@ def measure(name: str, presets: Sequence[Preset], count: int, adapters: Path) ->
     feature = FEATURES[name]
     trials = _trials(name, feature.loads, count)
     write_adapters(adapters)
-    engine = Engine(feature.engine, WHOLE.token_budget, adapters)
+    engine = Engine(feature.engine, WHOLE.token_budget, adapters, feature.host_blocks)
     try:
         assert engine.depth == feature.depth
         refusal = _ask_stock(engine, feature, trials)

@@ -8,6 +8,10 @@ Memory: the trace of 117,000 requests in an hour on 8 simulated H100s, each reco
 (about 4 of the 5 minutes that all of this takes). What the process holds beyond the trace is sampled when a tenth,
 half and all of the requests have ended: the tables of the KV pools, which are as large as the pools, and the live
 requests, so it does not grow with those that have ended.
+
+Both traces are made from public data; `--data` takes their folder. The first 75 % of AzureLLMInferenceTrace_conv:
+github.com/Azure/AzurePublicDataset b469a113, CC BY 4.0 (Patel et al., Splitwise, ISCA 2024). An hour drawn from the
+laws of deepseek-r1's clients: github.com/alibaba/ServeGen f891d118, Apache-2.0 (Xiang et al., arXiv:2505.09999).
 """
 
 from __future__ import annotations

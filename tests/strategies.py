@@ -29,7 +29,7 @@ def make_job(id_: str = "a", *, prompt: int = 10, limit: int = 10, **fields: Any
 def decoding(id_: str = "a", *, prompt: int = 10, output: int = 1, **fields: Any) -> Job:
     """A resident job with everything computed but its newest token."""
     fields = {"num_computed_tokens": prompt + output - 1, "num_output_tokens": output, **fields}
-    return make_job(id_, prompt=prompt, state=JobState.RESIDENT, **fields)
+    return make_job(id_, prompt=prompt, **{"state": JobState.RESIDENT, **fields})
 
 
 def prefilling(id_: str = "a", *, prompt: int = 10, computed: int = 0, **fields: Any) -> Job:

@@ -7,7 +7,8 @@ from importlib.metadata import version
 
 import pytest
 
-from headway.cli import COMMANDS, main
+from headway.cli import COMMANDS
+from tests.cli.conftest import Refused
 
 HEAVY = (
     "numpy",
@@ -71,17 +72,10 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert done.stdout == ""
 
 
-def test_an_error_of_ours_is_one_line_and_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["headway", "serve", "demo", "--policy", "nope"])
-    with pytest.raises(SystemExit) as raised:
-        main()
-    printed = capsys.readouterr()
-    assert raised.value.code == 2
-    assert printed.out == ""
-    assert printed.err.startswith("error: unknown policy 'nope'; accepted: vllm, ")
-    assert printed.err.count("\n") == 1
+def test_an_error_of_ours_is_one_line_and_code_2(refused: Refused) -> None:
+    err = refused("serve", "demo", "--policy", "nope")
+    assert err.startswith("error: unknown policy 'nope'; accepted: vllm, ")
+    assert err.count("\n") == 1
 
 
 def test_commands_are_named_as_their_modules() -> None:

@@ -5,30 +5,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from headway.cli import main
 from headway.predict.cost_file import load_cost_file
-
-Run = Callable[..., tuple[object, str]]
+from tests.cli.conftest import Refused
 
 
 @pytest.fixture
-def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*words: str) -> tuple[object, str]:
-        """Exit code and stderr of a profile that is refused before an engine starts."""
-        monkeypatch.setattr(sys, "argv", ["headway", "profile", *words])
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        with pytest.raises(SystemExit) as raised:
-            main()
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        return raised.value.code, printed.err
-
-    return run
+def profile(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """Says why a profile is refused before an engine starts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return partial(refused, "profile")
 
 
 def test_help_teaches_by_examples() -> None:
@@ -50,11 +40,10 @@ def test_help_teaches_by_examples() -> None:
     ],
 )
 def test_what_is_not_accepted_is_said_in_a_line_and_nothing_is_written(
-    profile: Run, tmp_path: Path, words: list[str], complaint: str
+    profile: Refused, tmp_path: Path, words: list[str], complaint: str
 ) -> None:
     out = tmp_path / "cost.json"
-    code, err = profile("--model", "demo", "--out", str(out), *words)
-    assert code == 2
+    err = profile("--model", "demo", "--out", str(out), *words)
     last = err.splitlines()[-1]
     assert last.startswith("error: ")
     assert complaint in last
@@ -62,23 +51,22 @@ def test_what_is_not_accepted_is_said_in_a_line_and_nothing_is_written(
     assert not out.exists()
 
 
-def test_a_file_is_not_replaced_unless_asked_to(profile: Run, tmp_path: Path) -> None:
+def test_a_file_is_not_replaced_unless_asked_to(profile: Refused, tmp_path: Path) -> None:
     out = tmp_path / "cost.json"
     out.write_text("mine")
-    code, err = profile("--model", "demo", "--out", str(out))
-    assert code == 2
+    err = profile("--model", "demo", "--out", str(out))
     assert f"--out {out} exists; accepted: a new file, or --force to replace it" in err
-    code, err = profile("--model", "./no-such-model", "--out", str(out), "--force")
+    err = profile("--model", "./no-such-model", "--out", str(out), "--force")
     assert "does not exist" in err
     assert out.read_text() == "mine"
 
 
-def test_a_place_that_cannot_be_written_is_refused_first(profile: Run, tmp_path: Path) -> None:
-    code, err = profile("--model", "demo", "--out", str(tmp_path))
-    assert (code, "is a directory; accepted: a file" in err) == (2, True)
+def test_a_place_that_cannot_be_written_is_refused_first(profile: Refused, tmp_path: Path) -> None:
+    err = profile("--model", "demo", "--out", str(tmp_path))
+    assert "is a directory; accepted: a file" in err
     (tmp_path / "file").write_text("")
-    code, err = profile("--model", "demo", "--out", str(tmp_path / "file" / "cost.json"))
-    assert (code, "is not a folder that can be written to" in err) == (2, True)
+    err = profile("--model", "demo", "--out", str(tmp_path / "file" / "cost.json"))
+    assert "is not a folder that can be written to" in err
 
 
 # ---- on the real engine ------------------------------------------------------------------------------

@@ -1,33 +1,24 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headway.cli import main
 from headway.cli.replay import remarks
 from headway.core.record import Outcome, Record
 from headway.gateway import ReplayReport
+from tests.cli.conftest import Refused, words
 
 GENERATED = "gen:fixed:interval=0.01/input=constant:tokens=8/output=constant:tokens=4/count=3"
 
 
 @pytest.fixture
-def run_main(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., tuple[object, str]]:
-    def run(**flags: str) -> tuple[object, str]:
-        """Exit code and stderr of a replay with these flags in place of good ones."""
-        good = {"url": "http://127.0.0.1:9", "trace": GENERATED, "out": str(tmp_path / "out.jsonl")}
-        words = [word for name, value in {**good, **flags}.items() for word in (f"--{name}", value)]
-        monkeypatch.setattr(sys, "argv", ["headway", "replay", *words])
-        with pytest.raises(SystemExit) as raised:
-            main()
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        return raised.value.code, printed.err
+def replay(refused: Refused, tmp_path: Path) -> Refused:
+    """Says what is wrong with these flags in place of good ones."""
+    good = {"url": "http://127.0.0.1:9", "trace": GENERATED, "out": tmp_path / "out.jsonl"}
+
+    def run(**flags: object) -> str:
+        return refused("replay", *words({**good, **flags}))
 
     return run
 
@@ -45,21 +36,19 @@ def run_main(
     ],
 )
 def test_flags_out_of_range_are_one_line_and_code_2(
-    run_main: Callable[..., tuple[object, str]], flags: dict[str, str], complaint: str
+    replay: Refused, flags: dict[str, str], complaint: str
 ) -> None:
-    code, err = run_main(**flags)
-    assert code == 2
+    err = replay(**flags)
     assert err.startswith(complaint)
     assert err.count("\n") == 1
 
 
 def test_a_server_that_is_not_there_leaves_an_old_file_alone(
-    run_main: Callable[..., tuple[object, str]], tmp_path: Path, unused_tcp_port: int
+    replay: Refused, tmp_path: Path, unused_tcp_port: int
 ) -> None:
     out = tmp_path / "old.jsonl"
     out.write_text("precious\n")
-    code, err = run_main(url=f"http://127.0.0.1:{unused_tcp_port}", out=str(out))
-    assert code == 2
+    err = replay(url=f"http://127.0.0.1:{unused_tcp_port}", out=out)
     assert "does not answer" in err
     assert out.read_text() == "precious\n"
 

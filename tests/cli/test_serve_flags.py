@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.cli import main
 from headway.cli.serve import check_address, introduction
 from headway.engine.server_command import CPU_KV_CACHE_BYTES, ServerCommand, is_cpu_build, server_command
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.presets import PRESETS
+from tests.cli.conftest import Refused
 
 ADDRESS = ("127.0.0.1", 8000)
 
@@ -194,22 +192,6 @@ def test_the_introduction_states_policy_targets_choices_and_the_others(model: st
     assert "no latency targets." in introduction("m", "u", command(model)).splitlines()[0]
 
 
-@pytest.fixture
-def run_main(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[object, str]]:
-    def run(*arguments: str) -> tuple[object, str]:
-        """Exit code and stderr."""
-        monkeypatch.setattr(sys, "argv", ["headway", *arguments])
-        with pytest.raises(SystemExit) as raised:
-            main()
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        return raised.value.code, printed.err
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -222,28 +204,23 @@ def run_main(
         (["demo", "--", "--scheduler-cls", "x"], "error: --scheduler-cls cannot be used under Headway"),
     ],
 )
-def test_flags_are_checked_before_vllm_starts(
-    run_main: Callable[..., tuple[object, str]], arguments: list[str], complaint: str
-) -> None:
-    code, err = run_main("serve", *arguments)
-    assert code == 2
+def test_flags_are_checked_before_vllm_starts(refused: Refused, arguments: list[str], complaint: str) -> None:
+    err = refused("serve", *arguments)
     assert err.startswith(complaint)
 
 
-def test_a_port_in_use_is_refused(run_main: Callable[..., tuple[object, str]]) -> None:
+def test_a_port_in_use_is_refused(refused: Refused) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, err = run_main("serve", "demo", "--port", str(port))
-    assert code == 2
+        err = refused("serve", "demo", "--port", str(port))
     assert err.startswith(f"error: cannot serve on 127.0.0.1:{port} (Address already in use)")
     check_address("127.0.0.1", port)
 
 
 def test_an_unknown_flag_before_the_dashes_is_a_usage_error(
-    run_main: Callable[..., tuple[object, str]],
+    refused: Refused,
 ) -> None:
-    code, err = run_main("serve", "demo", "--max-num-seqs", "4")
-    assert code == 2
+    err = refused("serve", "demo", "--max-num-seqs", "4")
     assert "No such option" in err

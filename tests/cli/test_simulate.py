@@ -6,13 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headway.cli import main
 from headway.cli.simulate import _command
+from tests.cli.conftest import Headway, words
 
 TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=40"
 FLAGS = {
@@ -20,34 +19,24 @@ FLAGS = {
     "model": "Qwen/Qwen3-8B",
     "trace": TRACE,
     "policies": "vllm,sjf",
-    "max-num-seqs": 8,
-    "num-blocks": 120,
+    "max_num_seqs": 8,
+    "num_blocks": 120,
     "jobs": 1,
 }
 
-Simulate = Callable[..., tuple[int, str, str]]
 
-
-def words(*last: str, **flags: object) -> list[str]:
-    given = FLAGS | {name.replace("_", "-"): value for name, value in flags.items()}
-    return ["simulate", *(word for name, value in given.items() for word in (f"--{name}", str(value))), *last]
+def command(*last: str, **flags: object) -> list[str]:
+    """Words of a simulation with these flags in place of good ones."""
+    return ["simulate", *words(FLAGS | flags), *last]
 
 
 @pytest.fixture
-def simulate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Simulate:
-    def run(*last: str, **flags: object) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of a simulation with these flags in place of good ones."""
-        monkeypatch.setattr(sys, "argv", ["headway", *words(*last, **flags)])
-        with pytest.raises(SystemExit) as raised:
-            main()
-        printed = capsys.readouterr()
-        assert isinstance(raised.value.code, int | None)
-        return raised.value.code or 0, printed.out, printed.err
-
-    return run
+def simulate(headway: Headway) -> Headway:
+    """Runs a simulation with these flags in place of good ones."""
+    return lambda *last, **flags: headway(*command(*last, **flags))
 
 
-def test_json_is_one_object_and_all_else_is_on_stderr(simulate: Simulate) -> None:
+def test_json_is_one_object_and_all_else_is_on_stderr(simulate: Headway) -> None:
     code, out, err = simulate("--json")
     assert code == 0
     found = json.loads(out)
@@ -59,14 +48,14 @@ def test_json_is_one_object_and_all_else_is_on_stderr(simulate: Simulate) -> Non
     assert "How requests ended" in err
 
 
-def test_without_json_stdout_is_empty(simulate: Simulate) -> None:
+def test_without_json_stdout_is_empty(simulate: Headway) -> None:
     code, out, err = simulate("--no-prefix-caching", "--sync", trace=f"{TRACE}/max_output=100")
     assert (code, out) == (0, "")
     assert "prefix caching off, synchronous" in err
     assert "output limit" not in err
 
 
-def test_a_sweep_is_kept_drawn_and_gone_on_with(simulate: Simulate, tmp_path: Path) -> None:
+def test_a_sweep_is_kept_drawn_and_gone_on_with(simulate: Headway, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     sweep = {"rate_scale": "0.5..1.5", "steps": 3, "slo_ttft": 0.2, "out": out}
     code, printed, err = simulate("--json", **sweep)
@@ -86,24 +75,18 @@ def test_a_sweep_is_kept_drawn_and_gone_on_with(simulate: Simulate, tmp_path: Pa
     assert err.splitlines()[-1].startswith(f"error: {out} holds another simulation (default_targets was ")
 
 
-def test_what_is_kept_can_be_reported(
-    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_kept_can_be_reported(simulate: Headway, headway: Headway, tmp_path: Path) -> None:
     _, printed, _ = simulate("--json", rate_scale="0.5,1", out=tmp_path / "sweep")
     page = tmp_path / "page.html"
-    monkeypatch.setattr(
-        sys, "argv", ["headway", "report", str(tmp_path / "sweep"), "--json", "--out", str(page)]
-    )
-    with pytest.raises(SystemExit):
-        main()
-    assert json.loads(capsys.readouterr().out) == json.loads(printed)
+    reported = headway("report", tmp_path / "sweep", "--json", "--out", page)
+    assert json.loads(reported.out) == json.loads(printed)
     text = page.read_text()
     assert "simulated" in text
     assert "headway simulate --hardware h100" in text
     assert str(tmp_path / "page") not in text
 
 
-def test_a_request_is_explained(simulate: Simulate) -> None:
+def test_a_request_is_explained(simulate: Headway) -> None:
     code, out, _ = simulate("--explain", "7", slo_ttft=0.1)
     assert code == 0
     assert out.startswith("vllm, load 1, simulated\nrequest 7: ")
@@ -113,7 +96,7 @@ def test_a_request_is_explained(simulate: Simulate) -> None:
     assert json.loads(out)["sjf"]["id"] == "7"
 
 
-def test_a_schedule_is_written(simulate: Simulate, tmp_path: Path) -> None:
+def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
     path = tmp_path / "new" / "trace.json"
     code, out, err = simulate("--json", policies="sjf", chrome_trace=path)
     assert code == 0
@@ -126,7 +109,7 @@ def test_a_schedule_is_written(simulate: Simulate, tmp_path: Path) -> None:
     ("flags", "complaint"),
     [
         ({"policies": "vllm,nope"}, "unknown policy 'nope'; accepted: vllm, "),
-        ({"policies": " ,"}, "--policies is ' ,'; accepted: names of the preset table"),
+        ({"policies": " ,"}, "policies is ' ,'; accepted: names of the preset table"),
         ({"policies": "vllm,vllm"}, "policies are 'vllm, vllm'; accepted: different names"),
         ({"order": "nope"}, "unknown order 'nope'; accepted: "),
         ({"hardware": "abacus"}, "hardware 'abacus' is not known; accepted: "),
@@ -154,7 +137,7 @@ def test_a_schedule_is_written(simulate: Simulate, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_accepted_is_one_line_and_nothing_is_written(
-    simulate: Simulate,
+    simulate: Headway,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     flags: dict[str, object],
@@ -188,13 +171,16 @@ def test_the_command_that_is_written_down_leaves_out_what_decides_nothing() -> N
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = words(
+    arguments = command(
         trace=TRACE.replace("count=40", "count=2000"), seeds=6, jobs=2, out=out, policies="vllm"
     )
-    command = [sys.executable, "-m", "headway.cli", *arguments]
     # A group of its own, as a terminal makes one: Ctrl-C reaches the workers too.
     running = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+        [sys.executable, "-m", "headway.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
     )
     deadline_s = time.monotonic() + 60
     while not list(out.rglob("*.cell.json")) and time.monotonic() < deadline_s:

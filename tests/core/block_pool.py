@@ -12,8 +12,8 @@ class BlockPool:
     """Paged KV memory of `total_blocks` blocks, with vLLM's admission checks in front.
 
     A waiting job starts only if all its tokens known so far fit, and leave `watermark_blocks` free beside
-    other jobs. `not_ready` and `cached` are set by the test, and so are `restoring`, `leaving` (blocks coming
-    free) and `host_full`; a swap takes no time here.
+    other jobs. `not_ready` and `cached` are set by the test, and so are `restoring`, `returned`, `leaving`
+    (blocks coming free) and `host_full`; a swap takes no time here.
     """
 
     def __init__(self, total_blocks: int, *, block_size: int = 4, watermark_blocks: int = 0) -> None:
@@ -24,6 +24,7 @@ class BlockPool:
         self.not_ready: dict[Job, Reason] = {}
         self.cached: dict[Job, int] = {}
         self.restoring: set[Job] = set()
+        self.returned: set[Job] = set()
         self.leaving = 0
         self.host_full = False
         self._free = list(range(total_blocks))
@@ -72,6 +73,13 @@ class BlockPool:
         """Allocate for more tokens of a job that is in."""
         assert num_tokens >= 1
         return self._extend(job, job.num_computed_tokens + num_tokens)
+
+    def resume(self, job: Job, num_tokens: int) -> Reason | None:
+        """As `grow`, for a job that came back."""
+        if not self.grow(job, num_tokens):
+            return Reason.BLOCKS
+        self.returned.discard(job)
+        return None
 
     def _extend(self, job: Job, num_tokens: int) -> bool:
         table = self.tables[job]

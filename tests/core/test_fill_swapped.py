@@ -25,6 +25,7 @@ class Slow(BlockPool):
         misfit = super().start(job, num_tokens)
         if misfit is None and job.state is JobState.SWAPPED:
             self.restoring.add(job)
+            self.returned.add(job)
         return misfit
 
 
@@ -63,9 +64,41 @@ def test_a_job_on_its_way_back_is_passed_over() -> None:
     a, b = decoding("a"), decoding("b")
     pool = BlockPool(8)
     hold(pool, a, b)
-    pool.restoring = {a}
+    pool.restoring = pool.returned = {a}
     outcome = do(StepPlan(run=[a, b], token_budget=9), pool, [a, b])
     assert (granted(outcome), why(outcome)) == ({"b": 1}, {"a": Reason.REMOTE_KV})
+
+
+def test_a_job_that_is_back_runs_after_the_others_and_before_those_who_start() -> None:
+    # A budget of 2 for three: b, then a, which is back; nothing is left for w.
+    a, b, w = decoding("a"), decoding("b"), make_job("w", prompt=1)
+    pool = BlockPool(8)
+    hold(pool, a, b)
+    pool.returned = {a}
+    outcome = do(StepPlan(run=[a, b], admit=[w], token_budget=2), pool, [a, b])
+    assert list(granted(outcome).items()) == [("b", 1), ("a", 1)]
+    assert why(outcome) == {"w": Reason.BUDGET}
+
+
+def test_nobody_is_evicted_for_the_first_step_of_a_job_that_is_back() -> None:
+    # All four blocks are held; a's ninth token needs one more, b's eighth does not. Nobody starts behind a.
+    a, b, w = decoding("a", prompt=8), decoding("b", prompt=7), make_job("w", prompt=1)
+    pool = BlockPool(4)
+    hold(pool, a, b)
+    pool.returned = {a}
+    outcome = do(StepPlan(run=[a, b], admit=[w], token_budget=9), pool, [a, b])
+    assert (granted(outcome), outcome.preempted, outcome.admitted) == ({"b": 1}, {}, [])
+    assert why(outcome) == {"a": Reason.BLOCKS}
+
+
+def test_no_job_that_is_back_runs_in_a_step_that_was_short_of_blocks() -> None:
+    # b's ninth token takes the block that c, the last, gives up; a waits for the next step.
+    a, b, c = decoding("a", prompt=7), decoding("b", prompt=8), decoding("c", prompt=1)
+    pool = BlockPool(5)
+    hold(pool, a, b, c)
+    pool.returned = {a}
+    outcome = do(StepPlan(run=[a, b], token_budget=9), pool, [a, b, c])
+    assert (granted(outcome), outcome.preempted) == ({"b": 1}, {c: Fate.RECOMPUTE})
 
 
 def test_a_full_host_makes_a_swap_a_recomputation() -> None:

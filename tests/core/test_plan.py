@@ -18,7 +18,9 @@ RUNS, OTHER, WAITS, SWAPPED, ENDED = (
     make_job("swapped", state=JobState.SWAPPED),
     make_job("ended", state=JobState.ENDED),
 )
-VIEW = StepView(residents=(RUNS, OTHER), waiting=(WAITS,), max_run=2, max_resident=4, max_tokens=8)
+VIEW = StepView(
+    residents=(RUNS, OTHER), waiting=(WAITS,), max_run=2, max_resident=4, max_tokens=8, host_total_blocks=9
+)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +94,15 @@ def test_a_batch_wider_than_the_engine_is_refused() -> None:
 def test_a_cap_that_grants_nothing_is_refused(cap: int) -> None:
     with pytest.raises(PlanError, match=f"chunk_cap of .*'runs'.* is {cap}; accepted: 1 or more"):
         check_plan(StepPlan(run=[RUNS], chunk_cap={RUNS: cap}), VIEW)
+
+
+@pytest.mark.parametrize("part", ["offload", "prefetch"])
+def test_nothing_is_copied_ahead_of_need_where_there_is_no_host(part: str) -> None:
+    plan = StepPlan(offload=[RUNS]) if part == "offload" else StepPlan(prefetch=[SWAPPED])
+    with pytest.raises(PlanError, match=f"{part} names jobs, but this engine has no host blocks"):
+        check_plan(plan, StepView(max_run=2))
+    check_plan(plan, VIEW)
+
+
+def test_a_swap_where_there_is_no_host_is_left_to_the_engine() -> None:
+    check_plan(StepPlan(preempt={RUNS: Fate.SWAP}), StepView(max_run=2))

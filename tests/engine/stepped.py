@@ -11,18 +11,7 @@ import torch
 
 from headway.core.batch_shape import BatchShape
 from headway.engine.stepped_engine import EngineSizes, SteppedStep
-
-SIZES = EngineSizes(
-    block_size=32,
-    num_blocks=511,
-    max_num_seqs=16,
-    max_num_batched_tokens=256,
-    max_model_len=1024,
-    prefix_caching=True,
-    kv_bytes_per_token=64,
-    tensor_parallel=1,
-    dtype="bfloat16",
-)
+from tests.engine.sizes import SIZES
 
 SCHEDULE_S = 1e-4
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from headway.core.view import StepView
 from headway.engine.compare import compare
 from headway.engine.model_free import ScriptedRequest, to_request
 from headway.policies.batching import Batching
+from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order
 from tests.engine.scripts import HearingEngine, assert_empty, scheduler, steps
 from tests.strategies import decoding, make_job, prefilling
@@ -53,8 +54,16 @@ class Watched:
         self.outcomes.append(outcome)
         self.inner.observe(outcome)
 
-    def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
-        return {job: Fate.RECOMPUTE for job in view.residents if job.id in self.victims}
+
+@dataclass
+class Preempting(Recompute):
+    """Takes the victims of the batching that names them."""
+
+    watched: Watched
+
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        plan.preempt = {job: Fate.RECOMPUTE for job in view.residents if job.id in self.watched.victims}
+        return plan
 
 
 class Scene:
@@ -64,7 +73,8 @@ class Scene:
         self.scheduler = scheduler(**options)
         self.engine = HearingEngine(self.scheduler)
         policy = self.scheduler.guard.policy
-        self.watched = policy.batching = policy.eviction = Watched(policy.batching)
+        self.watched = policy.batching = Watched(policy.batching)
+        policy.eviction = Preempting(self.watched)
 
     def add(self, id_: str, prompt_tokens: int, output_tokens: int = 5, lora: int = 0) -> Any:
         start = len(self.scheduler.requests) * 10_000
@@ -403,6 +413,8 @@ def engine_like(request: Any, job: Job, **fields: Any) -> Any:
             "_inflight_prefills": [],
             "_pause_state": PauseState.UNPAUSED,
             "defers_prefills": False,
+            "admission_closed": False,
+            "swaps": None,
             "num_spec_tokens": 0,
             "need_mamba_block_aligned_split": False,
             "scheduler_config": SimpleNamespace(long_prefill_token_threshold=0),

@@ -21,7 +21,8 @@ from headway.engine.stepped_engine import SteppedStep
 from headway.errors import ConfigError
 from headway.predict.cost_file import load_cost_file, write_cost_file
 from headway.predict.step_fit import fit_step_time
-from tests.engine.stepped import SCHEDULE_S, SIZES, FakeEngine, law_s
+from tests.engine.sizes import SIZES
+from tests.engine.stepped import SCHEDULE_S, FakeEngine, law_s
 
 HERE = Identity(machine="2 x test", model="fake", vllm_version="0", measured_on="today")
 

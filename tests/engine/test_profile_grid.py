@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from headway.engine.profile_grid import KV_SHARE, Scene, context_lengths, prompts_of, scenes, warm_up
 from headway.engine.stepped_engine import EngineSizes
-from tests.engine.stepped import SIZES, FakeEngine
+from tests.engine.sizes import SIZES
+from tests.engine.stepped import FakeEngine
 
 
 def grid(sizes: EngineSizes = SIZES, tokens: int = 4000, seed: int = 0, exact: bool = True) -> list[Scene]:

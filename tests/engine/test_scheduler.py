@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from headway.engine.model_free import ScriptedRequest, replay
 from headway.engine.self_check import compare_logs, run_script, stock_builder
 from headway.engine.watchdog import STALLED_STEPS
 from headway.policies.batching.decode_first import DecodeFirst
+from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order
 from headway.policies.presets import PRESETS
 from tests.engine.scripts import HearingEngine, assert_empty, scheduler, steps, stream
@@ -86,15 +87,23 @@ class Shaken(DecodeFirst):
         self.victims_in_flight += len(in_flight)
         return plan
 
-    def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
-        return self.victims
+
+@dataclass
+class TakesVictims(Recompute):
+    """Preempts whom the batching names."""
+
+    shaken: Shaken
+
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        plan.preempt = self.shaken.victims
+        return plan
 
 
 @MODES
 def test_pauses_caps_and_preemptions_lose_no_token(asynchronous: bool, prefix_caching: bool) -> None:
     built = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching)
     shaken = Shaken(scheduler=built)
-    built.guard.policy.batching = built.guard.policy.eviction = shaken
+    built.guard.policy.batching, built.guard.policy.eviction = shaken, TakesVictims(shaken)
     engine = HearingEngine(built)
     script = stream(50)
     for _ in replay(engine, script, 20_000):
@@ -283,4 +292,4 @@ def test_learning_follows_steps_that_ran() -> None:
     built.guard.policy.batching = Remembers()
     logs = list(replay(HearingEngine(built), stream(20), 5_000))
     assert [sum(log.tokens.values()) for log in logs] == [outcome.num_tokens for outcome in seen]
-    assert built.step_time.observed_steps > 20
+    assert built.cost.steps.observed_steps > 20

@@ -9,7 +9,7 @@ from headway.experiments.engine_sizes import Sizes, engine_limits
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.sim.limits import EngineLimits
-from tests.sim.small_world import SECOND_STEPS
+from tests.sim.worlds import SECOND_STEPS
 
 MODEL = model_shape("Qwen/Qwen3-8B")
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,12 @@ from bench.fidelity import (
 from bench.fidelity_plot import fidelity_svg
 from headway.core.batch_shape import BatchShape
 from headway.engine.demo_model import DemoRecipe, ensure_demo_model, ensure_model
-from headway.engine.stepped_engine import EngineSizes
 from headway.predict.calibration import Calibration
 from headway.predict.step_law import Curve, StepTimeLaw
 from headway.predict.transfer import TransferModel
+from tests.engine.sizes import SIZES as SMALL
 
-SIZES = EngineSizes(
-    block_size=32,
-    num_blocks=2000,
-    max_num_seqs=32,
-    max_num_batched_tokens=1024,
-    max_model_len=2048,
-    prefix_caching=True,
-    kv_bytes_per_token=64,
-    tensor_parallel=1,
-    dtype="bfloat16",
-)
+SIZES = replace(SMALL, num_blocks=2000, max_num_seqs=32, max_num_batched_tokens=1024, max_model_len=2048)
 LAW = StepTimeLaw(
     tokens=Curve(knots=(0, 1), seconds=(0.005, 0.0051)),
     jobs=Curve(knots=(0, 1), seconds=(0.0, 0.0001)),

@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 
 from headway.errors import ConfigError
-from headway.experiments.grid import Cell, Grid, parse_loads
+from headway.experiments.grid import Cell, Grid, parse_loads, parse_policies
+
+
+def test_policies_as_they_are_written() -> None:
+    assert parse_policies("sjf") == ("sjf",)
+    assert parse_policies(" vllm, sjf ,,edf") == ("vllm", "sjf", "edf")
+    for text in ("", " , ,"):
+        with pytest.raises(ConfigError, match=f"policies is '{text}'; accepted: names of the preset table"):
+            parse_policies(text)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -11,21 +12,12 @@ from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.engine.settings import EngineSettings
-from headway.engine.stepped_engine import EngineSizes, SteppedEngine, SteppedStep
+from headway.engine.stepped_engine import SteppedEngine, SteppedStep
 from headway.experiments.real_engine import prompt_ids, run_real
 from headway.traces import TraceRequest
+from tests.engine.sizes import SIZES as SMALL
 
-SIZES = EngineSizes(
-    block_size=32,
-    num_blocks=100,
-    max_num_seqs=4,
-    max_num_batched_tokens=256,
-    max_model_len=1024,
-    prefix_caching=True,
-    kv_bytes_per_token=64,
-    tensor_parallel=1,
-    dtype="bfloat16",
-)
+SIZES = replace(SMALL, num_blocks=100, max_num_seqs=4)
 STEP_S = 0.02
 
 

@@ -20,7 +20,7 @@ from headway.experiments.simulation_setup import Setup, Wish, set_up
 from headway.experiments.stream import Stream
 from headway.experiments.watch_cell import explain, trace_schedule
 from headway.results import labelled_summaries, read_records, read_runs, sections, summarize
-from tests.sim.small_world import SECOND_STEPS, ConstantStep
+from tests.sim.worlds import SECOND_STEPS, Linear
 
 TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=60"
 WISH = Wish(
@@ -129,7 +129,7 @@ def test_a_fingerprint_tells_costs_apart() -> None:
         for name in ("h100", "h100", "h200")
     ]
     assert prints[0] == prints[1] != prints[2]
-    assert fingerprint(SECOND_STEPS) != fingerprint(replace(SECOND_STEPS, step=ConstantStep(2.0)))
+    assert fingerprint(SECOND_STEPS) != fingerprint(replace(SECOND_STEPS, step=Linear(2.0)))
 
 
 # ---- folders -------------------------------------------------------------------------------------------

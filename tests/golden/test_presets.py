@@ -12,11 +12,13 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.policies.presets import PRESETS, build_policy
 from headway.results.records import encode_record
-from tests.policies.instance import Instance, small_engine
+from tests.policies.instance import Instance, LinearCost, small_engine
 
 JOBS = 24
-ENGINE = small_engine(num_blocks=15, max_num_batched_tokens=24)
+ENGINE = small_engine(num_blocks=15, max_num_batched_tokens=24, host_blocks=12)
 NEVER_PREEMPTED = ("orca", "static")
+SWAPPING = ("adaptivellm", "adaptivellm-memory", "vllm-s", "vllm-s-fallback", "adaptivellm-plus")
+NEVER_RECOMPUTED = ("vllm-s",)
 
 
 def workload() -> tuple[list[Job], dict[str, int]]:
@@ -39,7 +41,7 @@ def workload() -> tuple[list[Job], dict[str, int]]:
 def run(preset: str) -> tuple[list[Record], dict[str, int]]:
     """Records in the order jobs ended, and how long each answer was to be."""
     jobs, true_output = workload()
-    instance = Instance(build_policy(PRESETS[preset]), true_output, ENGINE)
+    instance = Instance(build_policy(PRESETS[preset], LinearCost()), true_output, ENGINE)
     pending = list(jobs)
     while pending or instance.ledger.live:
         while pending and pending[0].arrival_s <= instance.now_s:
@@ -66,3 +68,6 @@ def test_whatever_the_order_all_work_is_done(preset: str) -> None:
     assert {record.outcome for record in records} == {Outcome.FINISHED}
     preemptions = sum(record.preemptions for record in records)
     assert (preemptions == 0) == (preset in NEVER_PREEMPTED)
+    assert any(record.swapped_blocks for record in records) == (preset in SWAPPING)
+    if preset in NEVER_RECOMPUTED:
+        assert not any(record.recomputed_tokens for record in records)

@@ -16,8 +16,11 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy
 from headway.sim.limits import EngineLimits
-from tests.policies.instance import STEP_S, Instance, Snapshot, small_engine
+from tests.policies.instance import STEP_S, Instance, LinearCost, Snapshot, small_engine
 from tests.strategies import slos
+
+REMEMBERED_STEPS = 4
+"""Steps whose newcomers an eviction may remember."""
 
 MakePolicy = Callable[["Workload"], Policy]
 """A fresh policy for one run of a workload; only a bad one looks at the workload."""
@@ -72,6 +75,8 @@ def workloads(draw: st.DrawFn) -> Workload:
         max_num_batched_tokens=draw(st.integers(4, 16)),
         prefix_caching=draw(st.booleans()),
         asynchronous=draw(st.booleans()),
+        host_blocks=draw(st.sampled_from([0, 3, 12, 40])),
+        restore_share=draw(st.sampled_from([0.2, 0.5, 1.0])),
     )
     names = draw(st.lists(st.integers(0, 99), min_size=1, max_size=7, unique=True))
     return Workload(tuple(draw(_arrivals(f"{name:02}")) for name in names), engine)
@@ -135,8 +140,8 @@ def drive(policy: Policy, workload: Workload, *, may_idle: bool = True) -> Run:
 
 
 def _ready_for_an_empty_engine(instance: Instance) -> Job | None:
-    """A job that could start at once, since nothing else is resident."""
-    if instance.ledger.residents:
+    """A job that could start at once: nothing else is resident, and nobody's KV is on its way."""
+    if instance.ledger.residents or instance.copying:
         return None
     return next((job for job in instance.ledger.waiting.values() if instance.pool.ready(job) is None), None)
 
@@ -148,6 +153,7 @@ def check_drains(make: MakePolicy, workload: Workload, *, may_idle: bool = True)
     for part in (policy.order, *policy.leaving):
         assert not jobs_held_by(part), f"{part!r} still holds {jobs_held_by(part)}"
     assert len(jobs_held_by(policy.batching)) <= workload.engine.max_run
+    assert len(jobs_held_by(policy.eviction)) <= REMEMBERED_STEPS * workload.engine.max_run
     assert run.instance.pool.free_blocks == run.instance.pool.num_blocks
 
 
@@ -220,7 +226,7 @@ def _slots(kind: type) -> list[str]:
 @cache
 def _built(preset: Preset) -> Policy:
     # Building looks through every installed distribution for parts; copying does not.
-    return build_policy(preset)
+    return build_policy(preset, LinearCost())
 
 
 def from_preset(preset: Preset) -> MakePolicy:

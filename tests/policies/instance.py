@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.core.host_copies import Copy
 from headway.core.job import Job
 from headway.core.ledger import Ledger
 from headway.core.plan import Reason, StepOutcome, StepPlan
@@ -31,6 +33,8 @@ def snapshot(plan: StepPlan) -> Snapshot:
         tuple((job.id, cap) for job, cap in plan.chunk_cap.items()),
         plan.whole_prompts,
         tuple((job.id, fate) for job, fate in plan.preempt.items()),
+        tuple(job.id for job in plan.offload),
+        tuple(job.id for job in plan.prefetch),
         tuple((job.id, departure) for job, departure in plan.leave.items()),
     )
 
@@ -57,8 +61,27 @@ class WatchedPolicy(Policy):
         return plan
 
 
+class LinearCost:
+    """A tenth of a second a token to compute; a copy 0.2 s and 0.1 s a block of four: long prompts are swapped."""
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds to compute a prompt."""
+        return 0.1 * num_tokens
+
+    def swap_out_s(self, num_blocks: int) -> float:
+        """Seconds of a copy to the host."""
+        return 0.2 + 0.1 * num_blocks
+
+    def swap_in_s(self, num_blocks: int) -> float:
+        """Seconds of a copy back."""
+        return 0.2 + 0.1 * num_blocks
+
+
 class Instance:
-    """Steps a policy, a second a step. `true_output` says how long each job is; the policy never sees it."""
+    """Steps a policy, a second a step. `true_output` says how long each job is; the policy never sees it.
+
+    Copies between device and host that are not serial take the step they were decided with and the next one.
+    """
 
     def __init__(self, policy: Policy, true_output: dict[str, int], limits: EngineLimits) -> None:
         self.policy = WatchedPolicy(
@@ -69,6 +92,7 @@ class Instance:
         self.records: dict[str, Record] = {}
         self.outcomes: list[StepOutcome] = []
         self._engine = SimulatedEngine(limits, self.policy, on_end=self._ended, check=True)
+        self._copies: deque[list[Copy]] = deque([[]])
 
     @property
     def ledger(self) -> Ledger:
@@ -97,13 +121,26 @@ class Instance:
 
     def step(self) -> StepOutcome:
         """Schedule a step; bring the output of the oldest when as many are in flight as may be."""
+        for copy in self._copies.popleft():
+            self._engine.copied(copy)
         outcome = self._engine.schedule(self.now_s)
+        self._copies.append(self._take_copies())
         self.now_s += STEP_S
         full = self._engine.in_flight == self._engine.limits.depth
         if full or (self._engine.in_flight and not outcome.tokens):
             self._engine.update(self.now_s)
+            self._copies[-1] += self._take_copies()
         self.outcomes.append(outcome)
         return outcome
+
+    def _take_copies(self) -> list[Copy]:
+        copies = self._engine.take_copies()
+        return [] if self.policy.serial_copies else copies
+
+    @property
+    def copying(self) -> bool:
+        """Whether copies are under way."""
+        return any(self._copies)
 
     def _ended(self, record: Record) -> None:
         assert record.id not in self.records, f"{record.id} ended twice"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 from hypothesis import given
@@ -26,10 +26,18 @@ from tests.policies.contract import (
 from tests.strategies import FEW
 
 SETTINGS = {
-    "decode-first": ["", ":token_budget=5"],
+    "decode-first": ["", ":token_budget=5", ":head_room=1"],
+    "prefill-first": ["", ":host_room=true"],
+    "swapped-or-waiting": ["", ":skip_misfit=true"],
     "request-level": ["", ":batch_size=2,reserve=false"],
 }
 """Other settings a batching is tried with."""
+EVICTION_SETTINGS = {
+    "swap": [":serial=true", ":fallback=false"],
+    "cheapest": ["", ":serial=true,min_residency=2"],
+}
+"""The same for the evictions that plan ahead."""
+assert {"recompute", *EVICTION_SETTINGS} == set(EVICTIONS)
 NEEDS_SETTINGS = {"queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9"}
 """Leaving rules that their name alone does not describe."""
 MAY_IDLE = ("iteration-level", "request-level")
@@ -37,13 +45,15 @@ MAY_IDLE = ("iteration-level", "request-level")
 
 
 def combinations() -> list[Preset]:
-    """One row for every order, batching (with its settings) and eviction there is."""
+    """Every order with every batching (with its settings), and every batching with every other eviction."""
     batchings = [name + setting for name in BATCHINGS for setting in SETTINGS.get(name, [""])]
+    evictions = [name + setting for name in EVICTION_SETTINGS for setting in EVICTION_SETTINGS[name]]
+    parts = [(order, batching, "recompute") for order, batching in product(ORDERS, batchings)]
+    # The orders in turn: each eviction meets each of them, if not with each batching.
+    parts += [(o, *b) for o, b in zip(cycle(ORDERS), product(batchings, evictions), strict=False)]
     return [
-        Preset(
-            name="+".join(parts), order=parts[0], batching=parts[1], eviction=parts[2], summary="", source=""
-        )
-        for parts in product(ORDERS, batchings, EVICTIONS)
+        Preset(name="+".join(row), order=row[0], batching=row[1], eviction=row[2], summary="", source="")
+        for row in parts
     ]
 
 

@@ -8,9 +8,15 @@ import pytest
 from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import DecodeFirst
+from headway.policies.batching.prefill_first import PrefillFirst
 from headway.policies.batching.request_level import RequestLevel
+from headway.policies.batching.swapped_or_waiting import SwappedOrWaiting
+from headway.policies.eviction.cheapest import Cheapest
+from headway.policies.eviction.swap import Swap
 from headway.policies.leaving.queue_bound import QueueBound
+from headway.policies.order.deadline_aware import DeadlineAware
 from headway.policies.order.slack import LeastSlack
+from headway.policies.order.waited_over_length import WaitedOverLength
 from headway.policies.parts import BUILT_IN, build_part, known_parts, load_plugins, part_settings
 from tests.policies.conftest import MODULE, Install
 
@@ -37,6 +43,12 @@ def test_every_built_in_part_is_built_by_its_name(kind: str, name: str) -> None:
         ("batching", "decode-first:token_budget=512", DecodeFirst(512)),
         ("batching", "request-level:batch_size=4,reserve=false", RequestLevel(4, reserve=False)),
         ("batching", "request-level:reserve=true", RequestLevel(reserve=True)),
+        ("batching", "prefill-first:host_room=true", PrefillFirst(host_room=True)),
+        ("batching", "swapped-or-waiting:skip_misfit=true", SwappedOrWaiting(skip_misfit=True)),
+        ("eviction", "swap:serial=true,fallback=false", Swap(serial=True, fallback=False)),
+        ("eviction", "cheapest:min_residency=4", Cheapest(min_residency=4)),
+        ("order", "deadline-aware:most=2", DeadlineAware(2.0)),
+        ("order", "waited-over-length:prompt_only=true", WaitedOverLength(prompt_only=True)),
         ("leaving", "queue-bound:max_age_s=2.5,max_waiting=3", QueueBound(max_waiting=3, max_age_s=2.5)),
     ],
 )
@@ -54,7 +66,7 @@ def test_a_part_that_asks_for_the_cost_model_gets_it() -> None:
 
 
 def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
-    assert part_settings(DecodeFirst) == {"token_budget": int}
+    assert part_settings(DecodeFirst) == {"token_budget": int, "head_room": int}
     assert part_settings(RequestLevel) == {"batch_size": int, "reserve": bool}
     assert part_settings(QueueBound) == {"max_waiting": int, "max_waiting_tokens": int, "max_age_s": float}
     assert part_settings(LeastSlack) == {}
@@ -63,18 +75,18 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
 @pytest.mark.parametrize(
     ("kind", "spec", "message"),
     [
-        ("order", "fifo", "unknown order 'fifo'; accepted: arrival, edf, longest-prompt, priority, "),
+        ("order", "fifo", "unknown order 'fifo'; accepted: arrival, deadline-aware, edf, longest-prompt, priority, "),
         (
             "batching",
             "",
             "unknown batching ''; accepted: decode-first, iteration-level, prefill-first, request-",
         ),
-        ("eviction", "swap", "unknown eviction 'swap'; accepted: recompute"),
+        ("eviction", "drop", "unknown eviction 'drop'; accepted: cheapest, recompute, swap"),
         ("leaving", "Expired", "unknown leaving 'Expired'; accepted: expired, queue-bound"),
         (
             "batching",
             "decode-first:budget=5",
-            "batching 'decode-first' has no setting 'budget=5'; accepted (as key=value): token_budget",
+            "batching 'decode-first' has no setting 'budget=5'; accepted (as key=value): head_room, token_budget",
         ),
         (
             "batching",
@@ -93,6 +105,10 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
         ("leaving", "queue-bound:max_age_s=soon", "max_age_s is 'soon'; accepted: a value of type float"),
         ("leaving", "queue-bound", "queue-bound needs at least one of"),
         ("batching", "decode-first:token_budget=0", "token_budget is 0; accepted: 1 or more"),
+        ("batching", "decode-first:head_room=-1", "head_room is -1; accepted: 0 or more blocks"),
+        ("eviction", "cheapest:min_residency=-1", "min_residency is -1; accepted: 0 or more steps"),
+        ("order", "deadline-aware:most=0.5", "most is 0.5; accepted: 1 or more, as a factor"),
+        ("order", "deadline-aware:most=inf", "most is inf; accepted: 1 or more, as a factor"),
     ],
 )
 def test_what_cannot_be_built_is_said_with_what_can(kind: str, spec: str, message: str) -> None:
@@ -111,7 +127,7 @@ def test_another_package_brings_a_part(install: Install) -> None:
     assert type(part).__module__ == MODULE
     assert (part.settings, part.cost) == ((0.25, "y", True, 7), cost)
     assert build_part("order", "guest", None).settings == (0.5, "x", False, None)
-    with pytest.raises(ConfigError, match="accepted: arrival, edf, guest, "):
+    with pytest.raises(ConfigError, match="accepted: arrival, deadline-aware, edf, guest, "):
         build_part("order", "nobody", None)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 from unittest.mock import Mock, call
@@ -21,17 +22,22 @@ from tests.strategies import decoding, ids, make_job
 class PreemptsPaused:
     """Preempts whoever does not run."""
 
-    def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
-        return {job: Fate.SWAP for job in view.residents if job not in plan.run}
+    serial = True
+
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        return replace(plan, preempt={job: Fate.SWAP for job in view.residents if job not in plan.run})
 
     def next_change_s(self, view: StepView) -> float:
         return -inf
+
+    def observe(self, outcome: StepOutcome) -> None:
+        pass
 
 
 def told() -> tuple[Policy, Mock]:
     """A policy whose parts note what they are told, in one log."""
     parts = Mock()
-    return Policy("told", parts.order, parts.batching, Recompute(), (parts.rule,)), parts
+    return Policy("told", parts.order, parts.batching, parts.eviction, (parts.rule,)), parts
 
 
 def view(residents: Sequence[Job] = (), waiting: Sequence[Job] = (), **fields: Any) -> StepView:
@@ -82,6 +88,7 @@ def test_a_step_moves_the_admitted_out_and_the_preempted_in_before_the_parts_lea
         call.order.add(falls),
         call.rule.add(falls),
         call.order.observe(step),
+        call.eviction.observe(step),
         call.batching.observe(step),
     ]
 
@@ -106,3 +113,8 @@ def test_the_batch_is_cut_to_its_width_and_the_eviction_sees_who_is_left_out() -
     plan = policy.plan(view(residents, max_run=2))
     assert ids(plan.run) == ["a", "b"]
     assert plan.preempt == {residents[2]: Fate.SWAP}
+
+
+def test_whether_copies_are_serial_is_the_evictions_to_say() -> None:
+    assert Policy("p", Arrival(), DecodeFirst(), PreemptsPaused()).serial_copies
+    assert not Policy("p", Arrival(), DecodeFirst(), Recompute()).serial_copies

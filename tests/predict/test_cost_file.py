@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError
-from headway.predict.cost_file import CostFile, load_cost_file, measured_step, read_cost_file, write_cost_file
+from headway.predict.cost_file import CostFile, load_cost_file, measured_step, write_cost_file
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.predict.residuals import Errors
@@ -58,7 +58,7 @@ def test_what_was_written_is_read_back(path: Path) -> None:
 
 
 def test_a_calibration_carries_the_file(path: Path) -> None:
-    found = read_cost_file(path)
+    found = load_cost_file(path).calibration()
     assert (found.name, found.derived, found.residuals) == ("desk", False, (0.9, 1.0, 1.2))
     assert found.step.step_s(decodes(2, 9)) == COST.step.law.step_s(decodes(2, 9)) > 0
     assert (found.kv_capacity_tokens, found.host_s, found.to_device) == (50_000, 0.0004, COST.to_device)
@@ -92,10 +92,10 @@ def test_a_bad_file_is_an_error_that_says_why(
 
 def test_a_file_that_is_missing_or_no_json_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_cost_file(tmp_path / "none.json")
+        load_cost_file(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("hello")
     with pytest.raises(ConfigError, match="not JSON"):
-        read_cost_file(tmp_path / "text.json")
+        load_cost_file(tmp_path / "text.json")
 
 
 def test_a_failed_write_leaves_the_old_file(path: Path) -> None:

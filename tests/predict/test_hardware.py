@@ -17,7 +17,12 @@ from tests.strategies import UNTIMED
 
 LLAMA = model_shape("Llama-3.1-8B")
 MEASURED = {"a100-80g", "h100", "h200", "b200", "l40s", "rtx-4090", "rtx-pro-6000"}
-DERIVED = {"a100-40g": "a100-80g", "a800-80g": "a100-80g", "v100-32g": "a100-80g"}
+DERIVED = {
+    "a100-40g": "a100-80g",
+    "a800-80g": "a100-80g",
+    "a800-80g-pcie": "a100-80g",
+    "v100-32g": "a100-80g",
+}
 LAWS = {name: calibration(name, LLAMA).step for name in ("a100-80g", "h100", "rtx-pro-6000")}
 
 

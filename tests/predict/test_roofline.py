@@ -73,3 +73,13 @@ def test_more_work_is_more(shape: BatchShape) -> None:
     more.add(5, 100)
     assert roofline.flops(more) > roofline.flops(shape) > 0
     assert roofline.bytes(more) > roofline.bytes(shape) > 0
+
+
+def test_prefill_attention_is_what_prompts_add_beyond_their_tokens() -> None:
+    work = Roofline(LLAMA)
+    together, apart = batch((1024, 0)), batch(*[(512, 0)] * 2)
+    # The same 1024 tokens; one sequence more has one more row of the LM head.
+    head = 2 * LLAMA.hidden_size * LLAMA.vocab_size
+    more = work.prefill_attention_flops(together) - work.prefill_attention_flops(apart)
+    assert work.flops(together) - work.flops(apart) == pytest.approx(more - head)
+    assert work.prefill_attention_flops(decodes(4, 1000)) == 0

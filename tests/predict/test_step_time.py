@@ -87,6 +87,32 @@ def test_a_stall_among_the_first_steps_does_not_spoil_them() -> None:
         assert model.step_s(shape) == pytest.approx(FAST.step_s(shape), rel=0.15)
 
 
+def test_a_device_a_thousand_times_slower_than_nominal_is_learned_as_soon() -> None:
+    # A processor: features at nominal peaks are then small beside the seconds, which is no reason to doubt them.
+    model = StepTimeModel(LLAMA)
+    device = Device(base_s=0.002, per_job_s=0.0002, bytes_per_s=20e9, flops_per_s=0.3e12)
+    device.teach(model, 60)
+    for shape in (batch((2048, 0)), batch((512, 512), (1, 900))):
+        assert model.step_s(shape) == pytest.approx(device.step_s(shape), rel=0.1)
+
+
+def test_attention_may_cost_more_than_its_operations_say() -> None:
+    # Long prompts alone hold far more attention for their tokens than short ones side by side.
+    work = Roofline(LLAMA)
+
+    def true_s(shape: BatchShape) -> float:
+        return 0.01 + (work.flops(shape) + 4 * work.prefill_attention_flops(shape)) / 100e12
+
+    model = StepTimeModel(LLAMA)
+    rng = random.Random(5)
+    for _ in range(200):
+        tokens = rng.choice([256, 512, 1024, 2048, 4096, 8192])
+        shape = batch(*[(tokens, 0)] * rng.choice([1, 8192 // tokens]))
+        model.observe(shape, true_s(shape) * rng.gauss(1, NOISE))
+    for shape in (batch((8192, 0)), batch(*[(256, 0)] * 32), batch((1024, 0))):
+        assert model.step_s(shape) == pytest.approx(true_s(shape), rel=0.03)
+
+
 def test_nothing_is_predicted_before_it_is_ready() -> None:
     model = StepTimeModel(LLAMA)
     FAST.teach(model, READY_STEPS - 1)

@@ -13,12 +13,11 @@ from headway.core.job import Job
 from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.decode_first import DecodeFirst
-from headway.policies.eviction.recompute import Recompute
 from headway.policies.order.arrival import Arrival
 from headway.policies.policy import Policy
 from headway.predict.transfer import TransferModel
 from headway.sim.simulation import PolicyFactory, System
-from tests.sim.small_world import SECOND_STEPS, system
+from tests.sim.worlds import SECOND_STEPS, system
 
 OUT_S, IN_S = 0.5, 0.25
 """Seconds a block of four one-byte tokens takes each way."""
@@ -64,11 +63,12 @@ class Script:
     """Stock scheduling, but for the steps planned at the given times; `seen` tells of every step by its time."""
 
     steps: Mapping[float, Do] = field(default_factory=dict)
+    serial: bool = False
     seen: dict[float, Seen] = field(default_factory=dict)
 
     def build(self, cost: CostModel) -> Policy:
         """The policy."""
-        return _Scripted("scripted", Arrival(), DecodeFirst(), Recompute(), script=self)
+        return _Scripted("scripted", Arrival(), DecodeFirst(), _AsPlanned(self.serial), script=self)
 
 
 @dataclass(slots=True)
@@ -156,14 +156,20 @@ class Restless:
             self._steps_left -= 1
 
 
+@dataclass(frozen=True)
 class _AsPlanned:
     """An eviction that takes whom the batching has named."""
 
-    def preempt(self, view: StepView, plan: StepPlan, order: Any) -> Mapping[Job, Fate]:
-        return plan.preempt
+    serial: bool = False
+
+    def evict(self, view: StepView, plan: StepPlan, order: Any) -> StepPlan:
+        return plan
 
     def next_change_s(self, view: StepView) -> float:
         return inf
+
+    def observe(self, outcome: StepOutcome) -> None:
+        pass
 
 
 def _dealt(dice: Random, jobs: Sequence[Job], parts: int) -> list[list[Job]]:
@@ -174,10 +180,13 @@ def _dealt(dice: Random, jobs: Sequence[Job], parts: int) -> list[list[Job]]:
     return dealt
 
 
-def restless(seed: int, steps: int, *, calm: bool = False, drops: bool = True) -> PolicyFactory:
+def restless(
+    seed: int, steps: int, *, calm: bool = False, drops: bool = True, serial: bool = False
+) -> PolicyFactory:
     """A policy that is restless for so many steps, then stock; one that `drops` some KV rather than swap all."""
 
     def build(cost: CostModel) -> Policy:
-        return Policy("restless", Arrival(), Restless(seed, steps, calm=calm, drops=drops), _AsPlanned())
+        batching = Restless(seed, steps, calm=calm, drops=drops)
+        return Policy("restless", Arrival(), batching, _AsPlanned(serial))
 
     return build

@@ -9,7 +9,7 @@ import pytest
 
 from headway.sim.chrome_trace import ChromeTrace
 from headway.traces import TraceRequest, parse_workload
-from tests.sim.small_world import preset, run, system
+from tests.sim.worlds import run, system
 
 REQUESTS = parse_workload(
     "poisson:rate=1/input=zipf:theta=1.1,max=40/output=zipf:theta=1.1,max=12/count=30"
@@ -22,7 +22,7 @@ def traced(
     file = BytesIO()
     world = system(**limits)
     trace = ChromeTrace(file, title="test", lanes=world.limits.pipeline_stages, max_events=max_events)
-    run(requests, world, trace, preset(policy))
+    run(requests, policy, world, watchers=[trace])
     trace.close()
     found = json.loads(file.getvalue())
     assert found["displayTimeUnit"] == "ms"

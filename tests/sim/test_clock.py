@@ -11,6 +11,7 @@ from headway.core.cost import CostModel
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.calibration import Calibration
+from headway.predict.learned_cost import LearnedCost
 from headway.predict.step_time import StepTimeModel
 from headway.sim.clock import Clock
 from headway.sim.simulation import System
@@ -68,7 +69,7 @@ def test_the_clock_and_what_policies_know_of_cost_share_no_state() -> None:
     trace = [request(f"{n}", n / 4, 20 + n % 7, 10) for n in range(60)]
     run(trace, build, System(limits=limits(), calibration=costs))
     (cost,) = known
-    assert isinstance(cost, StepTimeModel)
+    assert isinstance(cost, LearnedCost)
     clock = Clock(costs.step, costs.residuals)
     shared = reachable(cost) & (reachable(clock) | reachable(costs))
     assert not shared

@@ -1,24 +1,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from headway.core.record import Record
 from headway.core.slo import Slo
-from headway.sim.limits import EngineLimits
 from headway.sim.oracle import ORACLES
+from headway.sim.simulation import PolicyFactory
 from headway.sim.story import Chapter, Kind, Story, StoryWatcher
 from headway.sim.story_text import MAX_LINES, story_data, story_text, verdicts
-from headway.sim.watcher import Watchers
 from headway.traces import TraceRequest, parse_workload
-from tests.sim.small_world import preset, run, system
+from tests.sim.worlds import preset, run, system
 
 
-def told(requests: list[TraceRequest], id_: str, policy: object = None, **limits: object) -> Story:
+def told(
+    requests: list[TraceRequest], id_: str, policy: PolicyFactory | str = "vllm", **limits: object
+) -> Story:
     arrival_s = next(request.arrival_s for request in requests if request.id == id_)
     watcher = StoryWatcher(id_, arrival_s)
-    run(requests, system(**limits), watcher, policy)
+    run(requests, policy, system(**limits), watchers=[watcher])
     assert watcher.story is not None
     return watcher.story
 
@@ -178,11 +180,10 @@ def test_a_request_that_can_never_fit_has_a_story_too() -> None:
 
 
 def test_another_instances_steps_are_no_part_of_it() -> None:
-    world = system(max_num_seqs=1)
-    two = type(world)(limits=world.limits, calibration=world.calibration, instances=2)
+    two = replace(system(max_num_seqs=1), instances=2)
     requests = [TraceRequest("a", 0.0, 4, 5), TraceRequest("b", 0.5, 4, 2)]
     watcher = StoryWatcher("b", 0.5)
-    run(requests, two, Watchers(watcher))
+    run(requests, system=two, watchers=[watcher])
     assert watcher.story is not None
     assert watcher.story.record.instance == "1"
     # Instance 1 is idle: b starts the moment it comes.
@@ -203,14 +204,12 @@ def test_chapters_follow_one_another_without_gap_and_the_tokens_add_up(
     requests = parse_workload(
         "poisson:rate=1/input=zipf:theta=1.1,max=40/output=zipf:theta=1.1,max=12/count=40"
     ).requests()
-    limits = EngineLimits(num_blocks=30, block_size=4, max_num_seqs=4, max_num_batched_tokens=24, **depth)  # type: ignore[arg-type]
-    world = system()
-    world = type(world)(limits=limits, calibration=world.calibration)
-    plain = run(requests, world, None, preset(name))
+    world = system(num_blocks=30, max_num_seqs=4, max_num_batched_tokens=24, prefix_caching=True, **depth)
+    plain, _ = run(requests, name, world)
     watchers = {request.id: StoryWatcher(request.id, request.arrival_s) for request in requests}
-    records = run(requests, world, Watchers(*watchers.values()), preset(name))
-    assert records == plain
-    for record in records:
+    records, _ = run(requests, name, world, list(watchers.values()))
+    assert list(records.items()) == list(plain.items())
+    for record in records.values():
         story = watchers[record.id].story
         assert story is not None
         check_story(story, record, exact=not depth)

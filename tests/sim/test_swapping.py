@@ -26,7 +26,7 @@ LONG = request("b", 0.0, 22, 4)
 def follow(script: Script, *requests: TraceRequest, **limits: Any) -> tuple[dict[str, Record], Result]:
     """Run a script, every step planned; stepping over stretches must not make a difference."""
     world = swapping_system(**{"max_num_seqs": 4, "max_num_batched_tokens": 32, **limits})
-    run_through = run(requests, Script(script.steps).build, world)
+    run_through = run(requests, Script(script.steps, script.serial).build, world)
     step_by_step = run(requests, script.build, world, shortcut=False)
     assert run_through == step_by_step
     return step_by_step
@@ -224,21 +224,22 @@ def test_a_copy_that_ends_while_others_decode_is_noticed() -> None:
 
 def test_restored_jobs_hold_a_share_of_the_memory_unless_there_is_one() -> None:
     # A share of a quarter is 4 of 16 blocks: b and c, three each, come back one after the other. c, the last to
-    # leave, is the first in line at 5, and back at 5.75; its first step is over at 7, and b starts back.
+    # leave, is the first in line at 5, and back at 5.75; it runs at 6, so b starts back in that step.
     script = Script({2.0: Do(preempt={"b": SWAP, "c": SWAP}), 3.0: Do(hold="bc"), 4.0: Do(hold="bc")})
     follow(script, request("a", 0.0, 8, 9), B, C, restore_share=0.25)
-    assert script.seen[5.0].passed_over == script.seen[6.0].passed_over == {"b": Reason.RESTORES}
-    assert [script.seen[time].ran for time in (6.0, 7.0, 8.0)] == [["a", "c"], ["a", "c"], ["a", "b"]]
+    assert [script.seen[time].passed_over for time in (5.0, 6.0)] == [{"b": Reason.RESTORES}, {}]
+    assert [script.seen[time].ran for time in (5.0, 6.0, 7.0)] == [["a"], ["a", "c"], ["a", "c", "b"]]
     alone = Script({2.0: Do(preempt={"b": SWAP})})
     records, _ = follow(alone, A, B, restore_share=0.01)
     assert records["b"].finished_s == 7.0
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_share_is_free_again_once_a_first_step_is_over(asynchronous: bool) -> None:
+def test_the_share_is_free_again_once_a_first_step_begins(asynchronous: bool) -> None:
     # As above, with answers that go on: while two decode, the third is started as soon as it may be, although
     # nothing else has changed (`follow` compares with a run step by step).
-    script = Script({2.0: Do(preempt={"b": SWAP, "c": SWAP}), 3.0: Do(hold="bc"), 4.0: Do(hold="bc")})
+    holds = {time_s: Do(hold="bc") for time_s in (3.0, 4.0, 5.0, 6.0)}
+    script = Script({2.0: Do(preempt={"b": SWAP, "c": SWAP}), **holds})
     long = [request(name, 0.0, 8, 20) for name in "abc"]
     follow(script, *long, restore_share=0.1, asynchronous=asynchronous, num_blocks=40)
     assert any(Reason.RESTORES in seen.passed_over.values() for seen in script.seen.values())
@@ -248,8 +249,8 @@ def test_the_share_is_free_again_once_a_first_step_is_over(asynchronous: bool) -
 def test_serial_copies_hold_up_the_step_they_were_decided_with() -> None:
     # b leaves at 2: its 1.5 s come first, the step runs 3.5-4.5 and b's blocks are free in it. At 4.5 b returns, in
     # 0.75 s, and runs in that step, 5.25-6.25; then 6.25-7.25, b's last.
-    script = Script({2.0: Do(preempt={"b": SWAP}, hold="b")})
-    records, result = follow(script, A, B, serial_copies=True)
+    script = Script({2.0: Do(preempt={"b": SWAP}, hold="b")}, serial=True)
+    records, result = follow(script, A, B)
     assert sorted(script.seen) == [0.0, 1.0, 2.0, 4.5, 6.25, 7.25, 8.25]
     assert (script.seen[4.5].free, script.seen[4.5].ran) == (13, ["a", "b"])
     assert (records["b"].finished_s, records["a"].finished_s) == (7.25, 8.25)
@@ -259,8 +260,8 @@ def test_serial_copies_hold_up_the_step_they_were_decided_with() -> None:
 
 def test_serial_copies_without_a_step_take_their_time_too() -> None:
     # Both leave at 2: three blocks each, 3 s. At 5 both return, 1.5 s, and run 6.5-7.5.
-    script = Script({2.0: Do(preempt={"a": SWAP, "b": SWAP})})
-    records, _ = follow(script, A, B, serial_copies=True)
+    script = Script({2.0: Do(preempt={"a": SWAP, "b": SWAP})}, serial=True)
+    records, _ = follow(script, A, B)
     assert sorted(script.seen)[3:5] == [5.0, 7.5]
     assert records["b"].finished_s == 8.5
 
@@ -325,8 +326,6 @@ def test_blocks_found_on_the_device_are_not_copied_back() -> None:
         ({"restore_share": 0.0}, "restore_share is 0.0; accepted: more than 0, up to 1"),
         ({"restore_share": 1.5}, "restore_share is 1.5"),
         ({"host_blocks": -1}, "host_blocks is -1; accepted: 0 or more"),
-        ({"serial_copies": True, "asynchronous": True}, "serial copies with several steps in flight"),
-        ({"serial_copies": True, "pipeline_stages": 2}, "serial copies with several steps in flight"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(limits: dict[str, Any], refused: str) -> None:

@@ -30,7 +30,6 @@ def host_tiers(draw: st.DrawFn, engine: EngineLimits) -> System:
         num_blocks=draw(st.sampled_from([8, 10, engine.num_blocks])),
         host_blocks=draw(st.sampled_from([1, 4, 40])),
         restore_share=draw(st.sampled_from([0.2, 0.5, 1.0])),
-        serial_copies=draw(st.booleans()) and not engine.asynchronous,
     )
     costs = replace(calibration(), to_host=draw(laws), to_device=draw(laws))
     return System(limits=limits, calibration=costs)
@@ -54,7 +53,7 @@ def serve(
         )
         for each in arrivals
     ]
-    return run(requests, restless(seed, steps, drops=drops), system)
+    return run(requests, restless(seed, steps, drops=drops, serial=seed % 2 == 0), system)
 
 
 @UNTIMED

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.core.batch_shape import BatchShape
+from headway.core.plan import StepOutcome
 from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.policies.presets import build_policy, find_preset
@@ -14,6 +15,7 @@ from headway.predict.calibration import Calibration, StepSeconds
 from headway.predict.transfer import TransferModel
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import PolicyFactory, Result, System, simulate
+from headway.sim.watcher import Watcher, watched
 from headway.traces import TraceRequest
 
 LIMIT = 64
@@ -52,9 +54,19 @@ def calibration(
     )
 
 
+SECOND_STEPS = replace(calibration(), kv_capacity_tokens=64)
+"""Every step takes a second."""
+
+
 def limits(**sizes: Any) -> EngineLimits:
     """An engine with room for everybody, unless told otherwise."""
     return EngineLimits(**{"num_blocks": 1000, "block_size": 4, "max_num_seqs": 8, **sizes})
+
+
+def system(**sizes: Any) -> System:
+    """An engine to follow by hand: two seats, 16 blocks of 4 tokens, a second a step, no prefix caching."""
+    small = {"num_blocks": 16, "max_num_seqs": 2, "max_num_batched_tokens": 16, "prefix_caching": False}
+    return System(limits=limits(**{**small, **sizes}), calibration=SECOND_STEPS)
 
 
 def request(id_: str, arrival_s: float, prompt: int, output: int, **fields: Any) -> TraceRequest:
@@ -71,21 +83,31 @@ def run(
     requests: Iterable[TraceRequest],
     policy: PolicyFactory | str = "vllm",
     system: System | None = None,
+    watchers: Sequence[Watcher] = (),
     **options: Any,
 ) -> tuple[dict[str, Record], Result]:
     """Records by id in the order requests ended, every invariant checked on the way."""
     records: dict[str, Record] = {}
+    build = preset(policy) if isinstance(policy, str) else policy
+    for watcher in watchers:
+        build = watched(build, watcher)
 
     def keep(record: Record) -> None:
         assert record.id not in records, f"{record.id} ended twice"
         records[record.id] = record
+        for watcher in watchers:
+            watcher.ended(record)
+
+    def stepped(instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
+        for watcher in watchers:
+            watcher.stepped(instance, outcome, started_s, finished_s)
 
     result = simulate(
         requests,
-        preset(policy) if isinstance(policy, str) else policy,
+        build,
         system or System(limits=limits(), calibration=calibration()),
         on_record=keep,
-        **{"max_output_tokens": LIMIT, "check": True, **options},
+        **{"max_output_tokens": LIMIT, "watch": stepped if watchers else None, "check": True, **options},
     )
     return records, result
 

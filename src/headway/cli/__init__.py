@@ -18,12 +18,14 @@ COMMANDS = {
     "bench": "Compare policies on a real engine, one after another, on the same trace.",
     "simulate": "Compare policies on a virtual clock, over loads and seeds; explain one request's story.",
     "profile": "Measure what a model costs on this machine and write a cost file.",
+    "reproduce": "Repeat a paper's experiments and set its numbers beside ours.",
     "report": "Compare runs on disk: a table, JSON, one HTML page.",
     "policies": "Show the preset table: what each policy is made of.",
 }
 """Subcommand -> what `headway --help` says of it; each is a function of its own name in a module of that name."""
 
 EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
 
 EXTRAS = {"aiohttp": "http", "vllm": "cuda' or 'headway[cpu]"}
 """Module that may be missing -> the extra of this package that brings it."""
@@ -109,4 +111,4 @@ def main() -> None:
         )
         sys.exit(EXIT_ERROR)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)

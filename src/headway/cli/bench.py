@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from headway.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.traces import TraceRequest
+from headway.cli import EXIT_INTERRUPTED
 
 EPILOG = """Examples:
 
@@ -47,22 +44,26 @@ def bench(
     batch_width: Annotated[
         int | None, typer.Option(metavar="N", help="Requests a step may run; the same for all policies.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides the made-up prompts, and the demo's stream.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Decides the made-up prompts, and what `demo` and `gen:` draw.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help='Print {"<policy>": {summary}} on stdout.')] = False,
 ) -> None:
     """Compare policies on a real engine, one after another, on the same trace."""
     from headway.cli.replay import send_with_progress
+    from headway.core.slo import Slo
     from headway.engine.settings import EngineSettings
+    from headway.experiments.grid import parse_policies
     from headway.experiments.policy_bench import PolicyBench
+    from headway.experiments.stream import Stream
     from headway.results import compare, read_run, summarize, terminal_table, to_json
+    from headway.traces import scale_rate
 
-    names = tuple(name.strip() for name in policies.split(",") if name.strip())
-    if not names:
-        raise ConfigError(f"--policies is {policies!r}; accepted: names of the preset table, comma-separated")
+    stream = Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt))
     experiment = PolicyBench(
         model=model,
-        policies=names,
-        requests=_requests(trace, limit, rate_scale, seed, slo_ttft, slo_tbt),
+        policies=parse_policies(policies),
+        requests=scale_rate(stream.requests(seed), rate_scale),
         out=out,
         settings=EngineSettings(slo_ttft_s=slo_ttft, slo_tbt_s=slo_tbt, batch_width=batch_width),
         vllm_flags=tuple(vllm_flags or ()),
@@ -77,32 +78,7 @@ def bench(
         typer.echo(to_json(summaries))
     _show(terminal_table(compare(summaries, run.records)))
     if not finished:
-        raise typer.Exit(130)
-
-
-def _requests(
-    trace: str,
-    limit: int | None,
-    rate_scale: float,
-    seed: int,
-    slo_ttft: float | None,
-    slo_tbt: float | None,
-) -> list[TraceRequest]:
-    """The stream, with the default targets written into the requests that name none."""
-    from dataclasses import replace
-
-    from headway.core.slo import Slo
-    from headway.experiments import demo_stream
-    from headway.traces import load_trace, scale_rate, take
-
-    if trace == demo_stream.NAME:
-        requests = demo_stream.demo_stream(seed)
-        requests = requests if limit is None else take(requests, limit)
-    else:
-        requests = load_trace(trace, limit)
-    default = Slo(ttft_s=slo_ttft, tbt_s=slo_tbt)
-    requests = [request if request.slo else replace(request, slo=default) for request in requests]
-    return scale_rate(requests, rate_scale)
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _show(table: object) -> None:

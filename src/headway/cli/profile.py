@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli import EXIT_INTERRUPTED
+from headway.cli.measuring import check_target, progress, stdout_for_data
+from headway.cli.profile_recompute import RecomputeAsk, profile_recompute
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.engine.profile import Measurements, ProfilePlan, Tell
+    from headway.engine.profile import Measurements, ProfilePlan
     from headway.engine.profile_result import ProfileResult
 
 EPILOG = """Examples:
@@ -25,17 +24,27 @@ EPILOG = """Examples:
 
   headway profile --model ./model --out cost.json --quick --json
 
+  headway profile --recompute-grid --out rows.json
+
+  headway profile --recompute-grid --from rows.json --json
+
 Steps of every kind are timed on the engine `headway serve` would start with the same flags: prompts alone,
 after a context, decodes from one request to the widest batch, and both mixed; then copies of KV blocks both
 ways. Ctrl-C writes what was measured, if that is enough. Keep the machine otherwise idle.
-"""
 
-INTERRUPTED = 130
+With --recompute-grid: prefills of six random models, 3 depths x 2 widths, made on the spot (seven minutes). From
+these AdaptiveLLM's recompute analyser is fitted, 8 regressors on polynomials of degree 1 to 10, and compared with
+Headway's own step times on configurations, and on a whole shape, that nothing was fitted to (minutes more).
+Needs headway[fit]. FILE gets the rows, from which --from fits again. --quick measures 3 shapes and tries degrees
+1 to 3; its figures say little.
+"""
 
 
 def profile(
-    model: Annotated[str, typer.Option(metavar="M", help="`demo`, a directory, or a hub name.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The cost file to write.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="`demo`, a directory, or a hub name.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The file to write.")] = None,
     vllm_flags: Annotated[
         list[str] | None, typer.Argument(metavar="[-- VLLM_FLAGS]...", help="vLLM's own flags, after `--`.")
     ] = None,
@@ -49,11 +58,30 @@ def profile(
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
     seed: Annotated[int, typer.Option(help="Decides the prompts and the order of the steps.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as one object on stdout.")] = False,
+    recompute_grid: Annotated[
+        bool, typer.Option("--recompute-grid", help="Measure prefills of six models instead, and fit them.")
+    ] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="FILE", help="With --recompute-grid: fit these rows, measure nothing."
+        ),
+    ] = None,
 ) -> None:
     """Measure what a model costs on this machine and write a cost file that other commands read."""
-    _check_target(out, force)
+    if recompute_grid:
+        _refuse_for_the_grid(model, seconds, vllm_flags)
+        profile_recompute(
+            RecomputeAsk(out=out, source=source, force=force, quick=quick, seed=seed, as_json=as_json)
+        )
+        return
+    if model is None or out is None:
+        raise ConfigError("--model M and --out FILE are needed; accepted without a model: --recompute-grid")
+    if source is not None:
+        raise ConfigError("--from FILE is accepted with --recompute-grid only")
+    check_target(out, force)
     plan = _plan(seconds, quick, seed)
-    with _stdout_for_data():
+    with stdout_for_data():
         measured, interrupted = _measure(model, vllm_flags or [], plan)
         result = _conclude(measured, model, seed, interrupted)
         if result is not None:
@@ -65,20 +93,18 @@ def profile(
             typer.echo(json.dumps({**result.to_dict(), "file": str(out), "interrupted": interrupted}))
         _show(result)
     if interrupted:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _check_target(out: Path, force: bool) -> None:
-    """Raise ConfigError before anything starts if the file could not be written in the end."""
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a directory; accepted: a file")
-    if out.exists() and not force:
-        raise ConfigError(f"--out {out} exists; accepted: a new file, or --force to replace it")
-    for parent in out.absolute().parents:
-        if parent.exists():
-            if not parent.is_dir() or not os.access(parent, os.W_OK):
-                raise ConfigError(f"--out {out}: {parent} is not a folder that can be written to")
-            return
+def _refuse_for_the_grid(model: str | None, seconds: float | None, vllm_flags: list[str] | None) -> None:
+    """Raise ConfigError for what the grid decides by itself."""
+    given = {"--model": model, "--seconds": seconds, "vLLM's own flags": vllm_flags}
+    for name, value in given.items():
+        if value not in (None, []):
+            raise ConfigError(
+                f"{name} and --recompute-grid are given; the grid makes its own models and steps, "
+                f"accepted with it: --out, --from, --quick, --force, --seed, --json"
+            )
 
 
 def _plan(seconds: float | None, quick: bool, seed: int) -> ProfilePlan:
@@ -90,23 +116,8 @@ def _plan(seconds: float | None, quick: bool, seed: int) -> ProfilePlan:
     return ProfilePlan(seconds=default if seconds is None else seconds, seed=seed)
 
 
-@contextmanager
-def _stdout_for_data() -> Iterator[None]:
-    """Send to stderr what vLLM and its workers print meanwhile."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
 def _measure(model: str, vllm_flags: list[str], plan: ProfilePlan) -> tuple[Measurements | None, bool]:
     """What was measured, and whether it was interrupted; None if there is nothing yet."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     measured: Measurements | None = None
     try:
         from headway.engine.profile import Measurements, measure
@@ -117,7 +128,7 @@ def _measure(model: str, vllm_flags: list[str], plan: ProfilePlan) -> tuple[Meas
         try:
             measured = Measurements(engine.sizes)
             typer.echo(f"measuring steps for {plan.seconds:g} s; Ctrl-C ends it early", err=True)
-            with _progress() as tell:
+            with progress() as tell:
                 measure(engine, plan, measured, tell)
         finally:
             engine.close()
@@ -155,19 +166,6 @@ def _write(out: Path, result: ProfileResult, interrupted: bool) -> None:
     write_cost_file(out, result.cost)
     how = "interrupted, but enough was measured: " if interrupted else ""
     typer.echo(f"{how}wrote {out} ({result.cost.step.num_rows} steps)", err=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """A bar on stderr, if that is a terminal, moved by what is told."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=1.0)
-        yield lambda share, what: progress.update(task, completed=share, description=what)
 
 
 def _show(result: ProfileResult) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli import EXIT_INTERRUPTED
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ Requests are sent at their own times, whatever became of earlier ones. Prompts t
 are made up to its lengths, and every answer is forced to the trace's length. Ctrl-C keeps what there is.
 """
 
-EXIT_INTERRUPTED = 130
 EXIT_ALL_FAILED = 1
 
 

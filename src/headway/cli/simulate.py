@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.cli import EXIT_INTERRUPTED
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,13 +44,24 @@ A generated workload (`gen:`, `demo`) is drawn anew for each seed; with a file, 
 simulated clock alone.
 """
 
-EXIT_INTERRUPTED = 130
-
-EXPERIMENT, ENGINE, PARTS, OUTPUT = "What is compared", "The engine", "Parts for every policy", "Output"
-"""Headings of `--help`."""
-
 _UNRECORDED_FLAGS = ("--jobs", "--out")
 """Flags that do not change what is written, and so are not part of the command that is written down."""
+
+
+def _options_under(heading: str) -> Callable[..., Any]:
+    """Makes the options that `--help` lists under `heading`."""
+
+    def option(metavar: str | None = None, text: str | None = None, flag: str | None = None) -> Any:
+        names = () if flag is None else (flag,)
+        return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=heading)
+
+    return option
+
+
+_experiment = _options_under("What is compared")
+_engine = _options_under("The engine")
+_part = _options_under("Parts for every policy")
+_output = _options_under("Output")
 
 
 def simulate(
@@ -67,145 +79,69 @@ def simulate(
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Keep records, summaries and plots; resumed if there.", rich_help_panel=OUTPUT
-        ),
+        Path | None, _output("DIR", "Keep records, summaries and plots; resumed if there.")
     ] = None,
     rate_scale: Annotated[
-        str,
-        typer.Option(
-            metavar="X|A..B|A,B,...",
-            help="Requests arrive X times as fast; several: a sweep.",
-            rich_help_panel=EXPERIMENT,
-        ),
+        str, _experiment("X|A..B|A,B,...", "Requests arrive X times as fast; several: a sweep.")
     ] = "1",
-    steps: Annotated[
-        int, typer.Option(metavar="N", help="Loads in a range A..B.", rich_help_panel=EXPERIMENT)
-    ] = 5,
-    seeds: Annotated[
-        int, typer.Option(metavar="N", help="Repeat with N seeds.", rich_help_panel=EXPERIMENT)
-    ] = 1,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Only the first N requests.", rich_help_panel=EXPERIMENT)
-    ] = None,
+    steps: Annotated[int, _experiment("N", "Loads in a range A..B.")] = 5,
+    seeds: Annotated[int, _experiment("N", "Repeat with N seeds.")] = 1,
+    limit: Annotated[int | None, _experiment("N", "Only the first N requests.")] = None,
     slo_ttft: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S", help="Target for requests that name none: first token.", rich_help_panel=EXPERIMENT
-        ),
+        float | None, _experiment("S", "Target for requests that name none: first token.")
     ] = None,
     slo_tbt: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S",
-            help="Target for requests that name none: between tokens.",
-            rich_help_panel=EXPERIMENT,
-        ),
+        float | None, _experiment("S", "Target for requests that name none: between tokens.")
     ] = None,
-    instances: Annotated[
-        int, typer.Option(metavar="N", help="Engines behind the router.", rich_help_panel=ENGINE)
-    ] = 1,
-    router: Annotated[
-        str, typer.Option(metavar="NAME", help="How they share requests.", rich_help_panel=ENGINE)
-    ] = "round-robin",
-    tp: Annotated[
-        int, typer.Option(metavar="N", help="GPUs of an engine, tensor-parallel.", rich_help_panel=ENGINE)
-    ] = 1,
-    pp: Annotated[
-        int, typer.Option(metavar="N", help="Pipeline stages of an engine.", rich_help_panel=ENGINE)
-    ] = 1,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(metavar="N", help="Seats (default: vLLM's).", rich_help_panel=ENGINE)
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens a step (default: vLLM's).", rich_help_panel=ENGINE)
-    ] = None,
-    block_size: Annotated[
-        int, typer.Option(metavar="N", help="Tokens a KV block.", rich_help_panel=ENGINE)
-    ] = 16,
-    num_blocks: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="KV blocks (default: what fits the memory).", rich_help_panel=ENGINE),
-    ] = None,
-    batch_width: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Requests a step may run (default: all seats).", rich_help_panel=ENGINE
-        ),
-    ] = None,
+    instances: Annotated[int, _engine("N", "Engines behind the router.")] = 1,
+    router: Annotated[str, _engine("NAME", "How they share requests.")] = "round-robin",
+    tp: Annotated[int, _engine("N", "GPUs of an engine, tensor-parallel.")] = 1,
+    pp: Annotated[int, _engine("N", "Pipeline stages of an engine.")] = 1,
+    max_num_seqs: Annotated[int | None, _engine("N", "Seats (default: vLLM's).")] = None,
+    max_num_batched_tokens: Annotated[int | None, _engine("N", "Tokens a step (default: vLLM's).")] = None,
+    block_size: Annotated[int, _engine("N", "Tokens a KV block.")] = 16,
+    num_blocks: Annotated[int | None, _engine("N", "KV blocks (default: what fits the memory).")] = None,
+    batch_width: Annotated[int | None, _engine("N", "Requests a step may run (default: all seats).")] = None,
     max_output_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Limit policies see where a request declares none.", rich_help_panel=EXPERIMENT
-        ),
+        int | None, _experiment("N", "Limit policies see where a request declares none.")
     ] = None,
-    prefix_caching: Annotated[
-        bool, typer.Option("--prefix-caching/--no-prefix-caching", rich_help_panel=ENGINE)
-    ] = True,
+    prefix_caching: Annotated[bool, _engine(flag="--prefix-caching/--no-prefix-caching")] = True,
     asynchronous: Annotated[
         bool | None,
-        typer.Option(
-            "--async/--sync",
-            help="vLLM's asynchronous scheduling (default: on for GPUs, --pp 1).",
-            rich_help_panel=ENGINE,
-        ),
+        _engine(text="vLLM's asynchronous scheduling (default: on for GPUs, --pp 1).", flag="--async/--sync"),
     ] = None,
-    order: Annotated[
-        str | None, typer.Option(metavar="PART", help="In place of every policy's.", rich_help_panel=PARTS)
-    ] = None,
-    batching: Annotated[
-        str | None, typer.Option(metavar="PART", help="In place of every policy's.", rich_help_panel=PARTS)
-    ] = None,
-    eviction: Annotated[
-        str | None, typer.Option(metavar="PART", help="In place of every policy's.", rich_help_panel=PARTS)
-    ] = None,
+    order: Annotated[str | None, _part("PART", "In place of every policy's.")] = None,
+    batching: Annotated[str | None, _part("PART", "In place of every policy's.")] = None,
+    eviction: Annotated[str | None, _part("PART", "In place of every policy's.")] = None,
     leaving: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PART", help="In place of every policy's rules; repeatable.", rich_help_panel=PARTS
-        ),
+        list[str] | None, _part("PART", "In place of every policy's rules; repeatable.")
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Processes (default: one a CPU).", rich_help_panel=EXPERIMENT),
-    ] = None,
-    explain: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID", help="Tell one request's story on stdout, nothing else.", rich_help_panel=OUTPUT
-        ),
-    ] = None,
+    jobs: Annotated[int | None, _experiment("N", "Processes (default: one a CPU).")] = None,
+    explain: Annotated[str | None, _output("ID", "Tell one request's story on stdout, nothing else.")] = None,
     chrome_trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.json[.gz]", help="Write the schedule of a single run.", rich_help_panel=OUTPUT
-        ),
+        Path | None, _output("FILE.json[.gz]", "Write the schedule of a single run.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help='Print {"<policy>": {summary}} on stdout.', rich_help_panel=OUTPUT)
-    ] = False,
+    as_json: Annotated[bool, _output(text='Print {"<policy>": {summary}} on stdout.', flag="--json")] = False,
 ) -> None:
     """Simulate policies on a trace: same decisions as on the engine, measured or published step times."""
     from headway.core.slo import Slo
     from headway.experiments.engine_sizes import Sizes
-    from headway.experiments.grid import Grid, parse_loads
+    from headway.experiments.grid import Grid, parse_loads, parse_policies
     from headway.experiments.policy_choice import Parts
     from headway.experiments.simulation_setup import Wish, set_up
     from headway.experiments.stream import Stream
 
+    _check_output(out, explain, chrome_trace)
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs is {jobs}; accepted: 1 or more")
-    if out is not None and (explain is not None or chrome_trace is not None):
-        raise ConfigError("--out is given with --explain or --chrome-trace; accepted: one of the three")
-    if explain is not None and chrome_trace is not None:
-        raise ConfigError("--explain and --chrome-trace are given; accepted: one of the two")
     setup = set_up(
         Wish(
             hardware=hardware,
             model=model,
             stream=Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt)),
-            grid=Grid(policies=_names(policies), loads=parse_loads(rate_scale, steps), num_seeds=seeds),
+            grid=Grid(
+                policies=parse_policies(policies), loads=parse_loads(rate_scale, steps), num_seeds=seeds
+            ),
             sizes=Sizes(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -237,11 +173,12 @@ def simulate(
         _run(setup, out, os.cpu_count() or 1 if jobs is None else jobs, as_json)
 
 
-def _names(policies: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in policies.split(",") if name.strip())
-    if not names:
-        raise ConfigError(f"--policies is {policies!r}; accepted: names of the preset table, comma-separated")
-    return names
+def _check_output(out: Path | None, explain: str | None, chrome_trace: Path | None) -> None:
+    """Raise ConfigError if more than one is wanted."""
+    if out is not None and (explain is not None or chrome_trace is not None):
+        raise ConfigError("--out is given with --explain or --chrome-trace; accepted: one of the three")
+    if explain is not None and chrome_trace is not None:
+        raise ConfigError("--explain and --chrome-trace are given; accepted: one of the two")
 
 
 def _introduce(setup: Setup) -> None:

@@ -6,10 +6,18 @@ from typing import Protocol
 
 
 class CostModel(Protocol):
-    """Predictions of work on this engine, learned from finished steps only."""
+    """Predictions of work on this engine, learned from finished steps and copies only; 0 while unknown."""
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""
+        ...
+
+    def swap_out_s(self, num_blocks: int) -> float:
+        """Seconds a copy of `num_blocks` KV blocks to the host takes once it has begun."""
+        ...
+
+    def swap_in_s(self, num_blocks: int) -> float:
+        """Seconds a copy of `num_blocks` KV blocks back to the device takes once it has begun."""
         ...
 
 
@@ -18,4 +26,12 @@ class UnknownCost:
 
     def prefill_s(self, num_tokens: int) -> float:
         """Zero for every prompt."""
+        return 0.0
+
+    def swap_out_s(self, num_blocks: int) -> float:
+        """Zero for every copy."""
+        return 0.0
+
+    def swap_in_s(self, num_blocks: int) -> float:
+        """Zero for every copy."""
         return 0.0

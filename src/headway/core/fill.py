@@ -35,6 +35,10 @@ class KvSide(Protocol):
         """Allocate for `num_tokens` more tokens of a resident job; False when blocks are short."""
         ...
 
+    def resume(self, job: Job, num_tokens: int) -> Reason | None:
+        """Allocate for the first step of a job that came back, or say why not; nobody is evicted for it."""
+        ...
+
     def release(self, job: Job, fate: Fate) -> Fate:
         """Take a job's blocks away, at once or when they are copied; returns the fate there was room for."""
         ...
@@ -57,6 +61,11 @@ class KvSide(Protocol):
         ...
 
     @property
+    def returned(self) -> Collection[Job]:
+        """Residents that came back from the host and have had no step since, those still restoring included."""
+        ...
+
+    @property
     def blocks_coming_free(self) -> int:
         """Blocks that come free when the copies under way, or about to start, are done."""
         ...
@@ -72,22 +81,27 @@ def fill(
 ) -> StepOutcome:
     """Carry out a plan: `run` in order, then, only if nothing was preempted meanwhile, `admit` in order.
 
-    Each job gets min(need, its cap, what is left of the budget). A waiting job that is not ready is
-    passed over; the first ready one that does not fit ends admission. When blocks run out the victim is
-    the last resident: paused jobs, then the end of `run`; but while blocks are coming free, the job that
-    lacks some waits for them, and so do those behind it. Prefetches and offloads come last. O(residents +
-    admitted) allocations.
+    Each job gets min(need, its cap, what is left of the budget). Jobs of `run` that came back from the host
+    have their first step after the others, as vLLM resumes them: before `admit`, and nobody is evicted for
+    them. A waiting job that is not ready is passed over; the first ready one that does not fit ends
+    admission. When blocks run out the victim is the last resident: paused jobs, then the end of `run`, but
+    none that came back and has not run yet, which only a plan takes away again. While blocks are coming
+    free, the job that lacks some waits for them, and so do those behind it. Prefetches and offloads come
+    last. O(residents + admitted) allocations.
     """
     outcome = StepOutcome(now_s=now_s, plan=plan)
     for job, fate in plan.preempt.items():
         outcome.preempted[job] = kv.release(job, fate)
-    line = [*plan.run, *_paused(plan, residents)]
-    budget = _fill_run(plan, line, kv, outcome)
+    paused = _paused(plan, residents)
+    kept = len(plan.run) + len(paused)
+    budget = _fill_run(plan, paused, kv, outcome)
     if budget is not None:
-        seats = min(max_run - len(plan.run), max_resident - len(line))
-        _fill_admit(plan, kv, outcome, budget=budget, seats=seats)
+        seats = min(max_run - len(plan.run), max_resident - kept)
+        left = _fill_returned(plan, kv, outcome, budget)
+        if left is not None:
+            _fill_admit(plan, kv, outcome, budget=left, seats=seats)
         if plan.prefetch:
-            _prefetch(plan, kv, outcome, slots=max_resident - len(line) - len(outcome.admitted))
+            _prefetch(plan, kv, outcome, slots=max_resident - kept - len(outcome.admitted))
     if plan.offload:
         _offload(plan, kv, outcome)
     outcome.num_tokens = sum(outcome.tokens.values())
@@ -104,18 +118,17 @@ def _paused(plan: StepPlan, residents: Sequence[Job]) -> list[Job]:
     return [job for job in residents if job not in running and job not in plan.preempt]
 
 
-def _fill_run(plan: StepPlan, line: list[Job], kv: KvSide, outcome: StepOutcome) -> int | None:
-    """Grant tokens to `run`, which begins `line`, evicting from its end.
+def _fill_run(plan: StepPlan, paused: list[Job], kv: KvSide, outcome: StepOutcome) -> int | None:
+    """Grant tokens to `run`, evicting the paused and then its end; those who came back are left for later.
 
     Returns the budget left; None if blocks ran out.
     """
-    budget, caps, grow, restoring = plan.token_budget, plan.chunk_cap, kv.grow, kv.restoring
-    for index, job in enumerate(plan.run):
+    budget, caps, grow, returned = plan.token_budget, plan.chunk_cap, kv.grow, kv.returned
+    run = [job for job in plan.run if job not in returned] if returned else plan.run
+    line = [*run, *(job for job in paused if job not in returned)]
+    for index, job in enumerate(run):
         if index >= len(line):
             break
-        if restoring and job in restoring:
-            outcome.passed_over[job] = Reason.REMOTE_KV
-            continue
         granted = min(uncomputed_tokens(job), budget)
         if caps:
             granted = min(granted, caps.get(job, granted))
@@ -133,6 +146,26 @@ def _fill_run(plan: StepPlan, line: list[Job], kv: KvSide, outcome: StepOutcome)
         outcome.tokens[job] = granted
         budget -= granted
     return budget if len(outcome.preempted) == len(plan.preempt) else None
+
+
+def _fill_returned(plan: StepPlan, kv: KvSide, outcome: StepOutcome, budget: int) -> int | None:
+    """Give the jobs of `run` that are back from the host their first step; None if one of them does not fit."""
+    returned = kv.returned
+    for job in [job for job in plan.run if job in returned] if returned else ():
+        if job in kv.restoring:
+            outcome.passed_over[job] = Reason.REMOTE_KV
+            continue
+        granted = min(uncomputed_tokens(job), budget, plan.chunk_cap.get(job, budget))
+        if granted <= 0:
+            outcome.passed_over[job] = Reason.BUDGET
+            continue
+        misfit = kv.resume(job, granted)
+        if misfit is not None:
+            outcome.passed_over[job] = misfit
+            return None
+        outcome.tokens[job] = granted
+        budget -= granted
+    return budget
 
 
 def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int, seats: int) -> None:

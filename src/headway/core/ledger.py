@@ -71,6 +71,9 @@ class Ledger:
             job.state = JobState.SWAPPED
             self.swapped[job.id] = job
             return
+        self._drop(job)
+
+    def _drop(self, job: Job) -> None:
         job.recomputed_tokens += job.num_computed_tokens
         job.num_computed_tokens = 0
         job.state = JobState.WAITING
@@ -95,6 +98,11 @@ class Ledger:
             job.first_token_s = now_s
         job.num_output_tokens += num_tokens
         return is_first
+
+    def lose(self, job: Job) -> None:
+        """A swapped job's KV on the host is lost: it waits to be computed again."""
+        del self.swapped[job.id]
+        self._drop(job)
 
     def end(self, job: Job, outcome: Outcome, now_s: float) -> Record:
         """Take a job out and return its record; a job that is not live is a ValueError."""

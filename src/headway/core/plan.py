@@ -118,8 +118,9 @@ def check_plan(plan: StepPlan, view: StepView) -> None:
     a `run` that is the view's residents themselves is not looked at again.
 
     A job is named at most once (invariant 1); run, preempt and offload name residents, admit and leave
-    waiting or swapped jobs, prefetch swapped ones; budget, caps and batch width are within the view's
-    limits.
+    waiting or swapped jobs, prefetch swapped ones; nothing is offloaded or prefetched without a host; budget,
+    caps and batch width are within the view's limits. (A swap without a host is legal: it becomes a
+    RECOMPUTE, and the outcome says so.)
     """
     run = () if plan.run is view.residents and not (plan.preempt or plan.offload) else plan.run
     named = [*run, *plan.admit, *plan.preempt, *plan.leave, *plan.offload, *plan.prefetch]
@@ -132,6 +133,9 @@ def check_plan(plan: StepPlan, view: StepView) -> None:
     _check_states("leave", plan.leave, _QUEUED)
     _check_states("offload", plan.offload, _RESIDENT)
     _check_states("prefetch", plan.prefetch, _SWAPPED)
+    if (plan.offload or plan.prefetch) and not view.host_total_blocks:
+        part = "offload" if plan.offload else "prefetch"
+        raise PlanError(f"{part} names jobs, but this engine has no host blocks to copy to or from")
     if not 0 <= plan.token_budget <= view.max_tokens:
         raise PlanError(f"token_budget is {plan.token_budget}; accepted: 0 to {view.max_tokens}")
     if len(plan.run) > view.max_run:

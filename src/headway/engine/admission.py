@@ -9,7 +9,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from headway.core.fill import starts_whole
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import Reason, StepPlan
 
 
@@ -34,7 +34,15 @@ class Admission:
             return Reason.HELD
         if request.num_stale_output_tokens and not request.drop_stale_output:
             return Reason.STALE_OUTPUT
-        return None
+        return self._not_back(request) if self._scheduler.swaps is not None else None
+
+    def _not_back(self, request: Request) -> Reason | None:
+        """Why a swapped request cannot come back yet."""
+        job = self._scheduler.jobs[request.request_id]
+        ready: Reason | None = None
+        if job.state is JobState.SWAPPED:
+            ready = self._scheduler.swaps.copies.ready(job)
+        return ready
 
     def misfit(self, request: Request) -> Reason | None:
         """Which memory check an admission would fail now; None when its whole sequence fits.
@@ -56,10 +64,23 @@ class Admission:
             prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
         )
         free = manager.block_pool.get_num_free_blocks()
+        if self._waits_for_copies(request, num_cached):
+            missing = scheduler.jobs[request.request_id].num_computed_tokens - num_cached
+            if -(-missing // scheduler.block_size) + scheduler._inflight_prefill_reserved_blocks() > free:
+                return Reason.BLOCKS
         if needed > free:
             return Reason.ISL if scheduler.scheduler_reserve_full_isl else Reason.BLOCKS
         watermark = manager.watermark_blocks if scheduler.running else 0
         return Reason.WATERMARK if needed + watermark > free else None
+
+    def _waits_for_copies(self, request: Request, num_cached: int) -> bool:
+        """Whether a request would come back beside the steps; vLLM then keeps room for all unfinished prompts."""
+        scheduler = self._scheduler
+        job = scheduler.jobs[request.request_id]
+        if job.state is not JobState.SWAPPED or scheduler.swaps.copies.serial:
+            return False
+        waits: bool = num_cached < job.num_computed_tokens
+        return waits
 
     def admissible(self, job: Job) -> bool:
         """Whether a waiting job would start in this step if it were first and the budget were free."""
@@ -69,7 +90,7 @@ class Admission:
             scheduler._pause_state == PauseState.UNPAUSED
             and not scheduler.defers_prefills
             and request in scheduler.waiting
-            and len(scheduler.running) < scheduler.max_num_running_reqs
+            and len(scheduler.ledger.residents) < scheduler.max_num_running_reqs
             and self.not_ready(request) is None
             and self.misfit(request) is None
         )
@@ -105,11 +126,13 @@ class Admission:
         room = plan.token_budget - sum(self._need(plan, job) for job in plan.run)
         fitting: list[Job] = []
         for job in plan.admit:
-            if self.not_ready(self._scheduler.requests[job.id]) is None:
+            if job.state is JobState.WAITING and self.not_ready(self._scheduler.requests[job.id]) is None:
                 if not starts_whole(job.num_tokens, room, plan.token_budget):
                     self.cut = job
                     break
                 room -= job.num_tokens
+            elif job.state is JobState.SWAPPED and self._scheduler.swaps.copies.serial:
+                room -= job.num_tokens - job.num_computed_tokens
             fitting.append(job)
         return fitting
 

@@ -47,8 +47,10 @@ def _why_nothing(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) 
     request = scheduler.requests[job.id]
     if scheduler._pause_state == PauseState.PAUSED_ALL:
         return Reason.ENGINE_PAUSED
-    if job in outcome.preempted:
+    if job in outcome.preempted or scheduler.admission_closed:
         return Reason.BLOCKS
+    if scheduler.swaps is not None and job in scheduler.swaps.copies.returned:
+        return _why_not_resumed(job, outcome, scheduler, full=full)
     if request.num_in_flight_tokens:
         return Reason.IN_FLIGHT
     if full:
@@ -60,6 +62,13 @@ def _why_nothing(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) 
     if request.has_encoder_inputs:
         return Reason.ENCODER
     return Reason.DRAFTS if scheduler.num_spec_tokens else Reason.UNEXPLAINED
+
+
+def _why_not_resumed(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) -> Reason:
+    """Why a job of the plan that had left for the host got no step."""
+    if job in scheduler.swaps.copies.restoring:
+        return Reason.REMOTE_KV
+    return Reason.BUDGET if full else Reason.BLOCKS
 
 
 def _why_less(request: Any, scheduler: Any) -> Reason:
@@ -93,7 +102,9 @@ def _admit_differences(outcome: StepOutcome, scheduler: Any, *, full: bool) -> d
     return differences
 
 
-_PASSED_OVER = frozenset({Reason.GRAMMAR, Reason.REMOTE_KV, Reason.STALE_OUTPUT, Reason.LORA, Reason.HELD})
+_PASSED_OVER = frozenset(
+    {Reason.GRAMMAR, Reason.REMOTE_KV, Reason.RESTORES, Reason.STALE_OUTPUT, Reason.LORA, Reason.HELD}
+)
 """Reasons that skip a waiting job; any other ends admission."""
 
 
@@ -104,6 +115,8 @@ def _why_not_admitted(job: Job, outcome: StepOutcome, scheduler: Any, *, full: b
         return Reason.ENGINE_PAUSED
     if len(outcome.preempted) > len(plan.preempt):
         return Reason.PREEMPTION
+    if scheduler.admission_closed:
+        return Reason.BLOCKS
     if full:
         return Reason.BUDGET
     if request not in scheduler.waiting:

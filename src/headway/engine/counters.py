@@ -20,10 +20,18 @@ class Counters:
     pauses: int = 0
     planned_preemptions: int = 0
     shortage_preemptions: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    refused_swaps: int = 0
+    failed_copies: int = 0
+    lost_copies: int = 0
     policy_faults: int = 0
     watchdog_faults: int = 0
     scheduler_s: float = 0.0
     vllm_schedule_s: float = 0.0
+    swap_out_s: float = 0.0
+    swap_in_s: float = 0.0
+    copy_wait_s: float = 0.0
     departures: Counter[Departure] = field(default_factory=Counter)
     differences: Counter[Reason] = field(default_factory=Counter)
     _told: dict[str, int] = field(default_factory=dict)
@@ -39,10 +47,18 @@ class Counters:
             "pauses": self.pauses,
             "planned_preemptions": self.planned_preemptions,
             "shortage_preemptions": self.shortage_preemptions,
+            "swapped_out_blocks": self.swapped_out_blocks,
+            "swapped_in_blocks": self.swapped_in_blocks,
+            "refused_swaps": self.refused_swaps,
+            "failed_copies": self.failed_copies,
+            "lost_copies": self.lost_copies,
             "policy_faults": self.policy_faults,
             "watchdog_faults": self.watchdog_faults,
             "scheduler_us": round(self.scheduler_s * 1e6),
             "vllm_schedule_us": round(self.vllm_schedule_s * 1e6),
+            "swap_out_us": round(self.swap_out_s * 1e6),
+            "swap_in_us": round(self.swap_in_s * 1e6),
+            "copy_wait_us": round(self.copy_wait_s * 1e6),
             **{f"departures.{departure}": self.departures[departure] for departure in Departure},
             **{f"differences.{reason}": self.differences[reason] for reason in Reason},
         }

@@ -80,7 +80,8 @@ class GuardedPolicy:
         """Serve in stock order from now on, starting with the jobs that wait."""
         logger.error("%s; serving goes on in stock order", why, exc_info=exc_info)
         self.policy = stock_policy()
-        by_arrival = sorted(self._ledger.waiting.values(), key=lambda job: (job.arrival_s, job.id))
+        queued = [*self._ledger.waiting.values(), *self._ledger.swapped.values()]
+        by_arrival = sorted(queued, key=lambda job: (job.arrival_s, job.id))
         # Each preempted job goes to the front of the queue, so the oldest of them has to come last.
         preempted = [job for job in reversed(by_arrival) if job.num_preemptions]
         for job in [*preempted, *(job for job in by_arrival if not job.num_preemptions)]:

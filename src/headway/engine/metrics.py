@@ -19,6 +19,9 @@ PREFIX = "headway."
 _SECONDS = {
     "scheduler_us": ("headway_scheduler_seconds", "Time in schedule(), vLLM's own included"),
     "vllm_schedule_us": ("headway_vllm_schedule_seconds", "Time in vLLM's own schedule()"),
+    "swap_out_us": ("headway_swap_out_seconds", "Time of KV copies to the host, the slowest worker's"),
+    "swap_in_us": ("headway_swap_in_seconds", "Time of KV copies back, the slowest worker's"),
+    "copy_wait_us": ("headway_copy_wait_seconds", "Time steps waited for KV copies"),
 }
 _LABELLED = {
     "departures": ("headway_departures", "Requests that left the queue without running on, by reason"),
@@ -33,6 +36,11 @@ _TOTALS = {
     "pauses": "Steps a resident request sat out with its KV kept",
     "planned_preemptions": "Preemptions the policy asked for",
     "shortage_preemptions": "Preemptions because KV blocks ran out",
+    "swapped_out_blocks": "KV blocks copied to the host",
+    "swapped_in_blocks": "KV blocks copied back",
+    "refused_swaps": "Swaps that the host had no room for, so that the KV was dropped",
+    "failed_copies": "KV copies that came to nothing",
+    "lost_copies": "Requests computed again because a copy of their KV failed or became void",
     "policy_faults": "Times the policy raised and stock order took over",
     "watchdog_faults": "Times work was ready and nothing ran",
 }

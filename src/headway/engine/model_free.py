@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from headway.engine.kv_host import HostKv
+from headway.engine.kv_orders import CopyOrders, CopyReport
 from headway.engine.start import scheduler_class
 
 BLOCK_SIZE = 32
@@ -52,8 +54,8 @@ class StepLog:
     preempted: frozenset[str] = frozenset()
 
 
-def engine_config(model: str, **overrides: Any) -> VllmConfig:
-    """vLLM's configuration for `model`, as the engine would make it."""
+def engine_config(model: str, *, host_kv: HostKv | None = None, **overrides: Any) -> VllmConfig:
+    """vLLM's configuration for `model`, as the engine would make it, with host memory to swap to if any."""
     arguments: dict[str, Any] = {
         "model": model,
         "block_size": BLOCK_SIZE,
@@ -63,6 +65,8 @@ def engine_config(model: str, **overrides: Any) -> VllmConfig:
         "seed": 0,
         **overrides,
     }
+    if host_kv is not None:
+        arguments["kv_transfer_config"] = KVTransferConfig(**host_kv.transfer_config())
     return EngineArgs(**arguments).create_engine_config()
 
 
@@ -113,14 +117,19 @@ def to_request(scripted: ScriptedRequest) -> Request:
 
 
 class ModelFreeEngine:
-    """vLLM's engine loop with made-up tokens: one step at a time, `depth` steps in flight."""
+    """vLLM's engine loop with made-up tokens: one step at a time, `depth` steps in flight.
 
-    def __init__(self, scheduler: Any, depth: int = 1) -> None:
+    Copies of KV are made up too: each is reported done with the output of the step `copy_steps` after the one
+    it was ordered with.
+    """
+
+    def __init__(self, scheduler: Any, depth: int = 1, copy_steps: int = 0) -> None:
         self.scheduler = scheduler
         self._depth = depth
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self._serial: dict[str, int] = {}
         self._stops_after: dict[str, int] = {}
+        self._orders: deque[CopyOrders] = deque(CopyOrders() for _ in range(copy_steps))
 
     def add(self, scripted: ScriptedRequest) -> None:
         """Queue a request."""
@@ -166,7 +175,18 @@ class ModelFreeEngine:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
+            kv_connector_output=self._copied(output),
         )
+
+    def _copied(self, output: SchedulerOutput) -> KVConnectorOutput | None:
+        """What workers would report of copies with this step."""
+        orders = output.kv_connector_metadata
+        if not isinstance(orders, CopyOrders):
+            return None
+        self._orders.append(orders)
+        due = self._orders.popleft()
+        done = {order.number: (1, 1e-3) for order in (*due.to_host, *due.to_device)}
+        return KVConnectorOutput(kv_connector_worker_meta=CopyReport(done=done))
 
     def _token(self, request: Request) -> int:
         """The stop token at the end, else one that no other request or position has: no two hashes collide."""

@@ -14,6 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
+from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
 from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
@@ -25,11 +26,13 @@ from headway.engine.counters import Counters
 from headway.engine.farewells import Farewells
 from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
+from headway.engine.kv_scheduler import swaps_of
 from headway.engine.queue import WindowQueue
 from headway.engine.settings import EngineSettings
 from headway.engine.step_model import lesson, step_time_model
 from headway.engine.watchdog import STALL_GRACE_S, Remedy, Watchdog
 from headway.policies.presets import build_policy
+from headway.predict.learned_cost import LearnedCost
 from headway.predict.step_clock import StepClock
 from headway.results.records import RecordWriter
 
@@ -69,24 +72,25 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.settings = settings
         self.counters = Counters()
         self.ledger = Ledger()
-        self.step_time = step_time_model(vllm_config)
-        self.guard = GuardedPolicy(
-            build_policy(settings.preset(), cost=self.step_time), self.ledger, self.counters
-        )
+        self.cost = LearnedCost(steps=step_time_model(vllm_config))
+        self.guard = GuardedPolicy(build_policy(settings.preset(), self.cost), self.ledger, self.counters)
         self.waiting = WindowQueue()
+        self.kv_holding_waiting = WindowQueue()
         self.admission = Admission(self)
         self.jobs: dict[str, Job] = {}
         self._default_slo = settings.default_slo()
         self._records = None if settings.records is None else RecordWriter(Path(settings.records))
-        self._step_clock = StepClock(self.step_time)
+        self._step_clock = StepClock(self.cost.steps)
         self._watchdog = Watchdog()
         self._remedy = Remedy.NONE
         self._caps: dict[str, int] = {}
         self._stats_due_s = 0.0
         self._last_work_s = 0.0
         self.seats_planned = 0
+        self.admission_closed = False
         self.defers_prefills = False
-        self._preempted: list[Job] = []
+        self._preempted: dict[Job, Fate] = {}
+        self._planned_fate: Fate | None = None
         self._departing: dict[str, Departure] = {}
         self._farewells = Farewells()
         token_budget, active_reqs = self._stock_limits()
@@ -98,6 +102,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             max_tokens=token_budget,
             admissible=self.admission.admissible,
         )
+        self.swaps = swaps_of(self, serial=self.guard.policy.serial_copies)
+        if self.swaps is not None:
+            self._view.host_total_blocks = self.swaps.copies.host.num_blocks
+            self._view.uncopied_blocks = self.swaps.copies.uncopied_blocks
 
     def _stock_limits(self) -> tuple[int, int]:
         """What vLLM itself would set as tokens a step and requests running; a step may narrow both."""
@@ -128,7 +136,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.counters.vllm_schedule_s += time.perf_counter() - delegated
         outcome = self._outcome(plan, output, shaped, now_s)
         self._follow(outcome)
-        self._step_clock.dispatched(lesson(outcome, self._step_clock), self.clock())
+        waits = self.swaps is not None and self.swaps.step_waits
+        self._step_clock.dispatched(None if waits else lesson(outcome, self._step_clock), self.clock())
         self.counters.scheduler_s += time.perf_counter() - started
         return output
 
@@ -138,6 +147,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         view.residents = self.ledger.residents
         view.waiting = self.ledger.waiting.values()
         view.free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        if self.swaps is not None:
+            view.swapped = self.ledger.swapped.values()
+            view.restoring = self.swaps.copies.restoring
+            view.blocks_coming_free = self.swaps.device.coming_free
+            view.host_free_blocks = self.swaps.copies.host.free_blocks
         plan = self.guard.plan(view)
         if self._remedy is Remedy.RECOMPUTE_PAUSED:
             running = set(plan.run)
@@ -179,17 +193,43 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self._caps:
             # On the instance, for this step alone: vLLM calls it for every grant, and most steps cap nobody.
             self._reserve_prefill_lookahead = self._capped
-        if plan.run is not self.ledger.residents:
-            requests = self.requests
-            self.running = [requests[job.id] for job in (*plan.run, *paused)]
-        for job in plan.preempt:
-            self._preempt_request(self.requests[job.id], self.clock())
-            self.counters.planned_preemptions += 1
+        kept = len(plan.run) + len(paused)
+        self.admission_closed = False
+        resumable = self._line_up(plan, paused)
+        self._preempt_planned(plan)
+        self.kv_holding_waiting.show(resumable)
         self.waiting.show(self.admission.window(plan))
-        seats = min(self._view.max_run - len(plan.run), self._view.max_resident - len(self.running))
-        self.seats_planned = max(0, seats)
-        self.max_num_active_reqs = len(self.running) + self.seats_planned
+        self.seats_planned = max(0, min(self._view.max_run - len(plan.run), self._view.max_resident - kept))
+        self.max_num_active_reqs = len(self.running) + len(resumable) + self.seats_planned
         self.max_num_scheduled_tokens = plan.token_budget
+
+    def _line_up(self, plan: StepPlan, paused: list[Job]) -> list[Request]:
+        """Put vLLM's running requests in the plan's order; returns those of `run` that have come back since.
+
+        These vLLM keeps among the waiting, and resumes after the running ones.
+        """
+        requests = self.requests
+        if self.swaps is None:
+            if plan.run is not self.ledger.residents:
+                self.running = [requests[job.id] for job in (*plan.run, *paused)]
+            return []
+        returned, restoring = self.swaps.copies.returned, self.swaps.copies.restoring
+        self.running = [requests[job.id] for job in (*plan.run, *paused) if job not in returned]
+        return [requests[job.id] for job in plan.run if job in returned and job not in restoring]
+
+    def _preempt_planned(self, plan: StepPlan) -> None:
+        for job, fate in plan.preempt.items():
+            self.counters.planned_preemptions += 1
+            self._preempt(self.requests[job.id], fate)
+
+    def take_seat(self) -> None:
+        """A request that was admitted has to wait for its KV: it takes a seat, although vLLM counts none."""
+        self.max_num_active_reqs -= 1
+
+    def close_admission(self) -> None:
+        """Let vLLM start or resume nobody more in this step, which ran out of blocks that copies will free."""
+        self.admission_closed = True
+        self.max_num_active_reqs = 0
 
     def _paused(self, plan: StepPlan) -> list[Job]:
         residents = self.ledger.residents
@@ -200,6 +240,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def _unshape(self) -> None:
         self.waiting.close()
+        self.kv_holding_waiting.close()
         if self._caps:
             self._caps = {}
             del self._reserve_prefill_lookahead
@@ -216,10 +257,84 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             return granted
         return min(granted, cap)
 
+    def _preempt(self, request: Request, fate: Fate) -> None:
+        """Preempt one that the plan names; one that has come back and not run is put back."""
+        job = self.jobs[request.request_id]
+        if self.swaps is not None and job in self.swaps.copies.returned:
+            self._preempted[job] = self.swaps.copies.leave(job, fate)
+            self._put_back(request)
+            self.swaps.copies.advance(job)
+            return
+        self._planned_fate = fate
+        self._preempt_request(request, self.clock())
+
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
-        """Note every preemption, planned or vLLM's own."""
+        """Settle what becomes of the KV, and note every preemption, planned or vLLM's own.
+
+        vLLM's own wants blocks at once, so it swaps only where the host has all of a request's KV already.
+        """
+        job = self.jobs[request.request_id]
+        fate, self._planned_fate = self._planned_fate, None
+        if self.swaps is None:
+            super()._preempt_request(request, timestamp, drop_stale_output)
+            self._preempted[job] = Fate.RECOMPUTE
+            return
+        copies = self.swaps.copies
+        if fate is None:
+            fate = Fate.RECOMPUTE if drop_stale_output or copies.uncopied_blocks(job) else Fate.SWAP
+        self._preempted[job] = copies.leave(job, fate)
+        self.counters.refused_swaps += fate is not self._preempted[job]
         super()._preempt_request(request, timestamp, drop_stale_output)
-        self._preempted.append(self.jobs[request.request_id])
+        copies.advance(job)
+
+    def _put_back(self, request: Request) -> None:
+        """Take a request's blocks that has come back, or is about to, and has not run: vLLM has no way to."""
+        self.kv_holding_waiting.remove_request(request)
+        self.kv_cache_manager.free(request)
+        self._inflight_prefills.discard(request)
+        self.finished_recving_kv_req_ids.discard(request.request_id)
+        self.deferred_waiting.discard(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.waiting.prepend_request(request)
+
+    # ---- copies between device and host ------------------------------------------------------------
+
+    def copied(self, copy: Copy, seconds: float) -> None:
+        """Workers have made a copy, the slowest of them in `seconds`."""
+        counters, blocks = self.counters, len(copy.blocks)
+        if copy.direction is Direction.TO_HOST:
+            counters.swapped_out_blocks += blocks
+            counters.swap_out_s += seconds
+            self.cost.to_host.observe(blocks, seconds)
+        else:
+            counters.swapped_in_blocks += blocks
+            counters.swap_in_s += seconds
+            self.cost.to_device.observe(blocks, seconds)
+
+    def kv_back(self, job: Job) -> None:
+        """All of a request's KV is back: vLLM may resume it."""
+        self.finished_recving_kv_req_ids.add(job.id)
+
+    def kv_lost(self, job: Job) -> None:
+        """What the host had of a request is lost: it is computed again."""
+        self.counters.lost_copies += 1
+        if job.state is JobState.SWAPPED:
+            self.ledger.lose(job)
+            self.guard.touch(job)
+        elif job.state is JobState.RESIDENT:
+            self._put_back(self.requests[job.id])
+            self._preempted[job] = Fate.RECOMPUTE
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """KV from before a reset is of no use, on the host neither."""
+        for job in list(self.ledger.swapped.values()):
+            assert self.swaps is not None
+            self.swaps.copies.forget(job)
+            self.kv_lost(job)
+        reset: bool = super().reset_prefix_cache(*args, **kwargs)
+        return reset
 
     # ---- reading what happened ---------------------------------------------------------------------
 
@@ -231,16 +346,30 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             plan=plan,
             tokens=dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True)),
             num_tokens=output.total_num_scheduled_tokens,
-            preempted=dict.fromkeys(self._preempted, Fate.RECOMPUTE),
+            preempted=dict(self._preempted),
             left=dict(plan.leave),
             free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
         )
         self._preempted.clear()
-        for request in self.running[shaped:]:
-            job = jobs[request.request_id]
-            outcome.admitted.append(job)
-            outcome.cached_tokens[job] = request.num_computed_tokens - outcome.tokens[job]
+        outcome.admitted = self._admitted(shaped)
+        for job in outcome.admitted:
+            outcome.cached_tokens[job] = self._found_tokens(job, outcome)
         return outcome
+
+    def _admitted(self, shaped: int) -> list[Job]:
+        """Who became resident: those behind the `shaped` requests, but where some come back by way of the host."""
+        if self.swaps is None:
+            return [self.jobs[request.request_id] for request in self.running[shaped:]]
+        admitted, self.swaps.admitted = self.swaps.admitted, []
+        return admitted
+
+    def _found_tokens(self, job: Job, outcome: StepOutcome) -> int:
+        """Leading tokens an admitted job found on the device."""
+        if job.state is JobState.SWAPPED:
+            assert self.swaps is not None
+            return self.swaps.found_tokens.pop(job)
+        computed: int = self.requests[job.id].num_computed_tokens
+        return computed - outcome.tokens[job]
 
     def _follow(self, outcome: StepOutcome) -> None:
         """Compare plan and outcome, move the ledger, let the policy learn, look for a stall."""
@@ -297,20 +426,23 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """Follow preemptions vLLM made between steps (a prefix cache reset, for one)."""
         if not self._preempted:
             return
-        victims = [job for job in self._preempted if job.state is JobState.RESIDENT]
+        victims = {job: fate for job, fate in self._preempted.items() if job.state is JobState.RESIDENT}
         self._preempted.clear()
-        outcome = StepOutcome(
-            now_s=now_s,
-            plan=StepPlan(run=self.ledger.residents),
-            preempted=dict.fromkeys(victims, Fate.RECOMPUTE),
-        )
+        outcome = StepOutcome(now_s=now_s, plan=StepPlan(run=self.ledger.residents), preempted=victims)
         self.ledger.apply(outcome)
         self.guard.observe(outcome)
 
     def _check(self, outcome: StepOutcome) -> None:
         self.ledger.check()
-        assert [job.id for job in self.ledger.residents] == [request.request_id for request in self.running]
-        assert set(self.ledger.waiting) == {request.request_id for request in self.waiting}
+        running = [request.request_id for request in self.running]
+        queued = {request.request_id for request in self.waiting}
+        if self.swaps is None:
+            assert [job.id for job in self.ledger.residents] == running
+        else:
+            running += [request.request_id for request in self.kv_holding_waiting]
+            assert sorted(job.id for job in self.ledger.residents) == sorted(running)
+            self.swaps.check(self.ledger.residents)
+        assert {*self.ledger.waiting, *self.ledger.swapped} == queued
         unexplained = [job for job, why in outcome.passed_over.items() if why is Reason.UNEXPLAINED]
         assert not unexplained, f"no reason why the engine differs from the plan for {unexplained}"
 
@@ -339,18 +471,37 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             scheduler_output, model_runner_output
         )
         self._sampled(outputs, now_s)
+        if self.swaps is not None:
+            self._follow_copies(scheduler_output, model_runner_output)
         self._farewells.deliver(outputs)
         return outputs
 
+    def _follow_copies(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> None:
+        """Host copies of requests that have run are of no use; swapped ones no longer in flight are copied."""
+        assert self.swaps is not None
+        copies, jobs = self.swaps.copies, self.jobs
+        kv_output = model_runner_output.kv_connector_output
+        if kv_output is not None and kv_output.invalid_block_ids:
+            for job in self.ledger.residents:
+                job.num_computed_tokens = self.requests[job.id].num_computed_tokens
+        if not (copies.awaited or self.ledger.swapped):
+            return
+        for ran in filter(None, map(jobs.get, scheduler_output.num_scheduled_tokens)):
+            copies.ran(ran)
+            if ran.state is JobState.SWAPPED:
+                copies.advance(ran)
+
     def _sampled(self, outputs: dict[int, EngineCoreOutputs], now_s: float) -> None:
         """Follow the tokens that came back; the requests they ended are gone from the table already."""
-        jobs, waiting, drafts = self.jobs, JobState.WAITING, self.num_spec_tokens
+        jobs, resident, drafts = self.jobs, JobState.RESIDENT, self.num_spec_tokens
         for engine_outputs in outputs.values():
             for output in engine_outputs.outputs:
                 job = jobs.get(output.request_id)
                 if job is None:
                     continue
-                if job.first_token_s is not None and job.state is not waiting and not drafts:
+                if job.first_token_s is not None and job.state is resident and not drafts:
                     job.num_output_tokens += len(output.new_token_ids)
                 elif output.new_token_ids:
                     self._sampled_rarer(job, len(output.new_token_ids), now_s)
@@ -360,11 +511,13 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         is_first = self.ledger.sampled(job, num_tokens, now_s)
         if self.num_spec_tokens:
             job.num_computed_tokens = self.requests[job.id].num_computed_tokens
-        if is_first or job.state is JobState.WAITING:
+        if is_first or job.state is not JobState.RESIDENT:
             self.guard.touch(job)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
         """Called by vLLM exactly once for each request that ends, whatever the reason."""
+        if self.swaps is not None:
+            delay_free_blocks = False  # blocks that a copy still writes are held by it
         freed: tuple[Any, Any] = super()._free_request(request, delay_free_blocks)
         self._end(request, self.clock())
         return freed
@@ -375,6 +528,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if unseen:
             self.ledger.sampled(job, unseen, now_s)
         self.guard.end(job)
+        if self.swaps is not None:
+            self.swaps.copies.forget(job)
         departure = self._departing.pop(job.id, None)
         outcome = _ENDED_AS[request.status] if departure is None else LEFT_AS[departure]
         record = self.ledger.end(job, outcome, now_s)

@@ -58,9 +58,19 @@ def server_command(
         *(word for flag in flags for word in flag.words),
         *(word for choice in chosen for word in choice),
         *("--scheduler-cls", SCHEDULER, "--additional-config", json.dumps(config)),
+        *_connector(settings, flags),
     ]
     drain_s = float(value_of(flags, "--shutdown-timeout") or 0)
     return ServerCommand(tuple(arguments), settings, tuple(map(" ".join, chosen)), drain_s)
+
+
+def _connector(settings: EngineSettings, flags: Sequence[VllmFlag]) -> tuple[str, ...]:
+    """The flag that starts the KV connector, if there is host memory to swap to."""
+    if settings.host_kv is None:
+        return ()
+    if is_given(flags, "--kv-transfer-config"):
+        raise ConfigError("host_kv and --kv-transfer-config are given; accepted: one of them")
+    return ("--kv-transfer-config", json.dumps(settings.host_kv.transfer_config()))
 
 
 def is_cpu_build() -> bool:

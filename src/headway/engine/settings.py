@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headway.core.slo import NO_TARGETS, Slo
+from headway.engine.kv_host import HostKv
 from headway.errors import ConfigError
 from headway.policies.presets import Preset, find_preset
 
@@ -17,9 +18,10 @@ from headway.policies.presets import Preset, find_preset
 class EngineSettings:
     """One instance's policy, default targets and outputs.
 
-    `batch_width` is how many jobs a step may run; worker slots (`--max-num-seqs`) may be more, for jobs
-    that are paused. `records` is a JSONL file, one line for each request that ended. `check` verifies
-    every plan and the ledger after every step; for tests, as it costs O(live) a step.
+    `batch_width` is how many jobs a step may run; worker slots (`--max-num-seqs`) may be more, for jobs that
+    are paused. `host_kv` is host memory for the KV of requests that are swapped out. `records` is a JSONL
+    file, one line for each request that ended. `check` verifies every plan and the ledger after every step;
+    for tests, as it costs O(live) a step.
     """
 
     policy: str = "vllm"
@@ -30,6 +32,7 @@ class EngineSettings:
     slo_ttft_s: float | None = None
     slo_tbt_s: float | None = None
     batch_width: int | None = None
+    host_kv: HostKv | None = None
     records: str | None = None
     check: bool = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from headway.engine.kv_host import CONNECTOR
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 
@@ -48,6 +49,10 @@ def check_vllm(vllm_config: Any) -> None:
     )
 
 
+def _other_connector(kv_transfer_config: Any) -> bool:
+    return kv_transfer_config is not None and kv_transfer_config.kv_connector != CONNECTOR
+
+
 def refuse_unsupported(vllm_config: Any) -> None:
     """Raise ConfigError, naming each option that cannot be combined with Headway and what can."""
     scheduler_config = vllm_config.scheduler_config
@@ -55,7 +60,9 @@ def refuse_unsupported(vllm_config: Any) -> None:
     refusals = {
         f"--scheduling-policy {scheduler_config.policy}: use fcfs, and choose the order with Headway "
         "(order 'priority' serves by request priority)": scheduler_config.policy != "fcfs",
-        "--kv-transfer-config: a KV connector is not supported": vllm_config.kv_transfer_config is not None,
+        "--kv-transfer-config: the only KV connector supported is Headway's, which --host-kv-gib starts": (
+            _other_connector(vllm_config.kv_transfer_config)
+        ),
         "--no-enable-chunked-prefill: leave chunked prefill on; batching 'prefill-first' computes prompts "
         "whole": not scheduler_config.enable_chunked_prefill,
         "--runner pooling: only generation is supported": model_config.runner_type == "pooling",

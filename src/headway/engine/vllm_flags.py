@@ -43,11 +43,6 @@ class VllmFlag:
     values: tuple[str, ...]
     words: tuple[str, ...]
 
-    @property
-    def is_nested(self) -> bool:
-        """Whether it sets one key of a JSON flag, as `--additional-config.key value` does."""
-        return "." in self.name
-
 
 def parse_vllm_flags(words: Sequence[str]) -> list[VllmFlag]:
     """The flags in a list of words; ConfigError for what cannot be a flag or must not be given."""

@@ -10,7 +10,6 @@ DIR/
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from headway.experiments.policy_choice import label
 from headway.experiments.simulation import CellResult
 from headway.results import RecordWriter, RunMeta, load_folder, start_run
 from headway.results.run_folder import META_NAME, RECORDS_SUFFIX, run_file, seed_folder
+from headway.whole_file import PARTIALS, partial_path, write_whole
 
 MANIFEST = "simulation.json"
 CELL_SUFFIX = ".cell.json"
@@ -51,7 +51,7 @@ class CellFolder:
                 _check_same(path, wanted)
             elif self.root.exists() and any(self.root.iterdir()):
                 raise ConfigError(f"{self.root} is not empty; accepted: a new folder, or one to go on with")
-            _write_whole(path, msgspec.json.format(msgspec.json.encode(wanted), indent=2) + b"\n")
+            write_whole(path, msgspec.json.format(msgspec.json.encode(wanted), indent=2) + b"\n")
         except OSError as error:
             raise ConfigError(f"{self.root}: cannot be written ({error.strerror})") from error
         for folder, load in self._runs():
@@ -83,25 +83,22 @@ class CellFolder:
 
     def writer(self, cell: Cell) -> RecordWriter:
         """A writer for the records of a cell that is under way; `finish` puts them in their place."""
-        return RecordWriter(self._partial(cell))
-
-    def _partial(self, cell: Cell) -> Path:
-        path = self.records(cell)
-        return path.with_name(f".{path.name}.{os.getpid()}.partial")
+        return RecordWriter(partial_path(self.records(cell)))
 
     def finish(self, result: CellResult) -> None:
         """Put what was written in its place: the records, then what says that the cell is done."""
-        self._partial(result.cell).replace(self.records(result.cell))
+        records = self.records(result.cell)
+        partial_path(records).replace(records)
         path = self._file(result.cell, CELL_SUFFIX)
-        _write_whole(path, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        write_whole(path, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
     def discard(self, cell: Cell) -> None:
         """Remove what a cell that did not come to its end has written."""
-        self._partial(cell).unlink(missing_ok=True)
+        partial_path(self.records(cell)).unlink(missing_ok=True)
 
     def sweep_up(self) -> None:
         """Remove what killed workers have left half-written."""
-        for path in self.root.rglob(".*.partial"):
+        for path in self.root.rglob(PARTIALS):
             path.unlink(missing_ok=True)
 
     def _file(self, cell: Cell, suffix: str) -> Path:
@@ -118,11 +115,3 @@ def _check_same(path: Path, wanted: Mapping[str, object]) -> None:
     if differing:
         shown = "; ".join(f"{key} was {found.get(key)}, now {plain.get(key)}" for key in differing[:3])
         raise ConfigError(f"{path.parent} holds another simulation ({shown}); give another folder")
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears by one rename, so that a kill leaves none or all of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)

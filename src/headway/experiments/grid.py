@@ -51,10 +51,13 @@ class Grid:
         """The seeds."""
         return range(self.num_seeds)
 
-    @property
-    def is_single(self) -> bool:
-        """Whether it is a single cell."""
-        return len(self.policies) * len(self.loads) * self.num_seeds == 1
+
+def parse_policies(text: str) -> tuple[str, ...]:
+    """The names in `A,B,...`, as they are written; ConfigError if there are none."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigError(f"policies is {text!r}; accepted: names of the preset table, comma-separated")
+    return names
 
 
 def parse_loads(text: str, steps: int = 5) -> tuple[float, ...]:

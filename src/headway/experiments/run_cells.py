@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
+from typing import TypeVar
 
 from headway.core.record import Record
 from headway.errors import SimulationError
@@ -17,6 +18,9 @@ from headway.experiments.simulation import CellResult, Scenario, run_cell
 
 Tick = Callable[[int], None]
 """Hears how many requests more have ended."""
+
+_Item = TypeVar("_Item")
+_Done = TypeVar("_Done")
 
 
 def run_cells(
@@ -38,7 +42,7 @@ def run_cells(
             for cell in todo:
                 done[cell] = run_to_folder(scenario, folder, cell, tick)
         else:
-            with closing(_in_processes(scenario, folder, todo, jobs)) as results:
+            with closing(in_processes(_work_on, todo, jobs, _start_worker, scenario, folder)) as results:
                 for result in results:
                     done[result.cell] = result
                     tick(result.summary.requests)
@@ -74,7 +78,11 @@ _work: tuple[Scenario, CellFolder] | None = None
 def _start_worker(scenario: Scenario, folder: CellFolder) -> None:
     global _work
     _work = (scenario, folder)
-    # Ctrl-C reaches every process of a terminal; the first one decides what becomes of the others.
+    ignore_interrupts()
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C, which reaches every process of a terminal, to the first one: it decides about the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -83,19 +91,27 @@ def _work_on(cell: Cell) -> CellResult:
     return run_to_folder(*_work, cell)
 
 
-def _in_processes(
-    scenario: Scenario, folder: CellFolder, cells: Sequence[Cell], jobs: int
-) -> Generator[CellResult, None, None]:
-    """Results as they come. Workers are started afresh (spawn), so that nothing of this process leaks into them."""
+def in_processes(
+    work: Callable[[_Item], _Done],
+    items: Sequence[_Item],
+    jobs: int,
+    start: Callable[..., None] = ignore_interrupts,
+    *start_with: object,
+) -> Generator[_Done, None, None]:
+    """What `work` makes of each item, as it comes, in up to `jobs` processes that begin with `start`.
+
+    They are started afresh (spawn), so that nothing of this process leaks into them. Raises SimulationError if
+    one is killed from outside.
+    """
     with _ended_on_error():
         executor = ProcessPoolExecutor(
-            max_workers=min(jobs, len(cells)),
+            max_workers=min(jobs, len(items)),
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(scenario, folder),
+            initializer=start,
+            initargs=start_with,
         )
         try:
-            for future in as_completed([executor.submit(_work_on, cell) for cell in cells]):
+            for future in as_completed([executor.submit(work, item) for item in items]):
                 yield future.result()
         except BrokenProcessPool:
             raise SimulationError(

@@ -20,7 +20,7 @@ from headway.experiments.policy_choice import label
 from headway.experiments.simulation import CellResult
 from headway.results import COLUMNS, Comparison, compare, read_records, sweep_svg, terminal_table
 from headway.results.metrics import measured
-from headway.results.tables import ARROWS, MISSING, decimals
+from headway.results.tables import ARROWS, MISSING, decimals, wrap_columns
 
 SWEEP_KEYS = (
     "goodput",
@@ -138,8 +138,9 @@ class _SweepTable:
         columns = [column for column in columns if set(column[1:]) != {MISSING}]
         names = [(f"{run.load:g}", label(run.policy)) for run in self.runs]
         room = options.max_width - max(len(load) + len(name) for load, name in names) - 2 * _GAP
-        for part in _fit(columns, room):
-            yield self._table(names, part)
+        widths = [_GAP + max(len(word) for text in column for word in text.split("\n")) for column in columns]
+        for part in wrap_columns(widths, room):
+            yield self._table(names, [columns[number] for number in part])
         if self.grid.num_seeds > 1:
             yield Text(f"mean ± standard deviation over {self.grid.num_seeds} seeds")
 
@@ -173,20 +174,6 @@ def _cell(mean: float | None, deviation: float | None, scale: int, places: int) 
         return MISSING
     spread = "" if deviation is None else f" ± {deviation * scale:,.{places}f}"
     return f"{mean * scale:,.{places}f}{spread}"
-
-
-def _fit(columns: Sequence[Sequence[str]], room: int) -> list[list[Sequence[str]]]:
-    """The columns in as many parts as the room in each asks for."""
-    parts: list[list[Sequence[str]]] = [[]]
-    left = room
-    for column in columns:
-        width = _GAP + max(len(word) for text in column for word in text.split("\n"))
-        if parts[-1] and width > left:
-            parts.append([])
-            left = room
-        parts[-1].append(column)
-        left -= width
-    return parts
 
 
 # ---- pictures ------------------------------------------------------------------------------------------

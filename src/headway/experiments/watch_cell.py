@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from gzip import GzipFile
@@ -18,6 +17,7 @@ from headway.experiments.simulation import CellResult, Scenario, run_cell
 from headway.sim.chrome_trace import ChromeTrace
 from headway.sim.story import Story, StoryWatcher
 from headway.traces import TraceRequest
+from headway.whole_file import appearing
 
 _SHOWN_IDS = 5
 
@@ -62,20 +62,11 @@ def _find(requests: list[TraceRequest], request_id: str) -> TraceRequest:
 @contextmanager
 def _appearing(path: Path) -> Iterator[BinaryIO]:
     """A file that is there once it is whole; compressed ones hold neither a time nor a name."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        raw = partial.open("wb")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
-    try:
-        with raw, _packed(raw) if path.suffix == ".gz" else nullcontext(raw) as file:
+        with appearing(path) as raw, _packed(raw) if path.suffix == ".gz" else nullcontext(raw) as file:
             yield file
-        partial.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _packed(raw: BinaryIO) -> AbstractContextManager[BinaryIO]:

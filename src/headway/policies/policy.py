@@ -30,6 +30,11 @@ class Policy:
     eviction: Eviction
     leaving: tuple[Leaving, ...] = ()
 
+    @property
+    def serial_copies(self) -> bool:
+        """Whether a step waits for the copies of KV that were decided with it, as its eviction wants."""
+        return self.eviction.serial
+
     def add(self, job: Job) -> None:
         """A job starts to wait; one that was swapped out waits like any other, to be admitted again."""
         self.order.add(job)
@@ -64,8 +69,7 @@ class Policy:
         if len(plan.run) > view.max_run:
             plan.run = plan.run[: view.max_run]
         plan.leave = leave
-        plan.preempt = self.eviction.preempt(view, plan, self.order)
-        return plan
+        return self.eviction.evict(view, plan, self.order)
 
     def next_change_s(self, view: StepView) -> float:
         """Until when the plan for this view stays as it is, if nobody comes or ends and residents only decode.
@@ -83,4 +87,5 @@ class Policy:
         for job in outcome.preempted:
             self.add(job)
         self.order.observe(outcome)
+        self.eviction.observe(outcome)
         self.batching.observe(outcome)

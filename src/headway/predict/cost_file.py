@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -15,6 +13,7 @@ from headway.errors import ConfigError
 from headway.predict.calibration import Calibration
 from headway.predict.step_fit import StepTimeFit
 from headway.predict.transfer import TransferModel
+from headway.whole_file import write_whole
 
 VERSION: Final = 1
 
@@ -91,15 +90,7 @@ def measured_step(shape: BatchShape, seconds: float) -> MeasuredStep:
 
 def write_cost_file(path: Path, cost: CostFile) -> None:
     """Write `cost` to `path`; it appears by one rename, so a reader never finds half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(cost), indent=1) + b"\n")
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, msgspec.json.format(msgspec.json.encode(cost), indent=1) + b"\n")
 
 
 def load_cost_file(path: Path) -> CostFile:
@@ -124,11 +115,6 @@ def load_cost_file(path: Path) -> CostFile:
     if unknown:
         raise ConfigError(f"cost file {path}: unknown field {unknown!r}")
     return cost
-
-
-def read_cost_file(path: Path) -> Calibration:
-    """The calibration in a cost file. Raises ConfigError for one that is missing, broken or of another version."""
-    return load_cost_file(path).calibration()
 
 
 def _unknown(raw: Mapping[str, object], known: Mapping[str, object]) -> str | None:

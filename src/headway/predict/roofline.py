@@ -44,6 +44,10 @@ class Roofline:
             self._token_flops * shape.num_tokens + self._pair_flops * pairs + self._job_flops * shape.num_jobs
         )
 
+    def prefill_attention_flops(self, shape: BatchShape) -> float:
+        """Those of the operations that are attention of jobs with more than one new token."""
+        return self._pair_flops * shape.prefill_pairs
+
     def bytes(self, shape: BatchShape) -> float:
         """Bytes each GPU reads and writes."""
         context = shape.prefill_context_tokens + shape.decode_context_tokens

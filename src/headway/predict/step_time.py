@@ -18,11 +18,13 @@ NOMINAL = Peaks(flops_per_s=312e12, bytes_per_s=2e12)
 """An A100's peaks: on unknown hardware they only set the units of the features."""
 TYPICAL = model_shape("Llama-3.1-8B")
 """Stands in for a model whose sizes are not known: the coefficients make up for much of the difference."""
+_COEFFICIENTS = 6
 READY_STEPS = 20
 _FORGETTING = 0.998
 """Weight of a step falls by half in about 350 learned ones, so the fit follows a changing load."""
 _FLOOR = 1e-4
-"""What is always known of each coefficient, in steps: so little that 20 real ones outweigh it."""
+"""What is always known of each coefficient, in steps that speak of it as loudly as any did: so little that 20 real
+ones outweigh it, on whatever device: features are at nominal peaks, so a slow one's are small beside its seconds."""
 _THINNING = 4
 """Once ready, one step in 4 is worth learning from: the fit hardly gains from more, and it runs beside the
 scheduler."""
@@ -52,9 +54,10 @@ _UNKNOWN = StepSecondsPrediction(0.0, 0.0, 0.0)
 
 
 class StepTimeModel:
-    """Step time = a + b jobs + c (tM - tM0) + d tF + e max(0, tF - tM), with no coefficient below 0.
+    """Step time = a + b jobs + c (tM - tM0) + d tF + e max(0, tF - tM) + f tA, with no coefficient below 0.
 
-    tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of a step of no tokens.
+    tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of a step of no tokens, tA the
+    operations of prompts' attention, which run slower than matrix products do (adr/0014).
     The paper's features (Ascendra section 4.2: tM + tF, max(tM, tF), tM, tF, 1) span the same space and are
     nearly parallel; these are not, so that few steps settle them. Relative errors are made small by
     recursive least squares with forgetting; a step far from its prediction, by the spread of late, counts
@@ -62,7 +65,7 @@ class StepTimeModel:
     as the cost of a prompt during a long decode, stays as it was last known.
 
     Until 20 steps were seen it answers from `prior`, or 0 without one, so that nothing is decided by a
-    guess. Memory is bounded: 5 coefficients, their 15 products, and 200 ratios for the interval.
+    guess. Memory is bounded: 6 coefficients, their 36 products, and 200 ratios for the interval.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class StepTimeModel:
         self._peaks = peaks
         self._least_reading = self._roofline.bytes(BatchShape()) / peaks.bytes_per_s
         self._prior = prior
-        self._fit = _Recursive(5)
+        self._fit = _Recursive(_COEFFICIENTS)
         self._first: list[tuple[list[float], float]] = []
         self._ratios: deque[float] = deque(maxlen=_RESIDUALS)
         self._since_refresh = 0
@@ -139,6 +142,7 @@ class StepTimeModel:
             reading - self._least_reading,
             computing,
             max(0.0, computing - reading),
+            self._roofline.prefill_attention_flops(shape) / self._peaks.flops_per_s,
         ]
 
     def _begin(self) -> None:
@@ -146,7 +150,7 @@ class StepTimeModel:
         first, self._first = self._first, []
         trusts = [1.0] * len(first)
         for _ in range(_FIRST_ROUNDS):
-            self._fit = _Recursive(5)
+            self._fit = _Recursive(_COEFFICIENTS)
             for (features, seconds), trust in zip(first, trusts, strict=True):
                 self._fit.add(features, seconds, trust / seconds)
             self._fit.solve(_FIRST_SWEEPS)
@@ -185,7 +189,7 @@ class _Recursive:
 
     def __init__(self, size: int) -> None:
         self.coefficients = [0.0] * size
-        self._gram = [[_FLOOR if row == column else 0.0 for column in range(size)] for row in range(size)]
+        self._gram = [[0.0] * size for _ in range(size)]
         self._moment = [0.0] * size
         self._unit = [0.0] * size
 
@@ -212,6 +216,9 @@ class _Recursive:
                 gram[column] += own * other
             moment[index] += own * target
             if own * own > unit[index]:
+                louder = _FLOOR * (own * own - unit[index])
+                gram[index] += louder
+                moment[index] += louder * self.coefficients[index]
                 unit[index] = own * own
 
     def solve(self, sweeps: int) -> None:
@@ -220,5 +227,7 @@ class _Recursive:
         for _ in range(sweeps):
             for index, (row, moment) in enumerate(zip(self._gram, self._moment, strict=True)):
                 own = row[index]
+                if not own:  # no step has spoken of it yet
+                    continue
                 rest = moment - sum(map(float.__mul__, row, found)) + own * found[index]
                 found[index] = max(0.0, rest / own)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from headway.results.metrics import measured
+from headway.results.page import page_template
 from headway.results.plots import Latency, cdf_svg, queue_svg, sweep_svg, timeline_svg
 from headway.results.run_folder import Run
 from headway.results.sections import NOT_STATED, Section, sections
 from headway.results.summary import COLUMNS
 from headway.results.svg import PALETTE
 from headway.results.tables import Sheet, sheets
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 SWEEP_KEYS = (
     "goodput",
@@ -47,7 +44,7 @@ def render_html(runs: Sequence[Run], *, title: str = "Headway report") -> str:
     """
     found = sections(runs)
     policies = list(dict.fromkeys(policy for section in found for policy in section.records))
-    return _template().render(
+    return page_template("report.html.j2").render(
         title=title,
         facts=_facts(runs),
         parts=[_part(section, policies, many=len(found) > 1) for section in found],
@@ -58,21 +55,6 @@ def render_html(runs: Sequence[Run], *, title: str = "Headway report") -> str:
         colours={policy: PALETTE[index % len(PALETTE)] for index, policy in enumerate(policies)},
         columns=COLUMNS,
     )
-
-
-def _template() -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        autoescape=True,
-        loader=PackageLoader("headway.results", "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["svg"] = Markup  # our own charts, whose text is escaped where they are drawn
-    return environment.get_template("report.html.j2")
 
 
 def _facts(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -133,17 +133,23 @@ class _TerminalTables:
             yield Text(f"\n{sheet.title}", style="bold")
             if sheet.note:
                 yield Text(sheet.note, style="yellow")
-            for columns in _fit(sheet, options.max_width):
-                yield _table(sheet, columns, _name_width(sheet, options.max_width))
+            name_width = _name_width(sheet, options.max_width)
+            widths = [_GAP + _width(sheet, number) for number in range(len(sheet.headings))]
+            for columns in wrap_columns(widths, options.max_width - name_width - _EDGES):
+                yield _table(sheet, columns, name_width)
 
 
-def _fit(sheet: Sheet, max_width: int) -> list[list[int]]:
-    """Column numbers of each table that a sheet is cut into, so that every one fits `max_width` if it can."""
-    room = max_width - _name_width(sheet, max_width) - _EDGES
+def wrap_columns(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Numbers of the columns in each table that a wide one is cut into, so that every one fits if it can.
+
+    Widths, each with the gap beside it, and the room for a table's columns are in characters.
+
+    >>> wrap_columns([8, 8, 30, 3], 20)
+    [[0, 1], [2], [3]]
+    """
     parts: list[list[int]] = [[]]
     left = room
-    for number in range(len(sheet.headings)):
-        width = _GAP + _width(sheet, number)
+    for number, width in enumerate(widths):
         if parts[-1] and width > left:
             parts.append([])
             left = room

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from headway.core.host_copies import Copy
 from headway.predict.transfer import TransferModel
-from headway.sim.host_tier import Copy
 
 
 class CopyEngine:

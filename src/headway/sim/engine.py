@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headway.core.fill import KvSide, fill
+from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
 from headway.core.plan import Reason, StepOutcome, check_plan
 from headway.core.record import Outcome, Record
 from headway.core.view import StepView
 from headway.policies.policy import Policy
-from headway.sim.host_tier import Copy, Direction, HostTier
+from headway.sim.host_tier import HostTier
 from headway.sim.kv_pool import BlockKey, KvPool
 from headway.sim.limits import EngineLimits
 
@@ -92,14 +93,14 @@ class SimulatedEngine:
         )
         if self.tier is not None:
             self._view.host_total_blocks = limits.host_blocks
-            self._view.uncopied_blocks = self.tier.uncopied_blocks
+            self._view.uncopied_blocks = self.tier.copies.uncopied_blocks
 
     def _host_tier(self, limits: EngineLimits) -> HostTier:
         return HostTier(
             self.pool,
             limits.host_blocks,
             restore_blocks=limits.restore_blocks,
-            serial=limits.serial_copies,
+            serial=self.policy.serial_copies,
             in_flight=lambda job: self._steps_in_flight(job) > 0,
         )
 
@@ -174,7 +175,7 @@ class SimulatedEngine:
             view.swapped = self.ledger.swapped.values()
             view.restoring = self.tier.restoring
             view.blocks_coming_free = self.tier.blocks_coming_free
-            view.host_free_blocks = self.tier.host.free_blocks
+            view.host_free_blocks = self.tier.copies.host.free_blocks
         return view
 
     def _admissible(self, job: Job) -> bool:
@@ -219,7 +220,7 @@ class SimulatedEngine:
         """Process the output of the oldest step in flight: a token each, and the ends they bring."""
         flight = self._flights.popleft()
         stale = self._stale_before(flight) if self._stale_steps else frozenset()
-        if self.tier is not None and self.tier.returned:
+        if self.tier is not None and self.tier.copies.awaited:
             self._follow_restored(flight.outcome)
         for job in flight.sampled:
             if job.state is not JobState.ENDED:
@@ -243,13 +244,13 @@ class SimulatedEngine:
         assert self.tier is not None
         for job in outcome.tokens:
             if job not in self._stale_steps:
-                self.tier.advance(job)
+                self.tier.copies.advance(job)
 
     def _follow_restored(self, outcome: StepOutcome) -> None:
         """Once a restored job has run, others may come back in its stead."""
         assert self.tier is not None
         for job in outcome.tokens:
-            if self.tier.ran(job):
+            if self.tier.copies.ran(job):
                 self.steady = None
 
     def _fresh(self, job: Job) -> None:
@@ -290,9 +291,9 @@ class SimulatedEngine:
 
     def take_copies(self) -> list[Copy]:
         """The copies that have started since this was last asked, in order; serial ones are done already."""
-        if self.tier is None or not self.tier.started:
+        if self.tier is None or not self.tier.copies.started:
             return []
-        copies, self.tier.started = self.tier.started, []
+        copies, self.tier.copies.started = self.tier.copies.started, []
         for copy in copies:
             if copy.direction is Direction.TO_HOST:
                 self.totals.swapped_out_blocks += len(copy.blocks)
@@ -304,7 +305,7 @@ class SimulatedEngine:
         """A copy is done: its blocks, or its job, can be used in the next step."""
         assert self.tier is not None
         self.steady = None
-        self.tier.finish(copy)
+        self.tier.copies.finish(copy)
         if self._check:
             self.check()
 
@@ -331,7 +332,9 @@ class SimulatedEngine:
         step of a restored job, and with it the use of its host copy. Stops short of the token that ends a
         job and of the blocks that would run out. O(residents).
         """
-        if self.steady is None or (self.tier is not None and (self.tier.busy or self.tier.returned)):
+        if self.steady is None or (
+            self.tier is not None and (self.tier.copies.busy or self.tier.copies.awaited)
+        ):
             return 0
         lengths = self._output_tokens
         left = self.pool.free_blocks // len(self.ledger.residents) * self.limits.block_size

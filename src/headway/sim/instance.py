@@ -8,13 +8,13 @@ from functools import partial
 from math import inf, nextafter
 
 from headway.core.batch_shape import BatchShape, shape_of
+from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.predict.step_clock import StepClock
 from headway.sim.clock import Clock
 from headway.sim.copy_engine import CopyEngine
 from headway.sim.engine import SimulatedEngine
-from headway.sim.host_tier import Copy, Direction
 from headway.sim.kv_pool import BlockKey
 from headway.sim.loop import EventLoop, Phase
 from headway.sim.pipeline import Pipeline
@@ -25,6 +25,9 @@ SPIN_S = 1e-2
 StepObserver = Callable[[str, StepOutcome, float, float], None]
 """Hears of each step: instance, what it did, when it was scheduled and when its output came."""
 
+LearnCopy = Callable[[int, float], None]
+"""Hears of each finished copy of one direction: its blocks, and the seconds it took once it had begun."""
+
 
 class Instance:
     """Schedules steps as vLLM's engine loop does: up to `depth` in flight, then waits for the oldest.
@@ -34,7 +37,9 @@ class Instance:
     (unless someone watches every step).
 
     Copies between device and host go through `copiers`, beside the steps; while any is under way nothing is
-    stepped over. Serial ones hold up the step they were decided with, or the next plan if nobody runs.
+    stepped over. Under a policy that wants them serial they hold up the step they were decided with, or the
+    next plan if nobody runs; those of a job that had steps in flight, the next step after the last of these.
+    `learn_copies` hears how long each took.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Instance:
         horizon_s: Callable[[], float] = lambda: -inf,
         watch: StepObserver | None = None,
         copiers: Mapping[Direction, CopyEngine] | None = None,
+        learn_copies: Mapping[Direction, LearnCopy] | None = None,
     ) -> None:
         self.engine = engine
         self._clock = clock
@@ -60,6 +66,7 @@ class Instance:
         self._host_s = host_s
         self._host_job_s = host_job_s
         self._copiers = copiers or {}
+        self._learn_copies = learn_copies or {}
         self._serial_s = 0.0
         self._flights: deque[tuple[float, float, StepOutcome]] = deque()
         self._shape = BatchShape()
@@ -96,7 +103,7 @@ class Instance:
         if self._flights:
             self._loop.at(self._flights[0][0], Phase.OUTPUT, self._output)
         elif self.engine.ledger.live:
-            if moved:
+            if moved or self._serial_s:
                 # Nothing runs, yet the next plan may be another one: wait for serial copies, or just ask again.
                 self._wake(now_s + (self._serial_s or SPIN_S))
                 self._serial_s = 0.0
@@ -126,13 +133,21 @@ class Instance:
     def _start_copies(self, now_s: float) -> None:
         for copy in self.engine.take_copies():
             copier = self._copiers[copy.direction]
-            if self.engine.limits.serial_copies:
+            if self.engine.policy.serial_copies:
                 self._serial_s += copier.seconds(copy)
+                self._loop.at(now_s + self._serial_s, Phase.COPY, partial(self._learn_copy, copy))
             else:
                 self._loop.at(copier.submit(copy, now_s), Phase.COPY, partial(self._copied, copy))
 
+    def _learn_copy(self, copy: Copy) -> None:
+        """Tell what a finished copy took."""
+        if copy.direction in self._learn_copies:
+            seconds = self._copiers[copy.direction].seconds(copy)
+            self._learn_copies[copy.direction](len(copy.blocks), seconds)
+
     def _copied(self, copy: Copy) -> None:
         """A copy is done; an engine without work may have some now."""
+        self._learn_copy(copy)
         self.engine.copied(copy)
         self._start_copies(self._loop.now_s)
         if not self._flights:

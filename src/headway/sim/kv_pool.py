@@ -49,6 +49,7 @@ class KvPool:
     """
 
     restoring: Collection[Job] = ()
+    returned: Collection[Job] = ()
 
     def __init__(
         self, num_blocks: int, *, block_size: int, prefix_caching: bool, watermark_blocks: int = 0
@@ -69,6 +70,7 @@ class KvPool:
         self._cache_from_tokens = block_size if prefix_caching else maxsize
         self._looked_up: tuple[Job | None, list[int]] = (None, [])
         self._pins: Counter[int] = Counter()
+        self._unfinished: dict[Job, None] = {}
 
     # ---- requests come and go ----------------------------------------------------------------------
 
@@ -80,6 +82,7 @@ class KvPool:
     def forget(self, job: Job) -> None:
         """Drop a request that has ended, with whatever it still holds."""
         self._take_back(self._tables.pop(job))
+        self._unfinished.pop(job, None)
 
     @property
     def free_blocks(self) -> int:
@@ -108,6 +111,8 @@ class KvPool:
         self._extend(table, self.blocks_for(computed))
         if computed >= table.cache_at_tokens:
             self._cache(table, min(computed, job.num_tokens))
+        if computed < job.num_tokens:
+            self._unfinished[job] = None
         return None
 
     def _hold_found(self, job: Job) -> Reason | None:
@@ -140,11 +145,14 @@ class KvPool:
             self._extend(table, needed)
         if computed >= table.cache_at_tokens:
             self._cache(table, min(computed, job.num_tokens))
+        if self._unfinished and computed >= job.num_tokens:
+            self._unfinished.pop(job, None)
         return True
 
     def release(self, job: Job, fate: Fate) -> Fate:
         """Take a preempted job's blocks back; what can be found stays to be found until it is taken."""
         self._take_back(self._tables[job])
+        self._unfinished.pop(job, None)
         return Fate.RECOMPUTE
 
     def evict(self, job: Job) -> Fate:
@@ -179,12 +187,39 @@ class KvPool:
 
     # ---- what the host tier asks -------------------------------------------------------------------
 
-    def restore(self, job: Job) -> Reason | None:
-        """Allocate for all tokens of a swapped job, if they fit; only blocks found have contents yet."""
+    def restore(self, job: Job, *, waits: bool) -> Reason | None:
+        """Give a swapped job the blocks found for it, if all its tokens fit.
+
+        One that `waits` for copies cannot be evicted meanwhile, so it also leaves room for every prompt that
+        has begun and every job that came back to be computed to its end.
+        """
+        if waits:
+            needed = self._needed(job.num_computed_tokens, self._find(job))
+            if needed + self._reserved_blocks() > len(self._free):
+                return Reason.BLOCKS
         misfit = self._hold_found(job)
-        if misfit is None:
-            self._extend(self._tables[job], self.blocks_for(job.num_tokens))
+        if misfit is None and waits:
+            self._unfinished[job] = None
         return misfit
+
+    def extend(self, job: Job, num_tokens: int) -> None:
+        """Allocate for a job's first `num_tokens` tokens, which fit; only blocks found have contents yet."""
+        self._extend(self._tables[job], self.blocks_for(num_tokens))
+
+    def resume(self, job: Job, num_tokens: int) -> Reason | None:
+        """Allocate for `num_tokens` more tokens of a job that came back, if all its tokens fit."""
+        needed = self.blocks_for(job.num_tokens) - len(self._tables[job].blocks)
+        if needed + self.watermark_blocks > len(self._free):
+            return Reason.BLOCKS
+        grown = self.grow(job, num_tokens)
+        assert grown, "a job whose tokens all fit did not fit"
+        return None
+
+    def _reserved_blocks(self) -> int:
+        """Blocks still to be allocated for the known tokens of the unfinished."""
+        return sum(
+            self.blocks_for(job.num_tokens) - len(self._tables[job].blocks) for job in self._unfinished
+        )
 
     def blocks(self, job: Job) -> Sequence[int]:
         """The blocks a job holds, in the order of its tokens."""
@@ -228,12 +263,16 @@ class KvPool:
 
     def _misfit(self, job: Job, found: list[int]) -> Reason | None:
         """All tokens known so far must fit; blocks found in the free line are taken from it like others."""
-        needed = self.blocks_for(job.num_tokens) - len(found)
-        needed += sum(not self._references[block] for block in found)
+        needed = self._needed(job.num_tokens, found)
         if needed > len(self._free):
             return Reason.ISL
         watermark = self.watermark_blocks if self._residents else 0
         return Reason.WATERMARK if needed + watermark > len(self._free) else None
+
+    def _needed(self, num_tokens: int, found: list[int]) -> int:
+        """Free blocks it takes to hold so many tokens, those found in the free line included."""
+        needed = self.blocks_for(num_tokens) - len(found)
+        return needed + sum(not self._references[block] for block in found)
 
     def _extend(self, table: _Table, num_blocks: int) -> None:
         """Give a job fresh blocks from the front of the line until it has `num_blocks`."""

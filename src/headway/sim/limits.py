@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headway.core.host_copies import DEFAULT_RESTORE_SHARE
 from headway.errors import ConfigError
-
-DEFAULT_RESTORE_SHARE = 0.5
-"""Half of the KV blocks may hold jobs that are not running yet; the other half stays for those that are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +16,7 @@ class EngineLimits:
     how many requests a step may run, None for as many as may be resident (`max_num_seqs`).
 
     `host_blocks` is room for copies of KV in host memory. Jobs on their way back from there, or back and not
-    yet run, hold at most `restore_share` (0 to 1) of the KV blocks, or there is only one of them. With
-    `serial_copies` a step waits for the copies decided with it, which add to its time (vLLM 0.2.5).
+    yet run, hold at most `restore_share` (0 to 1) of the KV blocks, or there is only one of them.
     """
 
     num_blocks: int
@@ -33,7 +30,6 @@ class EngineLimits:
     pipeline_stages: int = 1
     host_blocks: int = 0
     restore_share: float = DEFAULT_RESTORE_SHARE
-    serial_copies: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "pipeline_stages"):
@@ -48,8 +44,6 @@ class EngineLimits:
             raise ConfigError(f"restore_share is {self.restore_share}; accepted: more than 0, up to 1")
         if self.asynchronous and self.pipeline_stages > 1:
             raise ConfigError("asynchronous scheduling with pipeline stages is not simulated; choose one")
-        if self.serial_copies and self.depth > 1:
-            raise ConfigError("serial copies with several steps in flight are not simulated; choose one")
 
     @property
     def depth(self) -> int:

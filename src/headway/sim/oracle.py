@@ -134,6 +134,8 @@ class Displacing:
     their KV again later. It is batching and eviction in one. O(residents log residents).
     """
 
+    serial = False
+
     def __init__(self, known: Knowledge, worth: Worth) -> None:
         self._known = known
         self._worth = worth
@@ -169,9 +171,9 @@ class Displacing:
             blocks += view.blocks(job.num_computed_tokens)
         return victims if slots > 0 and blocks >= 0 else []
 
-    def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
-        """Whom the plan displaces."""
-        return plan.preempt
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        """The plan, which says already whom it displaces."""
+        return plan
 
     def next_change_s(self, view: StepView) -> float:
         """As long as the order stands."""

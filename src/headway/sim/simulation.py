@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from math import inf
 
 from headway.core.cost import CostModel
+from headway.core.host_copies import Direction
 from headway.core.record import Record
 from headway.policies.policy import Policy
 from headway.predict.calibration import Calibration
+from headway.predict.learned_cost import LearnedCost
 from headway.predict.step_clock import StepClock
 from headway.predict.step_time import StepTimeModel
 from headway.routing import build_router
@@ -17,7 +19,6 @@ from headway.sim.clock import Clock
 from headway.sim.cluster import Cluster
 from headway.sim.copy_engine import CopyEngine
 from headway.sim.engine import SimulatedEngine, Totals
-from headway.sim.host_tier import Direction
 from headway.sim.instance import Instance, StepObserver
 from headway.sim.limits import EngineLimits
 from headway.sim.loop import EventLoop
@@ -61,7 +62,7 @@ def simulate(
 
     `max_output_tokens` is the limit policies see where a request declares none. The clock is the
     calibration's law with its residuals drawn by `seed`; the policies' cost model starts from nothing and
-    learns from finished steps alone. The same arguments give the same records. `shortcut` steps over
+    learns from finished steps and copies alone. The same arguments give the same records. `shortcut` steps over
     stretches in which nothing changes, with the same records; a `watch` of every step switches it off.
     `check` asserts the invariants at every step. Raises SimulationError if a policy leaves work lying,
     TraceError for a request longer than its limit.
@@ -75,7 +76,7 @@ def simulate(
 
     engines = []
     for number in range(system.instances):
-        cost = StepTimeModel(system.calibration.model)
+        cost = LearnedCost(steps=StepTimeModel(system.calibration.model))
         engine = SimulatedEngine(system.limits, policy(cost), on_end=ended, name=f"{number}", check=check)
         engines.append(engine)
         cluster.add(
@@ -85,12 +86,16 @@ def simulate(
                     system.calibration.step, system.calibration.residuals, seed * system.instances + number
                 ),
                 loop,
-                learn=StepClock(cost),
+                learn=StepClock(cost.steps),
                 host_s=system.calibration.host_s,
                 host_job_s=system.calibration.host_job_s,
                 horizon_s=(lambda: cluster.next_arrival_s) if shortcut else (lambda: -inf),
                 watch=watch,
                 copiers=_copiers(system),
+                learn_copies={
+                    Direction.TO_HOST: cost.to_host.observe,
+                    Direction.TO_DEVICE: cost.to_device.observe,
+                },
             )
         )
     cluster.run(requests)

@@ -103,28 +103,6 @@ class _WatchedBatching:
         )
 
 
-class Watchers:
-    """Several watchers as one."""
-
-    def __init__(self, *watchers: Watcher) -> None:
-        self._watchers = watchers
-
-    def saw(self, sight: Sight) -> None:
-        """Tell each."""
-        for watcher in self._watchers:
-            watcher.saw(sight)
-
-    def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
-        """Tell each."""
-        for watcher in self._watchers:
-            watcher.stepped(instance, outcome, started_s, finished_s)
-
-    def ended(self, record: Record) -> None:
-        """Tell each."""
-        for watcher in self._watchers:
-            watcher.ended(record)
-
-
 def is_decode(job: Job, tokens: int) -> bool:
     """Whether the `tokens` a step granted a job, which it counts as computed already, extend its answer.
 

@@ -88,10 +88,6 @@ class OnOff:
                 f"accepted: {MIN_ARRIVALS_PER_CYCLE} or more"
             )
 
-    def mean_rate_rps(self) -> float:
-        """Arrivals per second over many cycles."""
-        return self._arrivals_per_cycle() / (self.mean_on_s + self.mean_off_s)
-
     def sample(self, count: int, rng: np.random.Generator) -> list[float]:
         """As `ArrivalProcess.sample`; the first arrival is at 0 wherever its phase began."""
         phases = ((self.rate_on_rps, self.mean_on_s), (self.rate_off_rps, self.mean_off_s))

@@ -12,7 +12,9 @@ from tests.strategies import decoding
 
 def test_nobody_is_preempted_ahead_of_need() -> None:
     scene = Scene(DecodeFirst(), residents=[decoding("a"), decoding("b")], free_blocks=0)
-    assert Recompute().preempt(scene.view, scene.plan(), scene.order) == {}
+    plan = scene.plan()
+    assert Recompute().evict(scene.view, plan, scene.order) is plan
+    assert not plan.preempt
 
 
 def test_on_shortage_the_last_resident_is_dropped_and_computed_again_by_hand() -> None:

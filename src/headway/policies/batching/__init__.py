@@ -12,6 +12,7 @@ from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.batching.iteration_level import IterationLevel
 from headway.policies.batching.prefill_first import PrefillFirst
 from headway.policies.batching.request_level import RequestLevel
+from headway.policies.batching.swapped_or_waiting import SwappedOrWaiting
 from headway.policies.batching.top_jobs import TopJobs
 from headway.policies.order import Order
 
@@ -38,4 +39,5 @@ BATCHINGS: dict[str, type[Batching]] = {
     "iteration-level": IterationLevel,
     "request-level": RequestLevel,
     "top-jobs": TopJobs,
+    "swapped-or-waiting": SwappedOrWaiting,
 }

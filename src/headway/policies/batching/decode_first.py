@@ -11,6 +11,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.candidates import candidates
+from headway.policies.batching.fitting import fitting_or_ready, residents_known_blocks
 from headway.policies.order import Order
 
 
@@ -21,13 +22,18 @@ class DecodeFirst:
     Stock vLLM V1 serves residents in the order they were admitted: the one still in prefill is the last,
     since it took the rest of its step's budget. So residents an order leaves as they are stay as they are,
     and only a re-ranking has its prefills moved behind the decodes. `token_budget` fixes a smaller budget
-    than the engine's own (Sarathi-Serve, Agrawal et al. 2024, arXiv:2403.02310). O(residents) a step, plus
-    the order's own ranking.
+    than the engine's own (Sarathi-Serve, Agrawal et al. 2024, arXiv:2403.02310). With `head_room` a job starts,
+    or comes back from the host, only if all its tokens and that many blocks more fit beside all tokens known of
+    the residents, so that it is not evicted in the next step. O(residents) a step, plus the order's own
+    ranking.
     """
 
     token_budget: int | None = None
+    head_room: int = 0
 
     def __post_init__(self) -> None:
+        if self.head_room < 0:
+            raise ConfigError(f"head_room is {self.head_room}; accepted: 0 or more blocks")
         if self.token_budget is not None and self.token_budget < 1:
             raise ConfigError(f"token_budget is {self.token_budget}; accepted: 1 or more tokens a step")
 
@@ -36,11 +42,18 @@ class DecodeFirst:
         ranked = order.rank(view.residents, view.now_s)
         return StepPlan(
             run=ranked if ranked is view.residents else decodes_first(ranked),
-            admit=candidates(view, order, leaving),
+            admit=self._admit(view, order, leaving),
             token_budget=view.max_tokens
             if self.token_budget is None
             else min(self.token_budget, view.max_tokens),
         )
+
+    def _admit(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
+        first = candidates(view, order, leaving)
+        if not self.head_room or not first:
+            return first
+        room = view.free_blocks - residents_known_blocks(view)
+        return fitting_or_ready(view, first, room, head_room=self.head_room)
 
     def next_change_s(self, view: StepView) -> float:
         """Never: memory that only fills up starts nobody who could not start before."""

@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.candidates import candidates
+from headway.policies.batching.fitting import fitting, fitting_or_ready, residents_next_blocks
+from headway.policies.batching.queues import ranked_swapped
 from headway.policies.order import Order
 
 
+@dataclass(slots=True)
 class PrefillFirst:
     """A step either prefills or decodes, never both; prompts are computed whole (vLLM 0.2.5).
 
     While the first waiting job can start, decodes pause and their KV stays. With nobody to pause, jobs that
-    are not ready are passed over. A prompt longer than a step's budget runs alone, in chunks.
+    are not ready are passed over. A prompt longer than a step's budget runs alone, in chunks. While any job is
+    swapped none that waits is admitted: those that fit, with a block each to grow into, come back and decode
+    in the same step. With `host_room` a waiting job starts only while the blocks of all residents, its own and
+    one more fit device and free host together, so that whoever has to leave finds room there (AdaptiveLLM
+    section 1.7).
     """
+
+    host_room: bool = False
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """A prefill step if the first waiting job passes every check, else one decode of every resident."""
-        prefills = [job for job in view.residents if job.prefilling]
-        admit = [] if prefills else candidates(view, order, leaving)
+        prefills = [job for job in view.residents if job.prefilling and job not in view.restoring]
+        if view.swapped:
+            back = [] if prefills else self._coming_back(view, order, leaving)
+            return self._plan(view, prefills or order.rank(view.residents, view.now_s), back)
+        admit = [] if prefills else self._candidates(view, order, leaving)
         starts = bool(admit) and (not view.residents or view.admissible(admit[0]))
-        return StepPlan(
-            run=prefills if prefills or starts else order.rank(view.residents, view.now_s),
-            admit=admit if starts else (),
-            token_budget=view.max_tokens,
-            whole_prompts=True,
-        )
+        run = prefills if prefills or starts else order.rank(view.residents, view.now_s)
+        return self._plan(view, run, admit if starts else ())
+
+    def _plan(self, view: StepView, run: Sequence[Job], admit: Sequence[Job]) -> StepPlan:
+        return StepPlan(run=run, admit=admit, token_budget=view.max_tokens, whole_prompts=True)
+
+    def _coming_back(self, view: StepView, order: Order, leaving: Collection[Job]) -> list[Job]:
+        room = view.free_blocks - residents_next_blocks(view)
+        return fitting(view, ranked_swapped(view, order, leaving), room)
+
+    def _candidates(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
+        first = candidates(view, order, leaving)
+        if not self.host_room:
+            return first
+        held = sum(view.blocks(job.num_tokens) for job in view.residents)
+        return fitting_or_ready(view, first, view.total_blocks + view.host_free_blocks - held, head_room=1)
 
     def next_change_s(self, view: StepView) -> float:
         """Never: memory that only fills up starts nobody who could not start before."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 
-from headway.core.job import Job
-from headway.core.plan import Fate, StepPlan
+from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.order import Order
 
@@ -14,10 +12,15 @@ from headway.policies.order import Order
 class Recompute:
     """Nobody ahead of need; on shortage the fill rule drops the last resident (stock vLLM V1)."""
 
-    def preempt(self, view: StepView, plan: StepPlan, order: Order) -> Mapping[Job, Fate]:
-        """Nobody."""
-        return {}
+    serial = False
+
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        """The plan as it is."""
+        return plan
 
     def next_change_s(self, view: StepView) -> float:
         """Never."""
         return inf
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Nothing to learn."""

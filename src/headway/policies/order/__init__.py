@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.view import StepView
 from headway.policies.order.arrival import Arrival
+from headway.policies.order.deadline_aware import DeadlineAware
 from headway.policies.order.edf import EarliestDeadline
 from headway.policies.order.priority import Priority
 from headway.policies.order.prompt_length import LongestPrompt, ShortestPrompt
@@ -60,6 +61,15 @@ class Order(Protocol):
         ...
 
 
+@runtime_checkable
+class Valued(Protocol):
+    """An order that says how much a job's claim is worth, for those who compare whole queues."""
+
+    def value(self, job: Job, now_s: float) -> float:
+        """A job's claim, not negative; of two jobs the one with more is served first."""
+        ...
+
+
 ORDERS: dict[str, type[Order]] = {
     "arrival": Arrival,
     "shortest-prompt": ShortestPrompt,
@@ -67,5 +77,6 @@ ORDERS: dict[str, type[Order]] = {
     "slack": LeastSlack,
     "edf": EarliestDeadline,
     "waited-over-length": WaitedOverLength,
+    "deadline-aware": DeadlineAware,
     "priority": Priority,
 }

@@ -29,17 +29,20 @@ class WaitedOverLength:
     Rankings cross as time passes, so no sorted list stays right. Within one length the oldest is always
     first, so only the heads of the queues, one a length bucket, compete: top costs O(buckets + k log
     buckets), at most 64 buckets an octave. Of two jobs, one may be served before the other although its
-    own value is lower, but never by more than one part in 64. Source: AdaptiveLLM section 1.2.
+    own value is lower, but never by more than one part in 64. Source: AdaptiveLLM section 1.2, which leaves
+    open whether output tokens count: with `prompt_only` they do not, so a job does not lose rank as it grows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, prompt_only: bool = False) -> None:
+        self.prompt_only = prompt_only
         self._queues: dict[int, list[_Entry]] = {}
         self._entries: dict[Job, tuple[int, _Entry]] = {}
 
     def add(self, job: Job) -> None:
         """Queue a job among those of its length."""
-        bucket = _bucket(job.num_tokens)
-        entry = (job.arrival_s, job.id, job.num_tokens, job)
+        length = self._length(job)
+        bucket = _bucket(length)
+        entry = (job.arrival_s, job.id, length, job)
         self._entries[job] = (bucket, entry)
         insort(self._queues.setdefault(bucket, []), entry)
 
@@ -56,9 +59,13 @@ class WaitedOverLength:
 
     def touch(self, job: Job) -> None:
         """Move a waiting job whose length changed to its new queue."""
-        if job in self._entries:
+        if self.holds(job):
             self.remove(job)
             self.add(job)
+
+    def holds(self, job: Job) -> bool:
+        """Whether a job waits."""
+        return job in self._entries
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs, within the stated error: a merge of the queues by their heads."""
@@ -77,10 +84,11 @@ class WaitedOverLength:
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` by the same value, exactly."""
-        # Spelled out rather than `job.num_tokens`: this runs for every resident of every step.
+        # Spelled out rather than `_length`: this runs for every resident of every step.
+        outputs = not self.prompt_only
         entries = [
             (
-                (job.arrival_s - now_s) / (job.num_prompt_tokens + job.num_output_tokens),
+                (job.arrival_s - now_s) / (job.num_prompt_tokens + outputs * job.num_output_tokens),
                 job.arrival_s,
                 job.id,
                 job,
@@ -89,6 +97,13 @@ class WaitedOverLength:
         ]
         entries.sort()
         return [entry[3] for entry in entries]
+
+    def value(self, job: Job, now_s: float) -> float:
+        """Seconds since arrival for each token: 0 on arrival, higher first."""
+        return (now_s - job.arrival_s) / self._length(job)
+
+    def _length(self, job: Job) -> int:
+        return job.num_prompt_tokens + (0 if self.prompt_only else job.num_output_tokens)
 
     def next_change_s(self, view: StepView) -> float:
         """Not known: rankings cross as time passes and answers grow."""

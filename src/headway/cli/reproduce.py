@@ -1,0 +1,136 @@
+"""`headway reproduce`: a paper's experiments repeated, its numbers beside ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli import EXIT_INTERRUPTED
+from headway.cli.measuring import stdout_for_data
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.experiments.paper import Paper, Request
+    from headway.results.study import Study
+
+EPILOG = """Examples:
+
+  headway reproduce adaptivellm --quick --out out/adaptivellm      under two minutes on two cores
+
+  headway reproduce adaptivellm --out out/adaptivellm              all of it; goes on with what is there
+
+  headway reproduce all --quick --json
+
+Needs no download and no data: length laws ship with the package. Tables say whether they were simulated or measured
+on a real engine, and on what. DIR gets tables (CSV, Markdown), charts (SVG), the JSON and one HTML page. What is
+done is kept there: interrupted, the same command goes on.
+"""
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(metavar="PAPER|all", help="adaptivellm, or all.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep runs, tables and plots; resumed if there.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A fixed part with fewer seeds; the same workloads.")
+    ] = False,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Processes (default: one a CPU).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object on stdout.")] = False,
+) -> None:
+    """Repeat a paper's experiments and set its numbers beside ours."""
+    from headway.experiments.paper import Request
+    from headway.experiments.reproduce import ALL, papers
+
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs is {jobs}; accepted: 1 or more")
+    wanted = papers(paper)
+    studies: dict[str, Study] = {}
+    with _kept_or_temporary(out) as root:
+        for name, found in wanted.items():
+            folder = root / name if paper == ALL else root
+            request = Request(root=folder, jobs=jobs or os.cpu_count() or 1, quick=quick)
+            studies[name] = _run(name, found, request, kept=out is not None)
+            if out is not None:
+                _write(studies[name], folder)
+    if as_json:
+        _print_json(studies if paper == ALL else studies[paper])
+
+
+def _run(name: str, paper: Paper, request: Request, *, kept: bool) -> Study:
+    size = paper.size(request)
+    there = f", {size.kept:,} of them done already" if size.kept else ""
+    processes = "1 process" if request.jobs == 1 else f"{request.jobs} processes"
+    _tell(f"{name}: {size.runs:,} simulated runs{there}; about {_duration(size.seconds)} in {processes}")
+    try:
+        with stdout_for_data(), _progress(size.runs - size.kept) as tick:
+            study = paper.reproduce(request, tick, _tell)
+    except KeyboardInterrupt:
+        where = f"what is done is kept in {request.root}; the same command goes on"
+        _tell(f"interrupted: {where if kept else 'nothing is kept; give --out DIR to be able to go on'}")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    _show(study)
+    return study
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min"
+
+
+def _write(study: Study, folder: Path) -> None:
+    from headway.results.study_files import write_study
+
+    page = write_study(study, folder)
+    _tell(f"wrote {folder}; open {page}")
+
+
+def _print_json(found: Study | dict[str, Study]) -> None:
+    from headway.results.study_files import json_text
+
+    plain = {name: study.data for name, study in found.items()} if isinstance(found, dict) else found.data
+    typer.echo(json_text(plain), nl=False)
+
+
+@contextmanager
+def _kept_or_temporary(out: Path | None) -> Iterator[Path]:
+    from tempfile import TemporaryDirectory
+
+    if out is not None:
+        yield out
+        return
+    with TemporaryDirectory(prefix="headway-") as folder:
+        yield Path(folder)
+
+
+# ---- for people ----------------------------------------------------------------------------------------
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+@contextmanager
+def _progress(num_runs: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, if that is a terminal, moved by the runs that are done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=num_runs)
+        yield lambda: progress.update(task, advance=1)
+
+
+def _show(study: Study) -> None:
+    from rich.console import Console
+
+    from headway.results.study_text import terminal_study
+
+    Console(stderr=True).print(terminal_study(study))

@@ -1,0 +1,103 @@
+"""Swapped jobs come back, or waiting ones start, whichever have waited more on average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from headway.core.fill import starts_whole
+from headway.core.job import Job
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.policies.batching.fitting import fitting, residents_next_blocks
+from headway.policies.batching.queues import ranked_swapped, ranked_waiting
+from headway.policies.order import Order, Valued
+from headway.policies.order.waited_over_length import WaitedOverLength
+
+_BY_WAIT = WaitedOverLength()
+"""Whose values stand in for those of an order that has none."""
+
+
+@dataclass(slots=True)
+class SwappedOrWaiting:
+    """A step prefills waiting jobs or decodes with swapped ones back, by the higher mean of waited / length.
+
+    Of either queue the leading jobs that fit the blocks, with one more each to grow into, the batch width and,
+    for whole prompts, the token budget. Nobody is admitted while the residents' own next tokens do not fit
+    or no block is free. An empty list never wins (gap A3), a tie goes to the swapped (A2). A step that starts
+    prompts runs no decodes; swapped jobs come back and decode with the residents in one step. An order without
+    values of its own ranks within the queues, which are then compared by waited / length. `skip_misfit` passes
+    over who does not fit.
+
+    A list whose first job is not ready counts as empty: at most two calls of `view.admissible` a step. With
+    nobody resident and neither list ready it is left to the engine which waiting job may start. O(residents +
+    seats) a step, and the order's own ranking.
+
+    Nobody waits for ever. (1) Each step that runs brings an output token, or is one of the ceil(length /
+    max_tokens) chunks of a prompt that runs alone and brings one at its end; tokens known are never lost. So jobs
+    with p prompt and o output tokens all end within the sum of o x ceil((p + o) / max_tokens) steps that run.
+    (2) While waiting jobs keep losing no new ones come in, so those that have started end within that many
+    steps; then the first in line starts. (3) A job of length L that has waited W and stands first in its queue
+    is passed over only by a list with a job that has waited W / (L x batch width) or more, since its own list
+    has at least that mean: newcomers alone never do it. Source: AdaptiveLLM Algorithm 2 (section 1.4).
+    """
+
+    skip_misfit: bool = False
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        """One decode of all, with or without swapped jobs back, or a prefill of waiting ones."""
+        prefills = [job for job in view.residents if job.prefilling and job not in view.restoring]
+        swapped, waiting = ([], []) if prefills else self._lists(view, order, leaving)
+        value = order.value if isinstance(order, Valued) else _BY_WAIT.value
+        prefill = _mean(value, waiting, view.now_s) > _mean(value, swapped, view.now_s)
+        return StepPlan(
+            run=prefills or (() if prefill else order.rank(view.residents, view.now_s)),
+            admit=waiting if prefill else swapped,
+            token_budget=view.max_tokens,
+            whole_prompts=True,
+        )
+
+    def _lists(
+        self, view: StepView, order: Order, leaving: Collection[Job]
+    ) -> tuple[Sequence[Job], Sequence[Job]]:
+        """Who could come back and who could start, as many as possible of each."""
+        room = view.free_blocks - residents_next_blocks(view)
+        if not view.seats or not view.free_blocks or room < 0:
+            return (), ()
+        line = ranked_waiting(view, order, leaving, view.seats)
+        swapped = fitting(view, ranked_swapped(view, order, leaving), room, skip_misfit=self.skip_misfit)
+        waiting = fitting(view, line, room, skip_misfit=self.skip_misfit)
+        waiting = _whole_prompts(waiting, view.max_tokens, skip_misfit=self.skip_misfit)
+        ready = _if_ready(view, swapped[: view.seats]), _if_ready(view, waiting[: view.seats])
+        return ready if view.residents or any(ready) else ((), line)
+
+    def next_change_s(self, view: StepView) -> float:
+        """Not known: means cross as time passes."""
+        return -inf
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Nothing to learn."""
+
+
+def _if_ready(view: StepView, queued: list[Job]) -> list[Job]:
+    """The list, or nothing if its first job would be passed over."""
+    return queued if queued and view.admissible(queued[0]) else []
+
+
+def _whole_prompts(queued: Sequence[Job], token_budget: int, *, skip_misfit: bool) -> list[Job]:
+    """The leading jobs whose whole prompts fit the budget together; one longer than it comes alone."""
+    found: list[Job] = []
+    left = token_budget
+    for job in queued:
+        if left > 0 and starts_whole(job.num_tokens, left, token_budget):
+            found.append(job)
+            left -= job.num_tokens
+        elif not skip_misfit:
+            break
+    return found
+
+
+def _mean(value: Callable[[Job, float], float], queued: Sequence[Job], now_s: float) -> float:
+    """-inf for nobody."""
+    return sum(value(job, now_s) for job in queued) / len(queued) if queued else -inf

@@ -1,0 +1,48 @@
+"""How many blocks the residents of a step would newly take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from headway.core.fill import uncomputed_tokens
+from headway.core.job import Job
+from headway.core.view import StepView
+
+_NO_CAPS: Mapping[Job, int] = {}
+
+
+def new_blocks(
+    view: StepView, run: Iterable[Job], token_budget: int, chunk_cap: Mapping[Job, int] = _NO_CAPS
+) -> dict[Job, int]:
+    """The blocks each job of `run` opens with what `core.fill` would grant it; those that open none are left out.
+
+    Grants are min(uncomputed tokens, chunk cap, what is left of the budget), in order; a job that is being
+    restored gets none. A job back from the host may hold one of its blocks already, which is then counted
+    too. Demand is the increase for this step, not the total (AdaptiveLLM section 1.3, gap A8). O(run).
+    """
+    demand: dict[Job, int] = {}
+    size, restoring = view.block_size, view.restoring
+    for job in run:
+        if token_budget <= 0:
+            break
+        if restoring and job in restoring:
+            continue
+        granted = min(uncomputed_tokens(job), token_budget)
+        if chunk_cap:
+            granted = min(granted, chunk_cap.get(job, granted))
+        if granted <= 0:
+            continue
+        token_budget -= granted
+        computed = job.num_computed_tokens
+        opened = -(-(computed + granted) // size) - -(-computed // size)
+        if opened:
+            demand[job] = opened
+    return demand
+
+
+def surely_fits(view: StepView, num_run: int, token_budget: int) -> bool:
+    """Whether any `num_run` jobs fit the free blocks with any split of the budget, without looking at them. O(1).
+
+    A grant of g tokens opens at most g / block size blocks and one more.
+    """
+    return view.free_blocks >= num_run + token_budget // view.block_size

@@ -1,0 +1,60 @@
+"""Swap or recompute the last in line, whichever is predicted to cost less."""
+
+from __future__ import annotations
+
+from math import inf
+
+from headway.core.cost import CostModel, UnknownCost
+from headway.core.job import Job
+from headway.core.plan import Fate, StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.policies.eviction.making_room import make_room
+from headway.policies.eviction.residency import Residency
+from headway.policies.order import Order
+
+
+class Cheapest:
+    """A victim is swapped if out and back in is predicted to take less time than to compute its KV again.
+
+    Ties, and a host without room, mean to recompute. A victim is costed alone, as one prompt (gap A9). What the
+    host has a copy of already need not be copied out. `serial` has the step wait for the copies decided with
+    it, as in the paper; else they go beside the steps. `min_residency`: steps for which a job that was just
+    admitted is spared. With `always_recompute` both costs are predicted and the answer is left unused: what
+    predicting costs by itself. Source: AdaptiveLLM Algorithm 1 (section 1.3).
+    """
+
+    def __init__(
+        self,
+        cost: CostModel | None = None,
+        *,
+        serial: bool = False,
+        min_residency: int = 0,
+        always_recompute: bool = False,
+    ) -> None:
+        self.serial = serial
+        self.min_residency = min_residency
+        self.always_recompute = always_recompute
+        self._cost: CostModel = cost or UnknownCost()
+        self._residency = Residency(min_residency)
+
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        """The lowest ranked leave, as many as the step lacks blocks, each the cheaper way."""
+
+        def fate(job: Job, has_room: bool) -> Fate:
+            cheaper = self._swap_s(view, job) < self._cost.prefill_s(job.num_computed_tokens)
+            return Fate.SWAP if cheaper and has_room and not self.always_recompute else Fate.RECOMPUTE
+
+        return make_room(view, plan, order, fate, serial=self.serial, spared=self._residency.recent())
+
+    def _swap_s(self, view: StepView, job: Job) -> float:
+        """Seconds predicted for a resident's way to the host and back."""
+        blocks = view.blocks(job.num_computed_tokens)
+        return self._cost.swap_out_s(view.uncopied_blocks(job)) + self._cost.swap_in_s(blocks)
+
+    def next_change_s(self, view: StepView) -> float:
+        """Never: it acts when blocks run out, and what is stepped over ends before that."""
+        return inf
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Note who came."""
+        self._residency.observe(outcome)

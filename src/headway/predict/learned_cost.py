@@ -1,0 +1,29 @@
+"""What one engine's policy knows of cost: what its steps and its copies have shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headway.predict.copy_time import CopyTimeModel
+from headway.predict.step_time import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedCost:
+    """The cost model of a policy, put together from three models that whoever keeps time teaches."""
+
+    steps: StepTimeModel
+    to_host: CopyTimeModel = field(default_factory=CopyTimeModel)
+    to_device: CopyTimeModel = field(default_factory=CopyTimeModel)
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""
+        return self.steps.prefill_s(num_tokens)
+
+    def swap_out_s(self, num_blocks: int) -> float:
+        """Seconds a copy of `num_blocks` KV blocks to the host takes once it has begun."""
+        return self.to_host.seconds(num_blocks)
+
+    def swap_in_s(self, num_blocks: int) -> float:
+        """Seconds a copy of `num_blocks` KV blocks back to the device takes once it has begun."""
+        return self.to_device.seconds(num_blocks)

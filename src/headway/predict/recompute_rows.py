@@ -1,0 +1,92 @@
+"""The file `headway profile --recompute-grid` writes: prefill steps of several models, one by one, and copies of KV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from headway.core.batch_shape import BatchShape
+from headway.errors import ConfigError
+from headway.predict.model_shape import ModelShape
+from headway.whole_file import write_whole
+
+VERSION: Final = 1
+
+Configuration = tuple[str, int, int]
+"""Model, tokens of each prompt, prompts in the step."""
+
+
+class PrefillStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured step of `batch` whole prompts of `tokens` tokens each, and nothing else.
+
+    `seconds` is the step's whole time on the host's clock: schedule, model, sampling and update.
+    """
+
+    model: str
+    tokens: int
+    batch: int
+    seconds: float
+
+    @property
+    def configuration(self) -> Configuration:
+        """What repetitions of this step have in common."""
+        return (self.model, self.tokens, self.batch)
+
+    def shape(self) -> BatchShape:
+        """What the step costs by. O(batch)."""
+        shape = BatchShape()
+        for _ in range(self.batch):
+            shape.add(self.tokens, 0)
+        return shape
+
+
+class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A copy of so many bytes of a model's KV blocks one way, the median of several."""
+
+    model: str
+    direction: Literal["to_host", "to_device"]
+    num_bytes: int
+    seconds: float
+
+
+class RecomputeRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was measured, on what, when and by which plan; steps are in the order they were taken."""
+
+    format: Literal["headway-recompute-rows"] = "headway-recompute-rows"
+    version: Literal[1] = VERSION
+    machine: str
+    engine: Literal["cpu-engine", "gpu-engine"]
+    vllm_version: str
+    day: str
+    plan: str
+    interrupted: bool = False
+    models: tuple[ModelShape, ...]
+    steps: tuple[PrefillStep, ...]
+    copies: tuple[BlockCopy, ...]
+
+    def model(self, name: str) -> ModelShape:
+        """The sizes of one of the models."""
+        return next(model for model in self.models if model.name == name)
+
+
+def write_rows(path: Path, rows: RecomputeRows) -> None:
+    """Write `rows` to `path`; a reader never finds half of it."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
+
+
+def load_rows(path: Path) -> RecomputeRows:
+    """What a rows file holds, checked. Raises ConfigError for one that is missing, broken or of another version."""
+    try:
+        rows = msgspec.json.decode(path.read_bytes(), type=RecomputeRows)
+    except OSError as error:
+        raise ConfigError(f"rows file {path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{path} is not a rows file ({error}); accepted: one that `headway profile --recompute-grid` wrote"
+        ) from error
+    unknown = {step.model for step in rows.steps} - {model.name for model in rows.models}
+    if unknown:
+        raise ConfigError(f"rows file {path} has steps of {min(unknown)!r}, whose sizes it does not give")
+    return rows

@@ -1,0 +1,68 @@
+"""Engines short of blocks, for evictions: who is resident, with how many tokens, and what is free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headway.core.job import Job
+from headway.core.plan import StepPlan
+from headway.core.view import StepView
+from headway.policies.eviction import Eviction
+from headway.policies.order.waited_over_length import WaitedOverLength
+from tests.strategies import decoding, make_job
+
+NOW_S = 100.0
+
+
+def resident(id_: str, blocks: int, waited_s: float = 10.0) -> Job:
+    """A decoding job with so many full blocks of 4: its next token opens another."""
+    return decoding(id_, prompt=4 * blocks, arrival_s=NOW_S - waited_s)
+
+
+def stage(*residents: Job, free: int = 0, host: int = 100, **fields: Any) -> StepView:
+    """What a policy sees; nothing of anybody is on the host yet."""
+    return StepView(
+        now_s=NOW_S,
+        residents=residents,
+        free_blocks=free,
+        total_blocks=100,
+        host_free_blocks=host,
+        host_total_blocks=100,
+        block_size=4,
+        max_run=8,
+        max_resident=8,
+        max_tokens=64,
+        uncopied_blocks=lambda job: -(-job.num_computed_tokens // 4),
+        **fields,
+    )
+
+
+NEWCOMER = make_job("new")
+
+
+def evicted(eviction: Eviction, view: StepView, run: list[Job] | None = None) -> StepPlan:
+    """What an eviction makes of a plan that runs all residents, or those given, and starts a newcomer."""
+    plan = StepPlan(run=view.residents if run is None else run, admit=[NEWCOMER], token_budget=view.max_tokens)
+    return eviction.evict(view, plan, WaitedOverLength())
+
+
+@dataclass(frozen=True)
+class Prices:
+    """A cost model to do sums with: seconds a token, and a block each way."""
+
+    token_s: float = 1.0
+    out_s: float = 1.0
+    in_s: float = 1.0
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds to compute a prompt."""
+        return self.token_s * num_tokens
+
+    def swap_out_s(self, num_blocks: int) -> float:
+        """Seconds of a copy to the host."""
+        return self.out_s * num_blocks
+
+    def swap_in_s(self, num_blocks: int) -> float:
+        """Seconds of a copy back."""
+        return self.in_s * num_blocks

@@ -1,0 +1,77 @@
+"""AdaptiveLLM Algorithm 1 by hand: blocks of 4; a victim of 32 tokens has 8 of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.plan import Fate
+from headway.policies.eviction.cheapest import Cheapest
+from tests.policies.eviction.stage import Prices, evicted, resident, stage
+from tests.strategies import ids
+
+SWAP, RECOMPUTE = Fate.SWAP, Fate.RECOMPUTE
+SHORT, LONG = resident("short", 2), resident("long", 8)
+
+
+def fate(prices: Prices | None, host: int = 100, uncopied: int = 8, **settings: bool) -> Fate:
+    """What becomes of the victim, long: 8 blocks, 32 tokens."""
+    view = stage(SHORT, LONG, free=1, host=host)
+    view.uncopied_blocks = lambda job: uncopied
+    plan = evicted(Cheapest(prices, serial=True, **settings), view)
+    assert (list(plan.preempt), ids(plan.run), list(plan.admit)) == ([LONG], ["short"], [])
+    return plan.preempt[LONG]
+
+
+@pytest.mark.parametrize(
+    ("prices", "expected"),
+    [
+        (Prices(token_s=1.0, out_s=2.0, in_s=1.0), SWAP),  # 16 + 8 = 24 s against 32 s
+        (Prices(token_s=1.0, out_s=3.0, in_s=1.5), RECOMPUTE),  # 24 + 12 = 36 s against 32 s
+        (Prices(token_s=1.0, out_s=2.5, in_s=1.5), RECOMPUTE),  # 20 + 12 = 32 s: a tie
+        (Prices(token_s=1.0, out_s=0.0, in_s=0.0), SWAP),  # copies not known yet: the first one is tried
+        (Prices(token_s=0.0, out_s=0.0, in_s=0.0), RECOMPUTE),  # nothing known: a tie
+        (None, RECOMPUTE),  # no cost model: a tie
+    ],
+)
+def test_a_victim_is_swapped_only_if_that_is_predicted_to_be_cheaper(
+    prices: Prices | None, expected: Fate
+) -> None:
+    assert fate(prices) is expected
+
+
+@pytest.mark.parametrize(("host", "expected"), [(8, SWAP), (7, RECOMPUTE), (0, RECOMPUTE)])
+def test_the_host_must_have_room_for_it(host: int, expected: Fate) -> None:
+    assert fate(Prices(out_s=0.1, in_s=0.1), host=host) is expected
+
+
+def test_what_is_on_the_host_already_is_not_paid_for_again() -> None:
+    # 0 + 8 x 2.5 = 20 s against 32 s, although a copy out would be another 80 s; and the host needs no room.
+    assert fate(Prices(out_s=10.0, in_s=2.5), uncopied=0, host=0) is SWAP
+
+
+def test_predicting_by_itself_changes_nothing() -> None:
+    asked: list[int] = []
+
+    class Asked(Prices):
+        def swap_out_s(self, num_blocks: int) -> float:
+            asked.append(num_blocks)
+            return 0.0
+
+    assert fate(Asked(), always_recompute=True) is RECOMPUTE
+    assert asked == [8]
+
+
+def test_each_victim_has_its_own_price() -> None:
+    # long: 32 s against 8 x 3 = 24 s, swapped. tiny, of one block and one token: 1 s against 3 s, recomputed.
+    tiny = resident("tiny", 1, waited_s=0.1)
+    tiny.num_prompt_tokens, tiny.num_computed_tokens = 1, 1
+    grows = resident("grows", 2, waited_s=1000.0)
+    grows.num_prompt_tokens = 48  # 40 more tokens: ten blocks
+    plan = evicted(Cheapest(Prices(out_s=2.0, in_s=1.0), serial=True), stage(grows, LONG, tiny, free=1))
+    assert plan.preempt == {tiny: RECOMPUTE, LONG: SWAP}
+
+
+def test_beside_the_steps_a_recomputed_victim_leaves_at_once_and_a_swapped_one_later() -> None:
+    view = stage(SHORT, LONG)
+    assert ids(evicted(Cheapest(Prices(out_s=9.0)), view).run) == ["short"]
+    assert ids(evicted(Cheapest(Prices(out_s=0.1, in_s=0.1)), view).run) == []
