@@ -1,11 +1,14 @@
 """The simulated engine against the real vLLM scheduler and KV manager: `python bench/conformance.py --json`.
 
 Both run the same preset on the same stream, step by step and without a model. Every preset there is, prefix
-caching off and on, blocks short and plenty, one and two steps in flight; requests share prefixes, have
+caching off and on, blocks short and plenty, one and two steps in flight; those that swap also with host
+memory, whose copies take some steps unless the policy waits for them. Requests share prefixes, have
 targets and priorities, and end by their limit or by a stop token. Compared at every step: who is admitted,
-in which order, who gets how many tokens, who is preempted, who leaves, and the free blocks before and
-after. `free` never re-synchronises the two; `forced` copies the real one's state into a simulated engine
-before a step and compares that step alone, every `--every`-th step.
+in which order, who gets how many tokens, who is preempted and how, who leaves, and the free blocks before
+and after, on the device and on the host. What the policies know of cost is the same on both sides, and such
+that swapping and recomputing are each the cheaper now and then. `free` never re-synchronises the two;
+`forced` copies the real one's state into a simulated engine before a step and compares that step alone,
+every `--every`-th step.
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 
+from headway.core.host_copies import Copy
 from headway.core.job import Job
-from headway.core.plan import StepOutcome
+from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.slo import Slo
 from headway.engine.demo_model import ensure_demo_model
+from headway.engine.guard import GuardedPolicy
+from headway.engine.kv_host import HostKv
 from headway.engine.model_free import (
     BLOCK_SIZE,
     ModelFreeEngine,
@@ -37,6 +43,7 @@ from headway.engine.model_free import (
     make_scheduler,
     to_request,
 )
+from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
 from headway.sim.engine import SimulatedEngine
 from headway.sim.limits import EngineLimits
@@ -50,6 +57,9 @@ MAX_NUM_BATCHED_TOKENS = 512
 SHORT_BLOCKS, PLENTY_BLOCKS = 61, 1500
 STEP_S = 0.05
 MAX_STEPS = 5_000
+HOST_BLOCKS = 40
+COPY_STEPS = 2
+"""Steps after the one a copy was ordered with, until it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +70,41 @@ class Case:
     prefix_caching: bool
     num_blocks: int
     asynchronous: bool
+    host_blocks: int = 0
 
     def __str__(self) -> str:
         caching = "caching" if self.prefix_caching else "no caching"
         mode = "two deep" if self.asynchronous else "one deep"
-        return f"{self.preset}, {caching}, {self.num_blocks} blocks, {mode}"
+        host = f", {self.host_blocks} on the host" if self.host_blocks else ""
+        return f"{self.preset}, {caching}, {self.num_blocks} blocks{host}, {mode}"
+
+
+class FixedCost:
+    """Costs of a made-up engine: a prompt of 160 tokens costs about as much as moving its KV out and in."""
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """A quarter of a millisecond a token."""
+        return 0.25e-3 * num_tokens
+
+    def swap_out_s(self, num_blocks: int) -> float:
+        """A fixed start, and 2 ms a block."""
+        return 10e-3 + 2e-3 * num_blocks
+
+    def swap_in_s(self, num_blocks: int) -> float:
+        """As out."""
+        return self.swap_out_s(num_blocks)
 
 
 @dataclass(slots=True)
 class Decisions:
-    """What one engine decided in one step."""
+    """What one engine decided in one step; free blocks are of device and host."""
 
     admitted: list[str]
     granted: dict[str, int]
-    preempted: set[str]
+    preempted: dict[str, Fate]
     left: set[str]
-    free_before: int
-    free_after: int
+    free_before: tuple[int, int]
+    free_after: tuple[int, int]
 
     def count(self) -> int:
         """Decisions in it: an admission, a grant, a preemption, a departure; the free blocks are one more."""
@@ -99,6 +127,7 @@ class Tally:
     decisions: int = 0
     same: int = 0
     preemptions: int = 0
+    swaps: int = 0
     cached_tokens: int = 0
     first_difference: str | None = None
     differing: list[str] = field(default_factory=list)
@@ -110,6 +139,7 @@ class Tally:
         self.decisions += real.count()
         self.same += real.count() - min(len(found), real.count())
         self.preemptions += len(real.preempted)
+        self.swaps += sum(fate is Fate.SWAP for fate in real.preempted.values())
         if found:
             self.differing.append(f"{where}: {'; '.join(found)}")
             self.first_difference = self.first_difference or self.differing[0]
@@ -125,10 +155,16 @@ class RealEngine(ModelFreeEngine):
             enable_prefix_caching=case.prefix_caching,
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            host_kv=HostKv(blocks=case.host_blocks) if case.host_blocks else None,
         )
         config.scheduler_config.async_scheduling = case.asynchronous
         build = headway_builder(policy=case.preset, check=True)
-        super().__init__(make_scheduler(build, config, case.num_blocks), depth=2 if case.asynchronous else 1)
+        super().__init__(
+            make_scheduler(build, config, case.num_blocks),
+            depth=2 if case.asynchronous else 1,
+            copy_steps=COPY_STEPS,
+        )
+        self.scheduler.guard = Hearing(policy_of(case), self.scheduler.ledger, self.scheduler.counters)
         self.now_s = 0.0
         self.last_granted = False
         self.scheduler.clock = lambda: self.now_s
@@ -144,21 +180,41 @@ class RealEngine(ModelFreeEngine):
     def decide(self) -> Decisions:
         """Schedule a step and say what was decided."""
         scheduler = self.scheduler
-        before = set(scheduler.ledger.waiting) | {job.id for job in scheduler.ledger.residents}
-        waiting = set(scheduler.ledger.waiting)
-        pool = scheduler.kv_cache_manager.block_pool
-        free_before = pool.get_num_free_blocks()
+        ledger = scheduler.ledger
+        queued = {*ledger.waiting, *ledger.swapped}
+        before = queued | {job.id for job in ledger.residents}
+        free_before = self.free()
         log = self.schedule()
         self.last_granted = bool(log.tokens)
-        residents = [request.request_id for request in scheduler.running]
+        residents = [*scheduler.running, *scheduler.kv_holding_waiting]
+        entered = {request.request_id for request in residents} & queued
+        outcome = scheduler.guard.heard
+        assert entered == {job.id for job in outcome.admitted}
         return Decisions(
-            admitted=[request_id for request_id in residents if request_id in waiting],
+            admitted=[job.id for job in outcome.admitted],
             granted=log.tokens,
-            preempted=set(log.preempted),
+            preempted={job.id: fate for job, fate in outcome.preempted.items()},
             left=before - set(scheduler.requests),
             free_before=free_before,
-            free_after=pool.get_num_free_blocks(),
+            free_after=self.free(),
         )
+
+    def free(self) -> tuple[int, int]:
+        """Free blocks of device and host."""
+        swaps = self.scheduler.swaps
+        on_host = swaps.copies.host.free_blocks if swaps is not None else 0
+        return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(), on_host
+
+
+class Hearing(GuardedPolicy):
+    """A guard that keeps the last step's outcome."""
+
+    heard = StepOutcome(now_s=0.0, plan=StepPlan())
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Keep it."""
+        self.heard = outcome
+        super().observe(outcome)
 
 
 class SimulatedSide:
@@ -166,11 +222,10 @@ class SimulatedSide:
 
     def __init__(self, case: Case, limits: EngineLimits | None = None) -> None:
         self.engine = SimulatedEngine(
-            limits or limits_of(case),
-            build_policy(find_preset(case.preset)),
-            on_end=lambda record: None,
-            check=True,
+            limits or limits_of(case), policy_of(case), on_end=lambda record: None, check=True
         )
+        self._copies: deque[list[Copy]] = deque([] for _ in range(COPY_STEPS))
+        self._due: deque[list[Copy]] = deque()
 
     def add(self, scripted: ScriptedRequest, now_s: float, shared: list[int]) -> None:
         """Take a request in."""
@@ -178,21 +233,45 @@ class SimulatedSide:
 
     def decide(self, now_s: float) -> Decisions:
         """Schedule a step and say what was decided."""
-        return decisions_of(self.engine, now_s)
+        decisions = decisions_of(self.engine, now_s)
+        started = self.engine.take_copies()
+        self._copies.append([] if self.engine.policy.serial_copies else started)
+        self._due.append(self._copies.popleft())
+        return decisions
+
+    def process_oldest(self, now_s: float, *, granted: bool) -> None:
+        """Process the oldest step, unless left behind: its output, if it `granted` any, and the copies due with it."""
+        if not self._due:
+            return
+        if granted and self.engine.in_flight:
+            self.engine.update(now_s)
+        for copy in self._due.popleft():
+            self.engine.copied(copy)
 
 
 def decisions_of(engine: SimulatedEngine, now_s: float) -> Decisions:
     """Schedule a step of a simulated engine and say what it decided."""
-    free_before = engine.pool.free_blocks
+    free_before = free_of(engine)
     outcome: StepOutcome = engine.schedule(now_s)
     return Decisions(
         admitted=[job.id for job in outcome.admitted],
         granted={job.id: tokens for job, tokens in outcome.tokens.items()},
-        preempted={job.id for job in outcome.preempted},
+        preempted={job.id: fate for job, fate in outcome.preempted.items()},
         left={job.id for job in outcome.left},
         free_before=free_before,
-        free_after=engine.pool.free_blocks,
+        free_after=free_of(engine),
     )
+
+
+def free_of(engine: SimulatedEngine) -> tuple[int, int]:
+    """Free blocks of device and host."""
+    on_host = engine.tier.copies.host.free_blocks if engine.tier is not None else 0
+    return engine.pool.free_blocks, on_host
+
+
+def policy_of(case: Case) -> Policy:
+    """The preset, with costs that are the same on both sides."""
+    return build_policy(find_preset(case.preset), FixedCost())
 
 
 def limits_of(case: Case) -> EngineLimits:
@@ -204,6 +283,7 @@ def limits_of(case: Case) -> EngineLimits:
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         prefix_caching=case.prefix_caching,
         asynchronous=case.asynchronous,
+        host_blocks=case.host_blocks,
     )
 
 
@@ -307,8 +387,7 @@ def drive(real: RealEngine, ours: SimulatedSide, script: list[Scripted]) -> Iter
         if len(flights) >= depth or not granted:
             real.now_s += STEP_S / 2
             real.process_oldest()
-            if flights.popleft() and ours.engine.in_flight:
-                ours.engine.update(real.now_s)
+            ours.process_oldest(real.now_s, granted=flights.popleft())
 
 
 def main() -> int:
@@ -335,14 +414,20 @@ def main() -> int:
 
 
 def grid(presets: list[str]) -> list[Case]:
-    """Every preset under every configuration."""
+    """Every preset under every configuration; host memory only where blocks are short and the preset swaps."""
     return [
-        Case(preset, prefix_caching, num_blocks, asynchronous)
+        Case(preset, prefix_caching, num_blocks, asynchronous, host_blocks)
         for preset in presets
         for prefix_caching in (False, True)
         for num_blocks in (SHORT_BLOCKS, PLENTY_BLOCKS)
         for asynchronous in (False, True)
+        for host_blocks in ((0, HOST_BLOCKS) if num_blocks == SHORT_BLOCKS and swaps(preset) else (0,))
     ]
+
+
+def swaps(preset: str) -> bool:
+    """Whether a preset moves KV to the host where it can."""
+    return find_preset(preset).eviction.partition(":")[0] != "recompute"
 
 
 def report(free: Tally, forced: Tally) -> dict[str, Any]:
@@ -353,6 +438,7 @@ def report(free: Tally, forced: Tally) -> dict[str, Any]:
             "first_difference": free.first_difference,
             "steps": free.steps,
             "preemptions": free.preemptions,
+            "swaps": free.swaps,
             "cached_tokens": free.cached_tokens,
         },
         "forced": {
@@ -360,6 +446,7 @@ def report(free: Tally, forced: Tally) -> dict[str, Any]:
             "same": forced.same / forced.decisions,
             "steps": forced.steps,
             "preemptions": forced.preemptions,
+            "swaps": forced.swaps,
         },
         "unexplained": len(forced.differing) + (free.first_difference is not None),
     }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from headway.core.plan import Reason
-from headway.sim.engine import SimulatedEngine
+from headway.core.host_copies import HostCopies
+from headway.core.plan import Reason, StepOutcome, StepPlan
+from headway.engine.kv_scheduler import VllmBlocks
+from headway.sim.engine import SimulatedEngine, _Flight
 from headway.sim.kv_pool import KvPool
 from headway.sim.limits import EngineLimits
 
@@ -18,17 +20,44 @@ def copied_engine(scheduler: Any, limits: EngineLimits) -> SimulatedEngine:
     pool and block tables; what is in flight from vLLM's counters. Output lengths are not known here and
     not needed: they only matter when a step's output comes.
     """
-    ledger, policy = copy.deepcopy((scheduler.ledger, scheduler.guard.policy))
+    tier = None if scheduler.swaps is None else host_state(scheduler.swaps.copies)
+    ledger, policy, tier = copy.deepcopy((scheduler.ledger, scheduler.guard.policy, tier))
     engine = SimulatedEngine(limits, policy, on_end=lambda record: None)
     engine.ledger = ledger
-    for job in (*ledger.waiting.values(), *ledger.residents):
+    in_flight = StepOutcome(now_s=0.0, plan=StepPlan())
+    for job in (*ledger.waiting.values(), *ledger.swapped.values(), *ledger.residents):
         request = scheduler.requests[job.id]
         engine.expect(job, request.num_tokens + request.max_tokens)
         job.num_output_placeholders = request.num_output_placeholders
         if request.num_stale_output_tokens:
             engine.pool.not_ready[job] = Reason.STALE_OUTPUT
+        if request.num_in_flight_tokens:
+            in_flight.tokens[job] = request.num_in_flight_tokens
+    engine._flights.append(_Flight(in_flight))
     copy_pool(scheduler, engine)
+    if tier is not None:
+        copy_tier(tier, scheduler.swaps.device, engine)
     return engine
+
+
+HOST_STATE = ("host", "started", "restoring", "_idle", "_running", "_sides", "_under_way")
+
+
+def host_state(copies: HostCopies) -> dict[str, Any]:
+    """What the plug-in's host copies consist of, but for the device."""
+    return {name: getattr(copies, name) for name in HOST_STATE}
+
+
+def copy_tier(state: dict[str, Any], device: VllmBlocks, engine: SimulatedEngine) -> None:
+    """Give the engine's tier the plug-in's copies, and its pool the references they hold."""
+    assert engine.tier is not None
+    for name, value in state.items():
+        setattr(engine.tier.copies, name, value)
+    for side in engine.tier.copies._sides.values():
+        side.leaving = side.leaving and [block - 1 for block in side.leaving]
+    for copied in engine.tier.copies._under_way:
+        object.__setattr__(copied, "blocks", tuple(block - 1 for block in copied.blocks))
+    engine.pool._pins.update({block - 1: pins for block, pins in device._pins.items()})
 
 
 def copy_pool(scheduler: Any, engine: SimulatedEngine) -> None:
@@ -49,7 +78,8 @@ def copy_pool(scheduler: Any, engine: SimulatedEngine) -> None:
         if block.block_hash is not None:
             pool._key_of[block.block_id - 1] = key_of(block.block_hash)
     _copy_holders(block_pool, pool, key_of)
-    for job in (*engine.ledger.waiting.values(), *engine.ledger.residents):
+    ledger = engine.ledger
+    for job in (*ledger.waiting.values(), *ledger.swapped.values(), *ledger.residents):
         request = scheduler.requests[job.id]
         # All known tokens have hashes there, generated ones too: all of a job's keys are shared ones here.
         pool.add(job, [key_of(_in_group(block_hash)) for block_hash in request.block_hashes])
@@ -58,6 +88,8 @@ def copy_pool(scheduler: Any, engine: SimulatedEngine) -> None:
         table.num_cached = manager.num_cached_block.get(job.id, 0) if table.blocks else 0
         table.room_tokens = len(table.blocks) * pool.block_size
         pool._residents += bool(table.blocks)
+        if request in scheduler._inflight_prefills:
+            pool._unfinished[job] = None
 
 
 def _copy_holders(block_pool: Any, pool: KvPool, key_of: Any) -> None:

@@ -48,6 +48,23 @@ def test_json_is_one_object_and_all_else_is_on_stderr(simulate: Headway) -> None
     assert "How requests ended" in err
 
 
+def test_policies_that_swap_do_so_where_there_is_host_memory(simulate: Headway) -> None:
+    tight = {"policies": "adaptivellm,vllm-s-fallback", "num_blocks": 45, "rate_scale": 20}
+    code, out, err = simulate("--json", "--no-prefix-caching", host_blocks=40, **tight)
+    assert code == 0
+    assert "45 KV blocks of 16 and 40 on the host" in err
+    found = json.loads(out)
+    assert found["vllm-s-fallback"]["swapped_out_blocks"] >= found["vllm-s-fallback"]["swapped_in_blocks"] > 0
+    _, out, _ = simulate("--json", "--no-prefix-caching", **tight)
+    assert {summary["swapped_out_blocks"] for summary in json.loads(out).values()} == {0}
+
+
+def test_a_host_of_less_than_no_blocks_is_refused(simulate: Headway) -> None:
+    code, _, err = simulate(host_blocks=-1)
+    assert code == 2
+    assert "host_blocks is -1; accepted: 0 or more" in err
+
+
 def test_without_json_stdout_is_empty(simulate: Headway) -> None:
     code, out, err = simulate("--no-prefix-caching", "--sync", trace=f"{TRACE}/max_output=100")
     assert (code, out) == (0, "")

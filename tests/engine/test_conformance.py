@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from bench.conformance import (
+    HOST_BLOCKS,
     PLENTY_BLOCKS,
     SHORT_BLOCKS,
     Case,
@@ -75,6 +76,25 @@ def test_every_decision_is_the_real_ones(
     assert free.decisions > 1000
     assert forced.steps > 10
     assert bool(free.cached_tokens) == prefix_caching
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
+@pytest.mark.parametrize("preset", ["vllm-s-fallback", "adaptivellm", "adaptivellm-plus"])
+def test_every_swap_is_the_real_ones(
+    preset: str, asynchronous: bool, model: str, script: Sequence[Scripted]
+) -> None:
+    case = Case(preset, True, SHORT_BLOCKS, asynchronous, HOST_BLOCKS)
+    free, forced = tallies(case, model, script)
+    assert free.first_difference is None
+    assert forced.differing == []
+    assert free.swaps > 0
+
+
+def test_a_host_block_too_few_is_noticed(model: str, script: Sequence[Scripted]) -> None:
+    case = Case("vllm-s-fallback", False, SHORT_BLOCKS, False, HOST_BLOCKS)
+    ours = SimulatedSide(case, replace(limits_of(case), host_blocks=HOST_BLOCKS - 1))
+    free, _ = tallies(case, model, script, ours)
+    assert "free_before: simulated" in (free.first_difference or "")
 
 
 def test_a_block_too_many_kept_free_is_noticed(model: str, script: Sequence[Scripted]) -> None:

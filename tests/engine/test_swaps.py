@@ -9,18 +9,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
 
-from headway.core.job import Job
+from headway.core.host_copies import Direction
+from headway.core.job import Job, JobState
 from headway.core.plan import Fate, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.kv_host import HostKv
+from headway.engine.kv_orders import CopyOrder, CopyOrders, CopyReport
 from headway.engine.model_free import replay
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order
 from tests.engine.kv_mirror import MirrorEngine
-from tests.engine.scripts import assert_empty, scheduler, stream
+from tests.engine.scripts import assert_empty, scheduler, steps, stream
 
 pytestmark = pytest.mark.vllm
 
@@ -114,3 +119,163 @@ def test_every_step_finds_its_kv_and_every_request_its_length(
     assert bool(batching.in_flight) == asynchronous
     assert_empty(built)
     assert built.swaps.copies.host.free_blocks == built.swaps.copies.host.num_blocks
+
+
+# ---- ends at any moment ------------------------------------------------------------------------------
+
+
+def moment(built: Any, request_id: str) -> str:
+    """Where a request is on its way through the engine."""
+    job, copies = built.jobs[request_id], built.swaps.copies
+    if job in copies.restoring:
+        return "restoring"
+    if job.state is JobState.SWAPPED:
+        return "swapped" if not copies.uncopied_blocks(job) else "leaving"
+    return str(job.state.value)
+
+
+def rarest(built: Any, met: Collection[str]) -> tuple[str, str]:
+    """A request at the moment of which fewest have been met, and that moment."""
+    moments = {request_id: moment(built, request_id) for request_id in sorted(built.requests)}
+    seen = Counter(met)
+    return min(moments.items(), key=lambda item: seen[item[1]])
+
+
+def assert_nothing_held(built: Any) -> None:
+    """Both pools are empty, once the copies under way have ended."""
+    assert_empty(built)
+    assert not built.swaps.copies.busy
+    assert built.swaps.copies.host.free_blocks == built.swaps.copies.host.num_blocks
+    built.swaps.check(())
+
+
+def finish_copies(engine: MirrorEngine) -> None:
+    """Step as long as vLLM would, to hear of copies whose requests are gone."""
+    for _ in steps(engine):
+        engine.step()
+    engine.drain()
+
+
+@MODES
+@COPIES
+def test_requests_aborted_at_any_moment_end_once_and_hold_nothing(
+    serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
+) -> None:
+    built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
+    engine, script, rng = MirrorEngine(built, copy_steps), stream(80), random.Random(7)
+    aborted: dict[str, str] = {}
+    for _ in replay(engine, script, 20_000):
+        if built.requests and rng.random() < 0.15:
+            victim, aborted_at = rarest(built, aborted.values())
+            aborted[victim] = aborted_at
+            built.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+            built.finish_requests(victim, RequestStatus.FINISHED_ABORTED)  # a second abort is no news
+    finish_copies(engine)
+    finished = {request.id: request.output_tokens for request in script if request.id not in aborted}
+    heard = lengths(engine)
+    assert {id_: heard[id_] for id_ in finished} == finished
+    assert engine.endings().keys() == finished.keys()
+    assert built.ledger.ended == {Outcome.FINISHED: len(finished), Outcome.CANCELLED: len(aborted)}
+    between_steps = {"leaving", "restoring"} if copy_steps else set()
+    assert {"waiting", "swapped", "resident"} | between_steps <= set(aborted.values())
+    assert_nothing_held(built)
+
+
+@MODES
+@COPIES
+def test_kv_the_host_has_no_room_for_is_dropped_and_counted(
+    serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
+) -> None:
+    built, _ = restless(
+        serial=serial, host_blocks=6, asynchronous=asynchronous, prefix_caching=prefix_caching
+    )
+    engine, script = MirrorEngine(built, copy_steps), stream(30)
+    for _ in replay(engine, script, 20_000):
+        pass
+    finish_copies(engine)
+    assert lengths(engine) == {request.id: request.output_tokens for request in script}
+    assert built.counters.refused_swaps > 5
+    assert min(engine.copied_blocks.values()) > 0
+    assert_nothing_held(built)
+
+
+# ---- copies that come to nothing ----------------------------------------------------------------------
+
+WRONG_TOKEN = 888_888
+"""What is sampled where KV is missing; nobody may hear it."""
+
+
+class FailingMirror(MirrorEngine):
+    """Some copies one way come to nothing; a step that finds their KV missing samples a wrong token."""
+
+    def __init__(self, built: Any, copy_steps: int, direction: Direction) -> None:
+        super().__init__(built, copy_steps)
+        self._direction = direction
+        self._rng = random.Random(11)
+        self._missing: set[int] = set()
+        self._spoiled: set[int] = set()
+        self._misled: set[str] = set()
+
+    def compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        self._misled.clear()
+        result = super().compute(output)
+        for request_id in self._misled:
+            sampled = result.sampled_token_ids[result.req_id_to_index[request_id]]
+            sampled[:] = [WRONG_TOKEN] * len(sampled)
+        return result
+
+    def process_oldest(self) -> None:
+        reported = set(self._in_flight[0][1].kv_connector_output.invalid_block_ids)
+        super().process_oldest()
+        self._missing -= reported
+
+    def _copy(self, orders: CopyOrders) -> KVConnectorOutput:
+        copied = super()._copy(orders)
+        self._missing |= copied.invalid_block_ids
+        return copied
+
+    def _move(
+        self,
+        order: CopyOrder,
+        source: list[list[int]],
+        target: list[list[int]],
+        sources: tuple[int, ...],
+        targets: tuple[int, ...],
+        report: CopyReport,
+    ) -> None:
+        direction = Direction.TO_HOST if source is self.device else Direction.TO_DEVICE
+        from_spoiled = direction is Direction.TO_DEVICE and not self._spoiled.isdisjoint(sources)
+        if from_spoiled or (direction is self._direction and self._rng.random() < 0.2):
+            self.failing.add(order.number)
+        super()._move(order, source, target, sources, targets, report)
+        if direction is Direction.TO_HOST:
+            failed = order.number in self.failing
+            self._spoiled = self._spoiled.union(targets) if failed else self._spoiled.difference(targets)
+
+    def _attend(self, request: Request, granted: int) -> None:
+        try:
+            super()._attend(request, granted)
+        except AssertionError:
+            held = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+            if self._missing.isdisjoint(held):
+                raise
+            self._misled.add(request.request_id)
+
+
+@MODES
+@COPIES
+@pytest.mark.parametrize("direction", Direction, ids=["to-host", "to-device"])
+def test_a_copy_that_fails_costs_its_request_a_computation_and_nobody_a_token(
+    direction: Direction, serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
+) -> None:
+    built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
+    engine, script = FailingMirror(built, copy_steps, direction), stream(60)
+    for _ in replay(engine, script, 20_000):
+        pass
+    finish_copies(engine)
+    assert lengths(engine) == {request.id: request.output_tokens for request in script}
+    assert not any(WRONG_TOKEN in output.new_token_ids for output in engine.heard)
+    assert built.ledger.ended == {Outcome.FINISHED: len(script)}
+    assert min(built.counters.failed_copies, built.counters.lost_copies) > 0
+    assert built.counters.watchdog_faults == 0
+    assert_nothing_held(built)

@@ -32,10 +32,17 @@ def test_the_defaults_are_vllms(name: str, tokens: int, seats: int) -> None:
 
 def test_what_is_given_is_taken() -> None:
     found = limits(
-        "h100", max_num_seqs=8, max_num_batched_tokens=64, num_blocks=99, block_size=32, asynchronous=False
+        "h100",
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        num_blocks=99,
+        block_size=32,
+        asynchronous=False,
+        host_blocks=7,
     )
     assert (found.max_num_seqs, found.max_num_batched_tokens, found.num_blocks) == (8, 64, 99)
-    assert (found.block_size, found.asynchronous) == (32, False)
+    assert (found.block_size, found.asynchronous, found.host_blocks) == (32, False, 7)
+    assert limits("h100").host_blocks == 0
 
 
 def test_no_more_seats_than_tokens_by_default() -> None:

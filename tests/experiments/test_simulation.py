@@ -19,7 +19,7 @@ from headway.experiments.simulation import CellResult, fingerprint, run_cell
 from headway.experiments.simulation_setup import Setup, Wish, set_up
 from headway.experiments.stream import Stream
 from headway.experiments.watch_cell import explain, trace_schedule
-from headway.results import labelled_summaries, read_records, read_runs, sections, summarize
+from headway.results import labelled_summaries, read_records, read_run, read_runs, sections, summarize
 from tests.sim.worlds import SECOND_STEPS, Linear
 
 TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=60"
@@ -64,10 +64,23 @@ def test_a_cell_is_a_pure_function_of_what_it_is_given() -> None:
     assert len(runs[0]) == 60
 
 
-def test_its_summary_is_the_one_of_its_file(tmp_path: Path) -> None:
+def test_its_summary_is_the_one_of_its_folder(tmp_path: Path) -> None:
     for result in simulated(SINGLE, tmp_path):
-        stored = read_records(tmp_path / f"{result.cell.policy}.records.jsonl")
-        assert result.summary == summarize(stored)
+        stored = read_run(tmp_path)
+        policy = result.cell.policy
+        assert result.summary == summarize(stored.records[policy], run=stored.infos[policy])
+        assert (result.summary.swapped_out_blocks, result.summary.swapped_in_blocks) == (0, 0)
+
+
+def test_blocks_copied_both_ways_reach_the_summary(tmp_path: Path) -> None:
+    # Blocks for the longest request and little more: some are swapped out, and all of them come back.
+    sizes = Sizes(num_blocks=45, host_blocks=40, prefix_caching=False)
+    grid = Grid(policies=("vllm-s-fallback",), loads=(20.0,))
+    swapping = replace(SINGLE, grid=grid, sizes=sizes)
+    (result,) = simulated(swapping, tmp_path)
+    assert 0 < (result.summary.swapped_in_blocks or 0) <= result.summary.swapped_out_blocks
+    records = read_records(tmp_path / "vllm-s-fallback.records.jsonl")
+    assert sum(record.swapped_blocks for record in records) == result.summary.swapped_out_blocks
 
 
 def test_loads_and_seeds_make_a_difference() -> None:
@@ -150,7 +163,7 @@ def test_the_same_bytes_on_any_number_of_processes(tmp_path: Path) -> None:
                 *(
                     f"{policy}.{kind}"
                     for policy in ("vllm", "sjf")
-                    for kind in ("records.jsonl", "cell.json")
+                    for kind in ("records.jsonl", "summary.json", "cell.json")
                 ),
             )
         ),

@@ -25,9 +25,9 @@ def test_a_prompt_opens_as_many_as_its_chunk_fills() -> None:
     assert new_blocks(view, [job], 10) == {job: 2}
 
 
-def test_the_budget_goes_to_the_first_and_a_restored_job_takes_none_of_it() -> None:
+def test_the_budget_goes_to_the_first_and_a_job_that_came_back_takes_none_of_it() -> None:
     a, b, back = decoding("a", prompt=4), decoding("b", prompt=4), decoding("back", prompt=4)
-    view = StepView(block_size=4, restoring=[back])
+    view = StepView(block_size=4, returned=[back])
     assert new_blocks(view, [back, a, b], 1) == {a: 1}
     assert new_blocks(view, [a, b], 0) == {}
 

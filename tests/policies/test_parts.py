@@ -75,7 +75,11 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
 @pytest.mark.parametrize(
     ("kind", "spec", "message"),
     [
-        ("order", "fifo", "unknown order 'fifo'; accepted: arrival, deadline-aware, edf, longest-prompt, priority, "),
+        (
+            "order",
+            "fifo",
+            "unknown order 'fifo'; accepted: arrival, deadline-aware, edf, longest-prompt, priority, ",
+        ),
         (
             "batching",
             "",

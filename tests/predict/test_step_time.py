@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.predict.known_models import model_shape
+from headway.predict.learned_cost import LearnedCost
 from headway.predict.roofline import Roofline
 from headway.predict.step_time import READY_STEPS, StepTimeModel
 from tests.predict.shapes import batch, batches, decodes
@@ -201,7 +202,7 @@ def test_two_models_fed_alike_are_alike() -> None:
 
 
 def test_policies_may_ask_it_for_cost() -> None:
-    cost: CostModel = StepTimeModel()
+    cost: CostModel = LearnedCost(steps=StepTimeModel())
     assert cost.prefill_s(100) == 0.0
 
 

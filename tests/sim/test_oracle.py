@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from headway.core.cost import CostModel
+from headway.core.cost import UnknownCost
 from headway.core.job import Job
 from headway.core.slo import Slo
 from headway.policies.presets import PRESETS
@@ -12,7 +12,7 @@ from tests.sim.worlds import Linear, calibration, limits, preset, request, run
 from tests.strategies import decoding, ids, make_job
 
 
-class PerToken(CostModel):
+class PerToken(UnknownCost):
     """A second a token."""
 
     def prefill_s(self, num_tokens: int) -> float:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from headway.core.cost import CostModel
 from headway.core.plan import Fate, Reason
 from headway.core.record import Record
 from headway.errors import ConfigError
+from headway.policies.policy import Policy
 from headway.sim.instance import SPIN_S
 from headway.sim.simulation import Result
 from headway.traces import TraceRequest
@@ -264,6 +266,36 @@ def test_serial_copies_without_a_step_take_their_time_too() -> None:
     records, _ = follow(script, A, B)
     assert sorted(script.seen)[3:5] == [5.0, 7.5]
     assert records["b"].finished_s == 8.5
+
+
+def test_serial_copies_of_a_victim_in_flight_hold_up_the_step_after_its_last() -> None:
+    # Two deep. At 1 b leaves, with a step in flight until 2; a's next step, planned then, runs 2-3. At 2 b's three
+    # blocks are copied: the step planned then waits 1.5 s for them, and for 0.75 s, since b comes back in it: b
+    # and a run 3-6.25. a's fifth token and b's third come then.
+    script = Script({1.0: Do(preempt={"b": SWAP}, hold="b")}, serial=True)
+    records, result = follow(script, A, B, asynchronous=True)
+    assert script.seen[1.0].preempted == {"b": SWAP}
+    assert script.seen[2.0].ran == ["a", "b"]
+    assert sorted(script.seen)[:5] == [0.0, 1.0, 2.0, 3.0, 6.25]
+    totals = result.totals["0"]
+    assert (totals.swapped_out_blocks, totals.swapped_in_blocks) == (3, 3)
+    assert (records["b"].recomputed_tokens, records["b"].output_tokens) == (0, 4)
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_the_cost_of_copies_is_learned_from_those_that_are_done(serial: bool) -> None:
+    # Three blocks out and in: 1.5 s and 0.75 s. Nothing is known while the first is under way.
+    known: list[CostModel] = []
+    script = Script({2.0: Do(preempt={"b": SWAP})}, serial=serial)
+
+    def build(cost: CostModel) -> Policy:
+        known.append(cost)
+        return script.build(cost)
+
+    run((A, B), build, swapping_system(max_num_seqs=4, max_num_batched_tokens=32))
+    (cost,) = known
+    assert (cost.swap_out_s(3), cost.swap_in_s(3)) == pytest.approx((1.5, 0.75))
+    assert (cost.swap_out_s(6), cost.swap_in_s(6)) == pytest.approx((3.0, 1.5))
 
 
 def test_an_idle_engine_wakes_when_a_copy_is_done() -> None:

@@ -54,7 +54,9 @@ def profile(
             metavar="S", help="Time for measuring steps, after the start (60); one round is always finished."
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="12 seconds in place of 60.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="12 seconds in place of 60; of a grid, far less.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
     seed: Annotated[int, typer.Option(help="Decides the prompts and the order of the steps.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as one object on stdout.")] = False,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,16 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from headway.engine.recompute_grid import GridMeasurements, GridPlan
+    from headway.predict.recompute_regressors import JudgedCell
     from headway.predict.recompute_rows import RecomputeRows
     from headway.predict.recompute_verdict import Verdict
+
+
+_BETWEEN_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_LARGEST_SHOWN = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +89,7 @@ def _measured_rows(ask: RecomputeAsk) -> RecomputeRows | None:
     if not measured.steps:
         typer.echo("interrupted, nothing written; still missing: everything", err=True)
         return None
-    rows = _rows_of(measured, plan, interrupted)
+    rows = measured.rows(plan, interrupted=interrupted)
     write_rows(ask.out, rows)
     how = f"interrupted; --from {ask.out} fits what was measured: " if interrupted else ""
     typer.echo(f"{how}wrote {ask.out} ({len(rows.steps)} steps)", err=True)
@@ -105,26 +112,6 @@ def _measure(plan: GridPlan, into: GridMeasurements) -> bool:
     return False
 
 
-def _rows_of(measured: GridMeasurements, plan: GridPlan, interrupted: bool) -> RecomputeRows:
-    from datetime import date
-
-    from headway.engine.machine import machine_name, vllm_version
-    from headway.engine.server_command import is_cpu_build
-    from headway.predict.recompute_rows import RecomputeRows
-
-    return RecomputeRows(
-        machine=machine_name(),
-        engine="cpu-engine" if is_cpu_build() else "gpu-engine",
-        vllm_version=vllm_version(),
-        day=date.today().isoformat(),
-        plan=plan.name,
-        interrupted=interrupted,
-        models=tuple(measured.models),
-        steps=tuple(measured.steps),
-        copies=tuple(measured.copies),
-    )
-
-
 def _show(verdict: Verdict) -> None:
     """The errors of all cells, the contenders and the copies, for people."""
     from rich.console import Console
@@ -140,46 +127,45 @@ def _show(verdict: Verdict) -> None:
 
 
 def _show_grid(verdict: Verdict, console: Console) -> None:
+    parts, plan = verdict.parts, verdict.rows.plan
+    title = f"error (MAPE) on {len(parts.held_out)} steps of unseen configurations ({plan} grid)"
+    console.print(_grid_table(verdict, title, lambda found: found.held_out))
+    if parts.unseen_shape is not None:
+        title = f"error (MAPE) on {len(parts.of_unseen_shape)} steps of {parts.unseen_shape}, an unseen shape"
+        console.print(_grid_table(verdict, title, lambda found: found.on_unseen_shape))
+
+
+def _grid_table(verdict: Verdict, title: str, error: Callable[[JudgedCell], float | None]) -> Table:
     from rich.table import Table
 
     from headway.predict.recompute_regressors import REGRESSORS
 
-    parts = verdict.parts
-    apart = (
-        f"; after the stroke, on {parts.unseen_shape}, of which nothing was learned"
-        if parts.unseen_shape
-        else ""
-    )
-    table = Table(
-        title=f"error (MAPE) on {len(parts.held_out)} steps of unseen configurations ({verdict.rows.plan}){apart}"
-    )
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0))
     table.add_column("degree", justify="right")
     for name in REGRESSORS:
-        table.add_column(name, justify="right")
+        table.add_column(_BETWEEN_WORDS.sub("\n", name), justify="right")
     by_cell = {(found.cell.degree, found.cell.regressor): found for found in verdict.grid}
     for degree in sorted({found.cell.degree for found in verdict.grid}):
         row = [by_cell[degree, name] for name in REGRESSORS]
-        table.add_row(str(degree), *(_both((found.held_out, found.on_unseen_shape)) for found in row))
-    console.print(table)
+        table.add_row(str(degree), *(_per_cent(error(found)) for found in row))
+    return table
 
 
 def _show_contenders(verdict: Verdict, console: Console) -> None:
     from rich.table import Table
 
-    table = Table("", "unseen steps", "their medians", "of one prompt", "unseen shape", "to ask")
+    title = f"analyser: {verdict.chosen.cell}"
+    table = Table(
+        "", "unseen\nsteps", "their\nmedians", "of one\nprompt", "unseen\nshape", "to ask", title=title
+    )
     for found in verdict.contenders:
-        name = f"{found.name} ({verdict.chosen.cell})" if found.name == "analyser" else found.name
-        asking = "-" if found.asking_s is None else f"{found.asking_s * 1e6:.0f} µs"
         errors = (found.held_out, found.on_medians, found.alone, found.on_unseen_shape)
-        table.add_row(name, *map(_per_cent, errors), asking)
+        asking = "-" if found.asking_s is None else f"{found.asking_s * 1e6:.0f} µs"
+        table.add_row(found.name, *map(_per_cent, errors), asking)
     console.print(table)
-
-
-def _both(errors: Sequence[float | None]) -> str:
-    return " / ".join(_per_cent(error) for error in errors if error is not None)
 
 
 def _per_cent(error: float | None) -> str:
     if error is None:
         return "-"
-    return f"{error:.1%}" if error < 10 else ">1000%"
+    return f"{error:.1%}" if error < _LARGEST_SHOWN else f">{_LARGEST_SHOWN:.0%}"

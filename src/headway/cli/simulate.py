@@ -101,6 +101,10 @@ def simulate(
     max_num_batched_tokens: Annotated[int | None, _engine("N", "Tokens a step (default: vLLM's).")] = None,
     block_size: Annotated[int, _engine("N", "Tokens a KV block.")] = 16,
     num_blocks: Annotated[int | None, _engine("N", "KV blocks (default: what fits the memory).")] = None,
+    host_blocks: Annotated[
+        int,
+        _engine("N", "KV blocks of host memory that policies may swap to; with none they compute KV again."),
+    ] = 0,
     batch_width: Annotated[int | None, _engine("N", "Requests a step may run (default: all seats).")] = None,
     max_output_tokens: Annotated[
         int | None, _experiment("N", "Limit policies see where a request declares none.")
@@ -147,6 +151,7 @@ def simulate(
                 max_num_batched_tokens=max_num_batched_tokens,
                 block_size=block_size,
                 num_blocks=num_blocks,
+                host_blocks=host_blocks,
                 batch_width=batch_width,
                 prefix_caching=prefix_caching,
                 asynchronous=asynchronous,
@@ -188,7 +193,8 @@ def _introduce(setup: Setup) -> None:
     lines = [
         f"simulated: {wish.model} on {setup.hardware()}",
         f"an engine: {limits.max_num_seqs:,} seats, {limits.max_num_batched_tokens:,} tokens a step, "
-        f"{limits.num_blocks:,} KV blocks of {limits.block_size}, prefix caching "
+        f"{limits.num_blocks:,} KV blocks of {limits.block_size}"
+        f"{f' and {limits.host_blocks:,} on the host' if limits.host_blocks else ''}, prefix caching "
         f"{'on' if limits.prefix_caching else 'off'}, {'a' if limits.asynchronous else ''}synchronous",
     ]
     if setup.facts.undeclared_tokens and wish.max_output_tokens is None:

@@ -24,8 +24,8 @@ class Job:
     Token counts use vLLM's words. `num_computed_tokens` counts tokens whose KV is on the device or being
     computed by a step in flight, or on the host or on its way between the two; it falls to 0 when the KV is
     dropped. `swapped_blocks` are those copied to the host so far. `num_output_placeholders` are output
-    tokens of steps in flight that later steps build on before they are known (asynchronous scheduling); it
-    is kept where `core.fill` fills the steps. `max_output_tokens` is the limit the client set, never an
+    tokens of steps in flight that later steps build on before they are known (asynchronous scheduling).
+    `max_output_tokens` is the limit the client set, never an
     estimate of the length; the true length is not here.
     """
 

@@ -28,7 +28,8 @@ class StepView:
 
     With a host tier: `swapped` jobs have their KV on the host or on its way there, unordered, in the same
     index of the order as the waiting; `restoring` are the residents whose KV is on its way back, who get no
-    tokens; `blocks_coming_free` are held by copies to the host alone; `uncopied_blocks(job)` is how many
+    tokens, `returned` these and the ones that are back and have had no step since: they run after all others, in
+    blocks they hold already, and nobody is evicted for them; `blocks_coming_free` are held by copies to the host alone; `uncopied_blocks(job)` is how many
     blocks of a resident's KV a swap would have to copy first (0: it is instant).
     """
 
@@ -37,6 +38,7 @@ class StepView:
     waiting: Collection[Job] = ()
     swapped: Collection[Job] = ()
     restoring: Collection[Job] = ()
+    returned: Collection[Job] = ()
     free_blocks: int = 0
     total_blocks: int = 0
     blocks_coming_free: int = 0

@@ -18,8 +18,8 @@ PIECE_BLOCKS = 64
 class CpuCopier:
     """One thread a direction, so that a copy runs beside the step's own threads where cores are free.
 
-    `bytes_per_s` makes a copy last at least as long as a link of that bandwidth would take. Host memory holds
-    a block's layers together.
+    `bytes_per_s` makes a copy last at least as long as a link of that bandwidth would take; it may be set anew
+    while none is under way. Host memory holds a block's layers together.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class CpuCopier:
         self._layers = list(layers)
         self._host = torch.empty((num_host_blocks, len(layers), *layers[0].shape[1:]), dtype=layers[0].dtype)
         self._block_bytes = self._host[0].nbytes
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._to_host = ThreadPoolExecutor(1, "kv-to-host")
         self._to_device = ThreadPoolExecutor(1, "kv-to-device")
 
@@ -49,8 +49,8 @@ class CpuCopier:
         began_s = time.perf_counter()
         for device_blocks, host_blocks in pieces(order, PIECE_BLOCKS):
             move(torch.tensor(device_blocks), torch.tensor(host_blocks))  # type: ignore[operator]
-        if self._bytes_per_s is not None:
-            least_s = len(order.device_blocks) * self._block_bytes / self._bytes_per_s
+        if self.bytes_per_s is not None:
+            least_s = len(order.device_blocks) * self._block_bytes / self.bytes_per_s
             time.sleep(max(0.0, least_s - (time.perf_counter() - began_s)))
         return time.perf_counter() - began_s
 

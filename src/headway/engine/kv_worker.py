@@ -62,7 +62,7 @@ class KvWorker:
     """
 
     def __init__(self, copier: BlockCopier, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._copier = copier
+        self.copier = copier
         self._clock = clock
         self._under_way: list[_UnderWay] = []
         self._report = CopyReport()
@@ -95,9 +95,9 @@ class KvWorker:
         """Start a step's copies: first those to the host, whose device blocks the step may write."""
         began_s = self._clock()
         for order in orders.to_host:
-            self._attempt(order, self._copier.save, to_host=True, serial=orders.serial)
+            self._attempt(order, self.copier.save, to_host=True, serial=orders.serial)
         for order in orders.to_device:
-            self._attempt(order, self._copier.restore, to_host=False, serial=orders.serial)
+            self._attempt(order, self.copier.restore, to_host=False, serial=orders.serial)
         self._forward_since_s = self._clock()
         if orders.serial and (orders.to_host or orders.to_device):
             self._report.waited_s += self._forward_since_s - began_s
@@ -121,7 +121,7 @@ class KvWorker:
 
     def close(self) -> None:
         """End the copies under way."""
-        self._copier.close()
+        self.copier.close()
 
     def _attempt(
         self, order: CopyOrder, begin: Callable[[CopyOrder], Ticket], *, to_host: bool, serial: bool

@@ -5,18 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Literal, Protocol
 
 from headway.engine.block_copies import measure_copies
 from headway.engine.demo_model import DemoRecipe, ensure_model
+from headway.engine.machine import machine_name, vllm_version
 from headway.engine.profile import Engine, Tell, play
 from headway.engine.profile_grid import Ask, Scene, warm_up
+from headway.engine.server_command import is_cpu_build
 from headway.engine.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
 from headway.predict.model_shape import ModelShape, read_model_shape
-from headway.predict.recompute_rows import BlockCopy, PrefillStep
+from headway.predict.recompute_rows import BlockCopy, PrefillStep, RecomputeRows
 
 HEAD_SIZE = 64
 _QUERIES_A_KV_HEAD = 2
@@ -112,6 +115,20 @@ class GridMeasurements:
     models: list[ModelShape] = field(default_factory=list)
     steps: list[PrefillStep] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+
+    def rows(self, plan: GridPlan, *, interrupted: bool = False) -> RecomputeRows:
+        """What is kept of it in a file, with this machine's name and today's date."""
+        return RecomputeRows(
+            machine=machine_name(),
+            engine="cpu-engine" if is_cpu_build() else "gpu-engine",
+            vllm_version=vllm_version(),
+            day=date.today().isoformat(),
+            plan=plan.name,
+            interrupted=interrupted,
+            models=tuple(self.models),
+            steps=tuple(self.steps),
+            copies=tuple(self.copies),
+        )
 
 
 Start = Callable[[Path, GridPlan], ClosableEngine]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +146,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         view.now_s = now_s
         view.residents = self.ledger.residents
         view.waiting = self.ledger.waiting.values()
+        if self.scheduler_config.async_scheduling:
+            for job in view.residents:
+                job.num_output_placeholders = self.requests[job.id].num_output_placeholders
         view.free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         if self.swaps is not None:
             view.swapped = self.ledger.swapped.values()
@@ -327,12 +330,34 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self._put_back(self.requests[job.id])
             self._preempted[job] = Fate.RECOMPUTE
 
+    def _distrust(self, invalid_blocks: Collection[int]) -> None:
+        """A step ran without KV that it had waited for: whatever may have come of these blocks is dropped.
+
+        Requests that hold them, shared ones too, are computed again, and so are those swapped out with output
+        in flight. That output was sampled on nothing; vLLM's own recovery would deliver the next step's.
+        """
+        for request in [request for request in self.running if self._holds(request, invalid_blocks)]:
+            self.running.remove(request)
+            self.counters.lost_copies += 1
+            self._preempt_request(request, self.clock(), drop_stale_output=True)
+        for request in list(self.waiting):
+            if request.num_stale_output_tokens:
+                request.drop_stale_output = True
+                self._forget_swapped(self.jobs[request.request_id])
+        self.kv_cache_manager.evict_blocks(set(range(self.kv_cache_manager.block_pool.num_gpu_blocks)))
+
+    def _holds(self, request: Request, blocks: Collection[int]) -> bool:
+        return not set(blocks).isdisjoint(self.kv_cache_manager.get_block_ids(request.request_id)[0])
+
+    def _forget_swapped(self, job: Job) -> None:
+        if self.swaps is not None and job.state is JobState.SWAPPED:
+            self.swaps.copies.forget(job)
+            self.kv_lost(job)
+
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """KV from before a reset is of no use, on the host neither."""
         for job in list(self.ledger.swapped.values()):
-            assert self.swaps is not None
-            self.swaps.copies.forget(job)
-            self.kv_lost(job)
+            self._forget_swapped(job)
         reset: bool = super().reset_prefix_cache(*args, **kwargs)
         return reset
 
@@ -467,25 +492,23 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """Let vLLM process a step's output, then follow it and say farewell to those who left."""
         now_s = self.clock()
         self._step_clock.finished(now_s)
+        kv_output = model_runner_output.kv_connector_output
+        if self.swaps is not None and kv_output is not None and kv_output.invalid_block_ids:
+            self._distrust(kv_output.invalid_block_ids)
+            kv_output.invalid_block_ids = set()
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
         self._sampled(outputs, now_s)
         if self.swaps is not None:
-            self._follow_copies(scheduler_output, model_runner_output)
+            self._follow_copies(scheduler_output)
         self._farewells.deliver(outputs)
         return outputs
 
-    def _follow_copies(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> None:
+    def _follow_copies(self, scheduler_output: SchedulerOutput) -> None:
         """Host copies of requests that have run are of no use; swapped ones no longer in flight are copied."""
         assert self.swaps is not None
         copies, jobs = self.swaps.copies, self.jobs
-        kv_output = model_runner_output.kv_connector_output
-        if kv_output is not None and kv_output.invalid_block_ids:
-            for job in self.ledger.residents:
-                job.num_computed_tokens = self.requests[job.id].num_computed_tokens
         if not (copies.awaited or self.ledger.swapped):
             return
         for ran in filter(None, map(jobs.get, scheduler_output.num_scheduled_tokens)):

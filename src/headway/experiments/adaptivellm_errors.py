@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -120,9 +119,7 @@ def _file(request: Request, stem: str) -> Path:
 
 
 def _rows(request: Request, tell: Tell) -> RecomputeRows:
-    from headway.engine.machine import machine_name, vllm_version
     from headway.engine.recompute_grid import FULL, GLIMPSE, GridMeasurements, measure_grid
-    from headway.engine.server_command import is_cpu_build
 
     path, plan = _file(request, "recompute-rows"), GLIMPSE if request.quick else FULL
     if path.exists():
@@ -130,16 +127,7 @@ def _rows(request: Request, tell: Tell) -> RecomputeRows:
     tell(f"real engine: measuring {plan.num_rows:,} prefills of {len(plan.recipes())} models")
     measured = GridMeasurements()
     measure_grid(plan, measured, lambda share, what: None)
-    rows = RecomputeRows(
-        machine=machine_name(),
-        engine="cpu-engine" if is_cpu_build() else "gpu-engine",
-        vllm_version=vllm_version(),
-        day=date.today().isoformat(),
-        plan=plan.name,
-        models=tuple(measured.models),
-        steps=tuple(measured.steps),
-        copies=tuple(measured.copies),
-    )
+    rows = measured.rows(plan)
     write_rows(path, rows)
     return rows
 

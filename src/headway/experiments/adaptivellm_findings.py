@@ -115,7 +115,7 @@ class Findings:
     def unfinished(self, points: Iterable[Point], policies: Sequence[str]) -> list[str]:
         """A sentence for each policy and point at which requests did not finish: nothing compares with it."""
         return [
-            f"{policy} at {point}: {missing} requests did not finish, so it is not comparable."
+            f"{policy} at {point}: requests that did not finish: {missing}; it is not comparable."
             for point in points
             for policy in policies
             if (missing := sum(r.summary.requests - r.summary.finished for r in self.results(point, policy)))

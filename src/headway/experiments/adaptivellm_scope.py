@@ -58,6 +58,7 @@ class What(NamedTuple):
 
 
 VARIATIONS = (
+    What("memory only", MEMORY_ONLY),
     What("adaptivellm, host never full", ADAPTIVE, host_blocks=LARGE_HOST_BLOCKS),
     What("memory only, host never full", MEMORY_ONLY, host_blocks=LARGE_HOST_BLOCKS),
     What("memory only, copies at 12 GB/s", MEMORY_ONLY, copy_bytes_per_s=SLOW_COPIES_BYTES_PER_S),

@@ -5,6 +5,7 @@ DIR/
 ├── [seed=S/][load=X/]         a level for each that has several values
 │   ├── run.json               and the rest as in `results.run_folder`
 │   ├── <policy>.records.jsonl
+│   ├── <policy>.summary.json  what the records do not hold
 │   └── <policy>.cell.json     what the cell came to; written last, so it says that the cell is done
 """
 
@@ -20,13 +21,13 @@ from headway.errors import ConfigError, RecordError
 from headway.experiments.grid import Cell, Grid
 from headway.experiments.policy_choice import label
 from headway.experiments.simulation import CellResult
-from headway.results import RecordWriter, RunMeta, load_folder, start_run
+from headway.results import RecordWriter, RunMeta, load_folder, start_run, write_info
 from headway.results.run_folder import META_NAME, RECORDS_SUFFIX, run_file, seed_folder
 from headway.whole_file import PARTIALS, partial_path, write_whole
 
 MANIFEST = "simulation.json"
 CELL_SUFFIX = ".cell.json"
-VERSION = 1
+VERSION = 2
 
 Manifest = Mapping[str, object]
 """All that decides the results, as plain data."""
@@ -86,9 +87,10 @@ class CellFolder:
         return RecordWriter(partial_path(self.records(cell)))
 
     def finish(self, result: CellResult) -> None:
-        """Put what was written in its place: the records, then what says that the cell is done."""
+        """Put what was written in its place: the records and what they lack, then what says that it is done."""
         records = self.records(result.cell)
         partial_path(records).replace(records)
+        write_info(self._run(result.cell), label(result.cell.policy), result.info)
         path = self._file(result.cell, CELL_SUFFIX)
         write_whole(path, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 

@@ -19,7 +19,8 @@ class Sizes:
     """An engine's sizes as far as they were given; None means as vLLM 0.32 serves by default.
 
     `asynchronous` is vLLM's asynchronous scheduling: by default on for GPUs without pipeline stages, off for a
-    machine measured by `headway profile`.
+    machine measured by `headway profile`. `host_blocks` is room for KV in host memory, in blocks of the same
+    size; none by default, as in vLLM.
     """
 
     max_num_seqs: int | None = None
@@ -29,6 +30,7 @@ class Sizes:
     batch_width: int | None = None
     prefix_caching: bool = True
     asynchronous: bool | None = None
+    host_blocks: int = 0
     tp: int = 1
     pp: int = 1
 
@@ -60,6 +62,7 @@ def engine_limits(sizes: Sizes, name: str, model: ModelShape, calibration: Calib
         prefix_caching=sizes.prefix_caching,
         asynchronous=sizes.pp == 1 and not measured if asynchronous is None else asynchronous,
         pipeline_stages=sizes.pp,
+        host_blocks=sizes.host_blocks,
     )
 
 

@@ -14,7 +14,7 @@ from headway.experiments.grid import Cell
 from headway.experiments.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.experiments.stream import Stream
 from headway.predict.calibration import Calibration
-from headway.results import Summary, summarize
+from headway.results import RunInfo, Summary, summarize
 from headway.results.records import TIME_DECIMALS
 from headway.sim.simulation import Result, System, simulate
 from headway.sim.watcher import Watcher, watched
@@ -37,10 +37,14 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """What one cell came to. `finished_digest` tells whether two policies finished the same requests."""
+    """What one cell came to. `finished_digest` tells whether two policies finished the same requests.
+
+    `info` is what its records do not hold; the summary is of both.
+    """
 
     cell: Cell
     summary: Summary
+    info: RunInfo
     finished_digest: str
     end_s: float
     steps: int
@@ -109,14 +113,25 @@ def _round_times(record: Record) -> None:
 def _cell_result(cell: Cell, records: list[Record], result: Result) -> CellResult:
     finished = sorted(record.id for record in records if record.outcome is Outcome.FINISHED)
     totals = result.totals.values()
+    info = run_info(result)
     return CellResult(
         cell=cell,
-        summary=summarize(records),
+        summary=summarize(records, run=info),
+        info=info,
         finished_digest=sha256("\n".join(finished).encode()).hexdigest(),
         end_s=result.end_s,
         steps=sum(total.steps for total in totals),
         tokens=sum(total.tokens for total in totals),
         cached_tokens=sum(total.cached_tokens for total in totals),
+    )
+
+
+def run_info(result: Result) -> RunInfo:
+    """What a run knows beyond its records: blocks copied each way, of jobs that moved and ahead of need too."""
+    totals = result.totals.values()
+    return RunInfo(
+        swapped_out_blocks=sum(total.swapped_out_blocks for total in totals),
+        swapped_in_blocks=sum(total.swapped_in_blocks for total in totals),
     )
 
 

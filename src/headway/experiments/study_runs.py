@@ -19,7 +19,7 @@ from headway.errors import ConfigError, HeadwayError
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
 from headway.experiments.policy_meter import Meter, metered
 from headway.experiments.run_cells import in_processes
-from headway.experiments.simulation import fingerprint
+from headway.experiments.simulation import fingerprint, run_info
 from headway.experiments.stream import Stream
 from headway.predict.calibration import Calibration
 from headway.predict.hardware import calibration
@@ -87,7 +87,8 @@ def simulate_run(run: StudyRun) -> RunResult:
     except HeadwayError as error:
         raise type(error)(f"{run.policy} on {run.model}, {run.trace}, seed {run.seed}: {error}") from error
     steps = sum(total.steps for total in result.totals.values())
-    return RunResult(summary=summarize(records), end_s=result.end_s, steps=steps, meter=meter)
+    summary = summarize(records, run=run_info(result))
+    return RunResult(summary=summary, end_s=result.end_s, steps=steps, meter=meter)
 
 
 @lru_cache(maxsize=4)

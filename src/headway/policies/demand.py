@@ -16,16 +16,16 @@ def new_blocks(
 ) -> dict[Job, int]:
     """The blocks each job of `run` opens with what `core.fill` would grant it; those that open none are left out.
 
-    Grants are min(uncomputed tokens, chunk cap, what is left of the budget), in order; a job that is being
-    restored gets none. A job back from the host may hold one of its blocks already, which is then counted
-    too. Demand is the increase for this step, not the total (AdaptiveLLM section 1.3, gap A8). O(run).
+    Grants are min(uncomputed tokens, chunk cap, what is left of the budget), in order; a job that came back from
+    the host has its first step after the others, in blocks it holds. Demand is the increase for this step,
+    not the total (AdaptiveLLM section 1.3, gap A8). O(run).
     """
     demand: dict[Job, int] = {}
-    size, restoring = view.block_size, view.restoring
+    size, returned = view.block_size, view.returned
     for job in run:
         if token_budget <= 0:
             break
-        if restoring and job in restoring:
+        if returned and job in returned:
             continue
         granted = min(uncomputed_tokens(job), token_budget)
         if chunk_cap:

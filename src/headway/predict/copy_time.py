@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headway.predict.transfer import TransferModel
 
-_FORGETTING = 0.98
-"""Weight of a copy falls by half in about 35 further ones, so the fit follows a link that others use too."""
+_FORGETTING = 0.96
+"""Weight of a copy falls by half in about 17 further ones, so the fit follows a link that others use too."""
 _PRIOR_BLOCKS = (1, 256)
 """A prior counts as two copies, a small and a large one, which fade like any others."""
 _ONE_SIZE = 1e-6

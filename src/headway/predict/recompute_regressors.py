@@ -144,7 +144,7 @@ def _regressor(name: str) -> Any:
     made: dict[str, Callable[[], Any]] = {
         "LinearRegression": linear_model.LinearRegression,
         "DecisionTree": lambda: tree.DecisionTreeRegressor(random_state=0),
-        "RandomForest": lambda: ensemble.RandomForestRegressor(n_jobs=-1, random_state=0),
+        "RandomForest": lambda: ensemble.RandomForestRegressor(random_state=0),
         "Ridge": linear_model.Ridge,
         "Lasso": lambda: linear_model.Lasso(_PENALTY),
         "ElasticNet": lambda: linear_model.ElasticNet(_PENALTY),

@@ -53,7 +53,13 @@ def doubling_svg(
 
 def _published_style(index: int) -> dict[str, Any]:
     style = {"color": line_style(index)["color"], "linestyle": "", "marker": line_style(index)["marker"]}
-    return {**style, "markersize": _PUBLISHED_SIZE, "markerfacecolor": "none", "markeredgewidth": 1.6}
+    return {
+        **style,
+        "clip_on": False,
+        "markersize": _PUBLISHED_SIZE,
+        "markerfacecolor": "none",
+        "markeredgewidth": 1.6,
+    }
 
 
 def _label_settings(axes: Axes, settings: Sequence[float]) -> None:

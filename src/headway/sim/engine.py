@@ -174,6 +174,7 @@ class SimulatedEngine:
         if self.tier is not None:
             view.swapped = self.ledger.swapped.values()
             view.restoring = self.tier.restoring
+            view.returned = self.tier.returned
             view.blocks_coming_free = self.tier.blocks_coming_free
             view.host_free_blocks = self.tier.copies.host.free_blocks
         return view

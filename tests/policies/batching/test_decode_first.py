@@ -70,3 +70,18 @@ def test_a_fixed_budget_is_bounded_by_the_engines(token_budget: int | None, expe
 def test_a_budget_below_one_is_refused(token_budget: int) -> None:
     with pytest.raises(ConfigError, match=f"token_budget is {token_budget}; accepted: 1 or more"):
         DecodeFirst(token_budget)
+
+
+@pytest.mark.parametrize(("free", "started"), [(3, []), (4, ["b"]), (5, ["b"]), (6, ["b", "c"])])
+def test_with_head_room_whoever_starts_leaves_room_for_all_known_tokens(
+    free: int, started: list[str]
+) -> None:
+    # Blocks of 4. p has 4 of 10 tokens: two blocks more. b takes 1 and leaves 1, c likewise.
+    scene = Scene(
+        DecodeFirst(head_room=1),
+        residents=[prefilling("p", prompt=10, computed=4)],
+        free_blocks=free,
+        max_tokens=2,
+    )
+    scene.wait(make_job("b", prompt=4), make_job("c", prompt=4))
+    assert ids(scene.admissible(lambda job: False).plan().admit) == started

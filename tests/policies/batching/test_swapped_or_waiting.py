@@ -52,9 +52,7 @@ def test_waiting_jobs_with_the_higher_mean_are_prefilled_and_nobody_decodes() ->
 
 def test_swapped_jobs_with_the_higher_mean_come_back_and_decode_with_the_others() -> None:
     # s1 30/10 = 3, s2 2/10 = 0.2: a mean of 1.6 against w's 1.5, although w is worth more than s2.
-    plan = scene(
-        waiting("w", 10, 15), swapped("s1", 10, 30), swapped("s2", 10, 2), residents=[RUNS]
-    ).plan()
+    plan = scene(waiting("w", 10, 15), swapped("s1", 10, 30), swapped("s2", 10, 2), residents=[RUNS]).plan()
     assert (ids(plan.run), ids(plan.admit)) == (["runs"], ["s1", "s2"])
 
 

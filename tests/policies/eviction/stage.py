@@ -43,7 +43,9 @@ NEWCOMER = make_job("new")
 
 def evicted(eviction: Eviction, view: StepView, run: list[Job] | None = None) -> StepPlan:
     """What an eviction makes of a plan that runs all residents, or those given, and starts a newcomer."""
-    plan = StepPlan(run=view.residents if run is None else run, admit=[NEWCOMER], token_budget=view.max_tokens)
+    plan = StepPlan(
+        run=view.residents if run is None else run, admit=[NEWCOMER], token_budget=view.max_tokens
+    )
     return eviction.evict(view, plan, WaitedOverLength())
 
 

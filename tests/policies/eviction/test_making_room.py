@@ -105,7 +105,9 @@ def test_a_full_host_means_to_recompute() -> None:
 
 def test_the_host_fills_up_with_each_victim() -> None:
     # z, y, x, w leave in this order, for the four blocks of a prompt; the host has room for two of them.
-    jobs = [resident(name, 1, waited) for name, waited in (("w", 40.0), ("x", 30.0), ("y", 20.0), ("z", 10.0))]
+    jobs = [
+        resident(name, 1, waited) for name, waited in (("w", 40.0), ("x", 30.0), ("y", 20.0), ("z", 10.0))
+    ]
     giant = make_job("giant", prompt=20, arrival_s=-1e6, num_computed_tokens=4, state=SHORT.state)
     plan = evicted(Swap(serial=True), stage(giant, *jobs, host=2))
     assert list(plan.preempt.values()) == [SWAP, SWAP, RECOMPUTE, RECOMPUTE]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.cost import UnknownCost
 from headway.core.job import Job
 from headway.policies.order import Order
 from headway.policies.order.arrival import Arrival
@@ -24,7 +25,7 @@ from tests.strategies import UNTIMED, ids, instants, waiting_jobs
 SortKey = Callable[[Job, float], tuple[Any, ...]]
 
 
-class ThousandTokensASecond:
+class ThousandTokensASecond(UnknownCost):
     """A cost model that makes long prompts a few seconds more urgent."""
 
     def prefill_s(self, num_tokens: int) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.cost import UnknownCost
 from headway.core.job import Job
 from headway.core.slo import Slo
 from headway.policies.order import Order
@@ -16,7 +17,7 @@ from headway.policies.order.slack import LeastSlack
 from tests.strategies import ids, make_job
 
 
-class TenTokensASecond:
+class TenTokensASecond(UnknownCost):
     """A cost model whose prefill runs at 10 tokens a second."""
 
     def prefill_s(self, num_tokens: int) -> float:

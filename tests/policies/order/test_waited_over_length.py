@@ -142,3 +142,18 @@ def test_a_job_served_too_early_is_behind_by_at_most_one_part_in_64(jobs: list[J
 @given(jobs=queues(st.integers(1, 5000)))
 def test_residents_are_ranked_exactly(jobs: list[Job]) -> None:
     assert ids(WaitedOverLength().rank(jobs, NOW_S)) == ids(sorted(jobs, key=exact))
+
+
+def test_by_the_prompt_alone_a_job_keeps_its_rank_as_it_grows() -> None:
+    # At 50 s: a waited 40 s for a prompt of 10: 4; b 30 s for 10: 3. a has 30 output tokens, 40 in all: then 1.
+    a = make_job("a", prompt=10, arrival_s=10.0, num_output_tokens=30)
+    b = make_job("b", prompt=10, arrival_s=20.0)
+    for order, expected in (
+        (WaitedOverLength(), ["b", "a"]),
+        (WaitedOverLength(prompt_only=True), ["a", "b"]),
+    ):
+        order.add(a)
+        order.add(b)
+        assert ids(order.top(2, NOW_S)) == ids(order.rank([a, b], NOW_S)) == expected
+    assert WaitedOverLength(prompt_only=True).value(a, NOW_S) == 4.0
+    assert WaitedOverLength().value(a, NOW_S) == 1.0

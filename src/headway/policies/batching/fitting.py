@@ -43,7 +43,9 @@ def fitting(
     return found
 
 
-def fitting_or_ready(view: StepView, queued: Sequence[Job], free_blocks: int, *, head_room: int) -> Sequence[Job]:
+def fitting_or_ready(
+    view: StepView, queued: Sequence[Job], free_blocks: int, *, head_room: int
+) -> Sequence[Job]:
     """`fitting`, but nobody is kept out of an empty engine by a first job that is not ready.
 
     Then it is left to the engine who may start. One call of `view.admissible` with nobody resident.

@@ -11,7 +11,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.candidates import candidates
 from headway.policies.batching.fitting import fitting, fitting_or_ready, residents_next_blocks
-from headway.policies.batching.queues import ranked_swapped
+from headway.policies.batching.queues import ranked_queues
 from headway.policies.order import Order
 
 
@@ -45,7 +45,8 @@ class PrefillFirst:
 
     def _coming_back(self, view: StepView, order: Order, leaving: Collection[Job]) -> list[Job]:
         room = view.free_blocks - residents_next_blocks(view)
-        return fitting(view, ranked_swapped(view, order, leaving), room)
+        swapped, _ = ranked_queues(view, order, leaving, seats=0)
+        return fitting(view, swapped, room)
 
     def _candidates(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
         first = candidates(view, order, leaving)

@@ -10,22 +10,27 @@ from headway.policies.batching.candidates import SCAN_AHEAD
 from headway.policies.order import Order
 
 
-def ranked_swapped(view: StepView, order: Order, leaving: Collection[Job]) -> list[Job]:
-    """All swapped jobs that stay, most deserving first. O(s log s) in swapped ones, which host memory bounds."""
-    if not view.swapped:
-        return []
-    # Those the top has not reached rank below it, and are ranked by themselves.
-    top = order.top(len(view.swapped) + SCAN_AHEAD, view.now_s)
-    found = [job for job in top if job.state is JobState.SWAPPED]
-    reached = set(found)
-    rest = [job for job in view.swapped if job not in reached]
-    return [job for job in [*found, *order.rank(rest, view.now_s)] if job not in leaving]
+def ranked_queues(
+    view: StepView, order: Order, leaving: Collection[Job], seats: int
+) -> tuple[list[Job], list[Job]]:
+    """All swapped jobs, and the first `seats` waiting ones and SCAN_AHEAD more; those leaving left out.
 
-
-def ranked_waiting(view: StepView, order: Order, leaving: Collection[Job], seats: int) -> list[Job]:
-    """The first `seats` waiting jobs and SCAN_AHEAD more, swapped ones and those leaving left out."""
-    if seats <= 0 or not view.waiting:
-        return []
+    The most deserving first. O(seats + s log s) with s swapped ones, which host memory bounds, and one
+    `order.top`.
+    """
+    if not (view.waiting or view.swapped):
+        return [], []
     wanted = seats + SCAN_AHEAD
     top = order.top(wanted + len(view.swapped) + len(leaving), view.now_s)
-    return [job for job in top if job.state is JobState.WAITING and job not in leaving][:wanted]
+    staying = [job for job in top if job not in leaving]
+    waiting = [job for job in staying if job.state is JobState.WAITING]
+    return _all_swapped(view, order, leaving, staying), waiting[:wanted]
+
+
+def _all_swapped(view: StepView, order: Order, leaving: Collection[Job], top: Collection[Job]) -> list[Job]:
+    """The swapped jobs of the top, then those it does not reach: they rank below it, in an order of their own."""
+    found = [job for job in top if job.state is JobState.SWAPPED]
+    if len(found) == len(view.swapped):
+        return found
+    reached = {*found, *leaving}
+    return [*found, *order.rank([job for job in view.swapped if job not in reached], view.now_s)]

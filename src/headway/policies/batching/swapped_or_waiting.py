@@ -11,7 +11,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.fitting import fitting, residents_next_blocks
-from headway.policies.batching.queues import ranked_swapped, ranked_waiting
+from headway.policies.batching.queues import ranked_queues
 from headway.policies.order import Order, Valued
 from headway.policies.order.waited_over_length import WaitedOverLength
 
@@ -65,8 +65,9 @@ class SwappedOrWaiting:
         room = view.free_blocks - residents_next_blocks(view)
         if not view.seats or not view.free_blocks or room < 0:
             return (), ()
-        line = ranked_waiting(view, order, leaving, view.seats)
-        swapped = fitting(view, ranked_swapped(view, order, leaving), room, skip_misfit=self.skip_misfit)
+        # A job takes a block at least, so no more than there are can start.
+        back, line = ranked_queues(view, order, leaving, min(view.seats, room))
+        swapped = fitting(view, back, room, skip_misfit=self.skip_misfit)
         waiting = fitting(view, line, room, skip_misfit=self.skip_misfit)
         waiting = _whole_prompts(waiting, view.max_tokens, skip_misfit=self.skip_misfit)
         ready = _if_ready(view, swapped[: view.seats]), _if_ready(view, waiting[: view.seats])

@@ -31,7 +31,8 @@ def make_room(
     those are there, whoever needs one pauses, the lowest ranked first, and the others run on. Nobody is
     admitted in such a step (invariant 4). One that cannot fit although it is alone stays in `run`: it is the
     engine's to deal with. If `choose` lets too many stay for anybody to run, it is overruled, and they are
-    recomputed. O(1) with blocks to spare, else O(residents) and, short of blocks, that much and a ranking
+    recomputed. Blocks that a victim shares with others are counted although they stay: where that leaves the
+    step short, the fill rule takes the last resident. O(1) with blocks to spare, else O(residents) and, short of blocks, that much and a ranking
     for every victim. Source: AdaptiveLLM Algorithm 1 (section 1.3), with the lowest for its "pop" (gap A1).
     """
     if surely_fits(view, len(plan.run), plan.token_budget):

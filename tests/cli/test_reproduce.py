@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headway.experiments.adaptivellm_errors import PredictorErrors
+from headway.experiments.adaptivellm_scope import Scope
+from headway.experiments.study_runs import FILE
+from tests.cli.conftest import Headway, Refused
+from tests.experiments.test_adaptivellm_study import ERRORS, kept
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which all of the quick part is done, with made-up results."""
+    root = tmp_path_factory.mktemp("done")
+    kept(root, Scope(quick=True))
+    (root / "predictors-quick.json").write_bytes(msgspec.json.encode(ERRORS))
+    return root
+
+
+def test_json_is_one_object_and_all_else_is_on_stderr(headway: Headway, done: Path) -> None:
+    ended = headway("reproduce", "adaptivellm", "--quick", "--json", "--out", done, "--jobs", 1)
+    assert ended.code == 0
+    found = json.loads(ended.out)
+    assert found["table3"]["OPT-13B/Chatbot"]["vs_recompute"] == 1.2
+    assert found == json.loads((done / "adaptivellm.json").read_text())
+    runs = Scope(quick=True).num_runs()
+    assert ended.err.startswith(
+        f"adaptivellm: {runs} simulated runs, {runs} of them done already; about 1 s in 1 process\n"
+    )
+    assert "Throughput (Table 3)" in ended.err
+    assert f"wrote {done}; open {done / 'adaptivellm.html'}" in ended.err
+
+
+def test_tables_plots_and_a_page_are_kept(headway: Headway, done: Path) -> None:
+    assert headway("reproduce", "adaptivellm", "--quick", "--out", done).out == ""
+    names = {path.name for path in done.iterdir()}
+    assert {
+        "adaptivellm.html",
+        "adaptivellm.md",
+        "table3.csv",
+        "fig4.csv",
+        "fig3-opt-13b-chatbot.svg",
+    } <= names
+    page = (done / "adaptivellm.html").read_text()
+    assert "simulated, A800 PCIe 80 GB" in page
+    assert "1.38" in page
+
+
+def test_all_papers_have_a_folder_and_a_key_each(headway: Headway, tmp_path: Path) -> None:
+    folder = tmp_path / "adaptivellm"
+    kept(folder, Scope(quick=True))
+    (folder / "predictors-quick.json").write_bytes(msgspec.json.encode(PredictorErrors(reason="Not now.")))
+    ended = headway("reproduce", "all", "--quick", "--json", "--out", tmp_path)
+    assert list(json.loads(ended.out)) == ["adaptivellm"]
+    assert "Not now." in ended.err
+    assert (folder / "adaptivellm.html").exists()
+
+
+def test_what_is_not_accepted_is_named(refused: Refused, tmp_path: Path) -> None:
+    assert refused("reproduce", "vidur") == "error: paper is 'vidur'; accepted: adaptivellm, all\n"
+    assert "--jobs is 0; accepted: 1 or more" in refused("reproduce", "adaptivellm", "--jobs", 0)
+    (tmp_path / FILE).write_text("not a run\n")
+    assert "holds something else than runs" in refused("reproduce", "adaptivellm", "--out", tmp_path)
+
+
+def test_interrupted_it_says_what_is_kept_and_leaves_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headway.cli", "reproduce", "adaptivellm", "--quick", "--jobs", "2"]
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline_s = time.monotonic() + 60
+        while not (tmp_path / FILE).exists() or not (tmp_path / FILE).stat().st_size:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"interrupted: what is done is kept in {tmp_path}; the same command goes on" in err
+    assert json.loads((tmp_path / FILE).read_text().splitlines()[0])["result"]
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):  # the group is gone, at the latest a moment after the first process
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)

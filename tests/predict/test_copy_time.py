@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.cost import CostModel
+from headway.predict.copy_time import CopyTimeModel
+from headway.predict.learned_cost import LearnedCost
+from headway.predict.step_time import StepTimeModel
+from headway.predict.transfer import TransferModel
+
+
+def taught(*copies: tuple[int, float]) -> CopyTimeModel:
+    """A model that has seen these copies: blocks and seconds."""
+    model = CopyTimeModel()
+    for num_blocks, seconds in copies:
+        model.observe(num_blocks, seconds)
+    return model
+
+
+def test_before_the_first_copy_nothing_takes_time() -> None:
+    assert [CopyTimeModel().seconds(blocks) for blocks in (0, 1, 99)] == [0.0, 0.0, 0.0]
+
+
+def test_one_copy_tells_of_others_in_proportion() -> None:
+    assert taught((4, 2.0)).seconds(8) == pytest.approx(4.0)
+    assert taught((4, 2.0), (4, 2.0)).seconds(1) == pytest.approx(0.5)
+
+
+@given(
+    start_s=st.floats(0, 1),
+    block_s=st.floats(1e-4, 1),
+    sizes=st.lists(st.integers(1, 500), min_size=2, max_size=30, unique=True),
+)
+def test_a_law_is_found(start_s: float, block_s: float, sizes: list[int]) -> None:
+    model = taught(*((size, start_s + block_s * size) for size in sizes))
+    for size in (*sizes, 600):
+        assert model.seconds(size) == pytest.approx(start_s + block_s * size, rel=1e-3)
+    assert model.seconds(0) == 0.0
+
+
+def test_no_part_of_it_is_negative() -> None:
+    # Larger copies that take less than in proportion to a negative start, and less than smaller ones.
+    assert taught((1, 0.1), (10, 10.0)).seconds(1) > 0
+    falling = taught((1, 3.0), (10, 1.0))
+    assert falling.seconds(100) == falling.seconds(1) > 0
+
+
+def test_it_follows_a_link_that_has_become_slower() -> None:
+    model = taught(*((size, 0.1 * size) for size in range(1, 60)))
+    for size in range(1, 200):
+        model.observe(1 + size % 60, 0.3 * (1 + size % 60))
+    assert model.seconds(10) == pytest.approx(3.0, rel=0.05)
+
+
+@pytest.mark.parametrize("copy", [(0, 1.0), (3, 0.0), (3, -1.0)])
+def test_what_cannot_be_a_copy_is_not_learned_from(copy: tuple[int, float]) -> None:
+    assert taught(copy).seconds(5) == 0.0
+
+
+def test_a_prior_is_what_it_says_until_it_has_faded() -> None:
+    law = TransferModel(start_s=0.5, bytes_per_s=100.0)
+    model = CopyTimeModel(law, block_bytes=50)
+    assert model.seconds(10) == pytest.approx(0.5 + 10 * 0.5)
+    for size in range(1, 400):
+        model.observe(1 + size % 40, 2.0 * (1 + size % 40))
+    assert model.seconds(10) == pytest.approx(20.0, rel=0.05)
+
+
+def test_a_policys_cost_model_is_put_together() -> None:
+    steps = StepTimeModel()
+    cost: CostModel = LearnedCost(steps=steps, to_host=taught((2, 1.0)), to_device=taught((2, 3.0)))
+    assert (cost.prefill_s(9), cost.swap_out_s(4), cost.swap_in_s(4)) == (0.0, 2.0, 6.0)
+    assert LearnedCost(steps=steps).swap_out_s(4) == 0.0
