@@ -146,9 +146,9 @@ class Tally:
 
 
 class RealEngine(ModelFreeEngine):
-    """The real scheduler under a preset, on the bench's clock."""
+    """The real scheduler under a preset, or another policy, on the bench's clock."""
 
-    def __init__(self, case: Case, model: str) -> None:
+    def __init__(self, case: Case, model: str, policy: Policy | None = None) -> None:
         config = engine_config(
             model,
             max_model_len=MAX_MODEL_LEN,
@@ -164,7 +164,10 @@ class RealEngine(ModelFreeEngine):
             depth=2 if case.asynchronous else 1,
             copy_steps=COPY_STEPS,
         )
-        self.scheduler.guard = Hearing(policy_of(case), self.scheduler.ledger, self.scheduler.counters)
+        scheduler = self.scheduler
+        scheduler.guard = Hearing(policy or policy_of(case), scheduler.ledger, scheduler.counters)
+        if scheduler.swaps is not None:
+            scheduler.swaps.copies.serial = scheduler.guard.policy.serial_copies
         self.now_s = 0.0
         self.last_granted = False
         self.scheduler.clock = lambda: self.now_s
@@ -218,11 +221,13 @@ class Hearing(GuardedPolicy):
 
 
 class SimulatedSide:
-    """The simulated engine under the same preset."""
+    """The simulated engine under the same policy."""
 
-    def __init__(self, case: Case, limits: EngineLimits | None = None) -> None:
+    def __init__(
+        self, case: Case, limits: EngineLimits | None = None, policy: Policy | None = None
+    ) -> None:
         self.engine = SimulatedEngine(
-            limits or limits_of(case), policy_of(case), on_end=lambda record: None, check=True
+            limits or limits_of(case), policy or policy_of(case), on_end=lambda record: None, check=True
         )
         self._copies: deque[list[Copy]] = deque([] for _ in range(COPY_STEPS))
         self._due: deque[list[Copy]] = deque()

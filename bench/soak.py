@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.record import Outcome, Record
+from headway.engine.kv_host import HostKv
 from headway.engine.server_command import server_command
 from headway.engine.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
@@ -37,6 +38,7 @@ OWN_TRACE = "gen:poisson:rate=6/input=azure-conversation/output=azure-conversati
 
 REQUESTS = 600
 POLICY = "sjf"
+SWAPPING_POLICY = "adaptivellm-plus"
 LEAVING = "queue-bound:max_waiting=24"
 MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS = 900, 160
 RATE_SCALE = 12.0
@@ -57,12 +59,19 @@ def main() -> int:
     """Print `{"requests": N, "finished": .., "cancelled": .., "shed": .., "failed": .., "unaccounted": 0, ..}`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--policy", default=POLICY, help=f"default {POLICY}")
+    parser.add_argument("--policy", help=f"default {POLICY}")
     parser.add_argument("--leaving", nargs="*", default=[LEAVING], help=f"rules, or none; default {LEAVING}")
     parser.add_argument("--requests", type=int, default=REQUESTS, help=f"default {REQUESTS}")
+    parser.add_argument(
+        "--host-kv-gib",
+        type=float,
+        help=f"host memory, for a policy that swaps; with it the default policy is {SWAPPING_POLICY}",
+    )
     arguments = parser.parse_args()
+    host_kv = HostKv(gib=arguments.host_kv_gib) if arguments.host_kv_gib else None
+    policy = arguments.policy or (POLICY if host_kv is None else SWAPPING_POLICY)
     with tempfile.TemporaryDirectory() as folder:
-        result = soak(arguments.policy, arguments.leaving, arguments.requests, Path(folder))
+        result = soak(policy, arguments.leaving, arguments.requests, Path(folder), host_kv=host_kv)
     print(json.dumps(result))
     return 0 if passed(result) else 1
 
@@ -79,6 +88,8 @@ def soak(
     count: int,
     folder: Path,
     visit: Callable[[str], object] = lambda url: None,
+    *,
+    host_kv: HostKv | None = None,
 ) -> dict[str, Any]:
     """Serve and replay; what became of the requests. The server's log and records stay in `folder`.
 
@@ -86,7 +97,9 @@ def soak(
     """
     requests = make_requests(count)
     engine_file = folder / "served.jsonl"
-    settings = EngineSettings(policy=policy, leaving=tuple(leaving), records=str(engine_file.absolute()))
+    settings = EngineSettings(
+        policy=policy, leaving=tuple(leaving), host_kv=host_kv, records=str(engine_file.absolute())
+    )
     address = ("127.0.0.1", _free_port())
     command = server_command("demo", settings, address, VLLM_FLAGS)
     print(f"{policy}: starting vLLM", file=sys.stderr)
@@ -117,11 +130,13 @@ def soak(
         "policy_faults": int(totals["headway_policy_faults_total"]),
         "watchdog_faults": int(totals["headway_watchdog_faults_total"]),
         "preemptions": sum(record.preemptions for record in engine),
+        **{name: int(totals[f"headway_{name}_total"]) for name in SWAPPING},
         "steps": int(totals["headway_steps_total"]),
         "exit_code": exit_code,
     }
 
 
+SWAPPING = ("swapped_out_blocks", "swapped_in_blocks", "refused_swaps", "failed_copies", "lost_copies")
 SHOWN = (Outcome.FINISHED, Outcome.CANCELLED, Outcome.SHED, Outcome.FAILED)
 
 

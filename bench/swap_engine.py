@@ -14,7 +14,7 @@ from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
 from headway.engine.kv_orders import CopyOrder
 from headway.engine.settings import EngineSettings
-from headway.engine.stepped_engine import SteppedEngine, SteppedStep
+from headway.engine.stepped_engine import Hints, SteppedEngine, SteppedStep
 from headway.experiments.real_engine import prompt_ids
 from headway.traces import TraceRequest
 
@@ -83,7 +83,7 @@ class WatchedEngine(SteppedEngine):
         """Serve requests that are all there at once; seconds until the last has ended."""
         made = []
         for request in requests:
-            hints = {"headway_max_output_tokens": request.max_output_tokens}
+            hints: Hints = {"headway_max_output_tokens": request.max_output_tokens}
             prompt = prompt_ids(request, seed)
             made.append(self.make_request(self.fresh_id(), prompt, request.output_tokens, hints))
         arrived_s = time.time()

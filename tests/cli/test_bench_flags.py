@@ -44,6 +44,9 @@ def bench(refused: Refused, tmp_path: Path, trace: Path, monkeypatch: pytest.Mon
         ({"slo_ttft": -1}, "ttft_s is -1.0; accepted"),
         ({"slo_tbt": "nan"}, "tbt_s is nan; accepted"),
         ({"batch_width": 0}, "batch_width is 0; accepted: 1 or more"),
+        ({"host_kv_gib": -1}, "host_kv.gib is -1.0; accepted: more than 0"),
+        ({"host_kv_gib": 1e9}, "host_kv.gib is 1e+09 but this machine has"),
+        ({"host_kv_bytes_per_s": 1e9}, "without host memory; accepted: with --host-kv-gib"),
         ({"model": "./no-such-model"}, "model './no-such-model' does not exist"),
     ],
 )

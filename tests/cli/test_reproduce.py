@@ -73,6 +73,17 @@ def test_what_is_not_accepted_is_named(refused: Refused, tmp_path: Path) -> None
     assert "holds something else than runs" in refused("reproduce", "adaptivellm", "--out", tmp_path)
 
 
+def gone(group: int) -> bool:
+    """Whether all processes of a group end, at the latest a moment after the first."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def test_interrupted_it_says_what_is_kept_and_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headway.cli", "reproduce", "adaptivellm", "--quick", "--jobs", "2"]
     with subprocess.Popen(
@@ -87,7 +98,4 @@ def test_interrupted_it_says_what_is_kept_and_leaves_no_process(tmp_path: Path) 
     assert process.returncode == 130
     assert f"interrupted: what is done is kept in {tmp_path}; the same command goes on" in err
     assert json.loads((tmp_path / FILE).read_text().splitlines()[0])["result"]
-    with pytest.raises(ProcessLookupError):
-        for _ in range(100):  # the group is gone, at the latest a moment after the first process
-            os.killpg(process.pid, 0)
-            time.sleep(0.1)
+    assert gone(process.pid)

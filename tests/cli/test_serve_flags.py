@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
+from headway.cli.host_memory import host_memory
 from headway.cli.serve import check_address, introduction
-from headway.engine.server_command import CPU_KV_CACHE_BYTES, ServerCommand, is_cpu_build, server_command
+from headway.engine.kv_host import HostKv
+from headway.engine.server_command import (
+    CPU_KV_CACHE_BYTES,
+    ServerCommand,
+    host_memory_bytes,
+    is_cpu_build,
+    server_command,
+)
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.presets import PRESETS
@@ -175,6 +183,59 @@ def test_the_demo_model_is_served_under_its_name(tmp_path: Path, monkeypatch: py
     assert value(command("demo", "--served-model-name", "x").arguments, "--served-model-name") == "x"
 
 
+# ---- host memory ---------------------------------------------------------------------------------------
+
+
+def transfer_config(made: ServerCommand) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(value(made.arguments, "--kv-transfer-config"))
+    return config
+
+
+def test_host_memory_starts_the_connector_and_reaches_the_scheduler(model: str) -> None:
+    made = command(model, policy="adaptivellm-plus", host_kv=HostKv(gib=0.5, bytes_per_s=12e9))
+    assert transfer_config(made) == HostKv(gib=0.5, bytes_per_s=12e9).transfer_config()
+    assert made.settings.host_kv == HostKv(gib=0.5, bytes_per_s=12e9)
+    assert EngineSettings.from_additional_config({"headway": headway_config(made)}) == made.settings
+
+
+def test_host_memory_can_be_a_setting_of_the_users_own_config(model: str) -> None:
+    given = '{"headway": {"host_kv": {"blocks": 40}}}'
+    made = command(model, f"--additional-config={given}")
+    assert transfer_config(made)["kv_connector_extra_config"] == {"blocks": 40, "restore_share": 0.5}
+
+
+def test_without_host_memory_there_is_no_connector(model: str) -> None:
+    assert "--kv-transfer-config" not in command(model, policy="adaptivellm-plus").arguments
+
+
+def test_more_memory_than_the_machine_has_is_refused(model: str) -> None:
+    whole = host_memory_bytes() / (1 << 30)
+    command(model, host_kv=HostKv(gib=whole / 2))
+    with pytest.raises(ConfigError, match=f"but this machine has {whole:.1f} GiB of memory in all"):
+        command(model, host_kv=HostKv(gib=whole + 1))
+
+
+@pytest.mark.parametrize(
+    ("gib", "bytes_per_s", "memory"),
+    [
+        (None, None, None),
+        (0.0, None, None),
+        (2.0, None, HostKv(gib=2.0)),
+        (0.5, 1e9, HostKv(gib=0.5, bytes_per_s=1e9)),
+    ],
+)
+def test_flags_of_host_memory(gib: float | None, bytes_per_s: float | None, memory: HostKv | None) -> None:
+    assert host_memory(gib, bytes_per_s) == memory
+
+
+def test_the_introduction_says_what_memory_is_taken(model: str) -> None:
+    made = command(model, host_kv=HostKv(gib=0.5, bytes_per_s=12e9))
+    line = "KV of requests that are swapped out: 0.5 GiB of host memory, at 1.2e+10 bytes/s at most each way."
+    assert line in introduction("m", "u", made).splitlines()
+    assert "40 KV blocks of host memory." in introduction("m", "u", command(model, host_kv=HostKv(blocks=40)))
+    assert "host memory" not in introduction("m", "u", command(model)).splitlines()[1]
+
+
 def test_the_time_to_drain_is_the_users(model: str) -> None:
     assert command(model).drain_s == 0
     assert command(model, "--shutdown-timeout", "45").drain_s == 45
@@ -199,6 +260,21 @@ def test_the_introduction_states_policy_targets_choices_and_the_others(model: st
         (["demo", "--slo-ttft", "-1"], "error: ttft_s is -1.0"),
         (["demo", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
         (["demo", "--host", "203.0.113.7"], "error: cannot serve on 203.0.113.7"),
+        (["demo", "--host-kv-gib", "-1"], "error: host_kv.gib is -1.0; accepted: more than 0"),
+        (["demo", "--host-kv-gib", "nan"], "error: host_kv.gib is nan; accepted: more than 0"),
+        (["demo", "--host-kv-gib", "1e9"], "error: host_kv.gib is 1e+09 but this machine has"),
+        (
+            ["demo", "--host-kv-bytes-per-s", "1e9"],
+            "error: --host-kv-bytes-per-s is 1000000000.0 without host memory; accepted: with --host-kv-gib",
+        ),
+        (
+            ["demo", "--host-kv-gib", "1", "--host-kv-bytes-per-s", "0"],
+            "error: host_kv.bytes_per_s is 0.0; accepted: more than 0",
+        ),
+        (
+            ["demo", "--host-kv-gib", "1", "--", "--kv-transfer-config", "{}"],
+            "error: --kv-transfer-config cannot be used under Headway: the only KV connector supported",
+        ),
         (["./no-such-model"], "error: model './no-such-model' does not exist"),
         (["demo", "stray"], "error: unexpected argument 'stray'; vLLM's own flags come after `--`"),
         (["demo", "--", "--scheduler-cls", "x"], "error: --scheduler-cls cannot be used under Headway"),

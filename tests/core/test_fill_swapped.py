@@ -158,4 +158,4 @@ def test_a_job_preempted_by_shortage_is_not_offloaded() -> None:
     hold(pool, a, b)
     outcome = do(StepPlan(run=[a], offload=[b], token_budget=9), pool, [a, b])
     assert outcome.preempted == {b: Fate.RECOMPUTE}
-    assert (outcome.offloaded, why(outcome)) == ([], {"b": Reason.PREEMPTION})
+    assert outcome.offloaded == []

@@ -21,10 +21,12 @@ from bench.conformance import (
     limits_of,
     make_script,
 )
+from headway.core.cost import UnknownCost
 from headway.core.job import Job
 from headway.core.plan import Reason
 from headway.engine.demo_model import ensure_demo_model
 from headway.sim.kv_pool import KvPool
+from tests.sim.swapping import restless
 
 pytestmark = pytest.mark.vllm
 
@@ -88,6 +90,24 @@ def test_every_swap_is_the_real_ones(
     assert free.first_difference is None
     assert forced.differing == []
     assert free.swaps > 0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
+@pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
+@pytest.mark.parametrize("serial", [False, True], ids=["overlapped", "serial"])
+def test_offloads_prefetches_and_jobs_put_back_are_the_real_ones(
+    serial: bool, prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
+) -> None:
+    case = Case("vllm", prefix_caching, SHORT_BLOCKS, asynchronous, HOST_BLOCKS)
+    build = restless(seed=3, steps=300, serial=serial)
+    real = RealEngine(case, model, build(UnknownCost()))
+    ours = SimulatedSide(case, policy=build(UnknownCost()))
+    free, forced = Tally(), Tally()
+    compare(case, real, ours, list(script), free, forced, every=16)
+    assert free.first_difference is None
+    assert forced.differing == []
+    assert free.swaps > 50
+    assert real.scheduler.counters.policy_faults == 0
 
 
 def test_a_host_block_too_few_is_noticed(model: str, script: Sequence[Scripted]) -> None:

@@ -75,7 +75,7 @@ def test_a_sound_policy_is_asked_and_stays() -> None:
         ("order", "touch", lambda scene: scene.guard.touch(scene.ledger.waiting["a"])),
         ("order", "remove", lambda scene: scene.guard.end(scene.ledger.waiting["a"])),
         ("order", "observe", lambda scene: scene.guard.observe(StepOutcome(now_s=0.0, plan=StepPlan()))),
-        ("eviction", "preempt", lambda scene: scene.plan()),
+        ("eviction", "evict", lambda scene: scene.plan()),
     ],
 )
 def test_a_part_that_raises_costs_its_policy_and_no_job(
@@ -162,7 +162,7 @@ def test_falling_back_without_an_error_is_no_fault_of_the_policy(caplog: pytest.
 
 
 def test_after_a_fault_jobs_come_and_go_as_before() -> None:
-    scene = Scene(failing_in("eviction", "preempt"))
+    scene = Scene(failing_in("eviction", "evict"))
     first, second = make_job("first", prompt=60), make_job("second", prompt=1)
     scene.arrive(first)
     scene.plan()

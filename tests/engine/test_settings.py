@@ -34,6 +34,7 @@ def test_every_setting_can_be_given_as_json() -> None:
         "slo_ttft_s": 1,
         "slo_tbt_s": 0.05,
         "batch_width": 8,
+        "host_kv": {"gib": 2.0, "bytes_per_s": 12e9, "blocks": None, "restore_share": 0.25},
         "records": "served.jsonl",
         "check": True,
     }
@@ -53,7 +54,7 @@ def test_unknown_settings_are_all_named_with_the_accepted_ones() -> None:
         read(polcy="sjf", zeal=1, policy="sjf")
     assert str(raised.value) == (
         "unknown polcy, zeal in additional_config.headway; accepted: policy, order, batching, eviction, "
-        "leaving, slo_ttft_s, slo_tbt_s, batch_width, records, check"
+        "leaving, slo_ttft_s, slo_tbt_s, batch_width, host_kv, records, check"
     )
 
 
@@ -75,6 +76,9 @@ def test_unknown_settings_are_all_named_with_the_accepted_ones() -> None:
         ("batch_width", "8"),
         ("batch_width", 2.5),
         ("batch_width", True),
+        ("host_kv", 3),
+        ("host_kv", {"gib": "2"}),
+        ("host_kv", {"blocks": 2.5}),
         ("records", 3),
         ("check", "no"),
         ("check", 1),
@@ -111,6 +115,19 @@ def test_values_out_of_range_say_what_is_accepted(given: dict[str, Any], complai
         EngineSettings(**given)
 
 
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({}, "^host_kv.gib is None and host_kv.blocks None; accepted: one of them$"),
+        ({"gib": 0}, "^host_kv.gib is 0.0; accepted: more than 0$"),
+        ({"blocks": 5, "gib": 1}, "^host_kv.gib is 1.0 and host_kv.blocks 5; accepted: one of them$"),
+    ],
+)
+def test_host_memory_out_of_range_says_what_is_accepted(given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read(host_kv=given)
+
+
 def test_parts_take_the_place_of_the_presets_own() -> None:
     stock, changed = PRESETS["vllm"], read(order="edf", leaving=["expired"]).preset()
     assert (changed.name, changed.batching, changed.eviction) == ("vllm", stock.batching, stock.eviction)
@@ -123,10 +140,10 @@ def test_parts_take_the_place_of_the_presets_own() -> None:
     [
         ({"order": "nope"}, "unknown order 'nope'; accepted: arrival, "),
         ({"batching": "nope"}, "unknown batching 'nope'; accepted: decode-first, "),
-        ({"eviction": "swap"}, "unknown eviction 'swap'; accepted: "),
+        ({"eviction": "nope"}, "unknown eviction 'nope'; accepted: cheapest, recompute, swap"),
         ({"leaving": ["expired", "nope"]}, "unknown leaving 'nope'; accepted: expired, "),
         ({"order": ""}, "unknown order ''"),
-        ({"batching": "decode-first:colour=red"}, "has no setting 'colour=red'; accepted .*: token_budget"),
+        ({"batching": "decode-first:colour=red"}, "has no setting 'colour=red'; accepted .*: head_room, token_budget"),
         ({"batching": "decode-first:token_budget"}, "has no setting 'token_budget'"),
         (
             {"batching": "decode-first:token_budget=many"},

@@ -14,6 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from headway.engine import HeadwayScheduler
 from headway.engine.demo_model import ensure_demo_model
+from headway.engine.kv_host import HostKv
 from headway.engine.model_free import StepLog, engine_config, make_scheduler
 from headway.engine.scheduler import AsyncPolicyScheduler, PolicyScheduler
 from headway.engine.self_check import compare_logs, self_check
@@ -90,6 +91,31 @@ def test_it_says_what_it_serves_with(config: Any, caplog: pytest.LogCaptureFixtu
     )
 
 
+WITHOUT_MEMORY = "has no host memory to swap KV to, so it recomputes instead; --host-kv-gib GIB of"
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"policy": "vllm"}, False),
+        ({"eviction": "swap:serial=true"}, True),
+        ({"policy": "adaptivellm-plus"}, True),
+        ({"policy": "adaptivellm-plus", "eviction": "recompute"}, False),
+    ],
+)
+def test_a_policy_that_swaps_says_once_that_it_has_nowhere_to(
+    config: Any, settings: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert build(config, **settings).swaps is None
+    assert caplog.text.count(WITHOUT_MEMORY) == warned
+
+
+def test_a_policy_that_swaps_and_has_memory_has_nothing_to_say(caplog: pytest.LogCaptureFixture) -> None:
+    built = build(make_config(host_kv=HostKv(blocks=9)), policy="adaptivellm-plus")
+    assert built.swaps.copies.host.num_blocks == 9
+    assert WITHOUT_MEMORY not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
@@ -113,7 +139,7 @@ def test_bad_settings_stop_the_start(config: Any, settings: dict[str, Any], comp
         ({"scheduling_policy": "priority"}, "--scheduling-policy priority: use fcfs, .*order 'priority'"),
         (
             {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
-            "--kv-transfer-config: a KV connector is not supported",
+            "--kv-transfer-config: the only KV connector supported is Headway's, which --host-kv-gib starts",
         ),
         (
             {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096},

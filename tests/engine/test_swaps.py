@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from headway.core.job import Job, JobState
 from headway.core.plan import Fate, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
+from headway.engine import kv_scheduler
 from headway.engine.kv_host import HostKv
 from headway.engine.kv_orders import CopyOrder, CopyOrders, CopyReport
-from headway.engine.model_free import replay
+from headway.engine.model_free import ScriptedRequest, replay
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order
@@ -56,9 +58,7 @@ class Restless(DecodeFirst):
         fates = [Fate.SWAP, Fate.SWAP, Fate.RECOMPUTE]
         self.victims = {job: self.rng.choice(fates) for job in paused if self.rng.random() < 0.3}
         if view.host_total_blocks:
-            plan.offload = [
-                job for job in paused if job not in self.victims and self.rng.random() < 0.3
-            ]
+            plan.offload = [job for job in paused if job not in self.victims and self.rng.random() < 0.3]
         for job, fate in self.victims.items():
             back = job in view.restoring
             self.planned[f"{fate} of {'one coming back' if back else 'a resident'}"] += 1
@@ -279,3 +279,177 @@ def test_a_copy_that_fails_costs_its_request_a_computation_and_nobody_a_token(
     assert min(built.counters.failed_copies, built.counters.lost_copies) > 0
     assert built.counters.watchdog_faults == 0
     assert_nothing_held(built)
+
+
+# ---- what happens to those who are swapped ------------------------------------------------------------
+
+
+@MODES
+@COPIES
+@pytest.mark.parametrize("reset_running", [False, True], ids=["idle", "running"])
+def test_kv_from_before_a_prefix_cache_reset_is_computed_again(
+    reset_running: bool, serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
+) -> None:
+    built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
+    engine, script, lost = MirrorEngine(built, copy_steps), stream(30), 0
+    for step, _ in enumerate(replay(engine, script, 20_000)):
+        if step % 10 == 9:
+            lost += len(built.ledger.swapped)
+            built.reset_prefix_cache(reset_running_requests=reset_running)
+            assert not built.ledger.swapped
+            assert not (reset_running and built.swaps.copies.returned)
+    finish_copies(engine)
+    assert lengths(engine) == {request.id: request.output_tokens for request in script}
+    assert built.counters.lost_copies >= lost > 0
+    assert_nothing_held(built)
+
+
+@MODES
+@COPIES
+def test_a_policy_that_raises_while_jobs_are_swapped_leaves_them_to_stock_order(
+    serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
+) -> None:
+    built, batching = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
+    engine, script, swapped = MirrorEngine(built, copy_steps), stream(30), 0
+    for _ in replay(engine, script, 20_000):
+        if not swapped and len(built.ledger.swapped) > 1 and (serial or built.swaps.copies.returned):
+            swapped = len(built.ledger.swapped)
+            batching.rng = None  # the next plan raises
+    finish_copies(engine)
+    assert swapped > 1
+    assert (built.guard.policy.name, built.counters.policy_faults) == ("vllm", 1)
+    assert lengths(engine) == {request.id: request.output_tokens for request in script}
+    assert_nothing_held(built)
+
+
+@dataclass
+class SwapsAt(Restless):
+    """Decode first; every resident is swapped out in some of the steps."""
+
+    at: Collection[int] = ()
+    step: int = 0
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        self.step += 1
+        self.victims = dict.fromkeys(view.residents, Fate.SWAP) if self.step in self.at else {}
+        plan = DecodeFirst.plan(self, view, order, leaving)
+        plan.run = [job for job in plan.run if job not in self.victims]
+        return plan
+
+
+def swapping_at(at: Collection[int], **kwargs: Any) -> Any:
+    """A scheduler whose policy swaps out everybody in these steps."""
+    built, _ = restless(**kwargs)
+    batching = SwapsAt(scheduler=built, at=at)
+    policy = built.guard.policy
+    policy.batching, policy.eviction = batching, TakesVictims(batching, policy.eviction.serial)
+    return built
+
+
+@MODES
+@COPIES
+def test_blocks_the_device_still_caches_are_not_copied_back(
+    serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
+) -> None:
+    """300 tokens of prompt are 9 whole blocks of 32 and the last one: only that is in no prefix cache."""
+    built = swapping_at({6, 20}, serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
+    engine = MirrorEngine(built, copy_steps)
+    script = [ScriptedRequest("long", 0, list(range(300)), 30)]
+    for _ in replay(engine, script, 200):
+        pass
+    finish_copies(engine)
+    assert lengths(engine) == {"long": 30}
+    assert built.counters.planned_preemptions == 2
+    assert engine.copied_blocks["out"] >= 10
+    assert engine.copied_blocks["in"] == (2 if prefix_caching else 20)
+    assert_nothing_held(built)
+
+
+@MODES
+@COPIES
+def test_a_request_that_reads_no_prefix_cache_is_not_swapped(
+    serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
+) -> None:
+    """One that wants log probabilities of its prompt: vLLM loads nothing for it, so that it is computed."""
+    built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
+    engine, script = MirrorEngine(built, copy_steps), stream(30)
+    for step, _ in enumerate(replay(engine, script, 20_000)):
+        for request in built.requests.values():
+            request.skip_reading_prefix_cache = True
+        assert not built.ledger.swapped, step
+    assert lengths(engine) == {request.id: request.output_tokens for request in script}
+    assert built.counters.refused_swaps == 0
+    assert_nothing_held(built)
+
+
+@MODES
+@COPIES
+def test_a_request_put_back_before_it_ran_is_not_copied_to_the_host_again(
+    serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
+) -> None:
+    built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
+    copied_blocks: list[int] = []
+    preempt = built._preempt
+
+    def noted(request: Request, fate: Fate) -> None:
+        job = built.jobs[request.request_id]
+        put_back, before = job in built.swaps.copies.returned, job.swapped_blocks
+        preempt(request, fate)
+        if put_back and fate is Fate.SWAP:
+            copied_blocks.append(job.swapped_blocks - before)
+            assert not built.swaps.copies.uncopied_blocks(job)
+
+    built._preempt = noted
+    engine, script = MirrorEngine(built, copy_steps), stream(60)
+    for _ in replay(engine, script, 20_000):
+        pass
+    assert bool(copied_blocks) != serial  # what a step waits for runs in that step
+    assert not any(copied_blocks)
+
+
+# ---- what vLLM asks the connector ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_vllm_neither_drops_output_in_flight_nor_keeps_blocks_back(asynchronous: bool) -> None:
+    """With a consumer's role it would do one, and with a delivery that has to happen the other."""
+    built, _ = restless(serial=False, asynchronous=asynchronous)
+    assert built.vllm_config.kv_transfer_config.kv_role == "kv_producer"
+    assert (built.requires_kv_delivery, built.defer_block_free) == (False, False)
+
+
+@MODES
+def test_a_step_short_of_blocks_waits_only_for_copies_and_admits_nobody(
+    asynchronous: bool, prefix_caching: bool
+) -> None:
+    built, _ = restless(serial=False, asynchronous=asynchronous, prefix_caching=prefix_caching)
+    asked, answers = built.swaps.waits_for_blocks, []
+
+    def noted() -> bool:
+        coming_free = built.swaps.device.coming_free
+        answers.append(asked())
+        assert answers[-1] == bool(coming_free)
+        assert built.admission_closed or not answers[-1]
+        return bool(answers[-1])
+
+    built.swaps.waits_for_blocks = noted
+    engine, script = MirrorEngine(built, 3), stream(80)
+    for _ in replay(engine, script, 20_000):
+        if answers and answers[-1] and built.admission_closed:
+            assert not built.swaps.admitted
+    assert set(answers) == {False, True}
+    assert lengths(engine) == {request.id: request.output_tokens for request in script}
+
+
+def test_a_step_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = swapping_at({6}, serial=False)
+    engine = MirrorEngine(built, 6)
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(kv_scheduler, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    asked: dict[float, bool] = {}
+    for _ in replay(engine, [ScriptedRequest("long", 0, list(range(300)), 30)], 200):
+        if built.swaps.device.coming_free and not asked:
+            for clock.now_s in (100.0, 100.0 + kv_scheduler.PATIENCE_S, 100.1 + kv_scheduler.PATIENCE_S):
+                asked[clock.now_s] = built.swaps.waits_for_blocks()
+    assert list(asked.values()) == [True, True, False]
+    assert not built.swaps.waits_for_blocks()  # nothing is under way any more

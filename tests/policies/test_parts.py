@@ -47,7 +47,7 @@ def test_every_built_in_part_is_built_by_its_name(kind: str, name: str) -> None:
         ("batching", "swapped-or-waiting:skip_misfit=true", SwappedOrWaiting(skip_misfit=True)),
         ("eviction", "swap:serial=true,fallback=false", Swap(serial=True, fallback=False)),
         ("eviction", "cheapest:min_residency=4", Cheapest(min_residency=4)),
-        ("order", "deadline-aware:most=2", DeadlineAware(2.0)),
+        ("order", "deadline-aware:most=2,prompt_only=true", DeadlineAware(2.0, prompt_only=True)),
         ("order", "waited-over-length:prompt_only=true", WaitedOverLength(prompt_only=True)),
         ("leaving", "queue-bound:max_age_s=2.5,max_waiting=3", QueueBound(max_waiting=3, max_age_s=2.5)),
     ],

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
+from headway.cli.host_memory import HostKvBytesPerS, HostKvGib, host_memory
 
 EPILOG = """Examples:
 
@@ -44,6 +45,8 @@ def bench(
     batch_width: Annotated[
         int | None, typer.Option(metavar="N", help="Requests a step may run; the same for all policies.")
     ] = None,
+    host_kv_gib: HostKvGib = None,
+    host_kv_bytes_per_s: HostKvBytesPerS = None,
     seed: Annotated[
         int, typer.Option(help="Decides the made-up prompts, and what `demo` and `gen:` draw.")
     ] = 0,
@@ -65,7 +68,12 @@ def bench(
         policies=parse_policies(policies),
         requests=scale_rate(stream.requests(seed), rate_scale),
         out=out,
-        settings=EngineSettings(slo_ttft_s=slo_ttft, slo_tbt_s=slo_tbt, batch_width=batch_width),
+        settings=EngineSettings(
+            slo_ttft_s=slo_ttft,
+            slo_tbt_s=slo_tbt,
+            batch_width=batch_width,
+            host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
+        ),
         vllm_flags=tuple(vllm_flags or ()),
         seed=seed,
         trace=trace,

@@ -35,7 +35,7 @@ ways. Ctrl-C writes what was measured, if that is enough. Keep the machine other
 With --recompute-grid: prefills of six random models, 3 depths x 2 widths, made on the spot (seven minutes). From
 these AdaptiveLLM's recompute analyser is fitted, 8 regressors on polynomials of degree 1 to 10, and compared with
 Headway's own step times on configurations, and on a whole shape, that nothing was fitted to (minutes more).
-Needs headway[fit]. FILE gets the rows, from which --from fits again. --quick measures 3 shapes and tries degrees
+Needs the extra `fit`. FILE gets the rows, from which --from fits again. --quick measures 3 shapes and tries degrees
 1 to 3; its figures say little.
 """
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli.host_memory import HostKvBytesPerS, HostKvGib, host_memory
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headway.engine.kv_host import HostKv
     from headway.engine.server_command import ServerCommand
     from headway.engine.settings import EngineSettings
 
@@ -23,6 +25,8 @@ EPILOG = """Examples:
   headway serve ./model --policy sarathi -- --max-num-seqs 64 --dtype bfloat16
 
   headway serve demo --order shortest-prompt --records served.jsonl
+
+  headway serve Qwen/Qwen3-8B --policy adaptivellm-plus --host-kv-gib 16
 
 `headway policies` lists the policies and their parts. `--policy vllm` is stock vLLM's order.
 Every flag after `--` is vLLM's own.
@@ -54,6 +58,8 @@ def serve(
         int | None,
         typer.Option(metavar="N", help="Requests a step may run; worker slots are vLLM's --max-num-seqs."),
     ] = None,
+    host_kv_gib: HostKvGib = None,
+    host_kv_bytes_per_s: HostKvBytesPerS = None,
     order: Annotated[str | None, typer.Option(metavar="PART", help="In place of the policy's order.")] = None,
     batching: Annotated[
         str | None, typer.Option(metavar="PART", help="In place of the policy's batching.")
@@ -81,6 +87,7 @@ def serve(
         slo_ttft_s=slo_ttft,
         slo_tbt_s=slo_tbt,
         batch_width=batch_width,
+        host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
         records=None if records is None else str(records.absolute()),
     )
     check_address(host, port)
@@ -129,6 +136,7 @@ def introduction(model: str, url: str, command: ServerCommand) -> str:
         [
             f"headway: serving {model} at {url} under policy {settings.policy!r} "
             f"({presets[settings.policy].summary}){_parts(settings)}; {_targets(settings)}.",
+            *([_host_memory(settings.host_kv)] if settings.host_kv is not None else []),
             *([f"Chosen here, as nothing was given: {', '.join(command.chosen)}."] if command.chosen else []),
             "Other policies (--policy NAME):",
             *others,
@@ -142,6 +150,12 @@ def _parts(settings: EngineSettings) -> str:
     named = [f"{kind} {part}" for kind, part in parts.items() if part is not None]
     named += [f"leaving {rule}" for rule in settings.leaving or ()]
     return f" with {', '.join(named)}" if named else ""
+
+
+def _host_memory(host_kv: HostKv) -> str:
+    size = f"{host_kv.blocks} KV blocks" if host_kv.gib is None else f"{host_kv.gib:g} GiB"
+    limit = "" if host_kv.bytes_per_s is None else f", at {host_kv.bytes_per_s:g} bytes/s at most each way"
+    return f"KV of requests that are swapped out: {size} of host memory{limit}."
 
 
 def _targets(settings: EngineSettings) -> str:

@@ -86,12 +86,14 @@ def fill(
     them. A waiting job that is not ready is passed over; the first ready one that does not fit ends
     admission. When blocks run out the victim is the last resident: paused jobs, then the end of `run`, but
     none that came back and has not run yet, which only a plan takes away again. While blocks are coming
-    free, the job that lacks some waits for them, and so do those behind it. Prefetches and offloads come
-    last. O(residents + admitted) allocations.
+    free, the job that lacks some waits for them, and so do those behind it. Offloads come before all that,
+    prefetches last. O(residents + admitted) allocations.
     """
     outcome = StepOutcome(now_s=now_s, plan=plan)
     for job, fate in plan.preempt.items():
         outcome.preempted[job] = kv.release(job, fate)
+    if plan.offload:
+        _offload(plan, kv, outcome)
     paused = _paused(plan, residents)
     kept = len(plan.run) + len(paused)
     budget = _fill_run(plan, paused, kv, outcome)
@@ -102,8 +104,7 @@ def fill(
             _fill_admit(plan, kv, outcome, budget=left, seats=seats)
         if plan.prefetch:
             _prefetch(plan, kv, outcome, slots=max_resident - kept - len(outcome.admitted))
-    if plan.offload:
-        _offload(plan, kv, outcome)
+    outcome.offloaded = [job for job in outcome.offloaded if job not in outcome.preempted]
     outcome.num_tokens = sum(outcome.tokens.values())
     outcome.left.update(plan.leave)
     outcome.free_blocks = kv.free_blocks
@@ -225,9 +226,9 @@ def _prefetch(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, slots: int) -
 
 
 def _offload(plan: StepPlan, kv: KvSide, outcome: StepOutcome) -> None:
-    """Start the copies of those who are still resident."""
+    """Start the copies of paused residents."""
     for job in plan.offload:
-        refused = Reason.PREEMPTION if job in outcome.preempted else kv.offload(job)
+        refused = kv.offload(job)
         if refused is None:
             outcome.offloaded.append(job)
         else:

@@ -64,14 +64,21 @@ class Admission:
             prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
         )
         free = manager.block_pool.get_num_free_blocks()
+        watermark = manager.watermark_blocks if scheduler.running else 0
         if self._waits_for_copies(request, num_cached):
-            missing = scheduler.jobs[request.request_id].num_computed_tokens - num_cached
-            if -(-missing // scheduler.block_size) + scheduler._inflight_prefill_reserved_blocks() > free:
+            copied = needed - self._blocks_past_copy(request)
+            if copied + watermark + scheduler._inflight_prefill_reserved_blocks() > free:
                 return Reason.BLOCKS
         if needed > free:
             return Reason.ISL if scheduler.scheduler_reserve_full_isl else Reason.BLOCKS
-        watermark = manager.watermark_blocks if scheduler.running else 0
         return Reason.WATERMARK if needed + watermark > free else None
+
+    def _blocks_past_copy(self, request: Request) -> int:
+        """Blocks of a swapped request's sequence that its copy back does not fill, and that are taken later."""
+        size = self._scheduler.block_size
+        copied_tokens = self._scheduler.jobs[request.request_id].num_computed_tokens
+        past: int = -(-request.num_tokens // size) - -(-copied_tokens // size)
+        return past
 
     def _waits_for_copies(self, request: Request, num_cached: int) -> bool:
         """Whether a request would come back beside the steps; vLLM then keeps room for all unfinished prompts."""

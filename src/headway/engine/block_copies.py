@@ -19,7 +19,7 @@ REPETITIONS = 7
 _CACHES_BYTES = 2**27
 """More than a processor's caches hold."""
 _TIMES_A_COPY = 512
-"""So many times its own bytes displace a copy, without a wait for those of a few bytes; a KV block has 10^5 and more."""
+"""So many times its own bytes displace a copy, without a wait for those of a few; a KV block has 10^5 and more."""
 
 
 class Direction(StrEnum):

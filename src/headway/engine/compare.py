@@ -28,8 +28,19 @@ def compare(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
     differences.update(dict.fromkeys(scheduler.admission.over_adapters, Reason.LORA))
     if not full:
         differences.update(_short_chunks(outcome, scheduler))
-    differences.update(_admit_differences(outcome, scheduler, full=full))
+    if not _ended_by_returned(differences, scheduler):
+        differences.update(_admit_differences(outcome, scheduler, full=full))
+    if outcome.plan.prefetch:
+        differences.update(_not_prefetched(outcome, scheduler))
     return differences
+
+
+def _ended_by_returned(differences: dict[Job, Reason], scheduler: Any) -> bool:
+    """Whether a job that is back from the host did not fit: vLLM looks at those first, and then at nobody more."""
+    if scheduler.swaps is None:
+        return False
+    copies = scheduler.swaps.copies
+    return any(job in copies.returned and job not in copies.restoring for job in differences)
 
 
 def _short_chunks(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
@@ -89,7 +100,7 @@ def _why_less(request: Any, scheduler: Any) -> Reason:
 def _admit_differences(outcome: StepOutcome, scheduler: Any, *, full: bool) -> dict[Job, Reason]:
     """Jobs passed over before the last admission, and the one that ended it."""
     differences: dict[Job, Reason] = {}
-    admitted = set(outcome.admitted)
+    admitted = set(outcome.admitted).difference(outcome.plan.prefetch)
     left_to_see = len(admitted)
     for job in outcome.plan.admit:
         if job in admitted:
@@ -100,6 +111,16 @@ def _admit_differences(outcome: StepOutcome, scheduler: Any, *, full: bool) -> d
         if not left_to_see and why not in _PASSED_OVER:
             break
     return differences
+
+
+def _not_prefetched(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
+    """The jobs of `prefetch` that stayed on the host: not ready, or without blocks or a slot."""
+    admitted = set(outcome.admitted)
+    return {
+        job: scheduler.admission.not_ready(scheduler.requests[job.id]) or Reason.BLOCKS
+        for job in outcome.plan.prefetch
+        if job not in admitted
+    }
 
 
 _PASSED_OVER = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,7 +38,7 @@ class HostKv:
     def __post_init__(self) -> None:
         for name in ("gib", "blocks", "bytes_per_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < inf:
                 raise ConfigError(f"host_kv.{name} is {value}; accepted: more than 0")
         if (self.gib is None) == (self.blocks is None):
             raise ConfigError(
@@ -67,6 +68,14 @@ class HostKv:
         if not blocks:
             raise ConfigError(f"host_kv.gib is {self.gib}; accepted: at least a block, {bytes_a_block} bytes")
         return blocks
+
+    def check_machine(self, memory_bytes: int) -> None:
+        """Raise ConfigError for more than a machine has, before anything is started."""
+        if self.gib is not None and self.gib * _GIB > memory_bytes:
+            raise ConfigError(
+                f"host_kv.gib is {self.gib:g} but this machine has {memory_bytes / _GIB:.1f} GiB of memory in all; "
+                "accepted: less, and what vLLM and others take on top"
+            )
 
     def transfer_config(self) -> dict[str, Any]:
         """The `--kv-transfer-config` that starts it.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,17 @@ class VllmBlocks:
         self._pins.subtract(blocks)
         self._pins = +self._pins
         self._pool.free_blocks([self._pool.blocks[block] for block in reversed(blocks)])
+
+    @contextmanager
+    def let_go(self) -> Iterator[None]:
+        """Hold no references for a moment, in which nothing may be allocated."""
+        pinned = list(self._pins.elements())
+        for block in pinned:
+            self.unpin([block])
+        try:
+            yield
+        finally:
+            self.pin(pinned)
 
     @property
     def coming_free(self) -> int:
@@ -116,8 +128,10 @@ class KvSwaps:
         missing = min(job.num_computed_tokens, request.num_tokens - 1) - num_local_tokens
         return (missing, not self.copies.serial) if missing > 0 else (0, False)
 
-    def allocated(self, request: Request, blocks: Sequence[int], num_external_tokens: int) -> None:
-        """A request has its blocks: it is admitted, or has the first step since it came back."""
+    def allocated(
+        self, request: Request, blocks: Sequence[int], num_external_tokens: int, *, in_batch: bool = True
+    ) -> None:
+        """A request has its blocks: it is admitted, with or without a place `in_batch`, or runs again at last."""
         job: Job = self._scheduler.jobs[request.request_id]
         if job.state is JobState.RESIDENT:
             self.copies.runs(job)
@@ -127,10 +141,13 @@ class KvSwaps:
             return
         num_found = self.found_tokens[job] // self.device.block_size if num_external_tokens else len(blocks)
         self.copies.bring_back(job, blocks, num_found)
-        if job in self.copies.restoring:
+        waits = job in self.copies.restoring
+        if in_batch and waits:
             self._scheduler.take_seat()
-        else:
+        elif in_batch:
             self.copies.runs(job)
+        elif not waits:
+            self._scheduler.kv_back(job)
 
     def waits_for_blocks(self) -> bool:
         """Whether a step short of blocks should end here: copies that are on their way hold some.
@@ -151,7 +168,8 @@ class KvSwaps:
     # ---- orders and reports ------------------------------------------------------------------------
 
     def orders(self) -> CopyOrders:
-        """The copies that start with the step being scheduled."""
+        """The copies that start with the step being scheduled, which is filled but for its prefetches."""
+        self._scheduler.prefetch()
         started, self.copies.started = self.copies.started, []
         orders = CopyOrders(serial=self.copies.serial)
         self.step_waits = orders.serial and bool(started)

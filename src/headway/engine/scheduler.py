@@ -91,6 +91,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.defers_prefills = False
         self._preempted: dict[Job, Fate] = {}
         self._planned_fate: Fate | None = None
+        self._shaped = StepPlan()
+        self._not_offloaded: dict[Job, Reason] = {}
         self._departing: dict[str, Departure] = {}
         self._farewells = Farewells()
         token_budget, active_reqs = self._stock_limits()
@@ -196,10 +198,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self._caps:
             # On the instance, for this step alone: vLLM calls it for every grant, and most steps cap nobody.
             self._reserve_prefill_lookahead = self._capped
+        self._shaped = plan
         kept = len(plan.run) + len(paused)
         self.admission_closed = False
         resumable = self._line_up(plan, paused)
         self._preempt_planned(plan)
+        self._offload(plan)
         self.kv_holding_waiting.show(resumable)
         self.waiting.show(self.admission.window(plan))
         self.seats_planned = max(0, min(self._view.max_run - len(plan.run), self._view.max_resident - kept))
@@ -224,6 +228,14 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         for job, fate in plan.preempt.items():
             self.counters.planned_preemptions += 1
             self._preempt(self.requests[job.id], fate)
+
+    def _offload(self, plan: StepPlan) -> None:
+        """Start the copies of paused requests that the plan wants on the host; why not, where that cannot be."""
+        self._not_offloaded = {}
+        for job in plan.offload:
+            refused = Reason.HOST_BLOCKS if self.swaps is None else self.swaps.copies.offload(job)
+            if refused is not None:
+                self._not_offloaded[job] = refused
 
     def take_seat(self) -> None:
         """A request that was admitted has to wait for its KV: it takes a seat, although vLLM counts none."""
@@ -283,7 +295,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self._preempted[job] = Fate.RECOMPUTE
             return
         copies = self.swaps.copies
-        if fate is None:
+        if request.skip_reading_prefix_cache:  # vLLM would not load it either
+            fate = Fate.RECOMPUTE
+        elif fate is None:
             fate = Fate.RECOMPUTE if drop_stale_output or copies.uncopied_blocks(job) else Fate.SWAP
         self._preempted[job] = copies.leave(job, fate)
         self.counters.refused_swaps += fate is not self._preempted[job]
@@ -315,6 +329,54 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             counters.swapped_in_blocks += blocks
             counters.swap_in_s += seconds
             self.cost.to_device.observe(blocks, seconds)
+
+    def prefetch(self) -> None:
+        """Bring the plan's swapped requests back without a place in the batch, from slots and blocks that are left.
+
+        vLLM does so only in its admission loop; these are the calls it makes there. Called when that is over.
+        """
+        assert self.swaps is not None
+        plan = self._shaped
+        if self.admission_closed or len(self._preempted) > len(plan.preempt):
+            return
+        slots = self._view.max_resident - len(self.running) - len(self.kv_holding_waiting)
+        for request in self.waiting.find(job.id for job in plan.prefetch):
+            if slots <= 0:
+                return
+            if self.admission.not_ready(request) is None:
+                if not self._fetch(request):
+                    return
+                slots -= 1
+
+    def _fetch(self, request: Request) -> bool:
+        """Allocate for a swapped request and start to copy its KV back; False if it does not fit."""
+        assert self.swaps is not None
+        manager = self.kv_cache_manager
+        found, num_local, *_ = manager.get_computed_blocks(request)
+        num_external, waits = self.swaps.matched(request, num_local)
+        assert num_external is not None, "asked for a request that is not ready"
+        blocks = manager.allocate_slots(
+            request,
+            0,
+            num_new_computed_tokens=num_local,
+            new_computed_blocks=found,
+            num_external_computed_tokens=num_external,
+            delay_cache_blocks=True,
+            full_sequence_must_fit=self.scheduler_reserve_full_isl,
+            reserved_blocks=self._inflight_prefill_reserved_blocks() if waits else 0,
+            has_scheduled_reqs=bool(self.running),
+        )
+        if blocks is None:
+            return False
+        self.waiting.remove_request(request)
+        self.kv_holding_waiting.add_request(request)
+        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        request.num_computed_tokens = num_local + num_external
+        if waits:
+            self._inflight_prefills.add(request)
+        ids = manager.get_block_ids(request.request_id)[0]
+        self.swaps.allocated(request, ids, num_external, in_batch=False)
+        return True
 
     def kv_back(self, job: Job) -> None:
         """All of a request's KV is back: vLLM may resume it."""
@@ -354,11 +416,19 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.swaps.copies.forget(job)
             self.kv_lost(job)
 
-    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """KV from before a reset is of no use, on the host neither."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
+        """KV from before a reset is of no use, on the host neither, nor what comes back from there."""
+        if self.swaps is None:
+            reset: bool = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
+            return reset
         for job in list(self.ledger.swapped.values()):
             self._forget_swapped(job)
-        reset: bool = super().reset_prefix_cache(*args, **kwargs)
+        for job in list(self.swaps.copies.returned) if reset_running_requests else ():
+            if self.requests[job.id] in self.kv_holding_waiting:
+                self.swaps.copies.forget(job)
+                self.kv_lost(job)
+        with self.swaps.device.let_go():
+            reset = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
         return reset
 
     # ---- reading what happened ---------------------------------------------------------------------
@@ -372,6 +442,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             tokens=dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True)),
             num_tokens=output.total_num_scheduled_tokens,
             preempted=dict(self._preempted),
+            offloaded=[job for job in plan.offload if job not in {**self._not_offloaded, **self._preempted}],
             left=dict(plan.leave),
             free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
         )
@@ -404,7 +475,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         counters.scheduled_tokens += outcome.num_tokens
         counters.admissions += len(outcome.admitted)
         counters.shortage_preemptions += len(outcome.preempted) - len(plan.preempt)
-        outcome.passed_over = compare(outcome, self)
+        outcome.passed_over = {**compare(outcome, self), **self._not_offloaded}
         for reason in outcome.passed_over.values():
             counters.differences[reason] += 1
         self.ledger.apply(outcome)

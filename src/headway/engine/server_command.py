@@ -53,24 +53,29 @@ def server_command(
     _check_slots(settings, flags)
     host, port = address
     chosen = _chosen(model, settings, flags)
+    if settings.host_kv is not None:
+        settings.host_kv.check_machine(host_memory_bytes())
     arguments = [
         *("serve", resolve_model(model), "--host", host, "--port", str(port)),
         *(word for flag in flags for word in flag.words),
         *(word for choice in chosen for word in choice),
         *("--scheduler-cls", SCHEDULER, "--additional-config", json.dumps(config)),
-        *_connector(settings, flags),
+        *_connector(settings),
     ]
     drain_s = float(value_of(flags, "--shutdown-timeout") or 0)
     return ServerCommand(tuple(arguments), settings, tuple(map(" ".join, chosen)), drain_s)
 
 
-def _connector(settings: EngineSettings, flags: Sequence[VllmFlag]) -> tuple[str, ...]:
+def _connector(settings: EngineSettings) -> tuple[str, ...]:
     """The flag that starts the KV connector, if there is host memory to swap to."""
     if settings.host_kv is None:
         return ()
-    if is_given(flags, "--kv-transfer-config"):
-        raise ConfigError("host_kv and --kv-transfer-config are given; accepted: one of them")
     return ("--kv-transfer-config", json.dumps(settings.host_kv.transfer_config()))
+
+
+def host_memory_bytes() -> int:
+    """Memory of this machine, used or not."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def is_cpu_build() -> bool:

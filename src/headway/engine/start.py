@@ -8,6 +8,7 @@ from typing import Any
 from headway.engine.kv_host import CONNECTOR
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
+from headway.policies.presets import Preset
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +19,19 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     preset = EngineSettings.from_additional_config(vllm_config.additional_config).preset()
     check_vllm(vllm_config)
     scheduler = scheduler_class(vllm_config)
+    if swaps(preset) and vllm_config.kv_transfer_config is None:
+        logger.warning(
+            "policy %s has no host memory to swap KV to, so it recomputes instead; --host-kv-gib GIB of "
+            "`headway serve` gives it some",
+            preset.name,
+        )
     logger.info("Headway policy %s (%s), %s", preset.name, preset.summary, scheduler.__name__)
     return scheduler(vllm_config, *args, **kwargs)
+
+
+def swaps(preset: Preset) -> bool:
+    """Whether a policy's eviction has a use for host memory."""
+    return preset.eviction.partition(":")[0] in ("swap", "cheapest")
 
 
 def scheduler_class(vllm_config: Any) -> type[Any]:

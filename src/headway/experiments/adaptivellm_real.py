@@ -39,6 +39,14 @@ MODEL = "made, 46 million parameters"
 POINT = Point(group=GROUPS[0])
 """Whose requests are served; the paper's model plays no part."""
 REQUESTS = 200
+DATA_KEYS = (
+    "throughput_rps",
+    "weighted_turnaround",
+    "preemptions",
+    "swapped_out_blocks",
+    "recomputed_tokens",
+)
+"""Summary keys that tables and scripts get."""
 SECONDS = 140.0
 """About how long all of it takes on two cores."""
 ROUNDS = 2
@@ -124,14 +132,19 @@ def run_real_policies(
     return tuple(RealResult(policy=policy, summaries=tuple(summaries)) for policy, summaries in found.items())
 
 
-def real_runs(root: Path, tell: Tell, sizes: RealSizes | None = None) -> RealRuns:
-    """What the folder keeps, else measured now and kept. Raises ConfigError if the engine does not start."""
+def real_runs(root: Path, tell: Tell, sizes: RealSizes | None = None) -> RealRuns | None:
+    """What the folder keeps, else measured now and kept; None without vLLM.
+
+    Raises ConfigError if the engine does not start.
+    """
     path = root / FILE
     if path.exists():
         try:
             return msgspec.json.decode(path.read_bytes(), type=RealRuns)
         except msgspec.DecodeError as error:
             raise RecordError(f"{path}: {error}") from error
+    if find_spec("vllm") is None:
+        return None
     sizes = sizes or RealSizes()
     tell("real engine: starting vLLM")
     engine = SteppedEngine(str(ensure_mid_model()), sizes.flags(), sizes.settings(BASELINE))
@@ -145,16 +158,24 @@ def real_runs(root: Path, tell: Tell, sizes: RealSizes | None = None) -> RealRun
 
 
 def real_seconds(root: Path) -> float:
-    """About how long `real_part` will take."""
+    """About how long `real_runs` will take."""
     return 0.0 if (root / FILE).exists() or find_spec("vllm") is None else SECONDS
 
 
-def real_part(root: Path, tell: Tell) -> StudyPart:
-    """The policies on this machine's engine, beside each other; without vLLM only that it was not run."""
+def real_part(runs: RealRuns | None) -> StudyPart:
+    """The policies on this machine's engine, beside each other; or that they were not run, and why."""
     title = "The same policies on a real engine"
-    if find_spec("vllm") is None:
-        return StudyPart(title=title, text=["Not run: vLLM is not installed (pip install 'headway[cpu]')."])
-    return StudyPart(title=title, tables=[real_table(real_runs(root, tell))])
+    if runs is not None:
+        return StudyPart(title=title, tables=[real_table(runs)])
+    needs = "" if find_spec("vllm") else " vLLM is not installed: pip install 'headway[cpu]'."
+    return StudyPart(title=title, text=[f"Not run: --quick leaves it out.{needs}"])
+
+
+def real_data(runs: RealRuns | None) -> dict[str, object] | None:
+    """What scripts read: policy -> means over the rounds; None where it was not run."""
+    if runs is None:
+        return None
+    return {result.policy: {key: result.mean(key) for key in DATA_KEYS} for result in runs.results}
 
 
 def real_table(runs: RealRuns) -> StudyTable:
@@ -171,6 +192,7 @@ def real_table(runs: RealRuns) -> StudyTable:
             "weighted turnaround",
             "preemptions",
             "blocks out",
+            "recomputed tokens",
         ],
         rows=[_row(result, base) for result in runs.results],
         note=f"Mean of {len(base.summaries)} rounds. A CPU's copies and products are not a GPU's: this shows the same "
@@ -185,5 +207,5 @@ def _row(result: RealResult, base: RealResult) -> list[Value]:
         result.policy,
         mine,
         gain,
-        *(result.mean(key) for key in ("weighted_turnaround", "preemptions", "swapped_out_blocks")),
+        *(result.mean(key) for key in DATA_KEYS[1:]),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import NamedTuple
 
 from headway.experiments.adaptivellm import (
@@ -43,7 +43,7 @@ QUICK_LIMITS = (OUTPUT_LIMITS[0], TABLE_LIMIT, OUTPUT_LIMITS[-1])
 _STEPS = {"Chatbot": (34, 160), "Alpaca": (34, 160), "Summary": (190, 85)}
 """Data set -> steps for each token of the longest output, and the limit beyond which few outputs are longer."""
 _DRIFTING = (ADAPTIVE, PLUS, FAIRNESS_ONLY)
-_STEP_S, _DRIFTING_STEP_S = 1e-4, 3e-4
+_STEP_S, _DRIFTING_STEP_S = 1e-4, 2e-4
 """Seconds that simulating a step takes; the second, where every step is planned anew."""
 
 
@@ -70,8 +70,8 @@ VARIATIONS = (
 class Scope:
     """How much is run.
 
-    The quick part has one seed: Table 3 whole; of Fig. 3 one model and three lengths; of Fig. 4 that model and the
-    batch caps that the paper shows; its overhead and variations; neither ablations, nor the control of exact
+    The quick part has one seed: Table 3 whole; of Fig. 3 two groups and three lengths; of Fig. 4 the same groups and
+    the batch caps that the paper shows; their overhead and variations; neither ablations, nor the control of exact
     lengths, nor Poisson arrivals.
     """
 
@@ -131,23 +131,24 @@ class Scope:
 
     def first_runs(self) -> list[StudyRun]:
         """All runs but the loaded ones, whose rates depend on these; the longest first."""
-        compared = [
-            *product(self.table_points(), MAIN),
-            *product(self.sweep_points(), MAIN),
-            *product(self.ablation_points(), ABLATIONS),
-            *product(self.latency_points(), LATENCY),
-            *(
-                (varied(Point(group=group), what), what.policy)
-                for group in self.groups()
-                for what in VARIATIONS
-            ),
-        ]
-        ordered = sorted(dict.fromkeys(compared), key=lambda pair: _seconds(*pair), reverse=True)
+        longest_first = sorted(self._compared(), key=lambda pair: _seconds(*pair), reverse=True)
         stepwise = [
             point.run(policy, 0, every_step=True)
             for point, policy in product(self.overhead_points(), OVERHEAD)
         ]
-        return list(chain(self._runs(ordered), stepwise))
+        return [*self._runs(longest_first), *stepwise]
+
+    def _compared(self) -> list[tuple[Point, str]]:
+        """Every point with every policy that is asked there."""
+        varied_points = product(self.groups(), VARIATIONS)
+        pairs = [
+            *product(self.table_points(), MAIN),
+            *product(self.sweep_points(), MAIN),
+            *product(self.ablation_points(), ABLATIONS),
+            *product(self.latency_points(), LATENCY),
+            *((varied(Point(group=group), what), what.policy) for group, what in varied_points),
+        ]
+        return list(dict.fromkeys(pairs))
 
     def loaded_runs(self, capacity_rps: Mapping[Group, float]) -> list[StudyRun]:
         """The runs with Poisson arrivals."""
@@ -162,8 +163,8 @@ class Scope:
 
     def seconds_a_run(self) -> float:
         """About how long a run takes on one core, in the mean."""
-        compared = [*product(self.sweep_points(), MAIN), *product(self.latency_points(), LATENCY)]
-        return sum(_seconds(*pair) for pair in compared) / len(compared)
+        pairs = self._compared()
+        return sum(_seconds(*pair) for pair in pairs) / len(pairs)
 
 
 def varied(point: Point, what: What) -> Point:

@@ -19,7 +19,7 @@ from headway.experiments.adaptivellm_errors import PredictorErrors, errors_secon
 from headway.experiments.adaptivellm_findings import Findings, short
 from headway.experiments.adaptivellm_latency import figure_4, figure_4_data, loaded
 from headway.experiments.adaptivellm_overhead import Overhead, overhead_part, overheads
-from headway.experiments.adaptivellm_real import real_part, real_seconds
+from headway.experiments.adaptivellm_real import RealRuns, real_data, real_part, real_runs, real_seconds
 from headway.experiments.adaptivellm_scope import Scope
 from headway.experiments.adaptivellm_throughput import (
     ablations,
@@ -62,11 +62,11 @@ class AdaptiveLlm:
         run_study(scope.first_runs(), kept, jobs=request.jobs, tick=tick)
         if not scope.quick:
             run_study(scope.loaded_runs(findings.capacity_rps()), kept, jobs=request.jobs, tick=tick)
-        real = None if scope.quick else real_part(request.root, tell)
+        real = None if scope.quick else real_runs(request.root, tell)
         return _study(findings, predictor_errors(request, tell), real)
 
 
-def _study(findings: Findings, errors: PredictorErrors, real: StudyPart | None) -> Study:
+def _study(findings: Findings, errors: PredictorErrors, real: RealRuns | None) -> Study:
     costs = overheads(findings)
     parts: list[StudyPart | None] = [
         table_3(findings),
@@ -77,14 +77,14 @@ def _study(findings: Findings, errors: PredictorErrors, real: StudyPart | None) 
         loaded(findings),
         errors.part(),
         overhead_part(costs),
-        real,
+        real_part(real),
     ]
     return Study(
         name=NAME,
         title=TITLE,
         facts=_facts(findings.scope),
         parts=[part for part in parts if part is not None],
-        data={**_data(findings, costs), **errors.data()},
+        data={**_data(findings, costs), **errors.data(), "real_engine": real_data(real)},
     )
 
 

@@ -74,9 +74,10 @@ def test_what_is_left_to_run_fits_and_the_victims_rank_lowest(
     assert needed <= free + freed or list(made.run) == [ranked[0]]
 
 
-@pytest.mark.parametrize(
-    "name", ["adaptivellm", "adaptivellm-memory", "adaptivellm-predict-only", "vllm-s-fallback", "vllm-s"]
-)
+PLANNING = [name for name, row in PRESETS.items() if not row.eviction.startswith("recompute")]
+
+
+@pytest.mark.parametrize("name", PLANNING)
 @UNTIMED
 @given(workload=workloads())
 def test_no_resident_runs_out_while_the_step_is_filled(name: str, workload: Workload) -> None:

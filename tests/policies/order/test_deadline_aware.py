@@ -71,13 +71,15 @@ def test_a_first_token_takes_its_target_away() -> None:
 
 
 @UNTIMED
-@given(jobs=waiting_jobs(), now_s=instants, k=st.integers(0, 9))
-def test_without_targets_it_is_waited_over_length(jobs: list[Job], now_s: float, k: int) -> None:
-    plain = WaitedOverLength()
+@given(jobs=waiting_jobs(), now_s=instants, k=st.integers(0, 9), prompt_only=st.booleans())
+def test_without_targets_it_is_waited_over_length(
+    jobs: list[Job], now_s: float, k: int, prompt_only: bool
+) -> None:
+    plain, order = WaitedOverLength(prompt_only=prompt_only), DeadlineAware(prompt_only=prompt_only)
     for job in jobs:
         job.slo = Slo()
         plain.add(job)
-    order = indexed(*jobs)
+        order.add(job)
     assert order.top(k, now_s) == plain.top(k, now_s)
     assert ids(order.rank(jobs, now_s)) == ids(plain.rank(jobs, now_s))
 

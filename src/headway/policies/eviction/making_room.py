@@ -32,8 +32,10 @@ def make_room(
     admitted in such a step (invariant 4). One that cannot fit although it is alone stays in `run`: it is the
     engine's to deal with. If `choose` lets too many stay for anybody to run, it is overruled, and they are
     recomputed. Blocks that a victim shares with others are counted although they stay: where that leaves the
-    step short, the fill rule takes the last resident. O(1) with blocks to spare, else O(residents) and, short of blocks, that much and a ranking
-    for every victim. Source: AdaptiveLLM Algorithm 1 (section 1.3), with the lowest for its "pop" (gap A1).
+    step short, the fill rule takes the last resident.
+
+    O(1) with blocks to spare, else O(residents), and short of blocks a ranking and O(residents) a victim.
+    Source: AdaptiveLLM Algorithm 1 (section 1.3), with the lowest for its "pop" (gap A1).
     """
     if surely_fits(view, len(plan.run), plan.token_budget):
         return plan
@@ -94,8 +96,11 @@ class _Shortage:
 
     @property
     def all_paused(self) -> bool:
-        """Whether nobody is left to run, and there is nothing that those who pause could wait for."""
-        return self.paused and not self.run and not self.coming
+        """Whether nobody is sure to run, and there is nothing that those who pause could wait for.
+
+        One that came back may be passed over for want of blocks.
+        """
+        return self.paused and not self.coming and all(job in self.view.returned for job in self.run)
 
     def evict(self, job: Job, choose: ChooseFate) -> None:
         """Take a job's KV away, unless it is to keep it."""

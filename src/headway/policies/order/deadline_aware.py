@@ -22,16 +22,18 @@ class DeadlineAware:
     On arrival urgency is 1, at half of the time 2, near the deadline `most`. A target that is missed, or was
     never set, counts 1: such a job ranks by waited / length alone, so an expired deadline is never most urgent.
     As urgency is bounded, a job of length L that has waited W is passed over only by jobs that have waited
-    W / (L x most) or more: no job starves. Without targets this is `waited-over-length`. top looks at the k
-    highest by waited / length and the k next due, no further: O(k log k) and the cost of these two indexes.
+    W / (L x most) or more: no job starves. Without targets this is `waited-over-length`, with its
+    `prompt_only`. top looks at the k highest by waited / length and the k next due, no further: O(k log k) and
+    the cost of these two indexes.
     Source: the future work of AdaptiveLLM (section 1.10, item 1).
     """
 
-    def __init__(self, most: float = DEFAULT_MOST) -> None:
+    def __init__(self, most: float = DEFAULT_MOST, *, prompt_only: bool = False) -> None:
         if not 1 <= most < inf:
             raise ConfigError(f"most is {most}; accepted: 1 or more, as a factor")
         self.most = most
-        self._by_wait = WaitedOverLength()
+        self.prompt_only = prompt_only
+        self._by_wait = WaitedOverLength(prompt_only=prompt_only)
         self._by_due = SortedIndex()
         self._due_keys: dict[Job, Key] = {}
 

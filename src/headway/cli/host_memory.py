@@ -1,0 +1,43 @@
+"""The flags that give an engine host memory to swap KV to, alike wherever one is started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.engine.kv_host import HostKv
+
+HostKvGib = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GIB",
+        help="Host memory for the KV of requests that are swapped out, so that they come back by a copy and "
+        "not by computing; all workers together. 0: none. Only policies with eviction `swap` or `cheapest` "
+        "use it.",
+    ),
+]
+HostKvBytesPerS = Annotated[
+    float | None,
+    typer.Option(
+        metavar="B",
+        help="Bytes per second that KV copies reach at most, each direction by itself: what a slower link "
+        "would cost, such as 12e9 for PCIe 3.0.",
+    ),
+]
+
+
+def host_memory(gib: float | None, bytes_per_s: float | None) -> HostKv | None:
+    """What the flags ask for; None without memory. Raises ConfigError for values that are not accepted."""
+    from headway.engine.kv_host import HostKv
+
+    if gib is not None and gib != 0:
+        return HostKv(gib=gib, bytes_per_s=bytes_per_s)
+    if bytes_per_s is not None:
+        raise ConfigError(
+            f"--host-kv-bytes-per-s is {bytes_per_s} without host memory; accepted: with --host-kv-gib"
+        )
+    return None
