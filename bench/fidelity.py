@@ -3,7 +3,9 @@
 Serves the same streams for real and simulated, with a made model of 46 million parameters: three policies at
 three loads, the real engine twice each, so that its own run-to-run spread stands beside the simulator's error.
 Slices of `headway profile` between the runs make the calibration. About 13 minutes on 2 cores;
-`--simulate-only` compares again with the real runs already in DIR, in seconds.
+`--simulate-only` compares again with the real runs already in DIR, in seconds. `--swaps` serves the presets
+that swap, and their ablations, at one load with few KV blocks, host memory, and copies held to a stated
+bandwidth, which is then the simulator's too: about 12 minutes.
 
 Per cell: mean JCT, mean TTFT and p99 JCT, real (mean of the runs) and simulated; `error` is simulated / real - 1,
 `spread` the runs' largest difference over their mean. Aim: errors of 3 %, 8 % and 8 % or less. A machine that does
@@ -39,6 +41,7 @@ from bench.fidelity_plot import fidelity_svg
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.record import Record
+from headway.engine.kv_host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.profile import Measurements, Profiler, kind_of
 from headway.engine.profile_result import Identity, conclude
@@ -52,14 +55,13 @@ from headway.predict.calibration import Calibration
 from headway.predict.cost_file import load_cost_file, write_cost_file
 from headway.predict.residuals import quantile
 from headway.predict.step_fit import fit_step_time
+from headway.predict.transfer import TransferModel
 from headway.results import read_records, summarize
 from headway.results.records import RecordWriter
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.traces import LogNormal, Poisson, TraceRequest, generate
 
-POLICIES = ("vllm", "sarathi", "sjf")
-LOADS = (0.5, 0.8, 1.1)
 COST_FILE, REAL_FILE, STEPS_FILE = "cost.json", "real.json", "steps.jsonl"
 METRICS = {"mean_jct_s": 0.03, "mean_ttft_s": 0.08, "p99_jct_s": 0.08}
 """Summary key -> the error that is aimed at."""
@@ -67,6 +69,38 @@ VLLM_FLAGS = (
     *("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--block-size", "32"),
     *("--max-model-len", "2048", "--enforce-eager"),
 )
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compared: policies, loads, and the engine's memory. None for KV blocks: as many as vLLM takes."""
+
+    policies: tuple[str, ...]
+    loads: tuple[float, ...]
+    num_blocks: int | None = None
+    host_kv: HostKv | None = None
+
+    def cells(self) -> list[tuple[str, float]]:
+        """Every policy and load."""
+        return [(policy, load) for policy in self.policies for load in self.loads]
+
+    def vllm_flags(self) -> tuple[str, ...]:
+        """The engine's flags; vLLM's own count has its null block too."""
+        if self.num_blocks is None:
+            return VLLM_FLAGS
+        return (*VLLM_FLAGS, "--num-gpu-blocks-override", str(self.num_blocks + 1))
+
+
+PLAIN = Setup(policies=("vllm", "sarathi", "sjf"), loads=(0.5, 0.8, 1.1))
+SWAPS = Setup(
+    policies=(
+        *("adaptivellm", "adaptivellm-plus", "vllm-s", "vllm-s-fallback"),
+        *("adaptivellm-memory", "adaptivellm-fairness", "adaptivellm-predict-only"),
+    ),
+    loads=(0.9,),
+    num_blocks=64,
+    host_kv=HostKv(blocks=48, bytes_per_s=200e6),
+)
+"""Room for six or seven requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
 INPUTS = LogNormal.fitted(256.0, 0.9, 1024)
 OUTPUTS = LogNormal.fitted(48.0, 0.8, 192)
 MAX_OUTPUT_TOKENS = 192
@@ -155,16 +189,30 @@ def profile_for(engine: SteppedEngine, profiler: Profiler, seconds: float) -> No
         profiler.play_next()
 
 
+def with_link(calibration: Calibration, host_kv: HostKv | None) -> Calibration:
+    """The calibration with copies as slow as the engine's were held to."""
+    if host_kv is None or host_kv.bytes_per_s is None:
+        return calibration
+    link = TransferModel(start_s=0.0, bytes_per_s=host_kv.bytes_per_s)
+    return replace(calibration, to_host=link, to_device=link)
+
+
 def simulated(
-    calibration: Calibration, trace: Sequence[TraceRequest], policy: str, sizes: EngineSizes, seed: int = 0
+    calibration: Calibration,
+    trace: Sequence[TraceRequest],
+    policy: str,
+    side: RealSide,
+    seed: int = 0,
 ) -> list[Record]:
     """The records of the same stream on one simulated engine of the same sizes."""
+    sizes, host_kv = side.sizes, side.setup.host_kv
     limits = EngineLimits(
         num_blocks=sizes.num_blocks,
         block_size=sizes.block_size,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         prefix_caching=sizes.prefix_caching,
+        host_blocks=(host_kv and host_kv.blocks) or 0,
     )
     records: list[Record] = []
 
@@ -243,6 +291,7 @@ def _ratios(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 class RealSide(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulated side needs to know of the real one; kept in the folder as `real.json`."""
 
+    setup: Setup
     sizes: EngineSizes
     capacity_rps: float
     run_s: float
@@ -253,22 +302,24 @@ class RealSide(msgspec.Struct, frozen=True, kw_only=True):
         return stream(load * self.capacity_rps, self.run_s, seed=int(100 * load))
 
 
-def measure_real(out: Path, runs: int, run_s: float, profile_s: float) -> None:
+def measure_real(out: Path, setup: Setup, runs: int, run_s: float, profile_s: float) -> None:
     """Find the capacity, serve every cell, profile in between; all is left in `out`.
 
     A slice of the profile comes before every run, so that what else the machine does falls on both alike.
     """
-    engine = start()
+    engine = start(setup)
     try:
         measured = Measurements(engine.sizes)
         profiler = Profiler(engine, measured, seconds=profile_s)
         profiler.prepare(lambda share, what: None)
-        side = RealSide(sizes=engine.sizes, capacity_rps=capacity_rps(engine), run_s=run_s, runs=runs)
+        side = RealSide(
+            setup=setup, sizes=engine.sizes, capacity_rps=capacity_rps(engine), run_s=run_s, runs=runs
+        )
         _say(f"capacity {side.capacity_rps:.2f} requests a second")
-        slice_s = profile_s / runs / len(cells())
+        slice_s = profile_s / runs / len(setup.cells())
         with (out / STEPS_FILE).open("w") as steps:
             # All cells once, then all again, for the same reason.
-            for run, (policy, load) in product(range(runs), cells()):
+            for run, (policy, load) in product(range(runs), setup.cells()):
                 profile_for(engine, profiler, slice_s)
                 gc.collect()
                 real = run_real(engine, side.trace(load), EngineSettings(policy=policy))
@@ -285,10 +336,10 @@ def measure_real(out: Path, runs: int, run_s: float, profile_s: float) -> None:
 def compare(out: Path) -> dict[str, Any]:
     """Simulate every cell and put it beside the real runs in `out`; takes seconds."""
     side = msgspec.json.decode((out / REAL_FILE).read_bytes(), type=RealSide)
-    calibration = load_cost_file(out / COST_FILE).calibration()
+    calibration = with_link(load_cost_file(out / COST_FILE).calibration(), side.setup.host_kv)
     rows = [json.loads(line) for line in (out / STEPS_FILE).read_text().splitlines()]
-    table: dict[str, dict[str, Any]] = {policy: {} for policy in POLICIES}
-    for policy, load in cells():
+    table: dict[str, dict[str, Any]] = {policy: {} for policy in side.setup.policies}
+    for policy, load in side.setup.cells():
         table[policy][f"{load:g}"] = _compare_cell(out, side, calibration, rows, policy, load).to_dict()
     return {
         "machine": machine_name(),
@@ -307,22 +358,18 @@ def _compare_cell(
         name = _name(policy, load, f"real-{run}")
         real.append(values_of(read_records(out / f"{name}.jsonl")))
         its_own = own_calibration(calibration, [row for row in rows if row["run"] == name])
-        own.append(values_of(simulated(its_own, trace, policy, side.sizes)))
+        own.append(values_of(simulated(its_own, trace, policy, side)))
     model: list[Values] = []
     for seed in range(SIMULATED_SEEDS):
-        records = simulated(calibration, trace, policy, side.sizes, seed)
+        records = simulated(calibration, trace, policy, side, seed)
         _keep(out, _name(policy, load, f"simulated-{seed}"), records)
         model.append(values_of(records))
     return Cell(real, model, own)
 
 
-def cells() -> list[tuple[str, float]]:
-    """Every policy and load."""
-    return [(policy, load) for policy in POLICIES for load in LOADS]
-
-
 def _row(served: ServedStep) -> Row:
-    return {"shape": asdict(served.step.shape), "seconds": served.step.seconds, "gap_s": served.gap_s}
+    step = served.step
+    return {"shape": asdict(step.shape), "seconds": step.seconds - step.copy_wait_s, "gap_s": served.gap_s}
 
 
 def _name(policy: str, load: float, which: str) -> str:
@@ -346,6 +393,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2, help="real runs a cell (default 2)")
     parser.add_argument("--seconds", type=float, default=DEFAULT_RUN_S, help="of arrivals a run (default 30)")
     parser.add_argument("--profile-seconds", type=float, default=DEFAULT_PROFILE_S, help="default 90")
+    parser.add_argument("--swaps", action="store_true", help="the presets that swap, with host memory")
     parser.add_argument(
         "--simulate-only", action="store_true", help="against the real runs that DIR holds already"
     )
@@ -353,7 +401,8 @@ def main() -> None:
     out = arguments.out
     if not arguments.simulate_only:
         out.mkdir(parents=True, exist_ok=True)
-        measure_real(out, arguments.runs, arguments.seconds, arguments.profile_seconds)
+        setup = SWAPS if arguments.swaps else PLAIN
+        measure_real(out, setup, arguments.runs, arguments.seconds, arguments.profile_seconds)
     report = compare(out)
     (out / "fidelity.svg").write_text(fidelity_svg(report["cells"], tuple(METRICS)))
     text = json.dumps(report)
@@ -373,13 +422,14 @@ def missed(cells: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def start() -> SteppedEngine:
+def start(setup: Setup) -> SteppedEngine:
     """The engine, its worker on the first core and this loop on the last, so that they do not trade places."""
     cores = sorted(os.sched_getaffinity(0))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if len(cores) > 1:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1])))
-    engine = SteppedEngine(str(ensure_mid_model()), VLLM_FLAGS)
+    settings = EngineSettings(host_kv=setup.host_kv)
+    engine = SteppedEngine(str(ensure_mid_model()), setup.vllm_flags(), settings)
     os.sched_setaffinity(0, cores[-1:])
     return engine
 

@@ -3,6 +3,7 @@
 A real vLLM engine (`headway serve demo`, with few seats and few KV blocks) gets the start of the Azure 2023
 conversation trace where the shared data is there, else the fitted law of the same name: lengths scaled to the
 model, arrivals so close that requests queue, and one client in five going away before its answer is whole.
+With `--host-kv-gib` the engine has host memory, and a policy that swaps puts the KV of preempted requests there.
 
 `unaccounted` are requests that do not end exactly once on both sides, the client's records and the engine's,
 in outcomes that agree; `unexplained` are differences between plan and step for which there was no reason.

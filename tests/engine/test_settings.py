@@ -143,7 +143,10 @@ def test_parts_take_the_place_of_the_presets_own() -> None:
         ({"eviction": "nope"}, "unknown eviction 'nope'; accepted: cheapest, recompute, swap"),
         ({"leaving": ["expired", "nope"]}, "unknown leaving 'nope'; accepted: expired, "),
         ({"order": ""}, "unknown order ''"),
-        ({"batching": "decode-first:colour=red"}, "has no setting 'colour=red'; accepted .*: head_room, token_budget"),
+        (
+            {"batching": "decode-first:colour=red"},
+            "has no setting 'colour=red'; accepted .*: head_room, token_budget",
+        ),
         ({"batching": "decode-first:token_budget"}, "has no setting 'token_budget'"),
         (
             {"batching": "decode-first:token_budget=many"},

@@ -12,6 +12,7 @@ import pytest
 
 from bench import soak
 from headway.core.record import Outcome, Record
+from headway.engine.kv_host import HostKv
 from headway.traces import load_trace
 
 
@@ -35,16 +36,26 @@ def knock(url: str) -> None:
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("policy", "leaving"), [("sjf", ["queue-bound:max_waiting=16"]), ("vllm", [])], ids=["sjf", "vllm"]
+    ("policy", "leaving", "host_kv"),
+    [
+        ("sjf", ["queue-bound:max_waiting=16"], None),
+        ("vllm", [], None),
+        (soak.SWAPPING_POLICY, [], HostKv(gib=0.05)),
+    ],
+    ids=["sjf", "vllm", "swapping"],
 )
-def test_every_request_ends_once_on_both_sides(policy: str, leaving: list[str], tmp_path: Path) -> None:
-    result = soak.soak(policy, leaving, 250, tmp_path, visit=knock)
+def test_every_request_ends_once_on_both_sides(
+    policy: str, leaving: list[str], host_kv: HostKv | None, tmp_path: Path
+) -> None:
+    result = soak.soak(policy, leaving, 250, tmp_path, visit=knock, host_kv=host_kv)
     log = (tmp_path / "log").read_text(errors="replace")
     assert soak.passed(result), f"{result}\n{log[-3000:]}"
     assert (result["requests"], result["unaccounted"], result["unexplained"]) == (250, 0, 0)
     assert sum(result[outcome] for outcome in ("finished", "cancelled", "shed", "failed")) == 250
     assert result["cancelled"] > 10
     assert result["preemptions"] > 0
+    assert (result["swapped_out_blocks"] > 0) == (result["swapped_in_blocks"] > 0) == bool(host_kv)
+    assert result["failed_copies"] == result["lost_copies"] == 0
     assert (result["shed"] > 0) == bool(leaving)
     assert (result["policy"], result["exit_code"]) == (policy, 0)
     assert "Traceback" not in log.partition("[shutdown]")[0]  # vLLM may log its engine's end as an error
@@ -54,7 +65,9 @@ def test_the_bench_has_a_command_line() -> None:
     done = subprocess.run(
         [sys.executable, str(Path(soak.__file__)), "--help"], capture_output=True, text=True, check=True
     )
-    assert all(flag in done.stdout for flag in ("--json", "--policy", "--leaving", "--requests"))
+    assert all(
+        flag in done.stdout for flag in ("--json", "--policy", "--leaving", "--requests", "--host-kv-gib")
+    )
 
 
 # ---- the accounting itself can fail ------------------------------------------------------------------

@@ -87,11 +87,14 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     return Findings(kept(tmp_path_factory.mktemp("full"), Scope()), Scope())
 
 
-def reproduced(root: Path) -> Study:
+@pytest.fixture(scope="module")
+def study(quick_root: Path) -> Study:
+    """What is made of it."""
+
     def never() -> None:
         raise AssertionError("a run that is kept was made again")
 
-    return AdaptiveLlm().reproduce(Request(root=root, jobs=1, quick=True), never, lambda line: None)
+    return AdaptiveLlm().reproduce(Request(root=quick_root, jobs=1, quick=True), never, lambda line: None)
 
 
 # ---- findings ------------------------------------------------------------------------------------------
@@ -144,8 +147,8 @@ def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
 # ---- the study -----------------------------------------------------------------------------------------
 
 
-def test_the_data_has_the_stable_keys_and_the_papers_numbers(quick_root: Path) -> None:
-    data = msgspec.json.decode(msgspec.json.encode(reproduced(quick_root).data))
+def test_the_data_has_the_stable_keys_and_the_papers_numbers(study: Study) -> None:
+    data = msgspec.json.decode(msgspec.json.encode(study.data))
     assert list(data) == [
         *("quick", "cells_run", "cells_total", "seeds", "table3", "fig3", "weighted_turnaround_cut"),
         *("decision_overhead", "recompute_error", "swap_error", "real_engine"),
@@ -172,8 +175,8 @@ def test_the_data_has_the_stable_keys_and_the_papers_numbers(quick_root: Path) -
     assert data["swap_error"] == {"in": 0.01, "out": 0.03, "measured_on": "cpu-engine"}
 
 
-def test_every_table_says_whether_it_was_simulated_or_measured(quick_root: Path) -> None:
-    labels = {table.name: table.measured_on for table in reproduced(quick_root).tables}
+def test_every_table_says_whether_it_was_simulated_or_measured(study: Study) -> None:
+    labels = {table.name: table.measured_on for table in study.tables}
     assert labels["table3"] == "simulated, A800 PCIe 80 GB"
     assert labels["predictors"] == "real engine, a test"
     assert all(
@@ -182,8 +185,8 @@ def test_every_table_says_whether_it_was_simulated_or_measured(quick_root: Path)
     )
 
 
-def test_reasons_are_read_from_the_runs(quick_root: Path) -> None:
-    said = " ".join(sentence for part in reproduced(quick_root).parts for sentence in part.text)
+def test_reasons_are_read_from_the_runs(study: Study) -> None:
+    said = " ".join(sentence for part in study.parts for sentence in part.text)
     assert "adaptivellm over vllm-v0: 1.20 to 1.20 times; in the paper 1.09 to 1.40." in said
     assert "50% of adaptivellm's recomputes found the host full" in said
     assert "shorter than that of vllm-v0 by 0% to 0%" in said

@@ -10,18 +10,23 @@ import pytest
 from bench.fidelity import (
     MAX_OUTPUT_TOKENS,
     METRICS,
+    PLAIN,
+    SWAPS,
     Cell,
     RealSide,
+    Setup,
     missed,
     own_calibration,
     simulated,
     steps_report,
     stream,
     values_of,
+    with_link,
 )
 from bench.fidelity_plot import fidelity_svg
 from headway.core.batch_shape import BatchShape
 from headway.engine.demo_model import DemoRecipe, ensure_demo_model, ensure_model
+from headway.policies.presets import PRESETS
 from headway.predict.calibration import Calibration
 from headway.predict.step_law import Curve, StepTimeLaw
 from headway.predict.transfer import TransferModel
@@ -63,20 +68,32 @@ def test_errors_are_of_means_and_the_spread_is_of_real_runs() -> None:
     assert missed({"p": {"1": cell}}) == ["p at 1: mean_jct_s", "p at 1: p99_jct_s"]
 
 
-@pytest.mark.parametrize("policy", ["vllm", "sarathi", "sjf"])
-def test_the_simulated_side_ends_every_request(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("setup", "policy"),
+    [(setup, policy) for setup in (PLAIN, SWAPS) for policy in setup.policies],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_simulated_side_ends_every_request(setup: Setup, policy: str) -> None:
     trace = stream(5.0, 4.0, seed=1)
-    records = simulated(CALIBRATION, trace, policy, SIZES)
+    sizes = replace(SIZES, num_blocks=setup.num_blocks or SIZES.num_blocks)
+    side = RealSide(setup=setup, sizes=sizes, capacity_rps=5.0, run_s=4.0, runs=1)
+    records = simulated(with_link(CALIBRATION, setup.host_kv), trace, policy, side)
     assert {record.id: record.output_tokens for record in records} == {
         request.id: request.output_tokens for request in trace
     }
     assert all(value > 0 for value in values_of(records).values())
 
 
+def test_the_setup_with_swaps_serves_every_preset_that_swaps_or_takes_its_place() -> None:
+    swapping = {name for name, row in PRESETS.items() if not row.eviction.startswith("recompute")}
+    assert set(SWAPS.policies) == swapping | {"adaptivellm-fairness"}
+    assert "65" in SWAPS.vllm_flags()  # one block more: vLLM's null block
+
+
 def test_streams_are_the_same_again_and_declare_their_limit() -> None:
     assert stream(5.0, 10.0, seed=1) == stream(5.0, 10.0, seed=1)
     assert all(request.max_output_tokens == MAX_OUTPUT_TOKENS for request in stream(5.0, 10.0, seed=1))
-    side = RealSide(sizes=SIZES, capacity_rps=10.0, run_s=20.0, runs=1)
+    side = RealSide(setup=PLAIN, sizes=SIZES, capacity_rps=10.0, run_s=20.0, runs=1)
     assert len(side.trace(0.5)) == 100
 
 

@@ -7,24 +7,18 @@ from typing import Any
 
 import pytest
 
-from bench.swap import (
-    FAMILIES,
-    LOADS,
-    Case,
-    Costs,
+from bench.swap import FAMILIES, LOADS, Case, Costs, report, swap, table
+from bench.swap_engine import CopySeconds, Watch, WatchedStep
+from bench.swap_figures import (
     Run,
     at_one_speed_s,
     hidden_share,
     lengthened,
     policy_row,
     rate,
-    report,
     run_of,
-    swap,
-    table,
     versus,
 )
-from bench.swap_engine import CopySeconds, Watch, WatchedStep
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import Fate
 from headway.core.record import Outcome, Record

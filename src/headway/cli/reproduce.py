@@ -27,8 +27,8 @@ EPILOG = """Examples:
   headway reproduce all --quick --json
 
 What --quick runs is fixed. Of adaptivellm: one seed; Table 3 whole; Fig. 3 for OPT-13B with Chatbot and Summary at
-16, 64 and 256 tokens; Fig. 4 for the same two at batch caps 64 and 128; predictor errors of one small model. All of it
-takes about half an hour on two cores.
+16, 64 and 256 tokens; Fig. 4 for the same two at batch caps 64 and 128; predictor errors of one small model. Without
+--quick it takes about half an hour on two cores.
 
 Needs no download and no data: length laws ship with the package. Tables say whether they were simulated or measured
 on a real engine, and on what. DIR gets tables (CSV, Markdown), charts (SVG), the JSON and one HTML page. What is

@@ -41,9 +41,9 @@ class CpuCopier:
         return CpuTicket(self._to_device.submit(self._timed, self._scatter, order))
 
     def close(self) -> None:
-        """Wait for the copies under way."""
-        self._to_host.shutdown()
-        self._to_device.shutdown()
+        """Wait for the copies that have begun; the others are dropped."""
+        self._to_host.shutdown(cancel_futures=True)
+        self._to_device.shutdown(cancel_futures=True)
 
     def _timed(self, move: object, order: CopyOrder) -> float:
         began_s = time.perf_counter()

@@ -107,9 +107,7 @@ class KvWorker:
         if self._forward_since_s is not None:
             self._report.forward_s = self._clock() - self._forward_since_s
             self._forward_since_s = None
-        ended = [copy for copy in self._under_way if copy.ticket.done()]
-        self._under_way = [copy for copy in self._under_way if copy not in ended]
-        for copy in ended:
+        for copy in self._take_ended():
             self._conclude(copy.order, copy.ticket, to_host=copy.to_host)
         report, self._report = self._report, CopyReport()
         return report
@@ -122,6 +120,19 @@ class KvWorker:
     def close(self) -> None:
         """End the copies under way."""
         self.copier.close()
+
+    def _take_ended(self) -> list[_UnderWay]:
+        """Copies that have ended, each direction's in the order they were asked for.
+
+        One may end between two looks at those before it; it is then left for the next report, as they are.
+        """
+        ended: list[_UnderWay] = []
+        left: list[_UnderWay] = []
+        for copy in self._under_way:
+            overtakes = any(earlier.to_host is copy.to_host for earlier in left)
+            (left if overtakes or not copy.ticket.done() else ended).append(copy)
+        self._under_way = left
+        return ended
 
     def _attempt(
         self, order: CopyOrder, begin: Callable[[CopyOrder], Ticket], *, to_host: bool, serial: bool

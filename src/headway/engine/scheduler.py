@@ -155,6 +155,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.swaps is not None:
             view.swapped = self.ledger.swapped.values()
             view.restoring = self.swaps.copies.restoring
+            view.returned = self.swaps.copies.returned
             view.blocks_coming_free = self.swaps.device.coming_free
             view.host_free_blocks = self.swaps.copies.host.free_blocks
         plan = self.guard.plan(view)
@@ -402,19 +403,22 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.running.remove(request)
             self.counters.lost_copies += 1
             self._preempt_request(request, self.clock(), drop_stale_output=True)
-        for request in list(self.waiting):
-            if request.num_stale_output_tokens:
-                request.drop_stale_output = True
-                self._forget_swapped(self.jobs[request.request_id])
+        for request in [held for held in self.kv_holding_waiting if self._holds(held, invalid_blocks)]:
+            self._lose(self.jobs[request.request_id])
+        for request in [left for left in self.waiting if left.num_stale_output_tokens]:
+            request.drop_stale_output = True
+            if request.request_id in self.ledger.swapped:
+                self._lose(self.jobs[request.request_id])
         self.kv_cache_manager.evict_blocks(set(range(self.kv_cache_manager.block_pool.num_gpu_blocks)))
 
     def _holds(self, request: Request, blocks: Collection[int]) -> bool:
         return not set(blocks).isdisjoint(self.kv_cache_manager.get_block_ids(request.request_id)[0])
 
-    def _forget_swapped(self, job: Job) -> None:
-        if self.swaps is not None and job.state is JobState.SWAPPED:
-            self.swaps.copies.forget(job)
-            self.kv_lost(job)
+    def _lose(self, job: Job) -> None:
+        """Give up what the host has of a request that is swapped, or back and has not run."""
+        assert self.swaps is not None
+        self.swaps.copies.forget(job)
+        self.kv_lost(job)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
         """KV from before a reset is of no use, on the host neither, nor what comes back from there."""
@@ -422,11 +426,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             reset: bool = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
             return reset
         for job in list(self.ledger.swapped.values()):
-            self._forget_swapped(job)
-        for job in list(self.swaps.copies.returned) if reset_running_requests else ():
-            if self.requests[job.id] in self.kv_holding_waiting:
-                self.swaps.copies.forget(job)
-                self.kv_lost(job)
+            self._lose(job)
+        for request in list(self.kv_holding_waiting) if reset_running_requests else ():
+            self._lose(self.jobs[request.request_id])
         with self.swaps.device.let_go():
             reset = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
         return reset

@@ -45,11 +45,13 @@ class SteppedStep:
     """One step that had work: its shape, its whole time on the host's clock, and the part before the device.
 
     `seconds` is schedule, model, sampling and update together: what a serving engine's loop spends on it.
+    `copy_wait_s` of it the step waited for copies of KV.
     """
 
     shape: BatchShape
     seconds: float
     schedule_s: float
+    copy_wait_s: float = 0.0
 
 
 class SteppedEngine:
@@ -152,13 +154,19 @@ class SteppedEngine:
     def step(self) -> SteppedStep | None:
         """Take one turn of the engine's loop; None if nothing was computed in it."""
         self._scheduled = None
+        waited_s = self.scheduler.counters.copy_wait_s
         started = time.perf_counter()
         self._core.step_fn()
         seconds = time.perf_counter() - started
         output = self._scheduled
         if output is None or not output.total_num_scheduled_tokens:
             return None
-        return SteppedStep(shape=_shape(output), seconds=seconds, schedule_s=self._schedule_s)
+        return SteppedStep(
+            shape=_shape(output),
+            seconds=seconds,
+            schedule_s=self._schedule_s,
+            copy_wait_s=self.scheduler.counters.copy_wait_s - waited_s,
+        )
 
     def hear_records(self, on_record: Callable[[Record], None]) -> None:
         """Have each request's record handed to `on_record` as it ends, until the next `schedule_with`."""

@@ -1,0 +1,62 @@
+"""`headway serve demo` with host memory: requests are swapped under load, and none is the worse for it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from headway.core.record import Outcome
+from headway.gateway import ReplayOptions, replay
+from headway.gateway.scrape import scrape
+from headway.results import read_records
+from headway.traces import TraceRequest
+from tests.engine.test_serve_demo import Serving, is_alive
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+REQUESTS = 24
+OUTPUT_TOKENS = 120
+KV_CACHE = ("--block-size", "32", "--num-gpu-blocks-override", "41", "--max-model-len", "1024")
+"""40 blocks: three requests of 200 to 400 tokens fill them, eight are let in."""
+BLOCK_BYTES = 32 * 4096
+"""KV of 32 tokens of the demo model in bfloat16."""
+BYTES_PER_S = 2e8
+CHECKED = ("--max-num-seqs", "8", "--additional-config", '{"headway": {"check": true}}')
+
+
+async def test_requests_swapped_under_load_end_once_at_their_full_length(tmp_path: Path) -> None:
+    serving = Serving(
+        tmp_path,
+        *("--policy", "adaptivellm-plus", "--eviction", "swap:min_residency=4"),
+        *("--host-kv-gib", "0.1", "--host-kv-bytes-per-s", str(BYTES_PER_S)),
+        *("--", *KV_CACHE, *CHECKED),
+    )
+    try:
+        serving.wait_ready()
+        processes = serving.processes()
+        trace = [TraceRequest(f"{n}", n * 0.01, 200 + n % 5 * 20, OUTPUT_TOKENS) for n in range(REQUESTS)]
+        report = await replay(trace, ReplayOptions(url=serving.url))
+        serving.wait_for(lambda: len(read_records(serving.records)) == REQUESTS)
+        # One request more brings the last totals.
+        await replay([TraceRequest("last", 0.0, 1, 1)], ReplayOptions(url=serving.url))
+        totals = await scrape(serving.url, "headway_")
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.process.wait() == 0
+    finally:
+        serving.close()
+    log = serving.log.read_text()
+    assert "KV of requests that are swapped out: 0.1 GiB of host memory, at 2e+08 bytes/s" in log
+    assert [record.outcome for record in report.records] == [Outcome.FINISHED] * REQUESTS
+    assert {record.id: record.output_tokens for record in report.records} == {
+        request.id: OUTPUT_TOKENS for request in trace
+    }
+    assert sum(record.swapped_blocks for record in read_records(serving.records)) > 0
+    assert totals["headway_swapped_out_blocks_total"] > 0
+    assert totals["headway_swapped_in_blocks_total"] > 0
+    for way in ("out", "in"):
+        copied_bytes = totals[f"headway_swapped_{way}_blocks_total"] * BLOCK_BYTES
+        assert totals[f"headway_swap_{way}_seconds_total"] >= 0.99 * copied_bytes / BYTES_PER_S
+    assert totals["headway_failed_copies_total"] == totals["headway_policy_faults_total"] == 0
+    assert not any(map(is_alive, processes))
