@@ -223,9 +223,7 @@ class Hearing(GuardedPolicy):
 class SimulatedSide:
     """The simulated engine under the same policy."""
 
-    def __init__(
-        self, case: Case, limits: EngineLimits | None = None, policy: Policy | None = None
-    ) -> None:
+    def __init__(self, case: Case, limits: EngineLimits | None = None, policy: Policy | None = None) -> None:
         self.engine = SimulatedEngine(
             limits or limits_of(case), policy or policy_of(case), on_end=lambda record: None, check=True
         )

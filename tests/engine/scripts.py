@@ -45,8 +45,9 @@ def scheduler(
     **settings: Any,
 ) -> Any:
     """Headway's scheduler over a small KV cache, checking itself after every step."""
-    options: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "enable_prefix_caching": prefix_caching}
-    config = engine_config(str(ensure_demo_model()), **{**options, **(vllm or {})})
+    options: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
+    options |= {"enable_prefix_caching": prefix_caching, **(vllm or {})}
+    config = engine_config(str(ensure_demo_model()), **options)
     config.scheduler_config.async_scheduling = asynchronous
     return make_scheduler(headway_builder(**{"check": True, **settings}), config, num_blocks)
 

@@ -11,7 +11,6 @@ from headway.core.host_pool import HostPool
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, Reason
 
-
 DEFAULT_RESTORE_SHARE = 0.5
 """Half of the KV blocks may hold jobs that are not running yet; the other half stays for those that are."""
 

@@ -17,6 +17,7 @@ TESTED = frozenset({"0.32.0"})
 MINIMUM = Version("0.32.0")
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+_CONNECTORS = "vllm.distributed.kv_transfer"
 SEAMS = {
     f"{_SCHEDULER}.schedule": "da4f2cf2fc39c39e",
     f"{_SCHEDULER}.update_from_output": "85b29db96051135c",
@@ -28,6 +29,16 @@ SEAMS = {
     f"{_SCHEDULER}._enqueue_waiting_request": "0afc41b2499cdb13",
     f"{_SCHEDULER}._handle_blocked_waiting_request": "de0c8c7f0b7daa51",
     f"{_SCHEDULER}.make_stats": "8963d2ab6518f994",
+    f"{_SCHEDULER}.reset_prefix_cache": "8e03dcc540a25a8f",
+    f"{_SCHEDULER}._inflight_prefill_reserved_blocks": "6b1f1791b7f5f1a7",
+    f"{_SCHEDULER}._update_waiting_for_remote_kv": "4f22b55198241f0d",
+    f"{_SCHEDULER}._update_from_kv_xfer_finished": "98d49f74d3997d2b",
+    f"{_SCHEDULER}._handle_invalid_blocks": "565f7144dcc77627",
+    f"{_CONNECTORS}.kv_connector.v1.base:KVConnectorBase_V1": "f20b71a92ddd0230",
+    "vllm.v1.worker.kv_connector_model_runner_mixin:"
+    "KVConnectorModelRunnerMixin._get_kv_connector_output": "d31c3c5204c3e90f",
+    "vllm.v1.core.block_pool:BlockPool.touch": "08fcc52c2ec9e624",
+    "vllm.v1.core.block_pool:BlockPool.free_blocks": "f12f94bc787cc15e",
     "vllm.v1.core.sched.request_queue:RequestQueue": "953b423ab7cddf09",
     "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks": "77f434d88d573bfe",
     "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots": "8c60d937fd9eb0c8",
