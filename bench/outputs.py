@@ -162,6 +162,13 @@ FEATURES = {
         host_blocks=HOST_BLOCKS,
         evidence=_SWAPS,
     ),
+    "swap-pp2": Feature(
+        engine={"pipeline_parallel_size": 2, "enforce_eager": False},
+        environment=_TWO_WORKERS,
+        depth=2,
+        host_blocks=HOST_BLOCKS,
+        evidence={**_SWAPS, "in_flight_preemptions": 0},
+    ),
     "seeded-chunks": Feature(
         loads=(replace(CHUNKED, seeded=True),), refusal="CPU Generator does not use offset"
     ),

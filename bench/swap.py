@@ -103,7 +103,7 @@ class Load:
         ).requests()
 
 
-LOADS = (Load("short", 80, 20.0, 128, 100.0, 200), Load("long", 20, 340.0, 640, 140.0, 240))
+LOADS = (Load("short", 80, 20.0, 128, 100.0, 200), Load("long", 16, 340.0, 640, 240.0, 384))
 
 
 @dataclass(frozen=True, slots=True)

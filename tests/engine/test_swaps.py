@@ -271,7 +271,7 @@ def test_a_copy_that_fails_costs_its_request_a_computation_and_nobody_a_token(
     direction: Direction, serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
 ) -> None:
     built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
-    engine, script = FailingMirror(built, copy_steps, direction), stream(60)
+    engine, script = FailingMirror(built, copy_steps, direction), stream(40)
     for _ in replay(engine, script, 20_000):
         pass
     finish_copies(engine)

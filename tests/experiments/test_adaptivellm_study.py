@@ -111,6 +111,13 @@ def test_ratios_are_taken_seed_by_seed(full: Findings) -> None:
     )
 
 
+def test_a_ratio_across_points_is_over_the_seeds_both_have(full: Findings) -> None:
+    # One seed at a cap of 8, three without: 12 s over 10 s.
+    capped = Point(group=CHAT, cap=8)
+    found = full.ratio_across(capped, ADAPTIVE, Point(group=CHAT), BASELINE, throughput_rps)
+    assert found == pytest.approx(1.2)
+
+
 def test_counts_are_means_and_one_seed_has_no_spread(full: Findings) -> None:
     assert full.count(Point(group=CHAT), ADAPTIVE, "recomputes") == 11
     capped = full.ratio(Point(group=CHAT, cap=8), ADAPTIVE, BASELINE, turnaround)

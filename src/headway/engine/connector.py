@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from headway.engine.kv_host import HostKv
+from headway.engine.kv_host import HostKv, why_not
 from headway.engine.kv_orders import CopyOrders
 
 if TYPE_CHECKING:
@@ -92,11 +92,13 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # ---- a worker's side ---------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Take host memory for the layers' blocks."""
+        """Take host memory for the layers' blocks, unless nothing of this model's will be copied."""
         from headway.engine.kv_worker import KvWorker
 
-        host = HostKv.of(self._vllm_config)
         config = self._kv_cache_config
+        if why_not(config, zeroes_blocks=False) is not None:
+            return
+        host = HostKv.of(self._vllm_config)
         num_host_blocks = host.num_blocks(config, self._vllm_config.parallel_config.world_size)
         self.worker = KvWorker.over(kv_caches, config, num_host_blocks, host.bytes_per_s)
 

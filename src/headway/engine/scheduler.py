@@ -403,7 +403,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.running.remove(request)
             self.counters.lost_copies += 1
             self._preempt_request(request, self.clock(), drop_stale_output=True)
-        for request in [held for held in self.kv_holding_waiting if self._holds(held, invalid_blocks)]:
+        for request in [held for held in self._not_resumed() if self._holds(held, invalid_blocks)]:
             self._lose(self.jobs[request.request_id])
         for request in [left for left in self.waiting if left.num_stale_output_tokens]:
             request.drop_stale_output = True
@@ -413,6 +413,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def _holds(self, request: Request, blocks: Collection[int]) -> bool:
         return not set(blocks).isdisjoint(self.kv_cache_manager.get_block_ids(request.request_id)[0])
+
+    def _not_resumed(self) -> list[Request]:
+        """Requests that have come back from the host, or are about to, and have not run since."""
+        assert self.swaps is not None
+        returned = self.swaps.copies.returned
+        return [request for request in self.kv_holding_waiting if self.jobs[request.request_id] in returned]
 
     def _lose(self, job: Job) -> None:
         """Give up what the host has of a request that is swapped, or back and has not run."""
@@ -427,7 +433,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             return reset
         for job in list(self.ledger.swapped.values()):
             self._lose(job)
-        for request in list(self.kv_holding_waiting) if reset_running_requests else ():
+        for request in self._not_resumed() if reset_running_requests else ():
             self._lose(self.jobs[request.request_id])
         with self.swaps.device.let_go():
             reset = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)

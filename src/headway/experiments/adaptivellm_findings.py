@@ -98,6 +98,12 @@ class Findings:
         pairs = zip(self.results(point, policy), self.results(point, over), strict=True)
         return _spread(_ratio(number(mine), number(theirs)) for mine, theirs in pairs)
 
+    def ratio_across(self, point: Point, policy: str, base: Point, over: str, number: Number) -> float | None:
+        """The mean ratio of a policy's number at one point to another's at another, over the seeds both have."""
+        pairs = zip(self.results(point, policy), self.results(base, over), strict=False)
+        found = _spread(_ratio(number(mine), number(theirs)) for mine, theirs in pairs)
+        return None if found is None else found.mean
+
     def gain(self, point: Point, key: str) -> float | None:
         """The mean throughput ratio of a key of GAINS."""
         found = self.ratio(point, *GAINS[key], throughput_rps)

@@ -246,9 +246,8 @@ def shortfall(findings: Findings) -> StudyPart:
 
 
 def _varied_gain(findings: Findings, point: Point, what: What) -> float | None:
-    mine = findings.mean(varied(point, what), what.policy, throughput_rps)
-    base = findings.mean(point, BASELINE, throughput_rps)
-    return mine / base if mine is not None and base else None
+    """Over the baseline with the same requests: a variation may have fewer seeds."""
+    return findings.ratio_across(varied(point, what), what.policy, point, BASELINE, throughput_rps)
 
 
 def _said_of_shortfall(findings: Findings) -> list[str]:
