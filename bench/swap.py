@@ -3,8 +3,8 @@
 The real CPU engine with a made model and few KV blocks, so that requests are preempted all the time: short prompts
 and long ones (the paper's Summary), all there at once, outputs of set lengths, greedy. Policies of a family differ
 in the eviction alone: `adaptivellm`, and its twins `recompute` and `swap`; copies wait. The same once more for
-`adaptivellm-plus`, whose copies go on beside the steps. Copies are held to three bandwidths, `slow`, `even` and
-`fast`: multiples of the break-even at which a victim of that workload takes as long out and back as to prefill,
+`adaptivellm-plus`, whose copies go on beside the steps. Copies are held to bandwidths `slow`, `fast` and, if asked
+for, `even`: multiples of the break-even at which a victim of that workload takes as long out and back as to prefill,
 measured first. Every run begins with requests that do not count, from which costs are learned.
 
 Policies take turns in rounds, every second one backwards. `adaptivellm_vs_better` is its throughput over that of the
@@ -72,8 +72,9 @@ SIZES_BLOCKS = (1, 2, 4, 8, 16)
 PROBED_TOKENS = (32, 64, 128, 256, 384, 512)
 BANDWIDTHS = {"slow": 0.25, "even": 1.0, "fast": 8.0}
 """Multiples of a workload's break-even."""
+DEFAULT_BANDWIDTHS = ("slow", "fast")
 DEFAULT_ROUNDS = 3
-LEARNING_SHARE = 0.25
+LEARNING_SHARE = 0.5
 """Requests served before a run's own, in shares of them."""
 OTHER_SEED = 10**6
 """What those are drawn with, on top of the run's own seed."""
@@ -384,14 +385,16 @@ def main() -> None:
     parser.add_argument(
         "--load", action="append", choices=[load.name for load in LOADS], help="only this one"
     )
-    parser.add_argument("--bandwidth", action="append", choices=list(BANDWIDTHS), help="only this one")
+    parser.add_argument(
+        "--bandwidth", action="append", choices=list(BANDWIDTHS), help="default: slow and fast"
+    )
     parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help=f"default {DEFAULT_ROUNDS}")
     parser.add_argument(
         "--learning", type=float, default=LEARNING_SHARE, metavar="SHARE", help=f"default {LEARNING_SHARE}"
     )
     arguments = parser.parse_args()
     loads = [load for load in LOADS if load.name in (arguments.load or [load.name])]
-    chosen = arguments.bandwidth or list(BANDWIDTHS)
+    chosen = arguments.bandwidth or DEFAULT_BANDWIDTHS
     found = swap(loads, {name: BANDWIDTHS[name] for name in chosen}, arguments.rounds, arguments.learning)
     print(json.dumps(found) if arguments.json else "\n".join(table(found)))
 

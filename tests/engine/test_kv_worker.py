@@ -23,7 +23,11 @@ pytestmark = pytest.mark.vllm
 
 NUM_BLOCKS = 11
 HOST_BLOCKS = 7
-SHAPES = {"block first": (NUM_BLOCKS, 2, 4, 6), "keys and values first": (2, NUM_BLOCKS, 4, 3)}
+SHAPES = {
+    "block first": (NUM_BLOCKS, 2, 4, 6),
+    "keys and values first": (2, NUM_BLOCKS, 4, 3),
+    "smaller kernel blocks": (2, 4 * NUM_BLOCKS, 1, 3),
+}
 LAYOUTS = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 

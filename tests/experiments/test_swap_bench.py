@@ -143,8 +143,8 @@ def test_a_report_names_every_cell_and_policy() -> None:
 
 @pytest.mark.engine
 def test_a_small_instance_swaps_and_recomputes_on_the_real_engine() -> None:
-    load = replace(LOADS[0], requests=32)
-    found = swap([load], {"fast": 8.0}, rounds=1, learning_share=0.5)
+    load = replace(LOADS[0], requests=60)
+    found = swap([load], {"fast": 8.0}, rounds=1, learning_share=0.0)
     cell = found["cells"]["short/fast"]
     assert cell["recompute"]["swap_share"] == cell["recompute-plus"]["swap_share"] == 0.0
     assert cell["swap"]["swap_share"] == cell["swap-plus"]["swap_share"] == 1.0

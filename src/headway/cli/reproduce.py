@@ -12,6 +12,7 @@ import typer
 
 from headway.cli import EXIT_INTERRUPTED
 from headway.cli.measuring import stdout_for_data
+from headway.cli.out_folder import kept_or_temporary
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def reproduce(
         raise ConfigError(f"--jobs is {jobs}; accepted: 1 or more")
     wanted = papers(paper)
     studies: dict[str, Study] = {}
-    with _kept_or_temporary(out) as root:
+    with kept_or_temporary(out) as root:
         for name, found in wanted.items():
             folder = root / name if paper == ALL else root
             request = Request(root=folder, jobs=jobs or os.cpu_count() or 1, quick=quick)
@@ -100,17 +101,6 @@ def _print_json(found: Study | dict[str, Study]) -> None:
 
     plain = {name: study.data for name, study in found.items()} if isinstance(found, dict) else found.data
     typer.echo(json_text(plain), nl=False)
-
-
-@contextmanager
-def _kept_or_temporary(out: Path | None) -> Iterator[Path]:
-    from tempfile import TemporaryDirectory
-
-    if out is not None:
-        yield out
-        return
-    with TemporaryDirectory(prefix="headway-") as folder:
-        yield Path(folder)
 
 
 # ---- for people ----------------------------------------------------------------------------------------

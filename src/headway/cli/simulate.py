@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
+from headway.cli.out_folder import kept_or_temporary
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
     from headway.experiments.run_cells import run_cells
     from headway.experiments.sim_tables import tables, to_json
 
-    with _kept_or_temporary(out) as root:
+    with kept_or_temporary(out) as root:
         folder = CellFolder(root, setup.wish.grid)
         folder.open(setup.manifest(), setup.meta(_command(sys.argv)))
         try:
@@ -228,17 +229,6 @@ def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
         _show(tables(folder, results))
         if out is not None:
             _draw(folder, results)
-
-
-@contextmanager
-def _kept_or_temporary(out: Path | None) -> Iterator[Path]:
-    from tempfile import TemporaryDirectory
-
-    if out is not None:
-        yield out
-        return
-    with TemporaryDirectory(prefix="headway-") as folder:
-        yield Path(folder)
 
 
 def _command(arguments: list[str]) -> str:

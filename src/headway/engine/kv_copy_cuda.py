@@ -32,8 +32,8 @@ class CudaCopier:
         self._host = torch.empty((num_host_blocks, *shape), dtype=layers[0].dtype, pin_memory=True)
         self._block_bytes = self._host[0].nbytes
         self._bytes_per_s = bytes_per_s
-        self._to_host = torch.cuda.Stream(self._device)
-        self._to_device = torch.cuda.Stream(self._device)
+        self._to_host = _Link(torch.cuda.Stream(self._device))
+        self._to_device = _Link(torch.cuda.Stream(self._device))
 
     def save(self, order: CopyOrder) -> CudaTicket:
         """Start to copy to the host, once the compute submitted so far is done."""
@@ -45,10 +45,11 @@ class CudaCopier:
 
     def close(self) -> None:
         """Wait for the copies under way."""
-        self._to_host.synchronize()
-        self._to_device.synchronize()
+        self._to_host.stream.synchronize()
+        self._to_device.stream.synchronize()
 
-    def _submit(self, order: CopyOrder, stream: torch.cuda.Stream, move: object) -> CudaTicket:
+    def _submit(self, order: CopyOrder, link: _Link, move: object) -> CudaTicket:
+        stream = link.stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             start = torch.cuda.Event(enable_timing=True)
@@ -60,7 +61,8 @@ class CudaCopier:
         least_s = 0.0
         if self._bytes_per_s is not None:
             least_s = len(order.device_blocks) * self._block_bytes / self._bytes_per_s
-        return CudaTicket(start, end, time.perf_counter(), least_s)
+        link.due_s = max(link.due_s, time.perf_counter()) + least_s
+        return CudaTicket(start, end, link.due_s, least_s)
 
     def _gather(self, device_blocks: torch.Tensor, host_blocks: list[int]) -> None:
         gathered = torch.stack([layer.index_select(0, device_blocks) for layer in self._layers], dim=1)
@@ -76,21 +78,29 @@ class CudaCopier:
             layer.index_copy_(0, device_blocks, gathered[:, index])
 
 
+@dataclass(slots=True)
+class _Link:
+    """One direction: its stream, and until when a link of the bandwidth given would be taken."""
+
+    stream: torch.cuda.Stream
+    due_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class CudaTicket:
-    """A copy on one of the streams, and what it is at least to last."""
+    """A copy on one of the streams; not done before `due_s`, since it is to last `least_s` at least."""
 
     start: torch.cuda.Event
     end: torch.cuda.Event
-    submitted_s: float
+    due_s: float
     least_s: float
 
     def done(self) -> bool:
         """Whether it has ended."""
-        return bool(self.end.query()) and time.perf_counter() - self.submitted_s >= self.least_s
+        return bool(self.end.query()) and time.perf_counter() >= self.due_s
 
     def wait(self) -> float:
         """Seconds it took on the device's own clock, or was to last at least."""
         self.end.synchronize()
-        time.sleep(max(0.0, self.least_s - (time.perf_counter() - self.submitted_s)))
+        time.sleep(max(0.0, self.due_s - time.perf_counter()))
         return max(self.least_s, float(self.start.elapsed_time(self.end)) / 1e3)

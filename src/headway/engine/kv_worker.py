@@ -173,11 +173,15 @@ class KvWorker:
 def block_first(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
     """A view of a layer's KV whose first dimension counts blocks; where that is differs by platform.
 
-    Raises ConfigError for a layer that is not kept in blocks.
+    An attention kernel may have its own, smaller blocks, several of them to one of vLLM's. Raises ConfigError
+    for a layer that is not kept in blocks.
     """
     for dimension, size in enumerate(cache.shape):
         if size == num_blocks:
             return cache.movedim(dimension, 0)
+    for dimension, size in enumerate(cache.shape):
+        if size % num_blocks == 0:
+            return cache.unflatten(dimension, (num_blocks, size // num_blocks)).movedim(dimension, 0)
     raise ConfigError(f"a layer's KV cache has shape {tuple(cache.shape)}, of which none counts blocks")
 
 
