@@ -15,6 +15,7 @@ from headway.core.job import Job, JobState
 from headway.engine.connector import HeadwayConnector
 from headway.engine.kv_host import HostKv, why_not
 from headway.engine.kv_orders import CopyOrder, CopyOrders, CopyReport
+from headway.engine.kv_requests import KvRequests
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -102,6 +103,7 @@ class KvSwaps:
             serial=serial,
             in_flight=self._in_flight,
         )
+        self.requests = KvRequests(scheduler, self)
         self.admitted: list[Job] = []
         self.found_tokens: dict[Job, int] = {}
         self._ordered: dict[int, _Ordered] = {}
@@ -147,7 +149,7 @@ class KvSwaps:
         elif in_batch:
             self.copies.runs(job)
         elif not waits:
-            self._scheduler.kv_back(job)
+            self.requests.back(job)
 
     def waits_for_blocks(self) -> bool:
         """Whether a step short of blocks should end here: copies that are on their way hold some.
@@ -169,7 +171,9 @@ class KvSwaps:
 
     def orders(self) -> CopyOrders:
         """The copies that start with the step being scheduled, which is filled but for its prefetches."""
-        self._scheduler.prefetch()
+        plan = self._scheduler.shaped_plan
+        if plan.prefetch and not self._scheduler.short_of_blocks:
+            self.requests.prefetch(plan)
         started, self.copies.started = self.copies.started, []
         orders = CopyOrders(serial=self.copies.serial)
         self.step_waits = orders.serial and bool(started)
@@ -205,14 +209,26 @@ class KvSwaps:
             logger.warning("a copy of %d KV blocks %s failed", len(copy.blocks), copy.direction.value)
             lost = copies.spoiled(copy) if copies.serial else copies.fail(copy)
             if lost:
-                self._scheduler.kv_lost(copy.job)
+                self.requests.lost(copy.job)
             return
-        self._scheduler.copied(copy, ordered.seconds)
+        self._learn(copy, ordered.seconds)
         if not copies.serial:
             back = copy is copies.restoring.get(copy.job)
             copies.finish(copy)
             if back:
-                self._scheduler.kv_back(copy.job)
+                self.requests.back(copy.job)
+
+    def _learn(self, copy: Copy, seconds: float) -> None:
+        """Count a copy that all workers have made, the slowest of them in `seconds`, and learn what copies cost."""
+        counters, cost, num_blocks = self._scheduler.counters, self._scheduler.cost, len(copy.blocks)
+        if copy.direction is Direction.TO_HOST:
+            counters.swapped_out_blocks += num_blocks
+            counters.swap_out_s += seconds
+            cost.to_host.observe(num_blocks, seconds)
+        else:
+            counters.swapped_in_blocks += num_blocks
+            counters.swap_in_s += seconds
+            cost.to_device.observe(num_blocks, seconds)
 
     # ---- checks ------------------------------------------------------------------------------------
 

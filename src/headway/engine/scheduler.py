@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
-from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
 from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
@@ -89,9 +88,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.seats_planned = 0
         self.admission_closed = False
         self.defers_prefills = False
-        self._preempted: dict[Job, Fate] = {}
+        self.preempted: dict[Job, Fate] = {}
         self._planned_fate: Fate | None = None
-        self._shaped = StepPlan()
+        self.shaped_plan = StepPlan()
         self._not_offloaded: dict[Job, Reason] = {}
         self._departing: dict[str, Departure] = {}
         self._farewells = Farewells()
@@ -199,7 +198,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self._caps:
             # On the instance, for this step alone: vLLM calls it for every grant, and most steps cap nobody.
             self._reserve_prefill_lookahead = self._capped
-        self._shaped = plan
+        self.shaped_plan = plan
         kept = len(plan.run) + len(paused)
         self.admission_closed = False
         resumable = self._line_up(plan, paused)
@@ -237,6 +236,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             refused = Reason.HOST_BLOCKS if self.swaps is None else self.swaps.copies.offload(job)
             if refused is not None:
                 self._not_offloaded[job] = refused
+
+    @property
+    def short_of_blocks(self) -> bool:
+        """Whether the step being filled has run out of blocks."""
+        return self.admission_closed or len(self.preempted) > len(self.shaped_plan.preempt)
 
     def take_seat(self) -> None:
         """A request that was admitted has to wait for its KV: it takes a seat, although vLLM counts none."""
@@ -277,8 +281,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """Preempt one that the plan names; one that has come back and not run is put back."""
         job = self.jobs[request.request_id]
         if self.swaps is not None and job in self.swaps.copies.returned:
-            self._preempted[job] = self.swaps.copies.leave(job, fate)
-            self._put_back(request)
+            self.preempted[job] = self.swaps.copies.leave(job, fate)
+            self.swaps.requests.put_back(request)
             self.swaps.copies.advance(job)
             return
         self._planned_fate = fate
@@ -293,148 +297,24 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         fate, self._planned_fate = self._planned_fate, None
         if self.swaps is None:
             super()._preempt_request(request, timestamp, drop_stale_output)
-            self._preempted[job] = Fate.RECOMPUTE
+            self.preempted[job] = Fate.RECOMPUTE
             return
         copies = self.swaps.copies
         if request.skip_reading_prefix_cache:  # vLLM would not load it either
             fate = Fate.RECOMPUTE
         elif fate is None:
             fate = Fate.RECOMPUTE if drop_stale_output or copies.uncopied_blocks(job) else Fate.SWAP
-        self._preempted[job] = copies.leave(job, fate)
-        self.counters.refused_swaps += fate is not self._preempted[job]
+        self.preempted[job] = copies.leave(job, fate)
+        self.counters.refused_swaps += fate is not self.preempted[job]
         super()._preempt_request(request, timestamp, drop_stale_output)
         copies.advance(job)
-
-    def _put_back(self, request: Request) -> None:
-        """Take a request's blocks that has come back, or is about to, and has not run: vLLM has no way to."""
-        self.kv_holding_waiting.remove_request(request)
-        self.kv_cache_manager.free(request)
-        self._inflight_prefills.discard(request)
-        self.finished_recving_kv_req_ids.discard(request.request_id)
-        self.deferred_waiting.discard(request)
-        request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        self.waiting.prepend_request(request)
-
-    # ---- copies between device and host ------------------------------------------------------------
-
-    def copied(self, copy: Copy, seconds: float) -> None:
-        """Workers have made a copy, the slowest of them in `seconds`."""
-        counters, blocks = self.counters, len(copy.blocks)
-        if copy.direction is Direction.TO_HOST:
-            counters.swapped_out_blocks += blocks
-            counters.swap_out_s += seconds
-            self.cost.to_host.observe(blocks, seconds)
-        else:
-            counters.swapped_in_blocks += blocks
-            counters.swap_in_s += seconds
-            self.cost.to_device.observe(blocks, seconds)
-
-    def prefetch(self) -> None:
-        """Bring the plan's swapped requests back without a place in the batch, from slots and blocks that are left.
-
-        vLLM does so only in its admission loop; these are the calls it makes there. Called when that is over.
-        """
-        assert self.swaps is not None
-        plan = self._shaped
-        if self.admission_closed or len(self._preempted) > len(plan.preempt):
-            return
-        slots = self._view.max_resident - len(self.running) - len(self.kv_holding_waiting)
-        for request in self.waiting.find(job.id for job in plan.prefetch):
-            if slots <= 0:
-                return
-            if self.admission.not_ready(request) is None:
-                if not self._fetch(request):
-                    return
-                slots -= 1
-
-    def _fetch(self, request: Request) -> bool:
-        """Allocate for a swapped request and start to copy its KV back; False if it does not fit."""
-        assert self.swaps is not None
-        manager = self.kv_cache_manager
-        found, num_local, *_ = manager.get_computed_blocks(request)
-        num_external, waits = self.swaps.matched(request, num_local)
-        assert num_external is not None, "asked for a request that is not ready"
-        blocks = manager.allocate_slots(
-            request,
-            0,
-            num_new_computed_tokens=num_local,
-            new_computed_blocks=found,
-            num_external_computed_tokens=num_external,
-            delay_cache_blocks=True,
-            full_sequence_must_fit=self.scheduler_reserve_full_isl,
-            reserved_blocks=self._inflight_prefill_reserved_blocks() if waits else 0,
-            has_scheduled_reqs=bool(self.running),
-        )
-        if blocks is None:
-            return False
-        self.waiting.remove_request(request)
-        self.kv_holding_waiting.add_request(request)
-        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
-        request.num_computed_tokens = num_local + num_external
-        if waits:
-            self._inflight_prefills.add(request)
-        ids = manager.get_block_ids(request.request_id)[0]
-        self.swaps.allocated(request, ids, num_external, in_batch=False)
-        return True
-
-    def kv_back(self, job: Job) -> None:
-        """All of a request's KV is back: vLLM may resume it."""
-        self.finished_recving_kv_req_ids.add(job.id)
-
-    def kv_lost(self, job: Job) -> None:
-        """What the host had of a request is lost: it is computed again."""
-        self.counters.lost_copies += 1
-        if job.state is JobState.SWAPPED:
-            self.ledger.lose(job)
-            self.guard.touch(job)
-        elif job.state is JobState.RESIDENT:
-            self._put_back(self.requests[job.id])
-            self._preempted[job] = Fate.RECOMPUTE
-
-    def _distrust(self, invalid_blocks: Collection[int]) -> None:
-        """A step ran without KV that it had waited for: whatever may have come of these blocks is dropped.
-
-        Requests that hold them, shared ones too, are computed again, and so are those swapped out with output
-        in flight. That output was sampled on nothing; vLLM's own recovery would deliver the next step's.
-        """
-        for request in [request for request in self.running if self._holds(request, invalid_blocks)]:
-            self.running.remove(request)
-            self.counters.lost_copies += 1
-            self._preempt_request(request, self.clock(), drop_stale_output=True)
-        for request in [held for held in self._not_resumed() if self._holds(held, invalid_blocks)]:
-            self._lose(self.jobs[request.request_id])
-        for request in [left for left in self.waiting if left.num_stale_output_tokens]:
-            request.drop_stale_output = True
-            if request.request_id in self.ledger.swapped:
-                self._lose(self.jobs[request.request_id])
-        self.kv_cache_manager.evict_blocks(set(range(self.kv_cache_manager.block_pool.num_gpu_blocks)))
-
-    def _holds(self, request: Request, blocks: Collection[int]) -> bool:
-        return not set(blocks).isdisjoint(self.kv_cache_manager.get_block_ids(request.request_id)[0])
-
-    def _not_resumed(self) -> list[Request]:
-        """Requests that have come back from the host, or are about to, and have not run since."""
-        assert self.swaps is not None
-        returned = self.swaps.copies.returned
-        return [request for request in self.kv_holding_waiting if self.jobs[request.request_id] in returned]
-
-    def _lose(self, job: Job) -> None:
-        """Give up what the host has of a request that is swapped, or back and has not run."""
-        assert self.swaps is not None
-        self.swaps.copies.forget(job)
-        self.kv_lost(job)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
         """KV from before a reset is of no use, on the host neither, nor what comes back from there."""
         if self.swaps is None:
             reset: bool = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
             return reset
-        for job in list(self.ledger.swapped.values()):
-            self._lose(job)
-        for request in self._not_resumed() if reset_running_requests else ():
-            self._lose(self.jobs[request.request_id])
+        self.swaps.requests.give_up_all(returned_too=reset_running_requests)
         with self.swaps.device.let_go():
             reset = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
         return reset
@@ -449,12 +329,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             plan=plan,
             tokens=dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True)),
             num_tokens=output.total_num_scheduled_tokens,
-            preempted=dict(self._preempted),
-            offloaded=[job for job in plan.offload if job not in {**self._not_offloaded, **self._preempted}],
+            preempted=dict(self.preempted),
+            offloaded=[job for job in plan.offload if job not in {**self._not_offloaded, **self.preempted}],
             left=dict(plan.leave),
             free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
         )
-        self._preempted.clear()
+        self.preempted.clear()
         outcome.admitted = self._admitted(shaped)
         for job in outcome.admitted:
             outcome.cached_tokens[job] = self._found_tokens(job, outcome)
@@ -528,10 +408,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def _settle(self, now_s: float) -> None:
         """Follow preemptions vLLM made between steps (a prefix cache reset, for one)."""
-        if not self._preempted:
+        if not self.preempted:
             return
-        victims = {job: fate for job, fate in self._preempted.items() if job.state is JobState.RESIDENT}
-        self._preempted.clear()
+        victims = {job: fate for job, fate in self.preempted.items() if job.state is JobState.RESIDENT}
+        self.preempted.clear()
         outcome = StepOutcome(now_s=now_s, plan=StepPlan(run=self.ledger.residents), preempted=victims)
         self.ledger.apply(outcome)
         self.guard.observe(outcome)
@@ -573,7 +453,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._step_clock.finished(now_s)
         kv_output = model_runner_output.kv_connector_output
         if self.swaps is not None and kv_output is not None and kv_output.invalid_block_ids:
-            self._distrust(kv_output.invalid_block_ids)
+            self.swaps.requests.distrust(kv_output.invalid_block_ids)
             kv_output.invalid_block_ids = set()
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
