@@ -73,8 +73,8 @@ PROBED_TOKENS = (32, 64, 128, 256, 384, 512)
 BANDWIDTHS = {"slow": 0.25, "even": 1.0, "fast": 8.0}
 """Multiples of a workload's break-even."""
 DEFAULT_BANDWIDTHS = ("slow", "fast")
-DEFAULT_ROUNDS = 3
-LEARNING_SHARE = 0.5
+DEFAULT_ROUNDS = 2
+LEARNING_SHARE = 1.0
 """Requests served before a run's own, in shares of them."""
 OTHER_SEED = 10**6
 """What those are drawn with, on top of the run's own seed."""

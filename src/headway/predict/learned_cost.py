@@ -10,7 +10,11 @@ from headway.predict.step_time import StepTimeModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedCost:
-    """The cost model of a policy, put together from three models that whoever keeps time teaches."""
+    """The cost model of a policy, put together from three models that whoever keeps time teaches.
+
+    Until a copy was seen in one direction it is taken to be as fast as in the other: a victim comes back long
+    after it left, and half a round trip is no estimate of the whole.
+    """
 
     steps: StepTimeModel
     to_host: CopyTimeModel = field(default_factory=CopyTimeModel)
@@ -22,8 +26,8 @@ class LearnedCost:
 
     def swap_out_s(self, num_blocks: int) -> float:
         """Seconds a copy of `num_blocks` KV blocks to the host takes once it has begun."""
-        return self.to_host.seconds(num_blocks)
+        return self.to_host.seconds(num_blocks) or self.to_device.seconds(num_blocks)
 
     def swap_in_s(self, num_blocks: int) -> float:
         """Seconds a copy of `num_blocks` KV blocks back to the device takes once it has begun."""
-        return self.to_device.seconds(num_blocks)
+        return self.to_device.seconds(num_blocks) or self.to_host.seconds(num_blocks)

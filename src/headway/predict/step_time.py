@@ -20,6 +20,9 @@ TYPICAL = model_shape("Llama-3.1-8B")
 """Stands in for a model whose sizes are not known: the coefficients make up for much of the difference."""
 _COEFFICIENTS = 6
 READY_STEPS = 20
+_ATTENTION_MOST = 5.0
+"""An operation of a prompt's attention costs at most 5 times one of a matrix product (measured: 1 to 4). Short prompts
+say little of it, and what is noise at 20 tokens would be the whole prediction at 1,000."""
 _FORGETTING = 0.998
 """Weight of a step falls by half in about 350 learned ones, so the fit follows a changing load."""
 _FLOOR = 1e-4
@@ -57,7 +60,7 @@ class StepTimeModel:
     """Step time = a + b jobs + c (tM - tM0) + d tF + e max(0, tF - tM) + f tA, with no coefficient below 0.
 
     tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of a step of no tokens, tA the
-    operations of prompts' attention, which run slower than matrix products do (adr/0014).
+    operations of prompts' attention, which run slower than matrix products do (adr/0014): f <= 5 (d + e).
     The paper's features (Ascendra section 4.2: tM + tF, max(tM, tF), tM, tF, 1) span the same space and are
     nearly parallel; these are not, so that few steps settle them. Relative errors are made small by
     recursive least squares with forgetting; a step far from its prediction, by the spread of late, counts
@@ -184,7 +187,8 @@ class StepTimeModel:
 class _Recursive:
     """Weighted least squares over non-negative coefficients, as sums that old rows fade from.
 
-    Solved by coordinate descent from the last solution, so a coefficient no row speaks of stays as it is.
+    The last coefficient is bounded by those of the two before it. Solved by coordinate descent from the last
+    solution, so a coefficient no row speaks of stays as it is.
     """
 
     def __init__(self, size: int) -> None:
@@ -231,3 +235,4 @@ class _Recursive:
                     continue
                 rest = moment - sum(map(float.__mul__, row, found)) + own * found[index]
                 found[index] = max(0.0, rest / own)
+            found[-1] = min(found[-1], _ATTENTION_MOST * (found[-2] + found[-3]))
