@@ -73,3 +73,9 @@ def test_a_policys_cost_model_is_put_together() -> None:
     cost: CostModel = LearnedCost(steps=steps, to_host=taught((2, 1.0)), to_device=taught((2, 3.0)))
     assert (cost.prefill_s(9), cost.swap_out_s(4), cost.swap_in_s(4)) == (0.0, 2.0, 6.0)
     assert LearnedCost(steps=steps).swap_out_s(4) == 0.0
+
+
+def test_a_direction_not_seen_yet_costs_what_the_other_does() -> None:
+    # At first victims only leave: half a round trip would make every swap look twice as good.
+    cost = LearnedCost(steps=StepTimeModel(), to_host=taught((2, 1.0)))
+    assert (cost.swap_out_s(4), cost.swap_in_s(4)) == (2.0, 2.0)

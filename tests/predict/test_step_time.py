@@ -114,6 +114,18 @@ def test_attention_may_cost_more_than_its_operations_say() -> None:
         assert model.step_s(shape) == pytest.approx(true_s(shape), rel=0.03)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_of_short_prompts_is_not_taken_for_attention(seed: int) -> None:
+    # On prompts of 16 to 24 tokens attention is one operation in hundreds; on one of 2,000 it would be all.
+    work = Roofline(LLAMA)
+    model, rng = StepTimeModel(LLAMA), random.Random(seed)
+    for _ in range(300):
+        shape = batch((rng.randint(16, 24), 0)) if rng.random() < 0.5 else decodes(8, 200)
+        model.observe(shape, (0.01 + work.flops(shape) / 1e12) * rng.gauss(1, 0.2))
+    prompt = batch((2000, 0))
+    assert model.step_s(prompt) < 3 * (0.01 + work.flops(prompt) / 1e12)
+
+
 def test_nothing_is_predicted_before_it_is_ready() -> None:
     model = StepTimeModel(LLAMA)
     FAST.teach(model, READY_STEPS - 1)

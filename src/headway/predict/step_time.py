@@ -21,8 +21,8 @@ TYPICAL = model_shape("Llama-3.1-8B")
 _COEFFICIENTS = 6
 READY_STEPS = 20
 _ATTENTION_MOST = 5.0
-"""An operation of a prompt's attention costs at most 5 times one of a matrix product (measured: 1 to 4). Short prompts
-say little of it, and what is noise at 20 tokens would be the whole prediction at 1,000."""
+"""An operation of a prompt's attention is taken to cost at most 5 times one of a matrix product. Short prompts say
+little of it, and what is noise at 20 tokens would be the whole prediction at 1,000 (adr/0014)."""
 _FORGETTING = 0.998
 """Weight of a step falls by half in about 350 learned ones, so the fit follows a changing load."""
 _FLOOR = 1e-4
