@@ -32,6 +32,7 @@ class Counters:
     swap_out_s: float = 0.0
     swap_in_s: float = 0.0
     copy_wait_s: float = 0.0
+    forward_s: float = 0.0
     departures: Counter[Departure] = field(default_factory=Counter)
     differences: Counter[Reason] = field(default_factory=Counter)
     _told: dict[str, int] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Counters:
             "swap_out_us": round(self.swap_out_s * 1e6),
             "swap_in_us": round(self.swap_in_s * 1e6),
             "copy_wait_us": round(self.copy_wait_s * 1e6),
+            "forward_us": round(self.forward_s * 1e6),
             **{f"departures.{departure}": self.departures[departure] for departure in Departure},
             **{f"differences.{reason}": self.differences[reason] for reason in Reason},
         }

@@ -186,7 +186,9 @@ class KvSwaps:
 
     def hear(self, report: CopyReport) -> None:
         """Workers have answered: a copy that all of them have made is done, one that any could not has failed."""
-        self._scheduler.counters.copy_wait_s += report.waited_s
+        counters = self._scheduler.counters
+        counters.copy_wait_s += report.waited_s
+        counters.forward_s += report.forward_s
         for number, (workers, seconds) in report.done.items():
             self._answered(number, workers, seconds)
         for number, workers in report.failed.items():

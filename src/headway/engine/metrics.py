@@ -21,6 +21,10 @@ _SECONDS = {
     "vllm_schedule_us": ("headway_vllm_schedule_seconds", "Time in vLLM's own schedule()"),
     "swap_out_us": ("headway_swap_out_seconds", "Time of KV copies to the host, the slowest worker's"),
     "swap_in_us": ("headway_swap_in_seconds", "Time of KV copies back, the slowest worker's"),
+    "forward_us": (
+        "headway_forward_seconds",
+        "Time of forward passes, the slowest worker's; with host memory for KV alone",
+    ),
     "copy_wait_us": ("headway_copy_wait_seconds", "Time steps waited for KV copies"),
 }
 _LABELLED = {

@@ -195,7 +195,7 @@ class KvPool:
         """
         if waits:
             needed = self._needed(job.num_computed_tokens, self._find(job))
-            if needed + self._reserved_blocks() > len(self._free):
+            if needed + self._reserved_blocks() + self._watermark() > len(self._free):
                 return Reason.BLOCKS
         misfit = self._hold_found(job)
         if misfit is None and waits:
@@ -266,8 +266,11 @@ class KvPool:
         needed = self._needed(job.num_tokens, found)
         if needed > len(self._free):
             return Reason.ISL
-        watermark = self.watermark_blocks if self._residents else 0
-        return Reason.WATERMARK if needed + watermark > len(self._free) else None
+        return Reason.WATERMARK if needed + self._watermark() > len(self._free) else None
+
+    def _watermark(self) -> int:
+        """Blocks an admission leaves free beside others."""
+        return self.watermark_blocks if self._residents else 0
 
     def _needed(self, num_tokens: int, found: list[int]) -> int:
         """Free blocks it takes to hold so many tokens, those found in the free line included."""
