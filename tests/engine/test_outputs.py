@@ -107,6 +107,7 @@ def _plans(preset: Preset, seed: int) -> list[StepPlan]:
             now_s=float(step),
             residents=ledger.residents,
             waiting=ledger.waiting.values(),
+            free_blocks=pool.free_blocks,
             total_blocks=100,
             block_size=4,
             max_run=SEATS,
