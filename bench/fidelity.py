@@ -97,10 +97,10 @@ SWAPS = Setup(
         *("adaptivellm-memory", "adaptivellm-fairness", "adaptivellm-predict-only"),
     ),
     loads=(0.9,),
-    num_blocks=48,
+    num_blocks=64,
     host_kv=HostKv(blocks=48, bytes_per_s=200e6),
 )
-"""Room for five requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
+"""Room for six or seven requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
 INPUTS = LogNormal.fitted(256.0, 0.9, 1024)
 OUTPUTS = LogNormal.fitted(48.0, 0.8, 192)
 MAX_OUTPUT_TOKENS = 192

@@ -82,7 +82,7 @@ block_lists = st.integers(1, HOST_BLOCKS).flatmap(
 @LAYOUTS
 @DTYPES
 @pytest.mark.parametrize("serial", [True, False], ids=["serial", "beside"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(lists=block_lists)
 def test_what_is_saved_and_restored_is_the_same_and_nothing_else_is_touched(
     shape: tuple[int, ...], dtype: torch.dtype, serial: bool, lists: tuple[tuple[int, ...], ...]

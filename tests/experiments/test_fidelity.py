@@ -87,7 +87,7 @@ def test_the_simulated_side_ends_every_request(setup: Setup, policy: str) -> Non
 def test_the_setup_with_swaps_serves_every_preset_that_swaps_or_takes_its_place() -> None:
     swapping = {name for name, row in PRESETS.items() if not row.eviction.startswith("recompute")}
     assert set(SWAPS.policies) == swapping | {"adaptivellm-fairness"}
-    assert "49" in SWAPS.vllm_flags()  # one block more: vLLM's null block
+    assert "65" in SWAPS.vllm_flags()  # one block more: vLLM's null block
 
 
 def test_streams_are_the_same_again_and_declare_their_limit() -> None:

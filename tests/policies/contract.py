@@ -131,7 +131,9 @@ def drive(policy: Policy, workload: Workload, *, may_idle: bool = True) -> Run:
         before = set(instance.records)
         ready = None if may_idle else _ready_for_an_empty_engine(instance)
         outcome = instance.step()
-        idled = ready is not None and ready.state is JobState.WAITING and not outcome.tokens
+        # A step may also do nothing but start a swapped job's way back.
+        did = outcome.tokens or outcome.admitted
+        idled = ready is not None and ready.state is JobState.WAITING and not did
         assert not idled, f"nothing ran although {ready!r} was ready"
         run.ended.append(frozenset(set(instance.records) - before))
         run.produced.append({job.id: job.num_output_tokens for job in ready_at})

@@ -45,10 +45,10 @@ MAY_IDLE = ("iteration-level", "request-level")
 
 
 def combinations() -> list[Preset]:
-    """Every order with every batching (with its settings), and every batching with every other eviction."""
+    """Every order with every batching, and every batching (with its settings) with every other eviction."""
     batchings = [name + setting for name in BATCHINGS for setting in SETTINGS.get(name, [""])]
     evictions = [name + setting for name in EVICTION_SETTINGS for setting in EVICTION_SETTINGS[name]]
-    parts = [(order, batching, "recompute") for order, batching in product(ORDERS, batchings)]
+    parts = [(order, batching, "recompute") for order, batching in product(ORDERS, BATCHINGS)]
     # The orders in turn: each eviction meets each of them, if not with each batching.
     parts += [(o, *b) for o, b in zip(cycle(ORDERS), product(batchings, evictions), strict=False)]
     return [
