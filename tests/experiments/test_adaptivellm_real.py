@@ -106,14 +106,14 @@ def test_what_is_kept_and_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_they_swap_and_recompute_on_the_real_engine() -> None:
-    sizes = RealSizes(seats=16)
+    sizes = RealSizes()
     engine = SteppedEngine("demo", sizes.flags(), sizes.settings("vllm-v0"))
     try:
-        found = run_real_policies(engine, real_requests(60), sizes=sizes, rounds=1)
+        found = run_real_policies(engine, real_requests(100), sizes=sizes, rounds=1)
     finally:
         engine.close()
     by_policy = {result.policy: result.summaries[0] for result in found}
-    assert all(summary.finished == 60 for summary in by_policy.values())
+    assert all(summary.finished == 100 for summary in by_policy.values())
     assert by_policy["vllm-v0"].swapped_out_blocks == 0
     assert by_policy["vllm-s"].recomputed_tokens == 0
     assert by_policy["vllm-s"].swapped_out_blocks > 0
