@@ -39,10 +39,9 @@ def knock(url: str) -> None:
     ("policy", "leaving", "host_kv"),
     [
         ("sjf", ["queue-bound:max_waiting=16"], None),
-        ("vllm", [], None),
         (soak.SWAPPING_POLICY, [], HostKv(gib=0.05)),
     ],
-    ids=["sjf", "vllm", "swapping"],
+    ids=["sjf", "swapping"],
 )
 def test_every_request_ends_once_on_both_sides(
     policy: str, leaving: list[str], host_kv: HostKv | None, tmp_path: Path
