@@ -149,6 +149,7 @@ def assert_nothing_held(built: Any) -> None:
     assert not built.swaps.copies.busy
     assert built.swaps.copies.host.free_blocks == built.swaps.copies.host.num_blocks
     built.swaps.check(())
+    assert not built.swaps.found_tokens
 
 
 def finish_copies(engine: MirrorEngine) -> None:

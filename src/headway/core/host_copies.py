@@ -140,6 +140,10 @@ class HostCopies:
         saved = side.saved_tokens if side is not None and side.leaving is None else 0
         return self._blocks_for(job.num_computed_tokens) - self._kept_blocks(job, saved)
 
+    def shortage_fate(self, job: Job) -> Fate:
+        """What becomes of a job whose blocks are wanted at once: a swap only if the host has all of it already."""
+        return Fate.RECOMPUTE if self.uncopied_blocks(job) else Fate.SWAP
+
     # ---- a job leaves the device -------------------------------------------------------------------
 
     def offload(self, job: Job) -> Reason | None:

@@ -151,6 +151,11 @@ class KvSwaps:
         elif not waits:
             self.requests.back(job)
 
+    def forget(self, job: Job) -> None:
+        """A request has ended."""
+        self.copies.forget(job)
+        self.found_tokens.pop(job, None)
+
     def waits_for_blocks(self) -> bool:
         """Whether a step short of blocks should end here: copies that are on their way hold some.
 

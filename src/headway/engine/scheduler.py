@@ -300,10 +300,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.preempted[job] = Fate.RECOMPUTE
             return
         copies = self.swaps.copies
-        if request.skip_reading_prefix_cache:  # vLLM would not load it either
+        if request.skip_reading_prefix_cache or drop_stale_output:  # vLLM would not load it, or it is void
             fate = Fate.RECOMPUTE
         elif fate is None:
-            fate = Fate.RECOMPUTE if drop_stale_output or copies.uncopied_blocks(job) else Fate.SWAP
+            fate = copies.shortage_fate(job)
         self.preempted[job] = copies.leave(job, fate)
         self.counters.refused_swaps += fate is not self.preempted[job]
         super()._preempt_request(request, timestamp, drop_stale_output)
@@ -511,7 +511,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.ledger.sampled(job, unseen, now_s)
         self.guard.end(job)
         if self.swaps is not None:
-            self.swaps.copies.forget(job)
+            self.swaps.forget(job)
         departure = self._departing.pop(job.id, None)
         outcome = _ENDED_AS[request.status] if departure is None else LEFT_AS[departure]
         record = self.ledger.end(job, outcome, now_s)

@@ -108,7 +108,7 @@ class HostTier:
 
     def evict(self, job: Job) -> Fate:
         """Take a victim's blocks away without waiting for a copy: put back if the host has all, else dropped."""
-        return self.release(job, Fate.RECOMPUTE if self.copies.uncopied_blocks(job) else Fate.SWAP)
+        return self.release(job, self.copies.shortage_fate(job))
 
     def forget(self, job: Job) -> None:
         """Drop a job that has ended."""
