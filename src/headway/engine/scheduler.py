@@ -330,7 +330,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             tokens=dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True)),
             num_tokens=output.total_num_scheduled_tokens,
             preempted=dict(self.preempted),
-            offloaded=[job for job in plan.offload if job not in {**self._not_offloaded, **self.preempted}],
+            offloaded=[
+                job for job in plan.offload if job not in self._not_offloaded and job not in self.preempted
+            ],
             left=dict(plan.leave),
             free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
         )
@@ -363,7 +365,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         counters.scheduled_tokens += outcome.num_tokens
         counters.admissions += len(outcome.admitted)
         counters.shortage_preemptions += len(outcome.preempted) - len(plan.preempt)
-        outcome.passed_over = {**compare(outcome, self), **self._not_offloaded}
+        outcome.passed_over = compare(outcome, self)
+        outcome.passed_over.update(self._not_offloaded)
         for reason in outcome.passed_over.values():
             counters.differences[reason] += 1
         self.ledger.apply(outcome)
