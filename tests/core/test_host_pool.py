@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,14 +7,13 @@ from headway.core.host_pool import HostPool
 from tests.strategies import UNTIMED, make_job
 
 
-def test_blocks_are_reserved_then_complete_then_free() -> None:
-    host, job = HostPool(8), make_job()
+def test_blocks_are_reserved_each_for_one_job_and_then_free() -> None:
+    host, job, other = HostPool(8), make_job("a"), make_job("b")
     assert host.reserve(job, 3)
-    assert (host.free_blocks, host.held(job), host.complete(job), host.in_flight(job)) == (5, 3, 0, 3)
-    host.commit(job, 3)
-    assert (host.complete(job), host.in_flight(job)) == (3, 0)
+    assert host.reserve(other, 5)
+    assert sorted([*host.blocks(job), *host.blocks(other)]) == list(range(8))
     host.drop(job)
-    assert (host.free_blocks, host.held(job), host.complete(job)) == (8, 0, 0)
+    assert (host.free_blocks, host.held(job), host.held(other)) == (3, 0, 5)
     host.check()
 
 
@@ -35,38 +33,16 @@ def test_a_full_host_refuses_and_changes_nothing() -> None:
     assert (host.held(job), host.held(other), host.free_blocks) == (3, 0, 1)
 
 
-def test_a_job_that_ran_spoils_the_blocks_it_wrote_to() -> None:
-    host, job = HostPool(4), make_job()
-    host.reserve(job, 3)
-    host.commit(job, 3)
-    host.spoil(job, 2)
-    assert (host.complete(job), host.in_flight(job)) == (2, 1)
-    host.spoil(job, 3)
-    assert host.complete(job) == 2
-
-
 def test_nothing_is_known_of_a_stranger() -> None:
     host, job = HostPool(4), make_job()
-    host.spoil(job, 0)
     host.drop(job)
-    assert (host.held(job), host.complete(job), host.in_flight(job)) == (0, 0, 0)
-
-
-def test_more_than_was_reserved_cannot_be_complete() -> None:
-    host, job = HostPool(4), make_job()
-    host.reserve(job, 2)
-    with pytest.raises(AssertionError):
-        host.commit(job, 3)
+    assert (host.held(job), host.blocks(job)) == (0, ())
 
 
 @UNTIMED
 @given(
     num_blocks=st.integers(0, 10),
-    calls=st.lists(
-        st.tuples(
-            st.sampled_from(["reserve", "commit", "spoil", "drop"]), st.integers(0, 2), st.integers(0, 6)
-        )
-    ),
+    calls=st.lists(st.tuples(st.sampled_from(["reserve", "drop"]), st.integers(0, 2), st.integers(0, 6))),
 )
 def test_blocks_are_conserved(num_blocks: int, calls: list[tuple[str, int, int]]) -> None:
     host, jobs = HostPool(num_blocks), [make_job(name) for name in "abc"]
@@ -74,11 +50,7 @@ def test_blocks_are_conserved(num_blocks: int, calls: list[tuple[str, int, int]]
         job = jobs[number]
         if call == "reserve":
             host.reserve(job, blocks)
-        elif call == "commit" and host.held(job):
-            host.commit(job, min(blocks, host.held(job)))
-        elif call == "spoil":
-            host.spoil(job, blocks)
-        elif call == "drop":
+        else:
             host.drop(job)
         host.check()
         assert sum(host.held(each) for each in jobs) == num_blocks - host.free_blocks

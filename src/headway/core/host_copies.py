@@ -241,7 +241,6 @@ class HostCopies:
         elif side.outgoing is copy:
             side.outgoing = None
             side.saved_tokens = copy.num_tokens
-            self.host.commit(job, self._blocks_for(copy.num_tokens))
         self._settle(job, side)
         self.advance(job)
 
@@ -284,12 +283,10 @@ class HostCopies:
         return blocks[self._kept_blocks(job, covered) : self._blocks_for(job.num_computed_tokens)]
 
     def _reserve(self, job: Job) -> bool:
-        """Room on the host for all of a job; what it has there is kept as far as it is true."""
+        """Room on the host for all of a job, in addition to what it has there."""
         if not self.host.reserve(job, self._blocks_for(job.num_computed_tokens)):
             return False
-        side = self._sides.setdefault(job, _HostSide())
-        side.wanted = True
-        self.host.spoil(job, self._kept_blocks(job, side.saved_tokens))
+        self._sides.setdefault(job, _HostSide()).wanted = True
         return True
 
     def _forget_return(self, job: Job) -> None:
@@ -305,7 +302,6 @@ class HostCopies:
         side.wanted = False
         side.saved_tokens = 0
         side.outgoing = None
-        self.host.spoil(job, 0)
         if side.leaving is not None:
             self._device.unpin(side.leaving)
             side.leaving = None
