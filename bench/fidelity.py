@@ -5,10 +5,12 @@ three loads, the real engine twice each, so that its own run-to-run spread stand
 Slices of `headway profile` between the runs make the calibration. About 13 minutes on 2 cores;
 `--simulate-only` compares again with the real runs already in DIR, in seconds. `--swaps` serves the presets
 that swap, and their ablations, at one load with few KV blocks, host memory, and copies held to a stated
-bandwidth, which is then the simulator's too: about 12 minutes.
+bandwidth, which is then the simulator's too; those that pause get a batch of three. About 30 minutes, or two for
+each preset named by `--policy`.
 
 Per cell: mean JCT, mean TTFT and p99 JCT, real (mean of the runs) and simulated; `error` is simulated / real - 1,
-`spread` the runs' largest difference over their mean. Aim: errors of 3 %, 8 % and 8 % or less. A machine that does
+`spread` the runs' largest difference over their mean. Aim: errors of 3 %, 8 % and 8 % or less. `counts` are
+steps, preemptions and blocks copied to the host of either side, means of its runs. A machine that does
 other things too is faster in one run than in the next; `error_at_own_speed` compares each real run with one
 simulated at the speed of its own steps (the worse of the runs), so that what remains is scheduling. `steps` says
 how the law of step times did on the steps of the real runs, and what the loop took between steps. Writes the cost
@@ -38,6 +40,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
 from bench.fidelity_plot import fidelity_svg
+from bench.preset_kinds import pauses
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.record import Record
@@ -72,12 +75,20 @@ VLLM_FLAGS = (
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared: policies, loads, and the engine's memory. None for KV blocks: as many as vLLM takes."""
+    """What is compared: policies, loads, and the engine's memory. None for KV blocks: as many as vLLM takes.
+
+    `narrow` is the batch width of those that pause; the others run as many as there are slots.
+    """
 
     policies: tuple[str, ...]
     loads: tuple[float, ...]
     num_blocks: int | None = None
     host_kv: HostKv | None = None
+    narrow: int | None = None
+
+    def batch_width(self, policy: str) -> int | None:
+        """How many a step runs under a policy; None: all slots."""
+        return self.narrow if pauses(find_preset(policy)) else None
 
     def cells(self) -> list[tuple[str, float]]:
         """Every policy and load."""
@@ -95,12 +106,15 @@ SWAPS = Setup(
     policies=(
         *("adaptivellm", "adaptivellm-plus", "vllm-s", "vllm-s-fallback"),
         *("adaptivellm-memory", "adaptivellm-fairness", "adaptivellm-predict-only"),
+        *("fastserve", "fastserve-v3", "fastserve-artifact", "fastserve-fcfs", "fixed-priority"),
+        *("mlfq-no-preempt", "defer", "reactive-swap", "recompute"),
     ),
     loads=(0.9,),
-    num_blocks=64,
-    host_kv=HostKv(blocks=48, bytes_per_s=200e6),
+    num_blocks=48,
+    host_kv=HostKv(blocks=96, bytes_per_s=200e6),
+    narrow=3,
 )
-"""Room for six or seven requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
+"""Room for four or five requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
 INPUTS = LogNormal.fitted(256.0, 0.9, 1024)
 OUTPUTS = LogNormal.fitted(48.0, 0.8, 192)
 MAX_OUTPUT_TOKENS = 192
@@ -117,35 +131,63 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a stream, real or simulated: its metrics, and what it took."""
+
+    values: Values
+    counts: Values
+    records: Sequence[Record] = ()
+
+
+def run_of(records: Sequence[Record], steps: int) -> Run:
+    """The run that left these records, with so many steps that had work."""
+    summary = summarize(records).to_dict()
+    return Run(
+        values={key: float(summary[key] or 0.0) for key in METRICS},
+        counts={
+            "steps": steps,
+            "preemptions": sum(record.preemptions for record in records),
+            "swapped_blocks": sum(record.swapped_blocks for record in records),
+        },
+        records=records,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy at one load: the metrics of every real run, of every simulated one, and simulated at its speed.
+    """One policy at one load: every real run, every simulated one, and what is simulated at its speed.
 
     `own` holds, for each real run, what is simulated with the law fitted to the steps of that very run.
     """
 
-    real: Sequence[Values]
-    simulated: Sequence[Values]
-    own: Sequence[Values]
+    real: Sequence[Run]
+    simulated: Sequence[Run]
+    own: Sequence[Run]
 
     def to_dict(self) -> dict[str, Any]:
         """Means, errors and spreads, the latter as fractions."""
-        real, simulated = _means(self.real), _means(self.simulated)
+        runs = [run.values for run in self.real]
+        real, simulated = _means(runs), _means([run.values for run in self.simulated])
         return {
             "real": real,
             "simulated": simulated,
             "error": {key: simulated[key] / real[key] - 1 for key in METRICS},
-            "spread": {key: _spread([run[key] for run in self.real]) for key in METRICS},
+            "spread": {key: _spread([run[key] for run in runs]) for key in METRICS},
+            "counts": {
+                "real": _means([run.counts for run in self.real]),
+                "simulated": _means([run.counts for run in self.simulated]),
+            },
             "error_at_own_speed": {key: self._worst_at_own_speed(key) for key in METRICS},
         }
 
     def _worst_at_own_speed(self, key: str) -> float:
         """The error of the run that is farthest from its own simulated one."""
         pairs = zip(self.own, self.real, strict=True)
-        return max((own[key] / run[key] - 1 for own, run in pairs), key=abs)
+        return max((own.values[key] / run.values[key] - 1 for own, run in pairs), key=abs)
 
 
 def _means(runs: Sequence[Values]) -> Values:
-    return {key: sum(run[key] for run in runs) / len(runs) for key in METRICS}
+    return {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]}
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -203,14 +245,15 @@ def simulated(
     policy: str,
     side: RealSide,
     seed: int = 0,
-) -> list[Record]:
-    """The records of the same stream on one simulated engine of the same sizes."""
+) -> Run:
+    """The same stream on one simulated engine of the same sizes."""
     sizes, host_kv = side.sizes, side.setup.host_kv
     limits = EngineLimits(
         num_blocks=sizes.num_blocks,
         block_size=sizes.block_size,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
+        batch_width=side.setup.batch_width(policy),
         prefix_caching=sizes.prefix_caching,
         host_blocks=(host_kv and host_kv.blocks) or 0,
     )
@@ -219,7 +262,7 @@ def simulated(
     def parts(cost: CostModel) -> Policy:
         return build_policy(find_preset(policy), cost=cost)
 
-    simulate(
+    result = simulate(
         trace,
         parts,
         System(limits=limits, calibration=calibration),
@@ -227,13 +270,7 @@ def simulated(
         max_output_tokens=MAX_OUTPUT_TOKENS,
         seed=seed,
     )
-    return records
-
-
-def values_of(records: Sequence[Record]) -> Values:
-    """The metrics of one run."""
-    summary = summarize(records).to_dict()
-    return {key: float(summary[key] or 0.0) for key in METRICS}
+    return run_of(records, sum(totals.steps for totals in result.totals.values()))
 
 
 # ---- what the law says of the steps of the real runs ---------------------------------------------------
@@ -322,11 +359,13 @@ def measure_real(out: Path, setup: Setup, runs: int, run_s: float, profile_s: fl
             for run, (policy, load) in product(range(runs), setup.cells()):
                 profile_for(engine, profiler, slice_s)
                 gc.collect()
-                real = run_real(engine, side.trace(load), EngineSettings(policy=policy))
+                settings = EngineSettings(policy=policy, batch_width=setup.batch_width(policy))
+                real = run_real(engine, side.trace(load), settings)
                 rows = ({"run": _name(policy, load, f"real-{run}"), **_row(served)} for served in real.steps)
                 steps.writelines(json.dumps(row) + "\n" for row in rows)
                 _keep(out, _name(policy, load, f"real-{run}"), real.records)
-                _say(f"{policy} at {load:g}, run {run + 1}: {values_of(real.records)}")
+                done = run_of(real.records, len(real.steps))
+                _say(f"{policy} at {load:g}, run {run + 1}: {done.values} {done.counts}")
         conclude_profile(measured, out / COST_FILE)
         (out / REAL_FILE).write_bytes(msgspec.json.encode(side))
     finally:
@@ -340,7 +379,9 @@ def compare(out: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (out / STEPS_FILE).read_text().splitlines()]
     table: dict[str, dict[str, Any]] = {policy: {} for policy in side.setup.policies}
     for policy, load in side.setup.cells():
-        table[policy][f"{load:g}"] = _compare_cell(out, side, calibration, rows, policy, load).to_dict()
+        cell = _compare_cell(out, side, calibration, rows, policy, load).to_dict()
+        _say(f"{policy} at {load:g}: errors {cell['error']}, {cell['counts']}")
+        table[policy][f"{load:g}"] = cell
     return {
         "machine": machine_name(),
         "capacity_rps": side.capacity_rps,
@@ -353,17 +394,17 @@ def _compare_cell(
     out: Path, side: RealSide, calibration: Calibration, rows: Sequence[Row], policy: str, load: float
 ) -> Cell:
     trace = side.trace(load)
-    real, own = [], []
+    real: list[Run] = []
+    own: list[Run] = []
     for run in range(side.runs):
         name = _name(policy, load, f"real-{run}")
-        real.append(values_of(read_records(out / f"{name}.jsonl")))
-        its_own = own_calibration(calibration, [row for row in rows if row["run"] == name])
-        own.append(values_of(simulated(its_own, trace, policy, side)))
-    model: list[Values] = []
+        its_rows = [row for row in rows if row["run"] == name]
+        real.append(run_of(read_records(out / f"{name}.jsonl"), len(its_rows)))
+        own.append(simulated(own_calibration(calibration, its_rows), trace, policy, side))
+    model: list[Run] = []
     for seed in range(SIMULATED_SEEDS):
-        records = simulated(calibration, trace, policy, side, seed)
-        _keep(out, _name(policy, load, f"simulated-{seed}"), records)
-        model.append(values_of(records))
+        model.append(simulated(calibration, trace, policy, side, seed))
+        _keep(out, _name(policy, load, f"simulated-{seed}"), model[-1].records)
     return Cell(real, model, own)
 
 
@@ -394,6 +435,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=DEFAULT_RUN_S, help="of arrivals a run (default 30)")
     parser.add_argument("--profile-seconds", type=float, default=DEFAULT_PROFILE_S, help="default 90")
     parser.add_argument("--swaps", action="store_true", help="the presets that swap, with host memory")
+    parser.add_argument("--policy", action="append", help="only this preset of those (repeatable)")
     parser.add_argument(
         "--simulate-only", action="store_true", help="against the real runs that DIR holds already"
     )
@@ -402,6 +444,7 @@ def main() -> None:
     if not arguments.simulate_only:
         out.mkdir(parents=True, exist_ok=True)
         setup = SWAPS if arguments.swaps else PLAIN
+        setup = msgspec.structs.replace(setup, policies=tuple(arguments.policy or setup.policies))
         measure_real(out, setup, arguments.runs, arguments.seconds, arguments.profile_seconds)
     report = compare(out)
     (out / "fidelity.svg").write_text(fidelity_svg(report["cells"], tuple(METRICS)))

@@ -2,7 +2,7 @@
 
 The disturbance (paused residents, capped chunks, preemptions) is made of parts like any other: registered by
 entry points, named in the engine's settings. Unlike a product's parts they draw from a seeded generator: the
-same calls give the same disturbance.
+same calls give the same disturbance. A storm is none: the preset's own pauses and moves, as many as can be.
 """
 
 from __future__ import annotations
@@ -41,11 +41,21 @@ MAX_PREEMPTIONS = 4
 SPARED = "spared"
 """Tenant of the jobs whose prompts are never cut in chunks."""
 
+STORM_WIDTH = 2
+"""Of eight seats."""
+SHORT_QUANTA = {"quantum_s": "0.005", "starve_s": "0.05"}
+"""A step takes 2 to 4 ms."""
+
 SEATS = 8
 NUM_BLOCKS = 16
 """One is vLLM's null block; 15 of 32 tokens are too few for eight jobs, so that blocks run short."""
 MAX_STEPS = 20_000
 """After the last arrival."""
+COUNTED = (
+    *("steps", "pauses", "swaps", "offloads", "prefetches", "put_backs"),
+    *("swapped_out_blocks", "swapped_in_blocks"),
+)
+"""The scheduler's own counts that a run is told by."""
 ADAPTERS = 3
 ADAPTER_RANK = 4
 ADAPTER_SPREAD = 0.25
@@ -141,6 +151,25 @@ def forced_settings(preset: Preset, seed: int) -> dict[str, Any]:
         "eviction": f"forced:seed={seed},around={_outer(preset.eviction)}",
         "check": True,
     }
+
+
+def storm_settings(preset: Preset) -> dict[str, Any]:
+    """Engine settings under which a preset that pauses does so all the time, with every step checked."""
+    return {
+        "policy": preset.name,
+        "order": _with_short_quanta(preset.order),
+        "batch_width": STORM_WIDTH,
+        "check": True,
+    }
+
+
+def _with_short_quanta(order: str) -> str:
+    """The order with quanta of a step or two, if it has quanta."""
+    name, _, given = order.partition(":")
+    if name != "skip-join-mlfq":
+        return order
+    settings = dict(setting.split("=") for setting in given.split(",") if setting)
+    return f"{name}:{','.join('='.join(setting) for setting in {**settings, **SHORT_QUANTA}.items())}"
 
 
 def _outer(spec: str) -> str:
@@ -262,23 +291,22 @@ class Engine:
         assert type(scheduler).__module__.startswith("vllm.v1.core.sched.")
         return self._run(requests, logprobs_of)
 
-    def forced(
-        self, preset: Preset, requests: Sequence[Request], token_budget: int, seed: int
+    def ours(
+        self, settings: dict[str, Any], requests: Sequence[Request], token_budget: int
     ) -> tuple[Answers, Counter[str]]:
-        """What a preset makes of them under disturbance, and what the run met."""
-        scheduler = self._schedule_with(forced_settings(preset, seed), token_budget)
+        """What Headway makes of them under these settings, and what the run met."""
+        scheduler = self._schedule_with(settings, token_budget)
         in_flight = _preemptions_in_flight(scheduler)
         answers = self._run(requests)
         counters = scheduler.counters
         assert not counters.policy_faults
         assert not counters.watchdog_faults
-        met = Counter(scheduler.guard.policy.batching.met)
-        met["pauses"] = counters.pauses
+        batching = scheduler.guard.policy.batching
+        met = Counter(batching.met if isinstance(batching, ForcedBatching) else ())
+        met.update({name: getattr(counters, name) for name in COUNTED})
         met["shortages"] = counters.shortage_preemptions
         met["preemptions"] = counters.planned_preemptions + counters.shortage_preemptions
         met["in_flight_preemptions"] = sum(in_flight)
-        met["swapped_out_blocks"] = counters.swapped_out_blocks
-        met["swapped_in_blocks"] = counters.swapped_in_blocks
         if scheduler.swaps is not None:
             scheduler.swaps.check(())
             host = scheduler.swaps.copies.host

@@ -4,9 +4,11 @@ The real CPU engine in float32 with the demo model, one process a feature: first
 Headway under each preset, every step checked, with pauses, chunk caps and preemptions forced on top
 (`bench/forced.py`). Half of the requests are greedy and in chunked prompts. Of the other half, in whole
 prompts, every second one samples with a seed: vLLM 0.32's CPU runner cannot compute a seeded request's
-prompt in chunks. A cell is
+prompt in chunks. A `storm` forces nothing: a preset that pauses, in a batch much narrower than the worker slots
+and with quanta of a step or two, over few blocks and much host memory. A cell is
 
-    {"requests": N, "identical": N, "near_ties": k, "preemptions": M, "pauses": P}
+    {"requests": N, "identical": N, "near_ties": k, "steps": n, "preemptions": M, "pauses": P, "swaps": S,
+     "offloads": o, "prefetches": p, "put_backs": b}
 
 or {"unsupported": "<vLLM's reason>"}. A difference is a near tie if stock's own log probabilities of the two
 tokens are within 1e-4 where they part. `error` in a cell says what went wrong, or what a run should have met
@@ -40,12 +42,25 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
-from bench.forced import SPARED, Answers, Engine, Request, register_parts, write_adapters
+from bench.forced import (
+    SPARED,
+    Answers,
+    Engine,
+    Request,
+    forced_settings,
+    register_parts,
+    storm_settings,
+    write_adapters,
+)
+from bench.preset_kinds import moves_ahead
 from headway.engine.demo_model import ensure_demo_model
 from headway.engine.plugin import CPU_ASYNC_SWITCH
+from headway.engine.start import swaps
 from headway.policies.presets import Preset, known_presets
 
 NEAR_TIE = 1e-4
+TOLD = ("steps", "preemptions", "pauses", "swaps", "offloads", "prefetches", "put_backs")
+"""What a cell tells of its runs, all together."""
 FEATURE_TIMEOUT_S = 900
 CELLS = "cells.jsonl"
 STEPS_APART = 150
@@ -81,7 +96,7 @@ WHOLE = Load("whole", 512, (8, 40), (8, 24), seeded=True)
 class Feature:
     """One way to run the engine: its arguments, its environment, its loads, how many steps are in flight.
 
-    With `host_blocks` of host memory requests are swapped out, too.
+    With `host_blocks` of host memory requests are swapped out, too. In a `storm` nothing is forced.
 
     `evidence` is what a run must have met, with the largest value that proves nothing; `refusal` is what
     vLLM says if it cannot do this.
@@ -92,6 +107,7 @@ class Feature:
     loads: tuple[Load, ...] = (CHUNKED, WHOLE)
     depth: int = 1
     host_blocks: int = 0
+    storm: bool = False
     evidence: Mapping[str, int] = field(default_factory=dict)
     refusal: str | None = None
 
@@ -99,6 +115,9 @@ class Feature:
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """A model this small gains nothing from more, and threads that spin for one another lose on a busy machine."""
 _TWO_WORKERS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+_ASYNC = {CPU_ASYNC_SWITCH: "1"}
+_TP2 = {"tensor_parallel_size": 2}
+_PP2 = {"pipeline_parallel_size": 2, "enforce_eager": False}
 _CACHING = {"enable_prefix_caching": True}
 _NGRAM = {
     **_CACHING,
@@ -113,14 +132,19 @@ _LORA = {**_CACHING, "enable_lora": True, "max_loras": 1, "max_cpu_loras": 3, "m
 HOST_BLOCKS = 24
 """Room on the host for about as many requests as the device holds, so that some find it full."""
 _SWAPS = {"swapped_out_blocks": 0, "swapped_in_blocks": 0}
+STORM_HOST_BLOCKS = 400
+"""Room on the host for all requests."""
+_SPARE = {"num_gpu_blocks_override": 25}
+"""Room for more requests than the two that run, so that KV moves ahead of need, but not for all seats."""
+_STORM = Feature(engine=_SPARE, host_blocks=STORM_HOST_BLOCKS, storm=True, evidence={"pauses": 100})
 _GRAMMAR = {"backend": "xgrammar", "disable_any_whitespace": True}
 
 FEATURES = {
     "plain": Feature(),
-    "async": Feature(environment={CPU_ASYNC_SWITCH: "1"}, depth=2, evidence={"in_flight_preemptions": 0}),
-    "tp2": Feature(engine={"tensor_parallel_size": 2}, environment=_TWO_WORKERS),
+    "async": Feature(environment=_ASYNC, depth=2, evidence={"in_flight_preemptions": 0}),
+    "tp2": Feature(engine=_TP2, environment=_TWO_WORKERS),
     "pp2": Feature(
-        engine={"pipeline_parallel_size": 2, "enforce_eager": False},
+        engine=_PP2,
         environment=_TWO_WORKERS,
         depth=2,
         evidence={"in_flight_preemptions": 0},
@@ -144,31 +168,37 @@ FEATURES = {
     "swap": Feature(host_blocks=HOST_BLOCKS, evidence=_SWAPS),
     "swap-prefix": Feature(engine=_CACHING, host_blocks=HOST_BLOCKS, evidence=_SWAPS),
     "swap-async": Feature(
-        environment={CPU_ASYNC_SWITCH: "1"},
+        environment=_ASYNC,
         depth=2,
         host_blocks=HOST_BLOCKS,
         evidence={**_SWAPS, "in_flight_preemptions": 0},
     ),
     "swap-async-prefix": Feature(
         engine=_CACHING,
-        environment={CPU_ASYNC_SWITCH: "1"},
+        environment=_ASYNC,
         depth=2,
         host_blocks=HOST_BLOCKS,
         evidence={**_SWAPS, "in_flight_preemptions": 0},
     ),
     "swap-tp2": Feature(
-        engine={"tensor_parallel_size": 2},
+        engine=_TP2,
         environment=_TWO_WORKERS,
         host_blocks=HOST_BLOCKS,
         evidence=_SWAPS,
     ),
     "swap-pp2": Feature(
-        engine={"pipeline_parallel_size": 2, "enforce_eager": False},
+        engine=_PP2,
         environment=_TWO_WORKERS,
         depth=2,
         host_blocks=HOST_BLOCKS,
         evidence={**_SWAPS, "in_flight_preemptions": 0},
     ),
+    "storm": _STORM,
+    "storm-prefix": replace(_STORM, engine={**_SPARE, **_CACHING}),
+    "storm-async": replace(_STORM, environment=_ASYNC, depth=2),
+    "storm-async-prefix": replace(_STORM, engine={**_SPARE, **_CACHING}, environment=_ASYNC, depth=2),
+    "storm-tp2": replace(_STORM, engine={**_SPARE, **_TP2}, environment=_TWO_WORKERS),
+    "storm-pp2": replace(_STORM, engine={**_SPARE, **_PP2}, environment=_TWO_WORKERS, depth=2),
     "seeded-chunks": Feature(
         loads=(replace(CHUNKED, seeded=True),), refusal="CPU Generator does not use offset"
     ),
@@ -287,23 +317,31 @@ def _check_stability(engine: Engine, trial: Trial) -> None:
 
 def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) -> Cell:
     """Run a preset under disturbance and compare; `error` says what the runs should have met and did not."""
-    cell = dict.fromkeys(("requests", "identical", "near_ties", "preemptions", "pauses"), 0)
+    cell = dict.fromkeys(("requests", "identical", "near_ties", *TOLD), 0)
+    feature = FEATURES[name]
     most: Counter[str] = Counter()
     for trial in trials:
         seed = random.Random(f"{preset.name} {trial.load.name}").randrange(10**6)
-        answers, met = engine.forced(preset, trial.requests, trial.load.token_budget, seed)
+        settings = storm_settings(preset) if feature.storm else forced_settings(preset, seed)
+        answers, met = engine.ours(settings, trial.requests, trial.load.token_budget)
         wrong = trial.stock.differing(answers) | (_invalid(answers) if name == "json" else set())
         cell["requests"] += len(trial.requests)
         cell["identical"] += len(trial.requests) - len(wrong)
         cell["near_ties"] += _near_ties(f"{name}, {preset.name}", engine, trial, answers, wrong)
-        cell["preemptions"] += met["preemptions"]
-        cell["pauses"] += met["pauses"]
+        for what in TOLD:
+            cell[what] += met[what]
         most |= met
     _say(f"{name}, {preset.name}: {cell}; the most one run met: {dict(most)}")
-    least = {"preemptions": 0, "pauses": 0, **FEATURES[name].evidence}
+    least = {"preemptions": 0, "pauses": 0, **feature.evidence, **(_moves(preset) if feature.storm else {})}
     missing = [what for what in least if most[what] <= least[what]]
     error = {"error": f"the runs prove nothing, too few {', '.join(missing)}"} if missing else {}
     return {**cell, **error}
+
+
+def _moves(preset: Preset) -> dict[str, int]:
+    """The moves of KV that a preset of itself makes where memory is short."""
+    ahead = {"offloads": 0, "prefetches": 0} if moves_ahead(preset) else {}
+    return {**(_SWAPS if swaps(preset) else {}), **ahead}
 
 
 # ---- comparison ------------------------------------------------------------------------------------

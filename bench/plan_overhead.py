@@ -4,6 +4,11 @@ Stock's scheduler and ours run in turn in one process, without a model, on the s
 running, 1,000 or 10,000 waiting, 10 arrivals and about 10 finishes a step. A step is add_request for the
 arrivals, schedule and update_from_output; what is reported is the difference of process CPU time, ours
 minus stock's, step by step (in microseconds). Real engines spend milliseconds a step.
+
+`plans` is the CPU time of a policy's own part of it, `plan` and `observe`, on a clock on which a step takes
+25 ms, so that quanta end: every preset of `--plan` with as many worker slots as run, and, for those that
+swap, with twice as many and host memory, where most residents pause. Aim: plan within 200 us (p50) and
+500 us (p99).
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +28,11 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.view import StepView
 from headway.engine.demo_model import ensure_demo_model
+from headway.engine.guard import GuardedPolicy
+from headway.engine.kv_host import HostKv
 from headway.engine.model_free import (
     ModelFreeEngine,
     ScriptedRequest,
@@ -31,13 +41,20 @@ from headway.engine.model_free import (
     make_scheduler,
     to_request,
 )
+from headway.engine.start import swaps
 from headway.policies.order import ORDERS
+from headway.policies.presets import find_preset, known_presets
 
 RUNNING = 256
 WAITING = (1_000, 10_000)
 ARRIVALS_A_STEP = 10
 MEAN_OUTPUT_TOKENS = RUNNING // ARRIVALS_A_STEP
 NUM_BLOCKS = 8_000
+PLANNED = ("vllm", "fastserve")
+PLAN_STEP_S = 0.025
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+HOST_BLOCKS = 600
+"""Room on the host for some 200 requests."""
 TTFT_CLASSES_MS = (200, 1_000, 5_000, 60_000)
 
 
@@ -46,18 +63,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
     parser.add_argument("--order", action="append", choices=sorted(ORDERS), help="measure only this order")
+    parser.add_argument(
+        "--plan", action="append", choices=list(known_presets()), help="measure these presets'"
+    )
     parser.add_argument("--steps", type=int, default=400, help="measured steps per cell (default 400)")
     arguments = parser.parse_args()
     model = str(ensure_demo_model())
-    table: dict[str, dict[str, dict[str, float]]] = {}
-    for order in arguments.order or ORDERS:
+    table: dict[str, Any] = {}
+    presets = arguments.plan or (() if arguments.order else PLANNED)
+    for order in arguments.order or (() if arguments.plan else ORDERS):
         table[order] = {}
         for waiting in WAITING:
             print(f"{order}, {waiting} waiting ...", file=sys.stderr)
             added = sorted(_added_us(model, order, waiting, arguments.steps))
             row = {"p50": _quantile(added, 0.5), "p99": _quantile(added, 0.99)}
             table[order][f"added_us_{RUNNING}_{waiting}"] = row
+    if presets:
+        table["plans"] = {preset: plan_times(model, preset, arguments.steps) for preset in presets}
     print(json.dumps(table))
+
+
+def plan_times(model: str, preset: str, steps: int) -> dict[str, dict[str, float]]:
+    """CPU times of a preset's plans, by how many of the residents run."""
+    lanes = {f"{RUNNING}_of_{RUNNING}": _PlanLane(model, preset)}
+    if swaps(find_preset(preset)):
+        slots, host_kv = 2 * RUNNING, HostKv(blocks=HOST_BLOCKS)
+        lanes[f"{RUNNING}_of_{slots}"] = _PlanLane(model, preset, slots=slots, host_kv=host_kv)
+    table = {}
+    for name, lane in lanes.items():
+        print(f"plans of {preset}, {name} ...", file=sys.stderr)
+        table[name] = lane.measure(steps)
+    return table
 
 
 def _added_us(model: str, order: str, waiting: int, steps: int) -> Iterator[float]:
@@ -77,9 +113,17 @@ def _added_us(model: str, order: str, waiting: int, steps: int) -> Iterator[floa
 class _Lane:
     """One scheduler kept at the same load."""
 
-    def __init__(self, model: str, build: Callable[..., Any], waiting: int) -> None:
-        config = engine_config(model, max_num_seqs=RUNNING, max_num_batched_tokens=4096)
-        self._engine = ModelFreeEngine(make_scheduler(build, config, NUM_BLOCKS))
+    def __init__(
+        self,
+        model: str,
+        build: Callable[..., Any],
+        waiting: int,
+        *,
+        slots: int = RUNNING,
+        host_kv: HostKv | None = None,
+    ) -> None:
+        config = engine_config(model, max_num_seqs=slots, max_num_batched_tokens=4096, host_kv=host_kv)
+        self._engine = ModelFreeEngine(make_scheduler(build, config, NUM_BLOCKS), copy_steps=1)
         self._random = random.Random(0)
         self._count = 0
         for _ in range(RUNNING + waiting):
@@ -110,6 +154,63 @@ class _Lane:
         resumed = time.process_time()
         scheduler.update_from_output(output, computed)
         return time.process_time() - resumed + scheduled - started
+
+
+class _Timed(GuardedPolicy):
+    """A guard that notes what its policy's last calls took, in CPU seconds."""
+
+    plan_s = observe_s = 0.0
+
+    def plan(self, view: StepView) -> StepPlan:
+        """Plan, timed."""
+        started = time.process_time()
+        plan = super().plan(view)
+        self.plan_s = time.process_time() - started
+        return plan
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Observe, timed."""
+        started = time.process_time()
+        super().observe(outcome)
+        self.observe_s = time.process_time() - started
+
+
+class _PlanLane(_Lane):
+    """A preset at the same load, on a clock of its own."""
+
+    def __init__(
+        self, model: str, preset: str, *, slots: int = RUNNING, host_kv: HostKv | None = None
+    ) -> None:
+        build = headway_builder(policy=preset, batch_width=RUNNING)
+        super().__init__(model, build, max(WAITING), slots=slots, host_kv=host_kv)
+        scheduler = self._engine.scheduler
+        self._now_s = 0.0
+        scheduler.clock = lambda: self._now_s
+        scheduler.guard = self._timed = _Timed(scheduler.guard.policy, scheduler.ledger, scheduler.counters)
+
+    def measure(self, steps: int) -> dict[str, float]:
+        """Quantiles over so many steps, and whom the last of them found."""
+        timed, ledger = self._timed, self._engine.scheduler.ledger
+        plans_us, observes_us, found = [], [], Counter[str]()
+        for step in range(2 * MEAN_OUTPUT_TOKENS + steps):
+            self._now_s += PLAN_STEP_S
+            if step == 2 * MEAN_OUTPUT_TOKENS:
+                gc.collect()
+                gc.freeze()
+            self.step_s()
+            if step >= 2 * MEAN_OUTPUT_TOKENS:
+                plans_us.append(timed.plan_s * 1e6)
+                observes_us.append(timed.observe_s * 1e6)
+                found.update(residents=len(ledger.residents), swapped=len(ledger.swapped))
+        gc.unfreeze()
+        return {
+            **{f"plan_us_{name}": _quantile(sorted(plans_us), share) for name, share in QUANTILES.items()},
+            **{
+                f"observe_us_{name}": _quantile(sorted(observes_us), share)
+                for name, share in QUANTILES.items()
+            },
+            **{name: round(total / steps) for name, total in found.items()},
+        }
 
 
 def _quantile(ascending: list[float], share: float) -> float:

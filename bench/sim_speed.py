@@ -112,7 +112,7 @@ def system_of(hardware: str, instances: int = 1) -> System:
     """Engines as vLLM would serve the model on this hardware by default."""
     model = model_shape(MODEL)
     costs = calibration(hardware, model)
-    limits = engine_limits(Sizes(), hardware, model, costs)
+    limits = engine_limits(Sizes(), hardware, costs)
     return System(limits=limits, calibration=costs, instances=instances)
 
 

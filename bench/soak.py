@@ -3,7 +3,8 @@
 A real vLLM engine (`headway serve demo`, with few seats and few KV blocks) gets the start of the Azure 2023
 conversation trace where the shared data is there, else the fitted law of the same name: lengths scaled to the
 model, arrivals so close that requests queue, and one client in five going away before its answer is whole.
-With `--host-kv-gib` the engine has host memory, and a policy that swaps puts the KV of preempted requests there.
+With `--host-kv-gib` the engine has host memory, and a policy that swaps puts the KV of preempted requests there;
+with `--batch-width` a step runs fewer requests than there are seats, and a policy that pauses lets the others wait.
 
 `unaccounted` are requests that do not end exactly once on both sides, the client's records and the engine's,
 in outcomes that agree; `unexplained` are differences between plan and step for which there was no reason.
@@ -68,11 +69,19 @@ def main() -> int:
         type=float,
         help=f"host memory, for a policy that swaps; with it the default policy is {SWAPPING_POLICY}",
     )
+    parser.add_argument("--batch-width", type=int, help="requests a step may run (default: all seats)")
     arguments = parser.parse_args()
     host_kv = HostKv(gib=arguments.host_kv_gib) if arguments.host_kv_gib else None
     policy = arguments.policy or (POLICY if host_kv is None else SWAPPING_POLICY)
     with tempfile.TemporaryDirectory() as folder:
-        result = soak(policy, arguments.leaving, arguments.requests, Path(folder), host_kv=host_kv)
+        result = soak(
+            policy,
+            arguments.leaving,
+            arguments.requests,
+            Path(folder),
+            host_kv=host_kv,
+            batch_width=arguments.batch_width,
+        )
     print(json.dumps(result))
     return 0 if passed(result) else 1
 
@@ -91,6 +100,7 @@ def soak(
     visit: Callable[[str], object] = lambda url: None,
     *,
     host_kv: HostKv | None = None,
+    batch_width: int | None = None,
 ) -> dict[str, Any]:
     """Serve and replay; what became of the requests. The server's log and records stay in `folder`.
 
@@ -99,7 +109,11 @@ def soak(
     requests = make_requests(count)
     engine_file = folder / "served.jsonl"
     settings = EngineSettings(
-        policy=policy, leaving=tuple(leaving), host_kv=host_kv, records=str(engine_file.absolute())
+        policy=policy,
+        leaving=tuple(leaving),
+        host_kv=host_kv,
+        batch_width=batch_width,
+        records=str(engine_file.absolute()),
     )
     address = ("127.0.0.1", _free_port())
     command = server_command("demo", settings, address, VLLM_FLAGS)
@@ -131,13 +145,16 @@ def soak(
         "policy_faults": int(totals["headway_policy_faults_total"]),
         "watchdog_faults": int(totals["headway_watchdog_faults_total"]),
         "preemptions": sum(record.preemptions for record in engine),
-        **{name: int(totals[f"headway_{name}_total"]) for name in SWAPPING},
+        **{name: int(totals[f"headway_{name}_total"]) for name in MOVES},
         "steps": int(totals["headway_steps_total"]),
         "exit_code": exit_code,
     }
 
 
-SWAPPING = ("swapped_out_blocks", "swapped_in_blocks", "refused_swaps", "failed_copies", "lost_copies")
+MOVES = (
+    *("pauses", "swaps", "offloads", "prefetches", "put_backs"),
+    *("swapped_out_blocks", "swapped_in_blocks", "refused_swaps", "failed_copies", "lost_copies"),
+)
 SHOWN = (Outcome.FINISHED, Outcome.CANCELLED, Outcome.SHED, Outcome.FAILED)
 
 

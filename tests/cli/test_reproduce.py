@@ -13,9 +13,11 @@ import pytest
 
 from headway.experiments.adaptivellm_errors import PredictorErrors
 from headway.experiments.adaptivellm_scope import Scope
+from headway.experiments.fastserve_scope import Scope as FastServeScope
 from headway.experiments.study_runs import FILE
 from tests.cli.conftest import Headway, Refused
 from tests.experiments.test_adaptivellm_study import ERRORS, kept
+from tests.experiments.test_fastserve_study import kept as kept_of_fastserve
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +62,16 @@ def test_all_papers_have_a_folder_and_a_key_each(headway: Headway, tmp_path: Pat
     folder = tmp_path / "adaptivellm"
     kept(folder, Scope(quick=True))
     (folder / "predictors-quick.json").write_bytes(msgspec.json.encode(PredictorErrors(reason="Not now.")))
+    kept_of_fastserve(tmp_path / "fastserve", FastServeScope(quick=True))
     ended = headway("reproduce", "all", "--quick", "--json", "--out", tmp_path)
-    assert list(json.loads(ended.out)) == ["adaptivellm"]
+    assert list(json.loads(ended.out)) == ["adaptivellm", "fastserve"]
     assert "Not now." in ended.err
     assert (folder / "adaptivellm.html").exists()
+    assert (tmp_path / "fastserve" / "end-to-end-rate.svg").exists()
 
 
 def test_what_is_not_accepted_is_named(refused: Refused, tmp_path: Path) -> None:
-    assert refused("reproduce", "vidur") == "error: paper is 'vidur'; accepted: adaptivellm, all\n"
+    assert refused("reproduce", "vidur") == "error: paper is 'vidur'; accepted: adaptivellm, fastserve, all\n"
     assert "--jobs is 0; accepted: 1 or more" in refused("reproduce", "adaptivellm", "--jobs", 0)
     (tmp_path / FILE).write_text("not a run\n")
     assert "holds something else than runs" in refused("reproduce", "adaptivellm", "--out", tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,21 +10,26 @@ import pytest
 
 from bench.conformance import (
     HOST_BLOCKS,
+    MANY_HOST_BLOCKS,
+    NARROW,
     PLENTY_BLOCKS,
     SHORT_BLOCKS,
+    SPARE_BLOCKS,
     Case,
     RealEngine,
     Scripted,
     SimulatedSide,
-    Tally,
     compare,
+    grid,
     limits_of,
     make_script,
 )
+from bench.conformance_steps import Tally
 from headway.core.cost import UnknownCost
 from headway.core.job import Job
 from headway.core.plan import Reason
 from headway.engine.demo_model import ensure_demo_model
+from headway.policies.presets import build_policy, find_preset
 from headway.sim.kv_pool import KvPool
 from tests.sim.swapping import restless
 
@@ -74,10 +79,10 @@ def test_every_decision_is_the_real_ones(
     free, forced = tallies(case, model, script)
     assert free.first_difference is None
     assert forced.differing == []
-    assert free.preemptions > 0
+    assert free.met["preemptions"] > 0
     assert free.decisions > 1000
     assert forced.steps > 10
-    assert bool(free.cached_tokens) == prefix_caching
+    assert bool(free.met["cached_tokens"]) == prefix_caching
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
@@ -89,7 +94,7 @@ def test_every_swap_is_the_real_ones(
     free, forced = tallies(case, model, script)
     assert free.first_difference is None
     assert forced.differing == []
-    assert free.swaps > 0
+    assert free.met["swaps"] > 0
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
@@ -106,8 +111,70 @@ def test_offloads_prefetches_and_jobs_put_back_are_the_real_ones(
     compare(case, real, ours, list(script), free, forced, every=16)
     assert free.first_difference is None
     assert forced.differing == []
-    assert free.swaps > 50
+    assert free.met["swaps"] > 50
     assert real.scheduler.counters.policy_faults == 0
+
+
+AHEAD = ("pauses", "offloads", "prefetches", "put_back", "demotions", "promotions")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
+@pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
+@pytest.mark.parametrize("preset", ["fastserve", "mlfq-no-preempt"])
+def test_every_move_ahead_of_need_is_the_real_ones(
+    preset: str, prefix_caching: bool, asynchronous: bool, model: str
+) -> None:
+    case = Case(preset, prefix_caching, SPARE_BLOCKS, asynchronous, MANY_HOST_BLOCKS, NARROW)
+    real, free, forced = RealEngine(case, model), Tally(), Tally()
+    compare(case, real, SimulatedSide(case), make_script(2 * REQUESTS, seed=0), free, forced, every=16)
+    assert free.first_difference is None
+    assert forced.differing == []
+    assert free.met["swaps"] > 50
+    assert all(free.met[what] > 0 for what in AHEAD), free.met
+    counters = real.scheduler.counters
+    counted = (counters.pauses, counters.swaps, counters.prefetches, counters.put_backs)
+    assert counted == tuple(free.met[what] for what in ("pauses", "swaps", "prefetches", "put_back"))
+    # A copy that takes steps is wanted in each of them and counted once.
+    assert 0 < counters.offloads < free.met["offloads"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
+@pytest.mark.parametrize("preset", ["fastserve", "reactive-swap", "recompute", "defer", "fastserve-artifact"])
+def test_who_runs_in_a_narrow_batch_over_little_memory_is_the_real_ones(
+    preset: str, asynchronous: bool, model: str, script: Sequence[Scripted]
+) -> None:
+    host_blocks = 0 if preset in ("recompute", "defer") else HOST_BLOCKS
+    case = Case(preset, False, SHORT_BLOCKS, asynchronous, host_blocks, NARROW)
+    free, forced = tallies(case, model, script)
+    assert free.first_difference is None
+    assert forced.differing == []
+    assert free.met["pauses"] > 100
+    assert (free.met["preemptions"] > 0) == (preset != "defer")
+    assert (free.met["swaps"] > 0) == (host_blocks > 0)
+
+
+def test_a_quantum_too_long_is_noticed(model: str, script: Sequence[Scripted]) -> None:
+    case = Case("fastserve", False, SHORT_BLOCKS, False, batch_width=NARROW)
+    ours = SimulatedSide(
+        case, policy=build_policy(find_preset("fastserve", order="skip-join-mlfq:quantum_s=0.06"))
+    )
+    free, _ = tallies(case, model, script, ours)
+    assert "levels: simulated" in (free.first_difference or "")
+
+
+def test_the_grid_has_host_memory_for_those_that_swap_and_narrow_batches_for_those_that_pause() -> None:
+    memory: dict[str, list[tuple[int, int | None]]] = defaultdict(list)
+    for case in grid(["vllm", "defer", "fastserve", "vllm-s"]):
+        memory[case.preset].append((case.host_blocks, case.batch_width))
+    assert {preset: sorted(set(found), key=str) for preset, found in memory.items()} == {
+        "vllm": [(0, None)],
+        "defer": [(0, NARROW), (0, None)],
+        "fastserve": [
+            *((0, NARROW), (0, None), (HOST_BLOCKS, NARROW), (HOST_BLOCKS, None)),
+            (MANY_HOST_BLOCKS, NARROW),
+        ],
+        "vllm-s": [(0, None), (HOST_BLOCKS, None)],
+    }
 
 
 def test_a_host_block_too_few_is_noticed(model: str, script: Sequence[Scripted]) -> None:
@@ -135,4 +202,4 @@ def test_another_order_of_free_blocks_is_noticed(model: str, script: Sequence[Sc
 
 def test_with_plenty_of_blocks_nobody_is_preempted(model: str, script: Sequence[Scripted]) -> None:
     free, _ = tallies(Case("vllm", True, PLENTY_BLOCKS, True), model, script)
-    assert (free.first_difference, free.preemptions) == (None, 0)
+    assert (free.first_difference, free.met["preemptions"]) == (None, 0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from bench.forced import SEATS, SPARED, Answers, forced_settings, register_parts
+from bench.forced import SEATS, SPARED, Answers, forced_settings, register_parts, storm_settings
 from bench.outputs import FEATURES, WHOLE, Cell, outputs, passed, write_requests
 from headway.core.fill import fill
 from headway.core.ledger import Ledger
@@ -33,6 +33,15 @@ def test_plain_outputs_are_stocks_whoever_is_paused_and_preempted() -> None:
         assert cell["requests"] == cell["identical"] == 16
         assert int(cell["preemptions"]) > 0
         assert int(cell["pauses"]) > 0
+
+
+@pytest.mark.engine
+def test_outputs_are_stocks_though_requests_pause_and_move_all_the_time() -> None:
+    cell = outputs(["fastserve"], ["storm-prefix"], 32)["fastserve"]["storm-prefix"]
+    assert passed(cell), cell
+    assert cell["requests"] == cell["identical"] == 32
+    assert int(cell["pauses"]) > 500
+    assert int(cell["swaps"]) > 100
 
 
 @pytest.mark.engine
@@ -84,6 +93,22 @@ def test_requests_repeat_and_a_whole_prompt_fits_whoever_sits_beside_it(feature:
         assert any(not request.greedy for request in requests) == load.seeded
         longest = max(len(request.prompt) + request.sampling["max_tokens"] for request in requests)
         assert load.token_budget < WHOLE.token_budget or longest * SEATS <= load.token_budget
+
+
+@pytest.mark.parametrize(
+    ("preset", "order"),
+    [
+        ("fastserve", "skip-join-mlfq:quantum_s=0.005,starve_s=0.05"),
+        ("fastserve-v3", "skip-join-mlfq:starve_s=0.05,demote_levels=2,quantum_s=0.005"),
+        ("fixed-priority", "shortest-prompt"),
+    ],
+)
+def test_in_a_storm_quanta_are_short_and_all_else_is_the_presets(preset: str, order: str) -> None:
+    settings = EngineSettings(**storm_settings(PRESETS[preset]))
+    assert settings.preset() == replace(PRESETS[preset], order=order)
+    assert build_policy(settings.preset()).name == preset
+    assert settings.batch_width is not None
+    assert settings.batch_width < SEATS
 
 
 @pytest.fixture

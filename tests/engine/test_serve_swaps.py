@@ -26,6 +26,18 @@ BYTES_PER_S = 2e8
 CHECKED = ("--max-num-seqs", "8", "--additional-config", '{"headway": {"check": true}}')
 
 
+def test_memory_for_less_than_a_block_is_told_below_all_tracebacks(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, "--policy", "fastserve", "--host-kv-gib", "1e-9", "--", *KV_CACHE)
+    try:
+        assert serving.process.wait() == 1
+    finally:
+        serving.close()
+    log = serving.log.read_text()
+    reason = f"error: host_kv.gib is 1e-09; accepted: at least a block, {BLOCK_BYTES} bytes\n"
+    assert log.count(reason) == 1
+    assert "Traceback" not in log.partition(reason)[2]
+
+
 async def test_requests_swapped_under_load_end_once_at_their_full_length(tmp_path: Path) -> None:
     serving = Serving(
         tmp_path,

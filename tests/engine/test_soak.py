@@ -36,17 +36,18 @@ def knock(url: str) -> None:
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("policy", "leaving", "host_kv"),
+    ("policy", "leaving", "host_kv", "batch_width"),
     [
-        ("sjf", ["queue-bound:max_waiting=16"], None),
-        (soak.SWAPPING_POLICY, [], HostKv(gib=0.05)),
+        ("sjf", ["queue-bound:max_waiting=16"], None, None),
+        (soak.SWAPPING_POLICY, [], HostKv(gib=0.05), None),
+        ("fastserve", [], HostKv(gib=0.1), 3),
     ],
-    ids=["sjf", "swapping"],
+    ids=["sjf", "swapping", "pausing"],
 )
 def test_every_request_ends_once_on_both_sides(
-    policy: str, leaving: list[str], host_kv: HostKv | None, tmp_path: Path
+    policy: str, leaving: list[str], host_kv: HostKv | None, batch_width: int | None, tmp_path: Path
 ) -> None:
-    result = soak.soak(policy, leaving, 150, tmp_path, visit=knock, host_kv=host_kv)
+    result = soak.soak(policy, leaving, 150, tmp_path, visit=knock, host_kv=host_kv, batch_width=batch_width)
     log = (tmp_path / "log").read_text(errors="replace")
     assert soak.passed(result), f"{result}\n{log[-3000:]}"
     assert (result["requests"], result["unaccounted"], result["unexplained"]) == (150, 0, 0)
@@ -56,6 +57,7 @@ def test_every_request_ends_once_on_both_sides(
     assert (result["swapped_out_blocks"] > 0) == (result["swapped_in_blocks"] > 0) == bool(host_kv)
     assert result["failed_copies"] == result["lost_copies"] == 0
     assert (result["shed"] > 0) == bool(leaving)
+    assert (result["pauses"] > 1000) == (result["prefetches"] > 0) == (batch_width is not None)
     assert (result["policy"], result["exit_code"]) == (policy, 0)
     assert "Traceback" not in log.partition("[shutdown]")[0]  # vLLM may log its engine's end as an error
 
@@ -65,7 +67,8 @@ def test_the_bench_has_a_command_line() -> None:
         [sys.executable, str(Path(soak.__file__)), "--help"], capture_output=True, text=True, check=True
     )
     assert all(
-        flag in done.stdout for flag in ("--json", "--policy", "--leaving", "--requests", "--host-kv-gib")
+        flag in done.stdout
+        for flag in ("--json", "--policy", "--leaving", "--requests", "--host-kv-gib", "--batch-width")
     )
 
 

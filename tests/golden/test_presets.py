@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,26 @@ from tests.policies.instance import Instance, LinearCost, small_engine
 
 JOBS = 24
 ENGINE = small_engine(num_blocks=15, max_num_batched_tokens=24, host_blocks=12)
-NEVER_PREEMPTED = ("orca", "static")
-SWAPPING = ("adaptivellm", "adaptivellm-memory", "vllm-s", "vllm-s-fallback", "adaptivellm-plus")
+NARROW = replace(ENGINE, batch_width=2)
+"""With more seats than a batch has places, for those that pause."""
+NEVER_PREEMPTED = ("orca", "static", "defer", "fastertransformer")
+SWAPPING = (
+    "adaptivellm",
+    "adaptivellm-memory",
+    "vllm-s",
+    "vllm-s-fallback",
+    "adaptivellm-plus",
+    "fastserve",
+    "fastserve-v3",
+    "fastserve-artifact",
+    "fastserve-fcfs",
+    "mlfq-no-preempt",
+    "reactive-swap",
+    "fixed-priority",
+)
 NEVER_RECOMPUTED = ("vllm-s",)
+ALIKE = [("static", "fastertransformer"), ("vllm", "priority")]
+"""Rows of one policy under two names, and one that only differs for requests with priorities."""
 
 
 def workload() -> tuple[list[Job], dict[str, int]]:
@@ -41,7 +59,8 @@ def workload() -> tuple[list[Job], dict[str, int]]:
 def run(preset: str) -> tuple[list[Record], dict[str, int]]:
     """Records in the order jobs ended, and how long each answer was to be."""
     jobs, true_output = workload()
-    instance = Instance(build_policy(PRESETS[preset], LinearCost()), true_output, ENGINE)
+    engine = NARROW if PRESETS[preset].batching.startswith("top-jobs") else ENGINE
+    instance = Instance(build_policy(PRESETS[preset], LinearCost()), true_output, engine)
     pending = list(jobs)
     while pending or instance.ledger.live:
         while pending and pending[0].arrival_s <= instance.now_s:
@@ -71,3 +90,8 @@ def test_whatever_the_order_all_work_is_done(preset: str) -> None:
     assert any(record.swapped_blocks for record in records) == (preset in SWAPPING)
     if preset in NEVER_RECOMPUTED:
         assert not any(record.recomputed_tokens for record in records)
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_rows_that_mean_the_same_do_the_same(one: str, other: str) -> None:
+    assert run(one) == run(other)

@@ -12,15 +12,18 @@ from random import Random
 from hypothesis import strategies as st
 
 from headway.core.job import Job, JobState
+from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import NO_TARGETS, Slo
+from headway.policies.leaving import Leaving
+from headway.policies.parts import build_part
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy
 from headway.sim.limits import EngineLimits
 from tests.policies.instance import STEP_S, Instance, LinearCost, Snapshot, small_engine
 from tests.strategies import slos
 
-REMEMBERED_STEPS = 4
-"""Steps whose newcomers an eviction may remember."""
+REMEMBERED_STEPS = 8
+"""Steps after which an eviction remembers nobody who came in them."""
 
 MakePolicy = Callable[["Workload"], Policy]
 """A fresh policy for one run of a workload; only a bad one looks at the workload."""
@@ -64,6 +67,12 @@ class Workload:
         return sum(arrival.prompt + arrival.output for arrival in self.arrivals)
 
 
+overlaps: st.SearchStrategy[dict[str, int]] = st.sampled_from(
+    [{}, {"asynchronous": True}, {"pipeline_stages": 2}]
+)
+"""One step at a time, or two in flight."""
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     """A few requests with many ties, on an engine short of everything."""
@@ -74,7 +83,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         max_num_seqs=draw(st.integers(1, 5)),
         max_num_batched_tokens=draw(st.integers(4, 16)),
         prefix_caching=draw(st.booleans()),
-        asynchronous=draw(st.booleans()),
+        **draw(overlaps),
         host_blocks=draw(st.sampled_from([0, 3, 12, 40])),
         restore_share=draw(st.sampled_from([0.2, 0.5, 1.0])),
     )
@@ -155,7 +164,11 @@ def check_drains(make: MakePolicy, workload: Workload, *, may_idle: bool = True)
     for part in (policy.order, *policy.leaving):
         assert not jobs_held_by(part), f"{part!r} still holds {jobs_held_by(part)}"
     assert len(jobs_held_by(policy.batching)) <= workload.engine.max_run
-    assert len(jobs_held_by(policy.eviction)) <= REMEMBERED_STEPS * workload.engine.max_run
+    for _ in range(REMEMBERED_STEPS):
+        policy.eviction.observe(StepOutcome(now_s=run.instance.now_s, plan=StepPlan()))
+    assert not jobs_held_by(policy.eviction), (
+        f"{policy.eviction!r} still holds {jobs_held_by(policy.eviction)}"
+    )
     assert run.instance.pool.free_blocks == run.instance.pool.num_blocks
 
 
@@ -225,12 +238,24 @@ def _slots(kind: type) -> list[str]:
     return [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
 
 
+# Building looks through every installed distribution for parts; copying does not.
 @cache
 def _built(preset: Preset) -> Policy:
-    # Building looks through every installed distribution for parts; copying does not.
     return build_policy(preset, LinearCost())
 
 
-def from_preset(preset: Preset) -> MakePolicy:
-    """Fresh policies of one row."""
-    return lambda workload: deepcopy(_built(preset))
+@cache
+def _built_rule(spec: str) -> Leaving:
+    rule: Leaving = build_part("leaving", spec, LinearCost())
+    return rule
+
+
+def from_preset(preset: Preset, more_leaving: tuple[str, ...] = ()) -> MakePolicy:
+    """Fresh policies of one row, with more leaving rules."""
+
+    def make(workload: Workload) -> Policy:
+        policy = deepcopy(_built(preset))
+        policy.leaving += tuple(deepcopy(_built_rule(spec)) for spec in more_leaving)
+        return policy
+
+    return make

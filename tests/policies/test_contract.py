@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import cycle, product
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from itertools import cycle, permutations, product
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,6 @@ from headway.policies.leaving import LEAVINGS
 from headway.policies.order import ORDERS
 from headway.policies.presets import Preset, known_presets
 from tests.policies.contract import (
-    MakePolicy,
     Workload,
     check_blind_to_true_lengths,
     check_drains,
@@ -30,43 +30,68 @@ SETTINGS = {
     "prefill-first": ["", ":host_room=true"],
     "swapped-or-waiting": ["", ":skip_misfit=true"],
     "request-level": ["", ":batch_size=2,reserve=false"],
+    "top-jobs": ["", ":reserve=true"],
 }
 """Other settings a batching is tried with."""
 EVICTION_SETTINGS = {
     "swap": [":serial=true", ":fallback=false"],
     "cheapest": ["", ":serial=true,min_residency=2"],
+    "proactive": ["", ":min_residency=0,max_preemptions=2,idle_jobs=1"],
 }
-"""The same for the evictions that plan ahead."""
-assert {"recompute", *EVICTION_SETTINGS} == set(EVICTIONS)
+"""The same for the evictions."""
 NEEDS_SETTINGS = {"queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9"}
 """Leaving rules that their name alone does not describe."""
-MAY_IDLE = ("iteration-level", "request-level")
+FIFO = ("arrival", "skip-join-mlfq")
+"""Orders with queues in which simultaneous arrivals stand as they were added."""
+MAY_IDLE = ("iteration-level", "request-level", "top-jobs:reserve=true")
 """Batchings that reserve for, or wait for, a member that is not ready; the others then start someone else."""
 
 
-def combinations() -> list[Preset]:
-    """Every order with every batching, and every batching (with its settings) with every other eviction."""
-    batchings = [name + setting for name in BATCHINGS for setting in SETTINGS.get(name, [""])]
-    evictions = [name + setting for name in EVICTION_SETTINGS for setting in EVICTION_SETTINGS[name]]
-    parts = [(order, batching, "recompute") for order, batching in product(ORDERS, BATCHINGS)]
-    # The orders in turn: each eviction meets each of them, if not with each batching.
-    parts += [(o, *b) for o, b in zip(cycle(ORDERS), product(batchings, evictions), strict=False)]
-    return [
-        Preset(name="+".join(row), order=row[0], batching=row[1], eviction=row[2], summary="", source="")
-        for row in parts
-    ]
+def specs(parts: Collection[str], settings: Mapping[str, Sequence[str]]) -> list[str]:
+    """Each part by name, with each of its settings."""
+    return [name + setting for name in parts for setting in settings.get(name, [""])]
 
 
-ROWS = [*known_presets().values(), *combinations()]
+def combinations() -> list[tuple[str, str, str]]:
+    """Orders in turn, each batching with each eviction, in all their settings: pairs meet, not all threes."""
+    evictions = specs(EVICTIONS, EVICTION_SETTINGS)
+    rows = []
+    for number, batching in enumerate(BATCHINGS):
+        pairs = list(product(specs([batching], SETTINGS), evictions))
+        # One with few settings meets some evictions twice, so that it meets all orders.
+        pairs += pairs[: max(0, len(ORDERS) - len(pairs))]
+        orders = deque(ORDERS)
+        orders.rotate(number)
+        rows += [(order, *pair) for order, pair in zip(cycle(orders), pairs, strict=False)]
+    return rows
+
+
+def all_rows() -> list[Preset]:
+    """Every preset and every combination, but none that a row before it has the parts of."""
+    rows = list(known_presets().values())
+    for order, batching, eviction in combinations():
+        name = f"{order}+{batching}+{eviction}"
+        rows.append(
+            Preset(name=name, order=order, batching=batching, eviction=eviction, summary="", source="")
+        )
+    by_parts = {(row.order, row.batching, row.eviction, row.leaving): row for row in reversed(rows)}
+    return list(reversed(by_parts.values()))
+
+
+ROWS = all_rows()
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 any_leaving = st.lists(st.sampled_from(sorted(LEAVINGS)), unique=True).map(
     lambda names: tuple(NEEDS_SETTINGS.get(name, name) for name in names)
 )
 
 
-def with_leaving(row: Preset, leaving: tuple[str, ...]) -> MakePolicy:
-    """Fresh policies of a row with more leaving rules."""
-    return from_preset(replace(row, leaving=(*row.leaving, *leaving)))
+def test_every_part_meets_every_part_of_another_kind() -> None:
+    met = set[tuple[str, str]]()
+    for row in ROWS:
+        parts = [spec.partition(":")[0] for spec in (row.order, row.batching, row.eviction)]
+        met |= set(permutations(parts, 2))
+    kinds = (list(ORDERS), list(BATCHINGS), list(EVICTIONS))
+    assert {pair for one, other in permutations(kinds, 2) for pair in product(one, other)} <= met
 
 
 @every_row
@@ -76,7 +101,7 @@ def test_plans_keep_the_rules_and_every_request_ends(
     row: Preset, workload: Workload, leaving: tuple[str, ...]
 ) -> None:
     may_idle = row.batching.startswith(MAY_IDLE)
-    check_drains(with_leaving(row, leaving), workload, may_idle=may_idle)
+    check_drains(from_preset(row, leaving), workload, may_idle=may_idle)
 
 
 @every_row
@@ -85,8 +110,8 @@ def test_plans_keep_the_rules_and_every_request_ends(
 def test_the_same_events_give_the_same_plans(
     row: Preset, workload: Workload, leaving: tuple[str, ...]
 ) -> None:
-    keyed = row.order != "arrival"
-    check_repeats(with_leaving(row, leaving), workload, any_order=keyed)
+    keyed = not row.order.startswith(FIFO)
+    check_repeats(from_preset(row, leaving), workload, any_order=keyed)
 
 
 @every_row
@@ -95,4 +120,4 @@ def test_the_same_events_give_the_same_plans(
 def test_no_plan_depends_on_the_length_of_an_unfinished_output(
     row: Preset, workload: Workload, leaving: tuple[str, ...], seed: int
 ) -> None:
-    check_blind_to_true_lengths(with_leaving(row, leaving), workload, seed)
+    check_blind_to_true_lengths(from_preset(row, leaving), workload, seed)

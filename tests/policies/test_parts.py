@@ -85,7 +85,7 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
             "",
             "unknown batching ''; accepted: decode-first, iteration-level, prefill-first, request-",
         ),
-        ("eviction", "drop", "unknown eviction 'drop'; accepted: cheapest, recompute, swap"),
+        ("eviction", "drop", "unknown eviction 'drop'; accepted: cheapest, proactive, recompute, swap"),
         ("leaving", "Expired", "unknown leaving 'Expired'; accepted: expired, queue-bound"),
         (
             "batching",

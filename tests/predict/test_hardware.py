@@ -67,6 +67,22 @@ def test_kv_capacity_by_hand() -> None:
     assert calibration("a100-80g", LLAMA).kv_capacity_tokens == 468_959
 
 
+def test_each_stage_brings_its_gpus_memory_and_links_and_the_weights_are_there_once() -> None:
+    one, two = calibration("a100-80g", LLAMA, 2), calibration("a100-80g", LLAMA, 2, stages=2)
+    # Two GPUs more: 2 x (0.92 x 85,899,345,920 - 1,500,000,000) bytes at 131,072 a token.
+    assert two.kv_capacity_tokens - one.kv_capacity_tokens == pytest.approx(1_182_974, abs=1)
+    assert two.to_host.bytes_per_s == 2 * one.to_host.bytes_per_s == 4 * 25.6e9
+    assert two.step.step_s(decodes(4, 100)) == one.step.step_s(decodes(4, 100))
+    assert (one.name, two.name) == ("2 x a100-80g", "4 x a100-80g")
+
+
+def test_a_model_may_need_several_stages() -> None:
+    gpt = model_shape("gpt-175b")
+    with pytest.raises(ConfigError, match=r"does not fit 8 x a100-40g"):
+        calibration("a100-40g", gpt, 8)
+    assert calibration("a100-40g", gpt, 8, stages=2).kv_capacity_tokens > 50_000
+
+
 def test_kv_heads_are_held_twice_beyond_their_number() -> None:
     assert calibration("h100", LLAMA, 16).kv_bytes_per_token == 2 * LLAMA.kv_bytes_per_token
     assert calibration("h100", LLAMA, 8).kv_bytes_per_token == LLAMA.kv_bytes_per_token

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from headway.results.line_chart import doubling_svg
+from headway.results.line_chart import settings_svg
 from tests.results.page import Page
 
 CURVES = {"ours": [(16.0, 1.1), (64.0, 1.3), (256.0, None)], "theirs": [(16.0, 0.9), (256.0, 1.0)]}
 
 
 def drawn(**more: object) -> Page:
-    return Page(doubling_svg("Gain", CURVES, x_label="limit", y_label="times", **more))  # type: ignore[arg-type]
+    return Page(settings_svg("Gain", CURVES, x_label="limit", y_label="times", **more))  # type: ignore[arg-type]
 
 
 def test_the_axis_is_labelled_at_the_settings_themselves() -> None:
@@ -20,6 +20,11 @@ def test_the_axis_is_labelled_at_the_settings_themselves() -> None:
 def test_a_published_point_stands_beside_its_curve_in_the_legend() -> None:
     assert "ours (paper)" in drawn(published={"ours": (64.0, 1.38)}).text
     assert "theirs (paper)" not in drawn(published={"ours": (64.0, 1.38)}).text
+
+
+def test_settings_that_do_not_double_stand_at_their_own_distances() -> None:
+    assert "64" in drawn(doubling=False).text.split()
+    assert drawn(doubling=False).source != drawn().source
 
 
 def test_the_same_bytes_each_time_and_a_level_if_there_is_one() -> None:

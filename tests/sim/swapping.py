@@ -80,7 +80,9 @@ class _Scripted(Policy):
         plan = Policy.plan(self, view)
         step = self.script.steps.get(view.now_s, Do())
         jobs = {job.id: job for job in [*view.residents, *view.swapped, *view.waiting]}
-        plan.preempt = {jobs[name]: fate for name, fate in step.preempt.items()}
+        # With pipeline stages there may be several steps of one time: who has gone with the first is gone.
+        preempt = {jobs[name]: fate for name, fate in step.preempt.items()}
+        plan.preempt = {job: fate for job, fate in preempt.items() if job in view.residents}
         stays = [*step.preempt, *step.pause, *step.offload]
         plan.run = [job for job in plan.run if job.id not in stays]
         plan.admit = [job for job in plan.admit if job.id not in step.hold + step.prefetch]

@@ -12,6 +12,7 @@ from headway.core.cost import CostModel
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
 from headway.predict.transfer import TransferModel
+from headway.sim.killed_steps import KILLING_ROWS, build_killing
 from headway.sim.oracle import ORACLES
 from headway.sim.simulation import PolicyFactory, System
 from headway.traces import TraceRequest
@@ -121,6 +122,15 @@ def with_host(system: System, bytes_per_s: float) -> System:
 @given(trace=traces().map(lambda trace: trace[:5]), system=systems())
 def test_under_the_bounds_too(name: str, trace: list[TraceRequest], system: System) -> None:
     same_either_way(trace, ORACLES[name]({each.id: each.output_tokens for each in trace}), system)
+
+
+@pytest.mark.parametrize("name", KILLING_ROWS)
+@FEW
+@given(trace=traces(), system=systems())
+def test_with_killed_steps_too(name: str, trace: list[TraceRequest], system: System) -> None:
+    killable = replace(system.limits, asynchronous=False, prefix_caching=False)
+    row = KILLING_ROWS[name]
+    same_either_way(trace, lambda cost: build_killing(row, cost), replace(system, limits=killable))
 
 
 @FEW

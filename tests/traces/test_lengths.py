@@ -120,6 +120,12 @@ def test_quantiles_by_hand() -> None:
         assert np.quantile(lengths, quantile) == pytest.approx(expected, abs=1)
 
 
+def test_quantiles_up_to_a_length_are_those_of_the_shorter_ones() -> None:
+    # Of 1..31 a quarter of the upper half is 16 or less: 0.625 in all, of which 1..11 is 0.8.
+    law = Quantiles(((0, 1), (0.5, 11), (1, 31)))
+    assert law.up_to(16) == Quantiles(((0, 1), (0.8, 11), (1, 16)))
+
+
 @pytest.mark.parametrize(
     ("name", "mean"),
     [("adaptivellm-chatbot", 17.02), ("adaptivellm-alpaca", 19.66), ("adaptivellm-summary", 340.48)],
@@ -147,6 +153,7 @@ def test_adaptivellm_inputs_have_the_published_means(name: str, mean: float) -> 
         (lambda: Empirical(()), "values is empty"),
         (lambda: Empirical((1, 0)), "a length of values is 0"),
         (lambda: Quantiles(((0, 1),)), "accepted: points from probability 0 to 1"),
+        (lambda: Quantiles(((0, 1), (1, 4))).up_to(4), "maximum is 4; accepted: between 1 and 4"),
         (lambda: Quantiles(((0, 1), (0.9, 2))), "accepted: points from probability 0 to 1"),
         (lambda: Quantiles(((0, 5), (1, 4))), r"\(1, 4\) follows \(0, 5\); accepted: rising points"),
         (lambda: Quantiles(((0, 0), (1, 4))), "a length of table is 0"),

@@ -16,8 +16,8 @@ HostKvGib = Annotated[
     typer.Option(
         metavar="GIB",
         help="Host memory for the KV of requests that are swapped out, so that they come back by a copy and "
-        "not by computing; all workers together. 0: none. Only policies with eviction `swap` or `cheapest` "
-        "use it.",
+        "not by computing; all workers together. 0: none. Only policies with eviction `swap`, `cheapest` or "
+        "`proactive` use it.",
     ),
 ]
 HostKvBytesPerS = Annotated[

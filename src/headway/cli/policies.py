@@ -19,7 +19,7 @@ Other packages add parts by entry points in the groups headway.order, headway.ba
 and headway.leaving, and rows in headway.preset.
 """
 
-PIPED_WIDTH = 180
+PIPED_WIDTH = 240
 """Columns when the table goes to a file or another program: nothing is cut off."""
 
 
@@ -41,12 +41,17 @@ def policies(
     console.print(_part_table())
 
 
-def _preset_table() -> Table:
-    from rich.table import Table
+def _table(title: str, *headings: str) -> Table:
+    """An empty table that cuts nothing off in a narrow window."""
+    from rich.table import Column, Table
 
+    return Table(*(Column(heading, overflow="fold") for heading in headings), title=title)
+
+
+def _preset_table() -> Table:
     from headway.policies.presets import known_presets
 
-    table = Table("policy", "order", "batching", "eviction", "leaving", "what it does", title="Policies")
+    table = _table("Policies", "policy", "order", "batching", "eviction", "leaving", "what it does")
     for row in known_presets().values():
         table.add_row(
             row.name, row.order, row.batching, row.eviction, ", ".join(row.leaving) or "–", row.summary
@@ -55,11 +60,9 @@ def _preset_table() -> Table:
 
 
 def _part_table() -> Table:
-    from rich.table import Table
-
     from headway.policies.parts import BUILT_IN, known_parts, part_settings
 
-    table = Table("kind", "part", "settings", "what it does", title="Parts")
+    table = _table("Parts", "kind", "part", "settings", "what it does")
     for kind in BUILT_IN:
         for name, part in known_parts(kind).items():
             settings = ", ".join(f"{key}={kind_.__name__}" for key, kind_ in part_settings(part).items())

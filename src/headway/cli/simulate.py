@@ -76,7 +76,8 @@ def simulate(
     policies: Annotated[
         str,
         typer.Option(
-            metavar="A,B,...", help="Rows of the preset table; also srpt-oracle, edf-oracle (clairvoyant)."
+            metavar="A,B,...",
+            help="Rows of the preset table; also mlfq-preempt, and srpt-oracle, edf-oracle (clairvoyant).",
         ),
     ],
     out: Annotated[

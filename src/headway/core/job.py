@@ -59,6 +59,11 @@ class Job:
         return self.num_computed_tokens < self.num_prompt_tokens + self.num_output_tokens - 1
 
     @property
+    def awaiting_output(self) -> bool:
+        """Whether the step that computes its newest token is in flight."""
+        return self.num_computed_tokens >= self.num_prompt_tokens + self.num_output_tokens
+
+    @property
     def ttft_deadline_s(self) -> float | None:
         """When the first token is due; None once it is out, or without such a target."""
         if self.slo.ttft_s is None or self.num_output_tokens:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from headway.core.fill import starts_whole
@@ -20,6 +21,10 @@ class Admission:
         self._scheduler = scheduler
         self.cut: Job | None = None
         self.over_adapters: list[Job] = []
+        groups = scheduler.kv_cache_config.kv_cache_groups
+        self._one_block_for_all_layers = len(groups) == 1 and isinstance(
+            groups[0].kv_cache_spec, FullAttentionSpec
+        )
 
     def not_ready(self, request: Request) -> Reason | None:
         """Why vLLM would pass this request over now; None when it would try to start it. O(1)."""
@@ -47,10 +52,12 @@ class Admission:
     def misfit(self, request: Request) -> Reason | None:
         """Which memory check an admission would fail now; None when its whole sequence fits.
 
-        Costs one prefix-cache lookup: O(blocks of the request).
+        O(1) where it would even if nothing of it were found, else a prefix-cache lookup: O(blocks of the request).
         """
         scheduler = self._scheduler
         manager = scheduler.kv_cache_manager
+        if self._surely_fits(request):
+            return None
         blocks, num_cached, *_ = manager.get_computed_blocks(request)
         needed = manager.coordinator.get_num_blocks_to_allocate(
             request_id=request.request_id,
@@ -72,6 +79,16 @@ class Admission:
         if needed > free:
             return Reason.ISL if scheduler.scheduler_reserve_full_isl else Reason.BLOCKS
         return Reason.WATERMARK if needed + watermark > free else None
+
+    def _surely_fits(self, request: Request) -> bool:
+        """Whether there are blocks for all of a request that nothing is copied for, found on the device or not."""
+        scheduler = self._scheduler
+        if not self._one_block_for_all_layers or scheduler.jobs[request.request_id].state is JobState.SWAPPED:
+            return False
+        manager = scheduler.kv_cache_manager
+        most = -(-request.num_tokens // scheduler.block_size) + manager.watermark_blocks
+        fits: bool = most <= manager.block_pool.get_num_free_blocks()
+        return fits
 
     def _blocks_past_copy(self, request: Request) -> int:
         """Blocks of a swapped request's sequence that its copy back does not fill, and that are taken later."""

@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from headway.engine.kv_host import HostKv, why_not
 from headway.engine.kv_orders import CopyOrders
+from headway.engine.last_words import reason_left
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -98,8 +99,9 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         config = self._kv_cache_config
         if why_not(config, zeroes_blocks=False) is not None:
             return
-        host = HostKv.of(self._vllm_config)
-        num_host_blocks = host.num_blocks(config, self._vllm_config.parallel_config.world_size)
+        with reason_left():
+            host = HostKv.of(self._vllm_config)
+            num_host_blocks = host.num_blocks(config, self._vllm_config.parallel_config.world_size)
         self.worker = KvWorker.over(kv_caches, config, num_host_blocks, host.bytes_per_s)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:

@@ -20,6 +20,10 @@ class Counters:
     pauses: int = 0
     planned_preemptions: int = 0
     shortage_preemptions: int = 0
+    swaps: int = 0
+    offloads: int = 0
+    prefetches: int = 0
+    put_backs: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     refused_swaps: int = 0
@@ -48,6 +52,10 @@ class Counters:
             "pauses": self.pauses,
             "planned_preemptions": self.planned_preemptions,
             "shortage_preemptions": self.shortage_preemptions,
+            "swaps": self.swaps,
+            "offloads": self.offloads,
+            "prefetches": self.prefetches,
+            "put_backs": self.put_backs,
             "swapped_out_blocks": self.swapped_out_blocks,
             "swapped_in_blocks": self.swapped_in_blocks,
             "refused_swaps": self.refused_swaps,

@@ -78,6 +78,7 @@ class KvRequests:
         request.num_computed_tokens = num_local + num_external
         if waits:
             scheduler._inflight_prefills.add(request)
+        scheduler.counters.prefetches += 1
         ids = manager.get_block_ids(request.request_id)[0]
         self._swaps.allocated(request, ids, num_external, in_batch=False)
         return True

@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 
 from headway.engine import register
+from headway.engine.last_words import hear_reason
 
 PARENT_FLAG = "--end-with-parent"
 """First argument, followed by a process id: end as by Ctrl-C when that parent dies, however it dies."""
@@ -28,6 +29,7 @@ def main() -> None:
 
     # Also where VLLM_PLUGINS names other plug-ins only: this process answers the clients.
     register()
+    hear_reason()
     sys.argv[0] = "vllm"  # the name its messages and usage lines show
     vllm_main()
 

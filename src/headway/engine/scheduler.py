@@ -14,6 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
+from headway.core.host_copies import HostCopies
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
 from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
@@ -233,9 +234,16 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """Start the copies of paused requests that the plan wants on the host; why not, where that cannot be."""
         self._not_offloaded = {}
         for job in plan.offload:
-            refused = Reason.HOST_BLOCKS if self.swaps is None else self.swaps.copies.offload(job)
+            refused = Reason.HOST_BLOCKS if self.swaps is None else self._copy_ahead(self.swaps.copies, job)
             if refused is not None:
                 self._not_offloaded[job] = refused
+
+    def _copy_ahead(self, copies: HostCopies, job: Job) -> Reason | None:
+        """Start a paused request's copy; why not, where that cannot be. One that the host has needs none."""
+        before = len(copies.started)
+        refused = copies.offload(job)
+        self.counters.offloads += len(copies.started) - before
+        return refused
 
     @property
     def short_of_blocks(self) -> bool:
@@ -282,6 +290,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         job = self.jobs[request.request_id]
         if self.swaps is not None and job in self.swaps.copies.returned:
             self.preempted[job] = self.swaps.copies.leave(job, fate)
+            self.counters.put_backs += 1
             self.swaps.requests.put_back(request)
             self.swaps.copies.advance(job)
             return
@@ -365,6 +374,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         counters.scheduled_tokens += outcome.num_tokens
         counters.admissions += len(outcome.admitted)
         counters.shortage_preemptions += len(outcome.preempted) - len(plan.preempt)
+        counters.swaps += sum(fate is Fate.SWAP for fate in outcome.preempted.values())
         outcome.passed_over = compare(outcome, self)
         outcome.passed_over.update(self._not_offloaded)
         for reason in outcome.passed_over.values():

@@ -31,7 +31,8 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
 
 def swaps(preset: Preset) -> bool:
     """Whether a policy's eviction has a use for host memory."""
-    return preset.eviction.partition(":")[0] in ("swap", "cheapest")
+    eviction, _, given = preset.eviction.partition(":")
+    return eviction in ("swap", "cheapest", "proactive") and "drop=true" not in given.split(",")
 
 
 def scheduler_class(vllm_config: Any) -> type[Any]:

@@ -68,7 +68,7 @@ class SteppedEngine:
         Raises ConfigError for a model, policy or flag that is not accepted, or if the engine does not start.
         """
         settings = settings or EngineSettings()
-        self._core = _start(model, vllm_flags, settings)
+        self._core = start_core(model, vllm_flags, settings, asynchronous=False)
         if self._core.batch_queue is not None:
             self.close()
             raise ConfigError(
@@ -202,7 +202,14 @@ class SteppedEngine:
         self.scheduler.schedule = noted
 
 
-def _start(model: str, vllm_flags: Sequence[str], settings: EngineSettings) -> Any:
+def start_core(
+    model: str, vllm_flags: Sequence[str], settings: EngineSettings, *, asynchronous: bool | None = None
+) -> Any:
+    """vLLM's engine core in this process, as `headway serve` starts it: 10 s and more.
+
+    `asynchronous` None: scheduled as the flags say, or as vLLM chooses itself. Raises ConfigError for a model,
+    policy or flag that is not accepted, or if the engine does not start.
+    """
     command = server_command(model, settings, ("127.0.0.1", 1), vllm_flags)
     answer_for_missing_distribution()
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -216,7 +223,8 @@ def _start(model: str, vllm_flags: Sequence[str], settings: EngineSettings) -> A
     # The server's own parser and usage, so that every default is the one serving has.
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(list(command.arguments[1:]))
     arguments.model = arguments.model_tag or arguments.model
-    arguments.async_scheduling = False
+    if asynchronous is not None:
+        arguments.async_scheduling = asynchronous
     try:
         engine_arguments = AsyncEngineArgs.from_cli_args(arguments)
         config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)

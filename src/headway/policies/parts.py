@@ -45,10 +45,10 @@ def build_part(kind: str, spec: str, cost: CostModel | None) -> Any:
     Raises ConfigError for an unknown name or setting, listing the accepted ones, and for a bad value.
     """
     name, _, settings = spec.partition(":")
-    parts = known_parts(kind)
-    if name not in parts:
-        raise ConfigError(f"unknown {kind} {name!r}; accepted: {', '.join(sorted(parts))}")
-    part = parts[name]
+    # Built-in ones first: to know the others means to look at every installed distribution.
+    part = BUILT_IN[kind].get(name) or known_parts(kind).get(name)
+    if part is None:
+        raise ConfigError(f"unknown {kind} {name!r}; accepted: {', '.join(sorted(known_parts(kind)))}")
     accepted = part_settings(part)
     values: dict[str, Any] = {}
     for setting in filter(None, settings.split(",")):

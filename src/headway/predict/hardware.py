@@ -66,14 +66,21 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def calibrate(
-        self, model: ModelShape, tp: int = 1, *, gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
+        self,
+        model: ModelShape,
+        tp: int = 1,
+        stages: int = 1,
+        *,
+        gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
     ) -> Calibration:
-        """What `model` costs on an instance of `tp` of these GPUs.
+        """What `model` costs on an instance of `tp` of these GPUs, or of as many for each pipeline stage.
 
-        Transfers are of a whole instance: its GPUs copy their shares side by side. Raises ConfigError for a
-        model that leaves no memory for a KV cache.
+        A step's time is of all its stages one after another. Transfers are of a whole instance: its GPUs copy their
+        shares side by side, each stage its own layers. Raises ConfigError for a model that leaves no memory for a
+        KV cache.
         """
-        capacity = self._kv_capacity_tokens(model, tp, gpu_memory_utilization)
+        gpus = tp * stages
+        capacity = self._kv_capacity_tokens(model, tp, stages, gpu_memory_utilization)
         shipped = catalogue()
         step = DeviceStep(
             Gpu(
@@ -88,9 +95,9 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             model,
             tp,
         )
-        copies = TransferModel(start_s=self.host_start_s, bytes_per_s=tp * self.host_bytes_per_s)
+        copies = TransferModel(start_s=self.host_start_s, bytes_per_s=gpus * self.host_bytes_per_s)
         return Calibration(
-            name=self.name if tp == 1 else f"{tp} x {self.name}",
+            name=self.name if gpus == 1 else f"{gpus} x {self.name}",
             provenance=self.provenance(),
             derived=self.derived_from is not None,
             step=step,
@@ -104,18 +111,19 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             kv_capacity_tokens=capacity,
         )
 
-    def _kv_capacity_tokens(self, model: ModelShape, tp: int, utilization: float) -> int:
+    def _kv_capacity_tokens(self, model: ModelShape, tp: int, stages: int, utilization: float) -> int:
         if tp < 1 or model.num_heads % tp:
             raise ConfigError(
                 f"tensor parallelism {tp} does not divide the {model.num_heads} heads of {model.name}"
             )
         if not 0 < utilization <= 1:
             raise ConfigError(f"the share of GPU memory must lie in (0, 1]; found {utilization}")
-        usable = tp * (self.memory_bytes * utilization - RESERVE_BYTES) - model.weight_bytes
+        gpus = tp * stages
+        usable = gpus * (self.memory_bytes * utilization - RESERVE_BYTES) - model.weight_bytes
         tokens = int(usable // _kv_bytes_per_token(model, tp))
         if tokens < 1:
             raise ConfigError(
-                f"{model.name} ({model.weight_bytes / 1e9:.0f} GB of weights) does not fit {tp} x {self.name} "
+                f"{model.name} ({model.weight_bytes / 1e9:.0f} GB of weights) does not fit {gpus} x {self.name} "
                 f"({self.memory_bytes / 1e9:.0f} GB each); more GPUs an instance or a larger one are accepted"
             )
         return tokens
@@ -158,21 +166,23 @@ def hardware(name: str) -> Hardware:
     return found
 
 
-def calibration(name: str, model: ModelShape, tp: int = 1) -> Calibration:
-    """What `model` costs on `name`: a GPU of the catalogue, or a cost file of this very model.
+def calibration(name: str, model: ModelShape, tp: int = 1, stages: int = 1) -> Calibration:
+    """What `model` costs on `name`: GPUs of the catalogue, or a cost file of this very model.
 
     A cost file is a path that exists or ends in `.json`. Raises ConfigError for `local` without a file, for
     a file of another model or number of GPUs, and as `Hardware.calibrate` does.
     """
     path = Path(name).expanduser()
     if path.suffix == ".json" or path.is_file():
+        if stages > 1:
+            raise ConfigError(f"pp is {stages}; accepted with a cost file: 1, as it was measured")
         return _from_file(path, model, tp)
     if name.lower() == LOCAL:
         raise ConfigError(
             "this machine has not been measured; run `headway profile --model MODEL --out FILE` and give FILE "
             "as the hardware"
         )
-    return hardware(name).calibrate(model, tp)
+    return hardware(name).calibrate(model, tp, stages)
 
 
 def _from_file(path: Path, model: ModelShape, tp: int) -> Calibration:

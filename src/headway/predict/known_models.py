@@ -84,6 +84,7 @@ KNOWN_MODELS: tuple[ModelShape, ...] = (
     _experts(_llama("Qwen/Qwen3-30B-A3B-Instruct-2507", 48, 2048, (32, 4), 768, 151936), 128, 8),
     _llama("internlm/internlm-20b", 60, 5120, (40, 40), 13824, 103168),
     _llama("01-ai/Yi-34B", 60, 7168, (56, 8), 20480, 64000),
+    _gpt("facebook/opt-2.7b", 32, 2560, 50272, head_dim=80),
     _gpt("facebook/opt-6.7b", 32, 4096, 50272),
     _gpt("facebook/opt-13b", 40, 5120, 50272),
     _gpt("facebook/opt-30b", 48, 7168, 50272),

@@ -1,4 +1,4 @@
-"""Any value against a setting that doubles: a line for each series, single points for published ones."""
+"""Any value against a setting: a line for each series, single points for published ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Points = Sequence[tuple[float, float | None]]
 """(setting, value); None is left out of its line."""
 
 
-def doubling_svg(
+def settings_svg(
     title: str,
     curves: Mapping[str, Points],
     *,
@@ -26,8 +26,9 @@ def doubling_svg(
     y_label: str,
     published: Mapping[str, tuple[float, float]] | None = None,
     level: float | None = None,
+    doubling: bool = True,
 ) -> str:
-    """A chart whose x axis is logarithmic to base 2 and labelled at the settings themselves.
+    """A chart whose x axis is labelled at the settings themselves; logarithmic to base 2 where they are `doubling`.
 
     A `published` point has the colour of the curve of its name, is hollow, and is named "(paper)" in the legend;
     `level` is a dotted line, as at no gain.
@@ -43,6 +44,8 @@ def doubling_svg(
                 axes.plot(*published[name], **_published_style(index))
         if level is not None:
             axes.axhline(level, **_LEVEL_STYLE)
+        if doubling:
+            axes.set_xscale("log", base=2)
         _label_settings(axes, sorted({x for points in curves.values() for x, _ in points}))
         axes.set_ylim(bottom=0)
         axes.set_xlabel(x_label)
@@ -65,7 +68,6 @@ def _published_style(index: int) -> dict[str, Any]:
 def _label_settings(axes: Axes, settings: Sequence[float]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(list(settings)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

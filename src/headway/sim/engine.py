@@ -23,10 +23,12 @@ from headway.sim.limits import EngineLimits
 class Totals:
     """What an engine did: steps with work, tokens computed, KV lost to preemption, tokens found in the cache.
 
-    Swapped blocks are those copied to the host and back, ahead of need ones included.
+    Swapped blocks are those copied to the host and back, ahead of need ones included. Steps that were killed
+    count as steps, and their tokens not as computed.
     """
 
     steps: int = 0
+    killed_steps: int = 0
     tokens: int = 0
     admissions: int = 0
     preemptions: int = 0
@@ -181,7 +183,7 @@ class SimulatedEngine:
 
     def _admissible(self, job: Job) -> bool:
         seat = len(self.ledger.residents) < self.limits.max_num_seqs
-        return seat and self._kv.ready(job) is None and self.pool.misfit(job) is None
+        return seat and self._kv.ready(job) is None and (self.tier or self.pool).misfit(job) is None
 
     def _awaiting_token(self, outcome: StepOutcome) -> list[Job]:
         """Jobs whose last known token this step computes; under asynchronous scheduling they can go on."""
@@ -228,6 +230,18 @@ class SimulatedEngine:
                 self._sampled(job, now_s, is_stale=job in stale)
         if self.tier is not None and stale:
             self._copy_drained(flight.outcome)
+        if self._check:
+            self.check()
+
+    def kill(self) -> None:
+        """Give up the only step in flight: it brings nothing, and its jobs keep the blocks they got for it."""
+        outcome = self._flights.popleft().outcome
+        assert not self._flights, "a step in flight was planned on the tokens of the one that is killed"
+        self.steady = None
+        for job, tokens in outcome.tokens.items():
+            job.num_computed_tokens -= tokens
+        self.totals.killed_steps += 1
+        self.totals.tokens -= outcome.num_tokens
         if self._check:
             self.check()
 

@@ -54,6 +54,14 @@ class HostTier:
             return not_ready
         return self.copies.ready(job)
 
+    def misfit(self, job: Job) -> Reason | None:
+        """Which memory check a waiting or swapped job would fail now."""
+        return self.pool.misfit(job, waits=job.state is JobState.SWAPPED and self._waits(job))
+
+    def _waits(self, job: Job) -> bool:
+        """Whether a swapped job comes back by copies beside the steps, and not at once."""
+        return self.pool.cached_tokens(job) < job.num_computed_tokens and not self.copies.serial
+
     def cached_tokens(self, job: Job) -> int:
         """Leading tokens found in the pool."""
         return self.pool.cached_tokens(job)
@@ -75,7 +83,7 @@ class HostTier:
     def _bring_back(self, job: Job, num_tokens: int) -> Reason | None:
         """Allocate for a swapped job and start its copies; with `num_tokens` more if there are none to wait for."""
         saved = job.num_computed_tokens
-        waits = self.pool.cached_tokens(job) < saved and not self.copies.serial
+        waits = self._waits(job)
         misfit = self.pool.restore(job, waits=waits)
         if misfit is not None:
             return misfit

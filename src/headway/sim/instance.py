@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf, nextafter
+from typing import NamedTuple
 
 from headway.core.batch_shape import BatchShape, shape_of
 from headway.core.host_copies import Copy, Direction
@@ -15,6 +16,7 @@ from headway.predict.step_clock import StepClock
 from headway.sim.clock import Clock
 from headway.sim.copy_engine import CopyEngine
 from headway.sim.engine import SimulatedEngine
+from headway.sim.killed_steps import as_killing
 from headway.sim.kv_pool import BlockKey
 from headway.sim.loop import EventLoop, Phase
 from headway.sim.pipeline import Pipeline
@@ -29,6 +31,15 @@ LearnCopy = Callable[[int, float], None]
 """Hears of each finished copy of one direction: its blocks, and the seconds it took once it had begun."""
 
 
+class _Flight(NamedTuple):
+    """A step on its way: when it comes back, when it was scheduled, and whether it was killed."""
+
+    finished_s: float
+    started_s: float
+    outcome: StepOutcome
+    killed: bool
+
+
 class Instance:
     """Schedules steps as vLLM's engine loop does: up to `depth` in flight, then waits for the oldest.
 
@@ -39,7 +50,7 @@ class Instance:
     Copies between device and host go through `copiers`, beside the steps; while any is under way nothing is
     stepped over. Under a policy that wants them serial they hold up the step they were decided with, or the
     next plan if nobody runs; those of a job that had steps in flight, the next step after the last of these.
-    `learn_copies` hears how long each took.
+    `learn_copies` hears how long each took. A policy that kills steps says when (`sim.killed_steps`).
     """
 
     def __init__(
@@ -68,7 +79,8 @@ class Instance:
         self._copiers = copiers or {}
         self._learn_copies = learn_copies or {}
         self._serial_s = 0.0
-        self._flights: deque[tuple[float, float, StepOutcome]] = deque()
+        self._killing = as_killing(engine.policy, engine.limits)
+        self._flights: deque[_Flight] = deque()
         self._shape = BatchShape()
         self._wake_s = inf
 
@@ -94,14 +106,17 @@ class Instance:
             if self._may_repeat() and self._repeat(now_s):
                 return
             outcome = self.engine.schedule(now_s)
-            self._start_copies(now_s)
+            self._hold_up(now_s)
             if not outcome.tokens:
+                self._start_copies(now_s)
                 moved = self.engine.tier is not None and bool(outcome.preempted or outcome.admitted)
                 break
             self._shape = shape_of(outcome.tokens)
-            self._dispatch(outcome, now_s)
+            cut_s = inf if self._killing is None else self._killing.cut_s(outcome)
+            self._dispatch(outcome, now_s, cut_s)
+            self._start_copies(now_s)
         if self._flights:
-            self._loop.at(self._flights[0][0], Phase.OUTPUT, self._output)
+            self._loop.at(self._flights[0].finished_s, Phase.OUTPUT, self._output)
         elif self.engine.ledger.live:
             if moved or self._serial_s:
                 # Nothing runs, yet the next plan may be another one: wait for serial copies, or just ask again.
@@ -110,34 +125,51 @@ class Instance:
             else:
                 self._wait(now_s)
 
-    def _dispatch(self, outcome: StepOutcome, now_s: float) -> None:
+    def _dispatch(self, outcome: StepOutcome, now_s: float, cut_s: float = inf) -> None:
+        """Hand a step over; it is killed at `cut_s` if it takes longer."""
         host_s = self._host_s + self._host_job_s * self._shape.num_jobs
-        step_s = self._clock.step_s(self._shape) + self._serial_s
-        finished_s = self._pipeline.dispatch(now_s, host_s, step_s)
-        self._flights.append((finished_s, now_s, outcome))
-        # A step that waited for copies says nothing about its shape.
-        lesson = self._shape if not self._serial_s and self._learn.learns_next else None
+        step_s = self._clock.step_s(self._shape)
+        finished_s = self._pipeline.dispatch(now_s, host_s, step_s, self._serial_s)
+        killed = cut_s < finished_s
+        if killed:
+            self._pipeline.cut(cut_s)
+        self._flights.append(_Flight(min(finished_s, cut_s), now_s, outcome, killed))
+        # A step that waited for copies, or was killed, says nothing about its shape.
+        teaches = not (self._serial_s or killed) and self._learn.learns_next
+        lesson = self._shape if teaches else None
         self._serial_s = 0.0
         self._learn.dispatched(lesson, now_s)
 
     def _output(self) -> None:
         """The oldest step comes back."""
-        finished_s, started_s, outcome = self._flights.popleft()
+        flight = self._flights.popleft()
+        finished_s = flight.finished_s
         self._learn.finished(finished_s)
         if self._watch is not None:
-            self._watch(self.engine.name, outcome, started_s, finished_s)
-        self.engine.update(finished_s)
+            self._watch(self.engine.name, flight.outcome, flight.started_s, finished_s)
+        if flight.killed and self._killing is not None:
+            self._killing.killed(flight.outcome, finished_s)
+            self.engine.kill()
+        else:
+            self.engine.update(finished_s)
+        self._hold_up(finished_s)
         self._start_copies(finished_s)
         self._wake(finished_s)
 
+    def _hold_up(self, now_s: float) -> None:
+        """Where steps wait for copies, let the next one wait for those that start now."""
+        if not self.engine.policy.serial_copies:
+            return
+        for copy in self.engine.take_copies():
+            self._serial_s += self._copiers[copy.direction].seconds(copy)
+            self._loop.at(now_s + self._serial_s, Phase.COPY, partial(self._learn_copy, copy))
+
     def _start_copies(self, now_s: float) -> None:
+        """Start the copies beside the steps; the last stage is the last to begin and to be done."""
+        start_s = now_s + self._pipeline.lag_s(now_s)
         for copy in self.engine.take_copies():
             copier = self._copiers[copy.direction]
-            if self.engine.policy.serial_copies:
-                self._serial_s += copier.seconds(copy)
-                self._loop.at(now_s + self._serial_s, Phase.COPY, partial(self._learn_copy, copy))
-            else:
-                self._loop.at(copier.submit(copy, now_s), Phase.COPY, partial(self._copied, copy))
+            self._loop.at(copier.submit(copy, start_s), Phase.COPY, partial(self._copied, copy))
 
     def _learn_copy(self, copy: Copy) -> None:
         """Tell what a finished copy took."""
@@ -186,15 +218,15 @@ class Instance:
             steady.now_s = now_s
             policy.observe(steady)
             self._dispatch(steady, now_s)
-            if self._flights[0][0] > horizon_s:
+            if self._flights[0].finished_s > horizon_s:
                 break
-            now_s = self._flights.popleft()[0]
+            now_s = self._flights.popleft().finished_s
             self._learn.finished(now_s)
             done += 1
         self.engine.repeat(done)
         if len(self._flights) == self.engine.limits.depth:
             self.engine.schedule_again()
-            self._loop.at(self._flights[0][0], Phase.OUTPUT, self._output)
+            self._loop.at(self._flights[0].finished_s, Phase.OUTPUT, self._output)
         else:
             self._wake(now_s)
         return True

@@ -175,9 +175,11 @@ class KvPool:
 
     # ---- what the engine asks ----------------------------------------------------------------------
 
-    def misfit(self, job: Job) -> Reason | None:
-        """Which memory check a waiting job would fail now."""
-        return self._misfit(job, self._find(job))
+    def misfit(self, job: Job, *, waits: bool = False) -> Reason | None:
+        """Which memory check a waiting job would fail now, or a swapped one, which may have to wait for copies."""
+        found = self._find(job)
+        crowded = waits and self._crowds_out(job, found)
+        return Reason.BLOCKS if crowded else self._misfit(job, found)
 
     def cache(self, job: Job, num_tokens: int) -> None:
         """Let the full blocks among a job's first `num_tokens` tokens be found."""
@@ -190,13 +192,10 @@ class KvPool:
     def restore(self, job: Job, *, waits: bool) -> Reason | None:
         """Give a swapped job the blocks found for it, if all its tokens fit.
 
-        One that `waits` for copies cannot be evicted meanwhile, so it also leaves room for every prompt that
-        has begun and every job that came back to be computed to its end.
+        One that `waits` for copies has to leave room for others too.
         """
-        if waits:
-            needed = self._needed(job.num_computed_tokens, self._find(job))
-            if needed + self._reserved_blocks() + self._watermark() > len(self._free):
-                return Reason.BLOCKS
+        if waits and self._crowds_out(job, self._find(job)):
+            return Reason.BLOCKS
         misfit = self._hold_found(job)
         if misfit is None and waits:
             self._unfinished[job] = None
@@ -214,6 +213,15 @@ class KvPool:
         grown = self.grow(job, num_tokens)
         assert grown, "a job whose tokens all fit did not fit"
         return None
+
+    def _crowds_out(self, job: Job, found: list[int]) -> bool:
+        """Whether a job that comes back would take the room of others.
+
+        It cannot be evicted while copies are under way, so it leaves enough for every prompt that has begun and
+        every job that came back to be computed to its end.
+        """
+        needed = self._needed(job.num_computed_tokens, found)
+        return needed + self._reserved_blocks() + self._watermark() > len(self._free)
 
     def _reserved_blocks(self) -> int:
         """Blocks still to be allocated for the known tokens of the unfinished."""

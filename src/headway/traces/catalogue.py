@@ -73,11 +73,13 @@ def _adaptivellm_input(mean: float, sigma: float) -> LogNormal:
 NAMED_LAWS: dict[str, LengthPair] = {
     "sharegpt": LengthPair(_SHAREGPT_INPUT, _SHAREGPT_OUTPUT),
     "azure-conversation": LengthPair(_AZURE_INPUT, _AZURE_OUTPUT),
+    "sharegpt-1024": LengthPair(_SHAREGPT_INPUT.up_to(1024), _SHAREGPT_OUTPUT),
     "adaptivellm-chatbot": LengthPair(_adaptivellm_input(17.02, _CHAT_SIGMA), _CHAT_OUTPUT),
     "adaptivellm-alpaca": LengthPair(_adaptivellm_input(19.66, _CHAT_SIGMA), _CHAT_OUTPUT),
     "adaptivellm-summary": LengthPair(_adaptivellm_input(340.48, _SUMMARY_SIGMA), _SUMMARY_OUTPUT),
 }
-"""Laws by name. `sharegpt` and `azure-conversation` are quantile tables of the data they are named after.
+"""Laws by name. `sharegpt` and `azure-conversation` are quantile tables of the data they are named after;
+`sharegpt-1024` is of prompts of 1,024 tokens or fewer, as FastServe's released code takes the same data.
 
 The inputs of AdaptiveLLM's three data sets are log-normal on 1..1024 with the published means 17.02, 19.66
 and 340.48, met within `lengths.FIT_TOLERANCE`; their outputs are chat answers and meeting summaries.

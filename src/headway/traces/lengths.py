@@ -188,6 +188,18 @@ class Quantiles:
         for _, tokens in self.table:
             _require_tokens("a length of table", tokens)
 
+    def up_to(self, maximum: int) -> Self:
+        """The same law given that a length is `maximum` or less; ConfigError if that is below all or above."""
+        shortest, longest = self.table[0][1], self.table[-1][1]
+        if not shortest < maximum < longest:
+            raise ConfigError(
+                f"maximum is {maximum}; accepted: between {shortest} and {longest}, both excluded"
+            )
+        probabilities, tokens = zip(*self.table, strict=True)
+        share = float(np.interp(maximum, tokens, probabilities))
+        kept = [(probability / share, length) for probability, length in self.table if length < maximum]
+        return type(self)((*kept, (1.0, maximum)))
+
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
         """As `LengthLaw.sample`."""
         probabilities, tokens = zip(*self.table, strict=True)

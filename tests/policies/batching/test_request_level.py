@@ -89,11 +89,12 @@ def test_a_batch_nobody_of_which_could_start_is_not_one_yet() -> None:
     assert ids(scene.plan().admit) == ["b", "c"]
 
 
-def test_a_preempted_member_re_enters_and_the_batch_stays_the_same() -> None:
+@pytest.mark.parametrize("state", [JobState.WAITING, JobState.SWAPPED], ids=["dropped", "swapped"])
+def test_a_preempted_member_re_enters_and_the_batch_stays_the_same(state: JobState) -> None:
     a, b, c, d = four()
     scene = Scene(RequestLevel(batch_size=2, reserve=False)).wait(a, b, c, d)
     start(scene, a, b)
-    b.state, b.num_preemptions = JobState.WAITING, 1
+    b.state, b.num_preemptions = state, 1
     scene.order.add(b)
     scene.view.residents = [a]
     assert ids(scene.plan().admit) == ["b"]

@@ -17,9 +17,9 @@ from headway.policies.eviction.swap import Swap
 from headway.policies.order.waited_over_length import WaitedOverLength
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
-from tests.policies.contract import Workload, drive, workloads
+from tests.policies.contract import Workload, drive, from_preset, workloads
 from tests.policies.eviction.stage import NEWCOMER, NOW_S, Prices, stage
-from tests.policies.instance import LinearCost, small_engine
+from tests.policies.instance import small_engine
 from tests.strategies import UNTIMED, make_job
 
 EVICTIONS: dict[str, Callable[[], Eviction]] = {
@@ -89,7 +89,8 @@ def test_no_resident_runs_out_while_the_step_is_filled(name: str, workload: Work
         max_num_batched_tokens=limits.max_num_batched_tokens,
         host_blocks=limits.host_blocks,
     )
-    run = drive(build_policy(PRESETS[name], LinearCost()), Workload(workload.arrivals, engine))
+    tight = Workload(workload.arrivals, engine)
+    run = drive(from_preset(PRESETS[name])(tight), tight)
     for outcome in run.instance.outcomes:
         assert set(outcome.preempted) == set(outcome.plan.preempt)
         assert outcome.preempted == outcome.plan.preempt, "the host had room where it was expected"
@@ -114,7 +115,7 @@ def test_no_request_waits_longer_than_the_bound(name: str, workload: Workload) -
         prefix_caching=limits.prefix_caching,
     )
     tight = Workload(tuple(replace(each, ready_after_steps=0) for each in workload.arrivals), engine)
-    run = drive(build_policy(PRESETS[name], LinearCost()), tight)
+    run = drive(from_preset(PRESETS[name])(tight), tight)
     last_arrival = max(each.at_step for each in tight.arrivals)
     idle = [step for step, outcome in enumerate(run.instance.outcomes) if not outcome.tokens]
     assert all(step < last_arrival for step in idle), "a step without work although somebody waits"
@@ -129,6 +130,7 @@ def test_the_policy_of_a_row_tells_the_engine_whether_copies_are_serial() -> Non
         "adaptivellm-predict-only",
         "vllm-s",
         "vllm-s-fallback",
+        "reactive-swap",
     }
 
 

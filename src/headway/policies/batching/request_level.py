@@ -38,7 +38,7 @@ class RequestLevel:
         members = self._live() or self._next_batch(view, order, leaving)
         return StepPlan(
             run=order.rank(view.residents, view.now_s),
-            admit=[job for job in members if job.state is JobState.WAITING and job not in leaving],
+            admit=[job for job in members if job.state is not JobState.RESIDENT and job not in leaving],
             token_budget=view.max_tokens,
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from headway.core.job import Job
@@ -10,36 +11,79 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.candidates import SCAN_AHEAD
 from headway.policies.batching.decode_first import decodes_first
+from headway.policies.batching.reservation import reservable
 from headway.policies.order import Order
 
+MOST_MISFITS = 8
+"""Newcomers that rank high and cannot start, looked at in one step: who comes behind them waits for the next."""
 
+
+@dataclass(slots=True)
 class TopJobs:
     """The first `max_run` jobs of the ranking run, resident or waiting; the other residents pause.
 
     Preemption at every token: a newcomer that ranks higher takes the place of a running job in the next
     step, and the job that made way keeps its KV (FastServe section 4.1). Only who would be admitted takes
-    a place, so nobody pauses for a job that has no slot or blocks, or is not ready. O((residents + seats)
-    log) a step, and a memory check for each newcomer of the top.
+    a place, so nobody pauses for a job that has no slot or blocks, or is not ready; at most 8 that cannot start
+    are passed over in a step, and none that lacks blocks. A resident has no place either while its KV is on its
+    way back, or while a step in flight computes all it has: with pipeline stages several steps are under way,
+    each of the highest that are not in another. With `reserve` a job starts only if blocks for its longest
+    possible answer can be set aside, so no KV is ever taken away for another's. O((residents + seats) log) a
+    step, and a memory check for each newcomer of the top.
     """
+
+    reserve: bool = False
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top of residents and startable newcomers together; further newcomers for seats left over."""
-        waiting = [
-            job
-            for job in order.top(view.max_run + SCAN_AHEAD + len(leaving), view.now_s)
-            if job not in leaving
-        ]
-        startable = [job for job in waiting[: view.max_run] if view.admissible(job)]
-        ranked = order.rank([*view.residents, *startable], view.now_s)[: view.max_run]
-        newcomers = set(startable)
-        run = [job for job in ranked if job not in newcomers]
-        starting = [job for job in ranked if job in newcomers]
-        others = [job for job in waiting if job not in newcomers]
+        queued = self._queued(view, order, leaving)
+        pending = [job for job in view.residents if _pending(job)]
+        if view.restoring:
+            pending = [job for job in pending if job not in view.restoring]
+        run, starting = self._top(view, order, pending, queued)
         return StepPlan(
             run=decodes_first(run),
-            admit=starting + others if len(run) < view.max_run else (),
+            admit=[*starting, *_others(queued, starting)] if len(run) < view.max_run else (),
             token_budget=view.max_tokens,
         )
+
+    def _queued(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
+        if not (view.waiting or view.swapped):
+            return ()
+        wanted = view.max_run + SCAN_AHEAD
+        first = order.top(wanted + len(leaving), view.now_s)
+        if leaving:
+            first = [job for job in first if job not in leaving][:wanted]
+        return reservable(view, first) if self.reserve else first
+
+    def _top(
+        self, view: StepView, order: Order, pending: Sequence[Job], queued: Sequence[Job]
+    ) -> tuple[list[Job], list[Job]]:
+        """Who runs on, and who starts: together the first `max_run` of those who can."""
+        run: list[Job] = []
+        starting: list[Job] = []
+        newcomers = set(queued)
+        room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
+        for job in order.rank([*pending, *queued], view.now_s):
+            if len(run) + len(starting) == view.max_run:
+                break
+            if job not in newcomers:
+                if job in view.returned:
+                    opened = view.blocks(job.num_tokens) - view.blocks(job.num_computed_tokens)
+                    if opened > room:
+                        continue
+                    room -= opened
+                run.append(job)
+            elif len(starting) < slots and misfits < MOST_MISFITS:
+                needed = view.blocks(job.num_tokens)
+                # The first is weighed by the engine alone, which knows what it would find computed already.
+                if (not starting or needed <= room) and view.admissible(job):
+                    starting.append(job)
+                    room -= needed
+                else:
+                    # Past one that lacks blocks nobody starts: small ones that keep coming would starve it.
+                    misfits = MOST_MISFITS if needed > room else misfits + 1
+        return run, starting
 
     def next_change_s(self, view: StepView) -> float:
         """Never: memory that only fills up starts nobody who could not start before."""
@@ -47,3 +91,14 @@ class TopJobs:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn."""
+
+
+def _pending(job: Job) -> bool:
+    """Whether a resident has tokens that no step in flight computes."""
+    known = job.num_prompt_tokens + job.num_output_tokens + job.num_output_placeholders
+    return job.num_computed_tokens < known
+
+
+def _others(queued: Sequence[Job], starting: Sequence[Job]) -> Sequence[Job]:
+    chosen = set(starting)
+    return [job for job in queued if job not in chosen] if chosen else queued

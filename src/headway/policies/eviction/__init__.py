@@ -7,6 +7,7 @@ from typing import Protocol
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.eviction.cheapest import Cheapest
+from headway.policies.eviction.proactive import Proactive
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.eviction.swap import Swap
 from headway.policies.order import Order
@@ -37,4 +38,9 @@ class Eviction(Protocol):
         ...
 
 
-EVICTIONS: dict[str, type[Eviction]] = {"recompute": Recompute, "swap": Swap, "cheapest": Cheapest}
+EVICTIONS: dict[str, type[Eviction]] = {
+    "recompute": Recompute,
+    "swap": Swap,
+    "cheapest": Cheapest,
+    "proactive": Proactive,
+}

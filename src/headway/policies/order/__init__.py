@@ -13,6 +13,7 @@ from headway.policies.order.deadline_aware import DeadlineAware
 from headway.policies.order.edf import EarliestDeadline
 from headway.policies.order.priority import Priority
 from headway.policies.order.prompt_length import LongestPrompt, ShortestPrompt
+from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 from headway.policies.order.slack import LeastSlack
 from headway.policies.order.waited_over_length import WaitedOverLength
 
@@ -70,6 +71,19 @@ class Valued(Protocol):
         ...
 
 
+@runtime_checkable
+class Foreseeing(Protocol):
+    """An order that says when a job will probably be served next, for those who move KV ahead of need."""
+
+    def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
+        """Seconds until each of `jobs` is expected to be served next, `width` at a time; ties are for `rank`."""
+        ...
+
+    def num_at_first(self, levels: int) -> int:
+        """Live jobs at the first so many levels: what a burst looks like."""
+        ...
+
+
 ORDERS: dict[str, type[Order]] = {
     "arrival": Arrival,
     "shortest-prompt": ShortestPrompt,
@@ -79,4 +93,5 @@ ORDERS: dict[str, type[Order]] = {
     "waited-over-length": WaitedOverLength,
     "deadline-aware": DeadlineAware,
     "priority": Priority,
+    "skip-join-mlfq": SkipJoinMlfq,
 }

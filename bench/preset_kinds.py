@@ -1,0 +1,17 @@
+"""What presets do with requests and their KV, told from their parts."""
+
+from __future__ import annotations
+
+from headway.policies.eviction.proactive import Proactive
+from headway.policies.presets import Preset, build_policy
+
+
+def pauses(preset: Preset) -> bool:
+    """Whether it lets more requests be resident than run, so that a batch narrower than the slots matters."""
+    return preset.batching.partition(":")[0] == "top-jobs"
+
+
+def moves_ahead(preset: Preset) -> bool:
+    """Whether it copies KV to the host and back before it has to."""
+    eviction = build_policy(preset).eviction
+    return isinstance(eviction, Proactive) and eviction.ahead and not eviction.drop

@@ -1,0 +1,118 @@
+"""Steps that are killed when a quantum ends: the preemption that no engine has, for one ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, nextafter
+
+from headway.core.cost import CostModel
+from headway.core.job import Job
+from headway.core.plan import StepOutcome
+from headway.errors import ConfigError
+from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
+from headway.policies.parts import build_part
+from headway.policies.policy import Policy
+from headway.policies.presets import Preset, build_policy
+from headway.sim.limits import EngineLimits
+from headway.sim.watcher import is_decode
+
+MLFQ_PREEMPT = Preset(
+    name="mlfq-preempt",
+    order="skip-join-mlfq:skip_join=false",
+    batching="top-jobs",
+    eviction="proactive",
+    summary="ablation: every job starts at the top, an iteration is killed when its quantum ends",
+    source="FastServe section 6.3",
+)
+KILLING_ROWS = {MLFQ_PREEMPT.name: MLFQ_PREEMPT}
+"""Rows of the simulator alone, by name."""
+
+
+@dataclass(slots=True)
+class KillingPolicy(Policy):
+    """A policy whose steps are killed the moment that a member's quantum ends in its prefill.
+
+    The time is gone, and what the step computed with it; the member sinks a level, and the next step is planned.
+    Decodes are not killed: a token is the unit in which they are preempted.
+
+    It cannot go on for ever without progress. Who is killed sinks, and quanta double: in the time of a quantum q
+    at most one step is killed for each of n jobs of that level or lower, so once q is longer than n steps some
+    step ends. And who has starved and so stands at level 1 again may run his next iteration without preemption
+    (FastServe section 4.1): a step that has such a member is not killed. Source: FastServe section 6.3, spec 4.7.
+    """
+
+    order: SkipJoinMlfq
+    _sunk: set[Job] = field(default_factory=set)
+
+    def cut_s(self, outcome: StepOutcome) -> float:
+        """When a step that was just scheduled is killed, if it has not ended by then; inf for never. O(batch)."""
+        members = _prefilling(outcome)
+        if any(job in self._sunk and self.order.level_of(job) == 1 for job in members):
+            return inf
+        ends_s = min((self.order.quantum_ends_s(job) for job in members), default=inf)
+        return nextafter(ends_s, inf)  # a quantum is used up by more than its length
+
+    def killed(self, outcome: StepOutcome, now_s: float) -> None:
+        """Note who sinks because a step was killed now."""
+        self._sunk.update(job for job in _prefilling(outcome) if self.order.quantum_ends_s(job) < now_s)
+
+    def end(self, job: Job) -> None:
+        """As any policy."""
+        Policy.end(self, job)
+        self._sunk.discard(job)
+
+
+def _prefilling(outcome: StepOutcome) -> Sequence[Job]:
+    """The members of the step under way that do not extend an answer."""
+    return [job for job, tokens in outcome.tokens.items() if not is_decode(job, tokens)]
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutProfile:
+    """What an order without FastServe's profile knows: the time of one token, whatever it is asked about.
+
+    So that jobs sink level by level, and not at once to where their prefill would fit.
+    """
+
+    cost: CostModel
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """As one token."""
+        return self.cost.prefill_s(1)
+
+    def swap_out_s(self, num_blocks: int) -> float:
+        """As it is."""
+        return self.cost.swap_out_s(num_blocks)
+
+    def swap_in_s(self, num_blocks: int) -> float:
+        """As it is."""
+        return self.cost.swap_in_s(num_blocks)
+
+
+def build_killing(row: Preset, cost: CostModel) -> KillingPolicy:
+    """A fresh policy from a row, its steps killed when quanta end; ConfigError for an order without quanta."""
+    order = build_part("order", row.order, _WithoutProfile(cost))
+    if not isinstance(order, SkipJoinMlfq):
+        raise ConfigError(
+            f"the order of {row.name!r} is {row.order!r}; accepted: skip-join-mlfq, for its quanta"
+        )
+    policy = build_policy(row, cost)
+    return KillingPolicy(row.name, order, policy.batching, policy.eviction, policy.leaving)
+
+
+def as_killing(policy: Policy, limits: EngineLimits) -> KillingPolicy | None:
+    """The policy, if it kills steps; ConfigError if steps of this engine cannot be killed.
+
+    A step in flight behind the killed one would have been planned on its tokens, and blocks that others found
+    would not hold what they were to hold.
+    """
+    if not isinstance(policy, KillingPolicy):
+        return None
+    if limits.depth > 1 or limits.prefix_caching:
+        raise ConfigError(
+            f"{policy.name!r} kills steps; accepted for it: synchronous scheduling, one pipeline stage and no "
+            f"prefix caching; found {limits.depth} steps in flight and prefix caching "
+            f"{'on' if limits.prefix_caching else 'off'}"
+        )
+    return policy

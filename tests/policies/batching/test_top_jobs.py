@@ -1,0 +1,223 @@
+"""Who runs, who starts and who pauses; the shorter prompt ranks higher in all of these scenes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.job import Job, JobState
+from headway.core.plan import StepPlan
+from headway.policies.batching.top_jobs import MOST_MISFITS, TopJobs
+from headway.policies.order.prompt_length import ShortestPrompt
+from headway.policies.presets import PRESETS, find_preset
+from tests.policies.batching.scene import Scene
+from tests.policies.contract import Arrival, Workload, drive, from_preset, workloads
+from tests.policies.eviction.timetable import Timetable
+from tests.policies.instance import small_engine
+from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
+
+
+def scene(*waiting: Job, residents: list[Job] | None = None, reserve: bool = False, **view: Any) -> Scene:
+    """Two seats and 50 free blocks of 4, unless told otherwise."""
+    sizes = {"max_run": 2, "free_blocks": 50, **view}
+    made = Scene(TopJobs(reserve=reserve), residents=residents, **sizes)
+    made.order = ShortestPrompt()  # type: ignore[assignment]
+    for job in (*made.view.residents, *waiting):
+        made.order.add(job)
+    for job in made.view.residents:
+        made.order.remove(job)
+    made.view.waiting = [job for job in waiting if job.state is JobState.WAITING]
+    made.view.swapped = [job for job in waiting if job.state is JobState.SWAPPED]
+    return made
+
+
+def run_and_admit(plan: StepPlan) -> tuple[str, str]:
+    """Ids of one letter, joined."""
+    return "".join(ids(plan.run)), "".join(ids(plan.admit))
+
+
+SHORT, MIDDLE, LONG = decoding("s", prompt=2), decoding("m", prompt=6), decoding("l", prompt=12)
+
+
+# ---- who has a place -------------------------------------------------------------------------------
+
+
+def test_the_highest_run_and_the_other_residents_pause() -> None:
+    plan = scene(residents=[LONG, MIDDLE, SHORT]).plan()
+    assert (run_and_admit(plan), plan.preempt, plan.token_budget) == (("sm", ""), {}, 64)
+
+
+def test_a_newcomer_takes_the_place_of_a_running_job_that_ranks_lower() -> None:
+    # Prompts 2, 4, 6: the middle one waits. m pauses; admission stays open for the place it left, not for more.
+    plan = scene(make_job("n", prompt=4), residents=[SHORT, MIDDLE]).plan()
+    assert (run_and_admit(plan), plan.preempt) == (("s", "n"), {})
+
+
+def test_a_newcomer_that_ranks_lower_waits() -> None:
+    assert run_and_admit(scene(make_job("n", prompt=8), residents=[SHORT, MIDDLE]).plan()) == ("sm", "")
+
+
+def test_equal_rank_never_makes_anybody_pause() -> None:
+    # Prompts of 6 and arrivals at 0 alike: the id decides, and m comes before n.
+    assert run_and_admit(scene(make_job("n", prompt=6), residents=[SHORT, MIDDLE]).plan()) == ("sm", "")
+
+
+def test_places_left_over_are_offered_to_further_newcomers_in_their_order() -> None:
+    # Only a is known to fit; whether b and c do is for the engine to find out.
+    made = scene(*(make_job(name, prompt=8) for name in "abc"), residents=[SHORT], max_run=3)
+    assert run_and_admit(made.admissible(lambda job: job.id == "a").plan()) == ("s", "abc")
+
+
+def test_those_in_prefill_run_behind_those_that_decode() -> None:
+    young = prefilling("y", prompt=2)
+    assert run_and_admit(scene(residents=[LONG, young]).plan()) == ("ly", "")
+
+
+def test_those_who_leave_have_no_place() -> None:
+    gone, next_ = make_job("g", prompt=1), make_job("n", prompt=2)
+    assert run_and_admit(scene(gone, next_).plan(leaving=(gone,))) == ("", "n")
+
+
+def test_a_swapped_job_competes_like_one_that_waits() -> None:
+    back = decoding("b", prompt=4, state=JobState.SWAPPED)
+    assert run_and_admit(scene(back, residents=[SHORT, MIDDLE]).plan()) == ("s", "b")
+
+
+# ---- who has none ----------------------------------------------------------------------------------
+
+
+def test_nobody_pauses_for_a_job_that_could_not_start() -> None:
+    made = scene(make_job("n", prompt=1), residents=[SHORT, MIDDLE])
+    assert run_and_admit(made.admissible(lambda job: False).plan()) == ("sm", "")
+
+
+@pytest.mark.parametrize(("free", "expected"), [(4, ("l", "ab")), (5, ("", "ab"))])
+def test_nobody_pauses_for_a_second_newcomer_for_which_the_first_leaves_no_blocks(
+    free: int, expected: tuple[str, str]
+) -> None:
+    # a takes 2 blocks, b 3. Where both fit l pauses for them; else it runs beside a, and b is an offer at most.
+    made = scene(make_job("a", prompt=8), make_job("b", prompt=9), residents=[LONG], free_blocks=free)
+    assert run_and_admit(made.plan()) == expected
+
+
+def test_a_job_all_of_which_a_step_in_flight_computes_has_no_place() -> None:
+    # Two stages: s was scheduled a step ago, and its token is not out yet. l runs beside it.
+    flying = decoding("f", prompt=2, num_computed_tokens=3)
+    assert run_and_admit(scene(residents=[flying, MIDDLE, LONG]).plan()) == ("ml", "")
+
+
+def test_one_that_goes_on_from_a_token_that_is_not_known_yet_has_one() -> None:
+    ahead = decoding("a", prompt=2, num_computed_tokens=3, num_output_placeholders=1)
+    assert run_and_admit(scene(residents=[ahead, MIDDLE, LONG]).plan()) == ("am", "")
+
+
+def test_a_job_on_its_way_back_has_no_place_until_it_is_there() -> None:
+    made = scene(residents=[SHORT, MIDDLE, LONG], restoring=[SHORT])
+    assert run_and_admit(made.plan()) == ("ml", "")
+    made.view.restoring = []
+    assert run_and_admit(made.plan()) == ("sm", "")
+
+
+def test_few_that_cannot_start_are_looked_at() -> None:
+    # The ninth could start, but who comes behind eight that cannot waits for the next step.
+    asked: list[str] = []
+
+    def admissible(job: Job) -> bool:
+        asked.append(job.id)
+        return job.id == "w8"
+
+    jobs = [make_job(f"w{number}", prompt=1) for number in range(MOST_MISFITS + 2)]
+    made = scene(*jobs, residents=[MIDDLE, LONG]).admissible(admissible)
+    assert run_and_admit(made.plan()) == ("ml", "")
+    assert asked == [f"w{number}" for number in range(MOST_MISFITS)]
+
+
+@pytest.mark.parametrize(("free", "expected"), [(5, ("lm", "")), (50, ("l", "c"))])
+def test_nobody_starts_past_a_higher_ranked_job_that_lacks_blocks(
+    free: int, expected: tuple[str, str]
+) -> None:
+    # b cannot start. If that is for want of its 6 blocks, c, which needs 2, might take them, and others like it for
+    # ever; if it is not ready for another reason, c takes the place of m. They rank l, b, c, m.
+    jobs = [make_job("b", prompt=21), make_job("c", prompt=8)]
+    made = scene(residents=[LONG, MIDDLE], free_blocks=free)
+    made.order = Timetable({job: place for place, job in enumerate([LONG, *jobs, MIDDLE])})  # type: ignore[assignment]
+    made.view.waiting = jobs
+    plan = made.admissible(lambda job: job.id == "c").plan()
+    assert (run_and_admit(plan)[0], run_and_admit(plan)[1][:1]) == expected
+
+
+# ---- reserved room ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("total", "expected"), [(9, ("s", "")), (10, ("s", "n"))])
+def test_with_reserve_a_job_starts_only_if_its_longest_answer_fits(
+    total: int, expected: tuple[str, str]
+) -> None:
+    # s may reach 2 + 10 tokens, 3 blocks; n 16 + 10, 7 blocks.
+    made = scene(make_job("n", prompt=16), residents=[SHORT], reserve=True, total_blocks=total)
+    assert run_and_admit(made.plan()) == expected
+
+
+def test_with_reserve_nobody_behind_one_that_does_not_fit_starts() -> None:
+    # n, 7 blocks, does not fit beside s, 3, in 9. tiny, 1 + 1 tokens, would.
+    tiny = make_job("t", prompt=17, limit=1)
+    made = scene(make_job("n", prompt=16), tiny, residents=[SHORT], reserve=True, total_blocks=9)
+    assert run_and_admit(made.plan()) == ("s", "")
+
+
+@FEW
+@given(workload=workloads())
+def test_with_reserve_no_kv_is_ever_taken_away(workload: Workload) -> None:
+    run = drive(from_preset(PRESETS["defer"])(workload), workload)
+    assert not any(outcome.preempted for outcome in run.instance.outcomes)
+
+
+# ---- in general ------------------------------------------------------------------------------------
+
+prompts = st.lists(st.integers(1, 20), max_size=6)
+
+
+@UNTIMED
+@given(
+    residents=prompts,
+    waiting=prompts,
+    seats=st.integers(1, 4),
+    free=st.integers(0, 12),
+    unready=st.sets(st.integers(0, 5)),
+)
+def test_nobody_pauses_but_for_a_higher_ranked_job(
+    residents: list[int], waiting: list[int], seats: int, free: int, unready: set[int]
+) -> None:
+    here = [decoding(f"r{number}", prompt=prompt) for number, prompt in enumerate(residents)]
+    queue = [make_job(f"w{number}", prompt=prompt) for number, prompt in enumerate(waiting)]
+    late = [queue[number] for number in unready if number < len(queue)]
+    made = scene(*queue, residents=here, max_run=seats, free_blocks=free)
+    made.admissible(lambda job: job not in late and made.view.blocks(job.num_tokens) <= free)
+    plan = made.plan()
+    named = [*plan.run, *plan.admit]
+    assert len(set(named)) == len(named)
+    assert len(plan.run) <= seats
+    places = len(plan.run) + sum(made.view.admissible(job) for job in plan.admit)
+    paused = [job for job in here if job not in plan.run]
+    assert not paused or places >= seats
+    served = made.order.rank([*plan.run, *plan.admit[: seats - len(plan.run)]], 0.0)
+    for job in paused:
+        assert made.order.rank([served[0], job], 0.0)[0] is served[0]
+        higher = [other for other in served if made.order.rank([other, job], 0.0)[0] is other]
+        assert len(higher) == len(served)
+
+
+def test_the_stages_of_a_pipeline_work_on_different_jobs() -> None:
+    # Two stages, one job a step, whose output is out two steps later. a ranks highest and runs whenever it is not
+    # under way, else b does; c starts when both have ended, and has nobody to take turns with.
+    arrivals = tuple(
+        Arrival(id=id_, at_step=0, prompt=prompt, output=2, limit=2)
+        for id_, prompt in (("c", 3), ("b", 2), ("a", 1))
+    )
+    workload = Workload(arrivals, small_engine(batch_width=1, pipeline_stages=2))
+    run = drive(from_preset(find_preset("fastserve", order="shortest-prompt"))(workload), workload)
+    ran = ["".join(ids(outcome.tokens)) for outcome in run.instance.outcomes]
+    assert ran[:7] == ["a", "b", "a", "b", "c", "", "c"]

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from headway.core.job import Job, JobState
+from headway.core.plan import Fate, Reason
+from headway.sim.host_tier import HostTier
+from headway.sim.kv_pool import KvPool
+from tests.strategies import make_job
+
+
+def tier_with_a_swapped_job() -> tuple[HostTier, Job]:
+    """8 free blocks of 4 tokens, and a job whose 8 computed tokens are on the host."""
+    pool = KvPool(8, block_size=4, prefix_caching=False)
+    tier = HostTier(pool, 8, restore_blocks=8, serial=False, in_flight=lambda job: False)
+    swapped = make_job("swapped", prompt=8)
+    pool.add(swapped)
+    assert tier.start(swapped, 8) is None
+    swapped.num_computed_tokens = 8
+    assert tier.release(swapped, Fate.SWAP) is Fate.SWAP
+    swapped.state = JobState.SWAPPED
+    [copy] = tier.copies.started
+    tier.copies.finish(copy)
+    return tier, swapped
+
+
+@pytest.mark.parametrize(("prompt", "misfit"), [(24, None), (28, Reason.BLOCKS)])
+def test_who_comes_back_fits_if_a_prompt_that_has_begun_can_be_computed_to_its_end(
+    prompt: int, misfit: Reason | None
+) -> None:
+    # The prompt holds one block of its 6, or 7; 7 are free. The job that comes back takes 2 and leaves 5, or 1 too few.
+    tier, swapped = tier_with_a_swapped_job()
+    begun = make_job("begun", prompt=prompt)
+    tier.pool.add(begun)
+    assert tier.start(begun, 4) is None
+    assert tier.misfit(swapped) is misfit
+    assert tier.start(swapped, 1) is misfit
