@@ -18,9 +18,8 @@ demo: setup ## four policies on real vLLM, a table and a page of plots (out/demo
 		--max-num-seqs 16 --max-num-batched-tokens 1024
 	$(BIN)/headway report $(DEMO) --out $(DEMO)/report.html
 
-test: setup ## the fast tests: no server, no model
-	$(BIN)/pytest -m "not engine"
-	$(BIN)/pytest --doctest-modules src/headway
+test: setup ## the fast tests, on every core: no server, no model
+	$(BIN)/pytest -m "not engine" --numprocesses logical --maxprocesses 8 --dist worksteal
 
 lint: setup ## style, import rules, types
 	$(BIN)/ruff check .

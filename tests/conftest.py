@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# Machines are shared and slow at times: how long an example takes is no property of the code.
-settings.register_profile("untimed", deadline=None)
+# Machines are shared and slow at times: how long an example takes, or is drawn, is no property of the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 

@@ -28,7 +28,7 @@ from headway.experiments.adaptivellm_errors import (
     SwapError,
     predictor_errors,
 )
-from headway.experiments.adaptivellm_findings import Findings, throughput_rps, turnaround
+from headway.experiments.adaptivellm_findings import Findings, turnaround
 from headway.experiments.adaptivellm_overhead import overheads
 from headway.experiments.adaptivellm_scope import Scope
 from headway.experiments.adaptivellm_study import AdaptiveLlm
@@ -36,6 +36,7 @@ from headway.experiments.adaptivellm_throughput import ablations
 from headway.experiments.paper import Request
 from headway.experiments.policy_meter import Meter
 from headway.experiments.reproduce import papers
+from headway.experiments.study_findings import throughput_rps
 from headway.experiments.study_runs import KeptRuns, RunResult, StudyRun
 from headway.results import summarize
 from headway.results.study import Study
@@ -256,4 +257,5 @@ def test_without_the_engine_the_reason_is_given(tmp_path: Path, monkeypatch: pyt
 
 
 def test_papers_are_found_by_name() -> None:
-    assert list(papers("adaptivellm")) == list(papers("all")) == ["adaptivellm"]
+    assert list(papers("adaptivellm")) == ["adaptivellm"]
+    assert list(papers("all")) == ["adaptivellm", "fastserve"]

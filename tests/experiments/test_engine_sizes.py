@@ -16,7 +16,7 @@ MODEL = model_shape("Qwen/Qwen3-8B")
 
 def limits(name: str, **sizes: object) -> EngineLimits:
     given = Sizes(**sizes)  # type: ignore[arg-type]
-    return engine_limits(given, name, MODEL, calibration(name, MODEL, given.tp))
+    return engine_limits(given, name, calibration(name, MODEL, given.tp, given.pp))
 
 
 @pytest.mark.parametrize(
@@ -57,19 +57,19 @@ def test_pipeline_stages_bring_their_memory_and_schedule_synchronously() -> None
 
 
 def test_a_measured_machine_is_taken_for_a_cpu() -> None:
-    found = engine_limits(Sizes(), "cost.json", MODEL, SECOND_STEPS)
+    found = engine_limits(Sizes(), "cost.json", SECOND_STEPS)
     assert found == EngineLimits(num_blocks=4, max_num_seqs=128, max_num_batched_tokens=2048)
     with pytest.raises(ConfigError, match="pp is 2; accepted with a cost file: 1"):
-        engine_limits(Sizes(pp=2), "cost.json", MODEL, SECOND_STEPS)
+        calibration("cost.json", MODEL, stages=2)
 
 
 def test_a_file_is_measured_whatever_its_name(tmp_path: Path) -> None:
     path = tmp_path / "machine"
     path.write_text("{}")
-    assert not engine_limits(Sizes(), str(path), MODEL, SECOND_STEPS).asynchronous
+    assert not engine_limits(Sizes(), str(path), SECOND_STEPS).asynchronous
 
 
 @pytest.mark.parametrize("name", ["block_size", "tp", "pp", "max_num_seqs", "num_blocks", "batch_width"])
 def test_sizes_are_at_least_one(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 0; accepted: 1 or more"):
-        engine_limits(Sizes(**{name: 0}), "cost.json", MODEL, SECOND_STEPS)  # type: ignore[arg-type]
+        engine_limits(Sizes(**{name: 0}), "cost.json", SECOND_STEPS)  # type: ignore[arg-type]

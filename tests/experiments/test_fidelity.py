@@ -14,13 +14,13 @@ from bench.fidelity import (
     SWAPS,
     Cell,
     RealSide,
+    Run,
     Setup,
     missed,
     own_calibration,
     simulated,
     steps_report,
     stream,
-    values_of,
     with_link,
 )
 from bench.fidelity_plot import fidelity_svg
@@ -59,12 +59,17 @@ def values(jct: float, ttft: float, p99: float) -> dict[str, float]:
     return dict(zip(METRICS, (jct, ttft, p99), strict=True))
 
 
+def run(jct: float, ttft: float, p99: float, steps: int = 0) -> Run:
+    return Run(values(jct, ttft, p99), {"steps": steps})
+
+
 def test_errors_are_of_means_and_the_spread_is_of_real_runs() -> None:
-    real = [values(1.0, 0.5, 4.0), values(3.0, 0.5, 4.0)]
-    cell = Cell(real, [values(2.2, 0.5, 3.0)], [values(1.1, 0.5, 4.0), values(2.4, 0.5, 4.4)]).to_dict()
+    real = [run(1.0, 0.5, 4.0, steps=10), run(3.0, 0.5, 4.0, steps=20)]
+    cell = Cell(real, [run(2.2, 0.5, 3.0, steps=16)], [run(1.1, 0.5, 4.0), run(2.4, 0.5, 4.4)]).to_dict()
     assert cell["error"] == pytest.approx(values(0.1, 0.0, -0.25))
     assert cell["spread"] == pytest.approx(values(1.0, 0.0, 0.0))
     assert cell["error_at_own_speed"] == pytest.approx(values(-0.2, 0.0, 0.1))
+    assert cell["counts"] == {"real": {"steps": 15}, "simulated": {"steps": 16}}
     assert missed({"p": {"1": cell}}) == ["p at 1: mean_jct_s", "p at 1: p99_jct_s"]
 
 
@@ -77,17 +82,32 @@ def test_the_simulated_side_ends_every_request(setup: Setup, policy: str) -> Non
     trace = stream(5.0, 4.0, seed=1)
     sizes = replace(SIZES, num_blocks=setup.num_blocks or SIZES.num_blocks)
     side = RealSide(setup=setup, sizes=sizes, capacity_rps=5.0, run_s=4.0, runs=1)
-    records = simulated(with_link(CALIBRATION, setup.host_kv), trace, policy, side)
-    assert {record.id: record.output_tokens for record in records} == {
+    served = simulated(with_link(CALIBRATION, setup.host_kv), trace, policy, side)
+    assert {record.id: record.output_tokens for record in served.records} == {
         request.id: request.output_tokens for request in trace
     }
-    assert all(value > 0 for value in values_of(records).values())
+    assert all(value > 0 for value in served.values.values())
+    assert served.counts["steps"] >= max(request.output_tokens for request in trace)
 
 
 def test_the_setup_with_swaps_serves_every_preset_that_swaps_or_takes_its_place() -> None:
     swapping = {name for name, row in PRESETS.items() if not row.eviction.startswith("recompute")}
-    assert set(SWAPS.policies) == swapping | {"adaptivellm-fairness"}
-    assert "65" in SWAPS.vllm_flags()  # one block more: vLLM's null block
+    assert set(SWAPS.policies) == swapping | {"adaptivellm-fairness", "defer"}
+    assert "49" in SWAPS.vllm_flags()  # one block more: vLLM's null block
+
+
+def test_only_those_that_pause_get_a_narrow_batch() -> None:
+    assert SWAPS.batch_width("fastserve") == SWAPS.batch_width("defer") == 3
+    assert SWAPS.batch_width("adaptivellm") is None
+    assert PLAIN.batch_width("fastserve") is None
+
+
+def test_memory_is_so_short_that_every_run_of_fastserve_swaps_often() -> None:
+    sizes = replace(SIZES, num_blocks=SWAPS.num_blocks or 0)
+    side = RealSide(setup=SWAPS, sizes=sizes, capacity_rps=10.0, run_s=30.0, runs=1)
+    served = simulated(with_link(CALIBRATION, SWAPS.host_kv), side.trace(0.9), "fastserve", side)
+    assert served.counts["preemptions"] > 100
+    assert served.counts["swapped_blocks"] > 100
 
 
 def test_streams_are_the_same_again_and_declare_their_limit() -> None:
@@ -123,7 +143,7 @@ def test_a_runs_own_law_takes_the_runs_own_time() -> None:
 
 
 def test_the_picture_holds_every_metric() -> None:
-    cell = Cell([values(1.0, 0.5, 4.0)], [values(1.1, 0.4, 4.4)], [values(1.1, 0.4, 4.4)]).to_dict()
+    cell = Cell([run(1.0, 0.5, 4.0)], [run(1.1, 0.4, 4.4)], [run(1.1, 0.4, 4.4)]).to_dict()
     svg = fidelity_svg({"vllm": {"0.5": cell}, "sjf": {"0.5": cell}}, tuple(METRICS))
     assert svg.startswith("<svg")
     assert all(metric in svg for metric in METRICS)

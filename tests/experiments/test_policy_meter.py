@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from headway.core.cost import UnknownCost
 from headway.core.record import Record
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
 from headway.experiments.policy_meter import Meter, metered
+from headway.sim.killed_steps import KillingPolicy
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
@@ -45,6 +47,28 @@ def test_preemptions_are_counted_by_what_became_of_them(
     meter, records = served(policy, host_blocks)
     assert (meter.swaps, meter.recomputes, meter.host_full) == counts
     assert sum(record.preemptions for record in records) == 1
+
+
+def test_kv_is_counted_where_it_is_asked_for_on_the_host_too() -> None:
+    # At most all 4 blocks of the device: both have 2 when the third token is planned; the victim's, on the host,
+    # are counted with the 3 that the other then has.
+    limits = EngineLimits(num_blocks=4, block_size=4, max_num_seqs=2, prefix_caching=False, host_blocks=2)
+    meter = Meter()
+    simulate(
+        PAIR,
+        metered(policy_factory("vllm-s-fallback", OWN_PARTS, PAIR), meter, count_kv=True),
+        System(limits=limits, calibration=SECOND_STEPS),
+        on_record=lambda record: None,
+        max_output_tokens=8,
+        shortcut=False,
+    )
+    assert meter.peak_kv_blocks == 5
+    assert served("vllm-s-fallback", 2)[0].peak_kv_blocks == 0
+
+
+def test_a_metered_policy_is_still_of_its_own_kind() -> None:
+    policy = metered(policy_factory("mlfq-preempt", OWN_PARTS, PAIR), Meter())(UnknownCost())
+    assert isinstance(policy, KillingPolicy)
 
 
 def test_decisions_are_timed_and_stay_the_same() -> None:

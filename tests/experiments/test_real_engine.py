@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -91,7 +92,9 @@ def test_requests_join_when_they_are_due_and_times_count_from_the_start() -> Non
     assert engine.policy == "sjf"
     assert [record.id for record in run.records] == ["a", "b", "c"]
     assert [record.arrival_s for record in run.records] == pytest.approx([0.0, 0.03, 0.3], abs=0.002)
-    assert run.records[0].finished_s == pytest.approx(3 * STEP_S, abs=0.02)
+    # The third step ends the first request, and begins and ends on the same clock.
+    third, fourth = run.steps[2:4]
+    assert third.start_s + STEP_S <= run.records[0].finished_s <= fourth.start_s
     assert run.records[2].finished_s >= 0.3 + STEP_S
 
 
@@ -99,7 +102,8 @@ def test_a_step_awaited_has_a_gap_and_one_after_idle_has_none() -> None:
     _, run = served([TraceRequest("a", 0.0, 8, 2), TraceRequest("b", 0.3, 9, 2)])
     gaps = [step.gap_s is None for step in run.steps]
     assert gaps == [True, False, True, False]
-    assert all(0 <= step.gap_s < 0.01 for step in run.steps if step.gap_s is not None)
+    for before, step in pairwise(run.steps):
+        assert step.gap_s is None or 0 <= step.gap_s <= step.start_s - before.start_s - STEP_S
 
 
 def test_policies_hear_of_targets_and_the_declared_limit_but_not_of_the_length() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError, TraceError
+from headway.experiments.policy_choice import Parts
 from headway.experiments.study_runs import FILE, KeptRuns, RunResult, StudyRun, run_study, simulate_run
 from headway.sim.limits import EngineLimits
 
@@ -44,6 +45,20 @@ def test_slower_copies_cost_time() -> None:
     assert slow.end_s > simulate_run(RUN).end_s
 
 
+def test_parts_take_the_place_of_the_policys_own() -> None:
+    assert simulate_run(replace(RUN, parts=Parts(eviction="recompute"))).meter.swaps == 0
+
+
+def test_a_stage_may_have_several_gpus() -> None:
+    assert simulate_run(replace(RUN, tp=2)).end_s < simulate_run(RUN).end_s
+
+
+def test_a_batch_for_each_stage_is_faster_than_one_for_both() -> None:
+    limits = replace(RUN.limits, num_blocks=500, pipeline_stages=2, batch_width=2)
+    one = replace(RUN, policy="orca", limits=limits)
+    assert simulate_run(replace(one, micro_batches=True)).end_s < 0.7 * simulate_run(one).end_s
+
+
 def test_an_error_names_its_run() -> None:
     with pytest.raises(TraceError, match=r"^vllm-v0 on facebook/opt-13b, gen:at-once/.*, seed 0: "):
         simulate_run(
@@ -63,6 +78,9 @@ def test_an_error_names_its_run() -> None:
         {"limits": replace(RUN.limits, host_blocks=8)},
         {"copy_bytes_per_s": 1e9},
         {"every_step": True},
+        {"tp": 2},
+        {"parts": Parts(eviction="recompute")},
+        {"micro_batches": True},
     ],
 )
 def test_whatever_may_differ_gives_another_digest(change: dict[str, object]) -> None:

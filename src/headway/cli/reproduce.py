@@ -25,11 +25,14 @@ EPILOG = """Examples:
 
   headway reproduce adaptivellm --out out/adaptivellm              all of it; goes on with what is there
 
+  headway reproduce fastserve --quick --json                       the same for FastServe
+
   headway reproduce all --quick --json
 
 What --quick runs is fixed. Of adaptivellm: one seed; Table 3 whole; Fig. 3 for OPT-13B with Chatbot and Summary at
-16, 64 and 256 tokens; Fig. 4 for the same two at batch caps 64 and 128; predictor errors of one small model. Without
---quick it takes about half an hour on two cores.
+16, 64 and 256 tokens; Fig. 4 for the same two at batch caps 64 and 128; predictor errors of one small model. Of
+fastserve: one seed; GPT-175B on 16 GPUs at loads 0.5, 0.9 and 1.25, CV 1 and 8, theta 0.7, 1.1 and 1.5; the
+ablations at load 1.25, those of memory at CV 8 as well. Without --quick each takes up to half an hour on two cores.
 
 Needs no download and no data: length laws ship with the package. Tables say whether they were simulated or measured
 on a real engine, and on what. DIR gets tables (CSV, Markdown), charts (SVG), the JSON and one HTML page. What is
@@ -38,7 +41,7 @@ done is kept there: interrupted, the same command goes on.
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER|all", help="adaptivellm, or all.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER|all", help="adaptivellm, fastserve, or all.")],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep runs, tables and plots; resumed if there.")
     ] = None,

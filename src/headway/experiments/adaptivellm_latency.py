@@ -19,9 +19,9 @@ from headway.experiments.adaptivellm import (
     Group,
     Point,
 )
-from headway.experiments.adaptivellm_findings import Findings, Number, file_name, short, turnaround
-from headway.experiments.study_runs import RunResult
-from headway.results.line_chart import doubling_svg
+from headway.experiments.adaptivellm_findings import Findings, file_name, turnaround
+from headway.experiments.study_findings import short, summary_key
+from headway.results.line_chart import settings_svg
 from headway.results.study import Chart, StudyPart, StudyTable, Value
 
 _OVER = ((BASELINE, PAPER_CUT_VLLM), (SWAP, PAPER_CUT_VLLM_S))
@@ -81,7 +81,7 @@ def _chart(findings: Findings, group: Group) -> Chart:
         for policy in LATENCY
     }
     title = f"{group}: mean weighted turnaround"
-    svg = doubling_svg(title, curves, x_label="batch cap, simulated", y_label="1 is no waiting")
+    svg = settings_svg(title, curves, x_label="batch cap, simulated", y_label="1 is no waiting")
     return Chart(name=f"fig4-{file_name(group)}", svg=svg)
 
 
@@ -102,7 +102,7 @@ def loaded(findings: Findings) -> StudyPart | None:
     rows: list[list[Value]] = []
     for point in points:
         for policy in MAIN:
-            means = [findings.mean(point, policy, _summary_key(key)) for key in _LOADED_KEYS]
+            means = [findings.mean(point, policy, summary_key(key)) for key in _LOADED_KEYS]
             rows.append([str(point.group), policy, point.rate_rps, *means])
     table = StudyTable(
         name="poisson",
@@ -114,11 +114,3 @@ def loaded(findings: Findings) -> StudyPart | None:
         keys=2,
     )
     return StudyPart(title="Under load", text=findings.unfinished(points, MAIN), tables=[table])
-
-
-def _summary_key(key: str) -> Number:
-    def value(result: RunResult) -> float | None:
-        found: float | None = getattr(result.summary, key)
-        return found
-
-    return value

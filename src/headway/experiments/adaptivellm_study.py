@@ -16,10 +16,10 @@ from headway.experiments.adaptivellm import (
     Point,
 )
 from headway.experiments.adaptivellm_errors import PredictorErrors, errors_seconds, predictor_errors
-from headway.experiments.adaptivellm_findings import Findings, short
+from headway.experiments.adaptivellm_findings import Findings
 from headway.experiments.adaptivellm_latency import figure_4, figure_4_data, loaded
 from headway.experiments.adaptivellm_overhead import Overhead, overhead_part, overheads
-from headway.experiments.adaptivellm_real import RealRuns, real_data, real_part, real_runs, real_seconds
+from headway.experiments.adaptivellm_real import REAL_PLAN
 from headway.experiments.adaptivellm_scope import Scope
 from headway.experiments.adaptivellm_throughput import (
     ablations,
@@ -30,6 +30,8 @@ from headway.experiments.adaptivellm_throughput import (
     table_3_data,
 )
 from headway.experiments.paper import Request, Size, Tell, Tick
+from headway.experiments.real_study import RealRuns, real_data, real_part, real_runs, real_seconds
+from headway.experiments.study_findings import short
 from headway.experiments.study_runs import KeptRuns, run_study
 from headway.predict.hardware import hardware
 from headway.results.study import Study, StudyPart
@@ -52,7 +54,7 @@ class AdaptiveLlm:
             done += sum(kept.result(run) is not None for run in scope.loaded_runs(capacity_rps))
         seconds = (runs - done) * scope.seconds_a_run() / request.jobs + errors_seconds(request)
         if not request.quick:
-            seconds += real_seconds(request.root)
+            seconds += real_seconds(request.root, REAL_PLAN)
         return Size(runs=runs, kept=done, seconds=seconds)
 
     def reproduce(self, request: Request, tick: Tick, tell: Tell) -> Study:
@@ -62,7 +64,7 @@ class AdaptiveLlm:
         run_study(scope.first_runs(), kept, jobs=request.jobs, tick=tick)
         if not scope.quick:
             run_study(scope.loaded_runs(findings.capacity_rps()), kept, jobs=request.jobs, tick=tick)
-        real = None if scope.quick else real_runs(request.root, tell)
+        real = None if scope.quick else real_runs(request.root, REAL_PLAN, tell)
         return _study(findings, predictor_errors(request, tell), real)
 
 
@@ -77,14 +79,14 @@ def _study(findings: Findings, errors: PredictorErrors, real: RealRuns | None) -
         loaded(findings),
         errors.part(),
         overhead_part(costs),
-        real_part(real),
+        real_part(real, REAL_PLAN),
     ]
     return Study(
         name=NAME,
         title=TITLE,
         facts=_facts(findings.scope),
         parts=[part for part in parts if part is not None],
-        data={**_data(findings, costs), **errors.data(), "real_engine": real_data(real)},
+        data={**_data(findings, costs), **errors.data(), "real_engine": real_data(real, REAL_PLAN)},
     )
 
 

@@ -26,14 +26,12 @@ from headway.experiments.adaptivellm_findings import (
     GAIN_HEADINGS,
     GAINS,
     Findings,
-    Number,
     file_name,
     output_tps,
-    short,
-    throughput_rps,
 )
 from headway.experiments.adaptivellm_scope import VARIATIONS, What, varied
-from headway.results.line_chart import doubling_svg
+from headway.experiments.study_findings import Number, short, throughput_rps
+from headway.results.line_chart import settings_svg
 from headway.results.study import Chart, StudyPart, StudyTable, Value
 
 PAPER_KEYS = ("vs_recompute", "vs_swap")
@@ -160,7 +158,7 @@ def _gain_chart(findings: Findings, group: Group) -> Chart:
         for key, heading in GAIN_HEADINGS.items()
     }
     paper = zip(PAPER_KEYS, PAPER_TABLE_3[str(group)], strict=True)
-    svg = doubling_svg(
+    svg = settings_svg(
         f"{group}: throughput of adaptivellm",
         curves,
         x_label="longest output (tokens), simulated",

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from headway.errors import ConfigError
 from headway.predict.calibration import Calibration
-from headway.predict.hardware import GPU_MEMORY_UTILIZATION, RESERVE_BYTES, hardware
-from headway.predict.model_shape import ModelShape
+from headway.predict.hardware import hardware
 from headway.sim.limits import EngineLimits
 
 _GIB = 1 << 30
@@ -40,8 +39,8 @@ class Sizes:
                 raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
 
 
-def engine_limits(sizes: Sizes, name: str, model: ModelShape, calibration: Calibration) -> EngineLimits:
-    """The limits of one engine: what was given, and vLLM's defaults for the hardware `name` else.
+def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLimits:
+    """The limits of one engine of this calibration: what was given, and vLLM's defaults for `name` else.
 
     Raises ConfigError for a size that is not accepted, or a KV cache of less than one block.
     """
@@ -52,7 +51,7 @@ def engine_limits(sizes: Sizes, name: str, model: ModelShape, calibration: Calib
     asynchronous = sizes.asynchronous
     num_blocks = sizes.num_blocks
     if num_blocks is None:
-        num_blocks = _kv_tokens(sizes, name, model, calibration) // sizes.block_size
+        num_blocks = calibration.kv_capacity_tokens // sizes.block_size
     return EngineLimits(
         num_blocks=num_blocks,
         block_size=sizes.block_size,
@@ -85,14 +84,3 @@ def _gpu_defaults(name: str) -> tuple[int, int]:
 def _measured_defaults(world_size: int) -> tuple[int, int]:
     """The same on a CPU. Source: as above."""
     return 2048 * world_size, 128 * world_size
-
-
-def _kv_tokens(sizes: Sizes, name: str, model: ModelShape, calibration: Calibration) -> int:
-    """Tokens the KV cache holds; each further pipeline stage brings its GPUs' memory, the weights are there once."""
-    if sizes.pp == 1:
-        return calibration.kv_capacity_tokens
-    if is_cost_file(name):
-        raise ConfigError(f"pp is {sizes.pp}; accepted with a cost file: 1, as it was measured")
-    usable = hardware(name).memory_bytes * GPU_MEMORY_UTILIZATION - RESERVE_BYTES
-    total = sizes.tp * sizes.pp * usable - model.weight_bytes
-    return int(total // calibration.kv_bytes_per_token)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from headway.core.cost import CostModel, UnknownCost
+from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
-from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
+from headway.sim.killed_steps import KILLING_ROWS, build_killing
 from headway.sim.oracle import ORACLES
 from headway.sim.simulation import PolicyFactory
 from headway.traces import TraceRequest
 
 ORACLE_NOTE = "clairvoyant"
+KILLING_NOTE = "simulator only"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,17 @@ class Parts:
     leaving: tuple[str, ...] | None = None
 
     def __bool__(self) -> bool:
-        return any(part is not None for part in (self.order, self.batching, self.eviction, self.leaving))
+        return bool(self.given())
+
+    def given(self) -> dict[str, Any]:
+        """Those that are given, by kind."""
+        parts = {
+            "order": self.order,
+            "batching": self.batching,
+            "eviction": self.eviction,
+            "leaving": self.leaving,
+        }
+        return {kind: part for kind, part in parts.items() if part is not None}
 
 
 OWN_PARTS = Parts()
@@ -40,7 +53,9 @@ def is_oracle(name: str) -> bool:
 
 def label(name: str) -> str:
     """How tables and files call it, so that it is never taken for a policy."""
-    return f"{name} ({ORACLE_NOTE})" if is_oracle(name) else name
+    if is_oracle(name):
+        return f"{name} ({ORACLE_NOTE})"
+    return f"{name} ({KILLING_NOTE})" if name in KILLING_ROWS else name
 
 
 def check_policies(names: Sequence[str], parts: Parts) -> None:
@@ -51,22 +66,20 @@ def check_policies(names: Sequence[str], parts: Parts) -> None:
                 raise ConfigError(
                     f"parts are given for all policies, but {name!r} is an oracle, which has no parts"
                 )
-        elif name not in known_presets():
-            accepted = ", ".join([*known_presets(), *ORACLES])
+        elif name not in known_presets() and name not in KILLING_ROWS:
+            accepted = ", ".join([*known_presets(), *KILLING_ROWS, *ORACLES])
             raise ConfigError(f"unknown policy {name!r}; accepted: {accepted}")
         else:
             policy_factory(name, parts, ())(UnknownCost())
 
 
 def policy_factory(name: str, parts: Parts, requests: Sequence[TraceRequest]) -> PolicyFactory:
-    """Makes the named policy for one engine; an oracle is told the true lengths of `requests`."""
+    """Makes the named policy for one engine, its parts replaced as `parts` say.
+
+    An oracle is told the true lengths of `requests`. Raises ConfigError for an unknown name.
+    """
     if name in ORACLES:
         return ORACLES[name]({request.id: request.output_tokens for request in requests})
-    preset = find_preset(
-        name, order=parts.order, batching=parts.batching, eviction=parts.eviction, leaving=parts.leaving
-    )
-
-    def build(cost: CostModel) -> Policy:
-        return build_policy(preset, cost)
-
-    return build
+    if name in KILLING_ROWS:
+        return partial(build_killing, replace(KILLING_ROWS[name], **parts.given()))
+    return partial(build_policy, find_preset(name, **parts.given()))

@@ -101,9 +101,9 @@ def set_up(wish: Wish) -> Setup:
         raise ConfigError(f"instances is {wish.instances}; accepted: 1 or more")
     build_router(wish.router)
     model = model_shape(wish.model)
-    costs = calibration(wish.hardware, model, wish.sizes.tp)
+    costs = calibration(wish.hardware, model, wish.sizes.tp, wish.sizes.pp)
     system = System(
-        limits=engine_limits(wish.sizes, wish.hardware, model, costs),
+        limits=engine_limits(wish.sizes, wish.hardware, costs),
         calibration=costs,
         instances=wish.instances,
         router=wish.router,

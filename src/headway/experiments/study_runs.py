@@ -16,7 +16,8 @@ import msgspec
 
 from headway.core.record import Record
 from headway.errors import ConfigError, HeadwayError
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
+from headway.experiments.micro_batches import micro_batched
+from headway.experiments.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.experiments.policy_meter import Meter, metered
 from headway.experiments.run_cells import in_processes
 from headway.experiments.simulation import fingerprint, run_info
@@ -37,9 +38,10 @@ FILE = "runs.jsonl"
 class StudyRun:
     """All that decides one simulated run of one engine.
 
-    `seed` draws the workload `trace` (`gen:...`) anew, and the noise of the clock. `copy_bytes_per_s` takes the
-    place of the hardware's own rate between device and host. With `every_step` no stretch of equal steps is
-    stepped over, so that the time of every plan is measured.
+    `seed` draws the workload `trace` (`gen:...`) anew, and the noise of the clock. Each pipeline stage is of `tp`
+    GPUs. `parts` take the place of the policy's own; with `micro_batches` it fills a batch for each stage.
+    `copy_bytes_per_s` takes the place of the hardware's own rate between device and host. With `every_step` no
+    stretch of equal steps is stepped over, so that the time of every plan is measured, and the KV at each.
     """
 
     hardware: str
@@ -49,12 +51,15 @@ class StudyRun:
     seed: int
     max_output_tokens: int
     limits: EngineLimits
+    tp: int = 1
+    parts: Parts = OWN_PARTS
+    micro_batches: bool = False
     copy_bytes_per_s: float | None = None
     every_step: bool = False
 
     def digest(self) -> str:
         """Tells apart any two runs that may differ, in what is asked for, the costs, or the release."""
-        said = [_release(), _fingerprint(self.hardware, self.model), *sorted(asdict(self).items())]
+        said = [_release(), _fingerprint(*_machine(self)), *sorted(asdict(self).items())]
         return sha256(repr(said).encode()).hexdigest()
 
 
@@ -73,11 +78,13 @@ def simulate_run(run: StudyRun) -> RunResult:
     records: list[Record] = []
     meter = Meter()
     requests = _requests(run.trace, run.seed)
-    build = metered(policy_factory(run.policy, OWN_PARTS, requests), meter)
+    build = policy_factory(run.policy, run.parts, requests)
+    if run.micro_batches:
+        build = micro_batched(build)
     try:
         result = simulate(
             requests,
-            build,
+            metered(build, meter, count_kv=run.every_step),
             System(limits=run.limits, calibration=_costs(run)),
             on_record=records.append,
             max_output_tokens=run.max_output_tokens,
@@ -97,7 +104,7 @@ def _requests(trace: str, seed: int) -> list[TraceRequest]:
 
 
 def _costs(run: StudyRun) -> Calibration:
-    costs, rate = _calibration(run.hardware, run.model), run.copy_bytes_per_s
+    costs, rate = _calibration(*_machine(run)), run.copy_bytes_per_s
     if rate is None:
         return costs
     return replace(
@@ -107,9 +114,14 @@ def _costs(run: StudyRun) -> Calibration:
     )
 
 
+def _machine(run: StudyRun) -> tuple[str, str, int, int]:
+    """What decides the costs: hardware, model, GPUs of a stage and stages."""
+    return run.hardware, run.model, run.tp, run.limits.pipeline_stages
+
+
 @lru_cache(maxsize=8)
-def _calibration(hardware: str, model: str) -> Calibration:
-    return calibration(hardware, model_shape(model))
+def _calibration(hardware: str, model: str, tp: int, stages: int) -> Calibration:
+    return calibration(hardware, model_shape(model), tp, stages)
 
 
 @lru_cache(maxsize=1)
@@ -118,8 +130,8 @@ def _release() -> str:
 
 
 @lru_cache(maxsize=8)
-def _fingerprint(hardware: str, model: str) -> str:
-    return fingerprint(_calibration(hardware, model))
+def _fingerprint(hardware: str, model: str, tp: int, stages: int) -> str:
+    return fingerprint(_calibration(hardware, model, tp, stages))
 
 
 # ---- what is done is kept ------------------------------------------------------------------------------
