@@ -1,0 +1,130 @@
+"""One real engine that serves a stream under stock vLLM's scheduler or Headway's, for `bench/fastserve_real.py`."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headway.engine.server_command import SCHEDULER
+from headway.engine.settings import EngineSettings
+from headway.engine.stepped_engine import start_core
+from headway.experiments.real_engine import prompt_ids
+from headway.traces import TraceRequest
+
+NAP_S = 0.002
+"""How long an idle engine waits before it looks for arrivals again."""
+START_MARGIN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request: its place in the stream, what it asked for, and when its tokens came, in seconds of the run."""
+
+    number: int
+    output_tokens: int
+    arrival_s: float
+    first_token_s: float
+    finished_s: float
+
+    @property
+    def jct_s(self) -> float:
+        """From arrival to the last token."""
+        return self.finished_s - self.arrival_s
+
+
+class ServingEngine:
+    """vLLM's engine core in this process, scheduled as vLLM chooses (asynchronously, where it does so by default).
+
+    The scheduler is put in anew for every run, stock or Headway's; model and workers stay.
+    """
+
+    def __init__(self, model: str, vllm_flags: Sequence[str], settings: EngineSettings | None = None) -> None:
+        self._core = start_core(model, vllm_flags, settings or EngineSettings())
+        self._worker_slots = self._core.vllm_config.scheduler_config.max_num_seqs
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether steps are scheduled ahead of the last one's tokens."""
+        return bool(self._core.vllm_config.scheduler_config.async_scheduling)
+
+    def use_stock(self, max_num_seqs: int) -> None:
+        """Schedule with the class that vLLM itself would take, without any of Headway's code."""
+        self._core.vllm_config.scheduler_config.scheduler_cls = None
+        self._core.vllm_config.additional_config = {}
+        self._schedule_with(max_num_seqs)
+
+    def use_headway(self, settings: EngineSettings) -> None:
+        """Schedule with Headway; requests that pause have all worker slots."""
+        self._core.vllm_config.scheduler_config.scheduler_cls = SCHEDULER
+        self._core.vllm_config.additional_config = {"headway": asdict(settings)}
+        self._schedule_with(self._worker_slots)
+
+    def _schedule_with(self, max_num_seqs: int) -> None:
+        config, old = self._core.vllm_config, self._core.scheduler
+        assert not old.has_requests()
+        config.scheduler_config.max_num_seqs = max_num_seqs
+        self._core.scheduler = config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=old.kv_cache_config,
+            structured_output_manager=self._core.structured_output_manager,
+            log_stats=False,
+            block_size=old.block_size,
+            hash_block_size=old.hash_block_size,
+        )
+        config.scheduler_config.max_num_seqs = self._worker_slots
+
+    def serve(self, requests: Sequence[TraceRequest], seed: int) -> list[Served]:
+        """Serve a stream (in order of arrival) in real time, each request added when it is due; all of them end."""
+        made = deque((request, self._request(request, seed)) for request in requests)
+        first_s: dict[str, float] = {}
+        finished_s: dict[str, float] = {}
+        origin_s, wall_s = time.perf_counter() + START_MARGIN_S, time.time() + START_MARGIN_S
+        while made or self._busy():
+            now_s = time.perf_counter() - origin_s
+            while made and made[0][0].arrival_s <= now_s:
+                request, ready = made.popleft()
+                ready.arrival_time = wall_s + request.arrival_s
+                self._core.add_request(ready)
+            if not self._busy():
+                time.sleep(NAP_S)
+                continue
+            outputs, _ = self._core.step_fn()
+            now_s = time.perf_counter() - origin_s
+            for output in (output for core in (outputs or {}).values() for output in core.outputs):
+                if output.new_token_ids:
+                    first_s.setdefault(output.request_id, now_s)
+                if output.finish_reason is not None:
+                    finished_s[output.request_id] = now_s
+        return [
+            Served(
+                number, request.output_tokens, request.arrival_s, first_s[request.id], finished_s[request.id]
+            )
+            for number, request in enumerate(requests)
+        ]
+
+    def _busy(self) -> bool:
+        return bool(self._core.scheduler.has_requests() or self._core.batch_queue)
+
+    def _request(self, request: TraceRequest, seed: int) -> Any:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        return Request(
+            request_id=request.id,
+            prompt_token_ids=prompt_ids(request, seed),
+            sampling_params=SamplingParams(
+                max_tokens=request.output_tokens,
+                ignore_eos=True,
+                temperature=0.0,
+                extra_args={"headway_max_output_tokens": request.max_output_tokens},
+            ),
+            pooling_params=None,
+            block_hasher=self._core.request_block_hasher,
+        )
+
+    def close(self) -> None:
+        """Stop the workers and free the device."""
+        self._core.shutdown()
