@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 
 from headway.core.cost import CostModel
-from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.policy import Policy
@@ -31,7 +30,7 @@ class _MicroBatched(Policy):
 
     def plan(self, view: StepView) -> StepPlan:
         """As the policy, without those who have nothing to compute before their step comes back."""
-        in_flight = {job for job in view.residents if _in_flight(job)}
+        in_flight = {job for job in view.residents if job.awaiting_output}
         view.max_run += len(in_flight)
         try:
             plan = super().plan(view)
@@ -40,8 +39,3 @@ class _MicroBatched(Policy):
         if in_flight:
             plan.run = [job for job in plan.run if job not in in_flight]
         return plan
-
-
-def _in_flight(job: Job) -> bool:
-    """Whether a step under way computes all that a resident has."""
-    return job.num_computed_tokens >= job.num_prompt_tokens + job.num_output_tokens
