@@ -1,4 +1,4 @@
-"""One real engine that serves a stream under stock vLLM's scheduler or Headway's, for `bench/fastserve_real.py`."""
+"""One real engine that serves streams under one policy after another, for `bench/fastserve_real.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headway.engine.server_command import SCHEDULER
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import start_core
 from headway.experiments.real_engine import prompt_ids
@@ -38,11 +37,11 @@ class Served:
 class ServingEngine:
     """vLLM's engine core in this process, scheduled as vLLM chooses (asynchronously, where it does so by default).
 
-    The scheduler is put in anew for every run, stock or Headway's; model and workers stay.
+    The scheduler is put in anew for every run; model and workers stay.
     """
 
-    def __init__(self, model: str, vllm_flags: Sequence[str], settings: EngineSettings | None = None) -> None:
-        self._core = start_core(model, vllm_flags, settings or EngineSettings())
+    def __init__(self, model: str, vllm_flags: Sequence[str], settings: EngineSettings) -> None:
+        self._core = start_core(model, vllm_flags, settings)
         self._worker_slots = self._core.vllm_config.scheduler_config.max_num_seqs
 
     @property
@@ -50,17 +49,10 @@ class ServingEngine:
         """Whether steps are scheduled ahead of the last one's tokens."""
         return bool(self._core.vllm_config.scheduler_config.async_scheduling)
 
-    def use_stock(self, max_num_seqs: int) -> None:
-        """Schedule with the class that vLLM itself would take, without any of Headway's code."""
-        self._core.vllm_config.scheduler_config.scheduler_cls = None
-        self._core.vllm_config.additional_config = {}
-        self._schedule_with(max_num_seqs)
-
-    def use_headway(self, settings: EngineSettings) -> None:
-        """Schedule with Headway; requests that pause have all worker slots."""
-        self._core.vllm_config.scheduler_config.scheduler_cls = SCHEDULER
+    def use(self, settings: EngineSettings, max_num_seqs: int | None = None) -> None:
+        """Put in a new scheduler with an empty prefix cache; requests that pause have all slots, or so many."""
         self._core.vllm_config.additional_config = {"headway": asdict(settings)}
-        self._schedule_with(self._worker_slots)
+        self._schedule_with(max_num_seqs or self._worker_slots)
 
     def _schedule_with(self, max_num_seqs: int) -> None:
         config, old = self._core.vllm_config, self._core.scheduler

@@ -1,17 +1,20 @@
 """FastServe beside stock vLLM on the real CPU engine: `python bench/fastserve_real.py --out DIR --json`.
 
 A bursty, skewed stream (Gamma arrivals of CV 4, prompts and answers Zipf 1.1 up to 512 tokens) at 0.5, 0.8, 1.0 and
-1.2 of capacity, with a made model of 46 million parameters. Stock is vLLM's own scheduler without any of Headway's
-code, chunked prefill, prefix caching and asynchronous scheduling on. Twice: with the KV memory vLLM takes (`ample`),
-and with KV for some thirty requests (`short`), where Headway has host memory to swap to. In each, stock alone is swept
-over `max_num_seqs` first, at load 1; then both run at stock's best value for mean JCT and at vLLM's default, Headway
-with that batch width. Capacity is what stock gets through at its default when all requests are there at once.
+1.2 of capacity, with a made model of 46 million parameters; chunked prefill and prefix caching on, asynchronous
+scheduling as vLLM decides (off on CPUs). Twice: with the KV memory vLLM takes (`ample`), and with KV for some thirty
+requests (`short`), where Headway has host memory to swap to. In each, stock alone is swept over `max_num_seqs` first,
+at load 1; then both run at stock's best value for mean JCT and at vLLM's default, Headway with that batch width.
+Capacity is what stock gets through at its default when all requests are there at once.
 
-Runs of the two systems take turns seed by seed. Per cell: mean and p99 JCT of both (over all seeds' requests),
-`mean_gain` (stock / fastserve) with each seed's own, `p99_ratio` (fastserve / stock), `who_pays`: the same gain by
-quarter of the answers' lengths, short to long, and the share of requests that took longer than under stock;
-`simulated`: the same two figures from the simulator with costs profiled here. About 45 minutes on 2 cores; what is
-in DIR already is not run again. Nothing else should run meanwhile.
+Stock is preset `vllm`, which schedules as stock does step for step (`bench/parity.py`), on the very same engine: an
+engine without a KV connector takes a quarter longer for the same steps on this machine, which is no policy's doing.
+
+The two take turns seed by seed. Per cell: mean and p99 JCT of both (over all seeds' requests), `mean_gain` (stock /
+fastserve) with each seed's own, `p99_ratio` (fastserve / stock), `who_pays`: the same gain by quarter of the answers'
+lengths, short to long, and the share of requests that took longer than under stock; `simulated`: the same two figures
+from the simulator with costs profiled here. About 30 minutes on 2 cores; what is in DIR already is not run again.
+Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ import argparse
 import gc
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,10 +36,13 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
 from bench.fastserve_engine import Served, ServingEngine
+from bench.fidelity import conclude_profile, profile_for
 from headway.core.record import Record
 from headway.engine.kv_host import HostKv
 from headway.engine.machine import machine_name, vllm_version
+from headway.engine.profile import Measurements, Profiler
 from headway.engine.settings import EngineSettings
+from headway.engine.stepped_engine import SteppedEngine
 from headway.experiments.mid_model import ensure_mid_model
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
 from headway.predict.cost_file import load_cost_file
@@ -56,7 +61,8 @@ BURSTINESS_CV = 4.0
 LENGTHS = Zipf(1.1, 512)
 MAX_OUTPUT_TOKENS = 512
 BLOCK_TOKENS, TOKENS_A_STEP = 32, 2048
-CAPACITY_REQUESTS = 150
+CAPACITY_REQUESTS = 500
+"""So many that what the last long answers take alone hardly counts."""
 STOCK, FASTSERVE = "stock", "fastserve"
 SYSTEMS = {STOCK: "vllm", FASTSERVE: "fastserve"}
 """System -> the policy that is it in the simulator."""
@@ -76,13 +82,13 @@ class Setting:
         return (
             *("--max-num-seqs", str(DEFAULT_SEATS), "--max-num-batched-tokens", str(TOKENS_A_STEP)),
             *("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--enforce-eager"),
-            *("--async-scheduling", *memory),
+            *memory,
         )
 
-    def headway(self, seats: int) -> EngineSettings:
+    def settings(self, system: str, seats: int) -> EngineSettings:
         """Headway's settings for a batch of so many."""
         host = None if self.host_gib is None else HostKv(gib=self.host_gib)
-        return EngineSettings(policy=SYSTEMS[FASTSERVE], batch_width=seats, host_kv=host)
+        return EngineSettings(policy=SYSTEMS[system], batch_width=seats, host_kv=host)
 
 
 SETTINGS = {"ample": Setting(), "short": Setting(kv_blocks=128, host_gib=1.0)}
@@ -122,34 +128,40 @@ class Bench:
 
     def capacity_rps(self, setting: str) -> float:
         """Requests a second that stock gets through at its default seats, all of them there at once."""
+        return float(self._burst(setting)["rps"])
+
+    def asynchronous(self, setting: str) -> bool:
+        """Whether vLLM schedules steps ahead on this machine."""
+        return bool(self._burst(setting)["asynchronous"])
+
+    def _burst(self, setting: str) -> dict[str, Any]:
         file = self.out / f"{setting}-capacity.json"
         if not file.exists():
             burst = [replace(request, arrival_s=0.0) for request in stream(1.0, CAPACITY_REQUESTS, seed=99)]
-            with serving(setting, STOCK) as engine:
-                engine.use_stock(DEFAULT_SEATS)
-                engine.serve(burst[: len(burst) // 5], seed=98)  # nobody pays for what happens only once
+            with serving(setting) as engine:
+                engine.use(SETTINGS[setting].settings(STOCK, DEFAULT_SEATS))
+                engine.serve(burst[: len(burst) // 20], seed=98)  # nobody pays for what happens only once
                 served = engine.serve(burst, seed=99)
             rps = len(served) / max(each.finished_s for each in served)
             file.write_text(json.dumps({"rps": rps, "asynchronous": engine.asynchronous}))
-        return float(json.loads(file.read_text())["rps"])
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
 
     def requests(self, run: Run) -> list[TraceRequest]:
         """The stream of a run: the same for every system and number of seats."""
         return stream(run.load * self.capacity_rps(run.setting), self.seconds, run.seed)
 
     def do(self, runs: Sequence[Run]) -> None:
-        """Serve those that are not kept yet; all of one setting and system, on one engine."""
+        """Serve those that are not kept yet, all of one setting, on one engine."""
         todo = [run for run in runs if not run.file(self.out).exists()]
         if not todo:
             return
-        setting, system = todo[0].setting, todo[0].system
-        with serving(setting, system) as engine:
+        setting = todo[0].setting
+        with serving(setting) as engine:
             for run in todo:
                 requests = self.requests(run)
-                if system == STOCK:
-                    engine.use_stock(run.seats)
-                else:
-                    engine.use_headway(SETTINGS[setting].headway(run.seats))
+                slots = run.seats if run.system == STOCK else DEFAULT_SEATS
+                engine.use(SETTINGS[setting].settings(run.system, run.seats), slots)
                 gc.collect()
                 served = engine.serve(requests, run.seed)
                 run.file(self.out).write_text(json.dumps([asdict(each) for each in served]))
@@ -165,9 +177,9 @@ class Bench:
 
 
 @contextmanager
-def serving(setting: str, system: str) -> Iterator[ServingEngine]:
-    """An engine of a setting; stock's has no connector to host memory."""
-    settings = None if system == STOCK else SETTINGS[setting].headway(DEFAULT_SEATS)
+def serving(setting: str) -> Iterator[ServingEngine]:
+    """An engine of a setting."""
+    settings = SETTINGS[setting].settings(STOCK, DEFAULT_SEATS)
     engine = ServingEngine(str(ensure_mid_model()), SETTINGS[setting].flags(), settings)
     try:
         yield engine
@@ -178,17 +190,21 @@ def serving(setting: str, system: str) -> Iterator[ServingEngine]:
 # ---- the simulator's prediction ------------------------------------------------------------------------
 
 
-def profile(out: Path, seconds: float) -> Path:
-    """A cost file of this machine, measured now unless it is there."""
-    file = out / "cost.json"
+def profile(out: Path, setting: str, seconds: float) -> Path:
+    """A cost file of this engine, measured now unless it is there."""
+    file = out / f"{setting}-cost.json"
     if not file.exists():
         say("profiling")
-        command = [
-            *(sys.executable, "-m", "headway.cli", "profile", "--model", str(ensure_mid_model())),
-            *("--out", str(file), "--seconds", f"{seconds:g}", "--"),
-            *(flag for flag in SETTINGS["ample"].flags() if flag != "--async-scheduling"),
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        settings = SETTINGS[setting].settings(STOCK, DEFAULT_SEATS)
+        engine = SteppedEngine(str(ensure_mid_model()), SETTINGS[setting].flags(), settings)
+        try:
+            measured = Measurements(engine.sizes)
+            profiler = Profiler(engine, measured, seconds=seconds)
+            profiler.prepare(lambda share, what: None)
+            profile_for(engine, profiler, seconds)
+            conclude_profile(measured, file)
+        finally:
+            engine.close()
     return file
 
 
@@ -204,7 +220,7 @@ def simulated_jcts_s(bench: Bench, run: Run, cost_file: Path) -> list[float]:
         max_num_seqs=DEFAULT_SEATS if own else run.seats,
         batch_width=run.seats if own else None,
         max_num_batched_tokens=TOKENS_A_STEP,
-        asynchronous=True,
+        asynchronous=bench.asynchronous(run.setting),
         host_blocks=int(host_bytes // (costs.kv_bytes_per_token * BLOCK_TOKENS)) if own else 0,
     )
     records: list[Record] = []
@@ -286,9 +302,9 @@ def report(bench: Bench, setting: str, seeds: int, profile_s: float) -> dict[str
     swept = {run.seats: bench.mean_jct_s(run) for run in sweep}
     best = min(swept, key=swept.__getitem__)
     seats = sorted({best, DEFAULT_SEATS})
-    for seed, system in product(range(seeds), SYSTEMS):
-        bench.do([Run(setting, system, each, load, seed) for each, load in product(seats, LOADS)])
-    cost_file = profile(bench.out, profile_s)
+    turns = product(range(seeds), SYSTEMS, seats, LOADS)
+    bench.do([Run(setting, system, each, load, seed) for seed, system, each, load in turns])
+    cost_file = profile(bench.out, setting, profile_s)
 
     def pairs(each: int, load: float) -> list[tuple[Run, Run]]:
         return [

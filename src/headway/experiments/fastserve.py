@@ -143,6 +143,8 @@ OVERLOAD = 1.25
 SCHEDULER_LOADS = (LOAD, OVERLOAD)
 QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0)
 """First quanta, in times of a decode step."""
+STARVE_S = (0.3, 1.0, 3.0, 10.0)
+"""Seconds after which a job that does not run is promoted: the later version's, the released code's, and others."""
 IDLE_JOBS = (0, 8, 16, 32, 64)
 """The paper's K: slots kept free."""
 BURST_LEVELS = (0, 1, 2, 4)

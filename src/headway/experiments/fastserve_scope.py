@@ -44,6 +44,7 @@ from headway.experiments.fastserve import (
     SINGLE,
     SMALL,
     STAGES,
+    STARVE_S,
     SYSTEMS,
     THETA,
     THETAS,
@@ -184,6 +185,10 @@ class Scope:
         """First quanta, in decode steps."""
         return QUANTA[::2] if self.quick else QUANTA
 
+    def starve_s(self) -> Sequence[float]:
+        """Waits after which a job is promoted."""
+        return () if self.quick else STARVE_S
+
     def other_orders(self) -> Sequence[str]:
         """Policies of the scheduler's ablation without quanta to vary."""
         return () if self.quick else OTHER_ORDERS
@@ -275,6 +280,7 @@ class Scope:
         swept = product(points, SCHEDULERS, self.quanta())
         return [
             *((with_quantum(point, policy, quantum), policy) for point, policy, quantum in swept),
+            *((with_starvation(*pair), FASTSERVE) for pair in product(points, self.starve_s())),
             *product(points, self.other_orders()),
         ]
 
@@ -315,9 +321,17 @@ def _end_to_end(point: Point) -> Point:
 
 def with_quantum(point: Point, policy: str, quantum: float) -> Point:
     """A point at which the policy's first quantum is so many decode steps."""
+    return _with_order(point, policy, f"quantum_s={quantum * point.machine.decode_step_s():.4g}")
+
+
+def with_starvation(point: Point, starve_s: float) -> Point:
+    """A point at which fastserve promotes who has not run for so long."""
+    return _with_order(point, FASTSERVE, f"starve_s={starve_s:g}")
+
+
+def _with_order(point: Point, policy: str, setting: str) -> Point:
     row = KILLING_ROWS.get(policy) or find_preset(policy)
-    seconds = quantum * point.machine.decode_step_s()
-    order = f"{row.order}{',' if ':' in row.order else ':'}quantum_s={seconds:.4g}"
+    order = f"{row.order}{',' if ':' in row.order else ':'}{setting}"
     return replace(point, parts=replace(OWN_PARTS, order=order))
 
 

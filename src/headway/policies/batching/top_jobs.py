@@ -48,9 +48,11 @@ class TopJobs:
         )
 
     def _queued(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
-        if not (view.waiting or view.swapped):
+        """The first of those who are not resident: as many as there are slots and places for, and SCAN_AHEAD more."""
+        slots = view.max_resident - len(view.residents)
+        if slots <= 0 or not (view.waiting or view.swapped):
             return ()
-        wanted = view.max_run + SCAN_AHEAD
+        wanted = min(view.max_run, slots) + SCAN_AHEAD
         first = order.top(wanted + len(leaving), view.now_s)
         if leaving:
             first = [job for job in first if job not in leaving][:wanted]
