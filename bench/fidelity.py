@@ -70,7 +70,7 @@ METRICS = {"mean_jct_s": 0.03, "mean_ttft_s": 0.08, "p99_jct_s": 0.08}
 """Summary key -> the error that is aimed at."""
 VLLM_FLAGS = (
     *("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--block-size", "32"),
-    *("--max-model-len", "2048", "--enforce-eager"),
+    "--enforce-eager",
 )
 
 
@@ -84,6 +84,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     loads: tuple[float, ...]
     num_blocks: int | None = None
     host_kv: HostKv | None = None
+    max_model_len: int = 2048
     narrow: int | None = None
 
     def batch_width(self, policy: str) -> int | None:
@@ -96,9 +97,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     def vllm_flags(self) -> tuple[str, ...]:
         """The engine's flags; vLLM's own count has its null block too."""
+        flags = (*VLLM_FLAGS, "--max-model-len", str(self.max_model_len))
         if self.num_blocks is None:
-            return VLLM_FLAGS
-        return (*VLLM_FLAGS, "--num-gpu-blocks-override", str(self.num_blocks + 1))
+            return flags
+        return (*flags, "--num-gpu-blocks-override", str(self.num_blocks + 1))
 
 
 PLAIN = Setup(policies=("vllm", "sarathi", "sjf"), loads=(0.5, 0.8, 1.1))
@@ -111,6 +113,7 @@ SWAPS = Setup(
     ),
     loads=(0.9,),
     num_blocks=48,
+    max_model_len=1280,
     host_kv=HostKv(blocks=96, bytes_per_s=200e6),
     narrow=3,
 )
