@@ -39,6 +39,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/fidelity.py --out $(OUT)/fidelity --json
 	$(BIN)/python bench/fidelity.py --swaps --out $(OUT)/fidelity-swaps --json
 	$(BIN)/python bench/swap.py --json
+	$(BIN)/python bench/fastserve_real.py --out $(OUT)/fastserve-real --json
 	$(BIN)/python bench/plan_overhead.py --json
 	$(BIN)/python bench/outputs.py --json
 	$(BIN)/python bench/soak.py --json

@@ -27,6 +27,9 @@ class _Move:
     allowance_s: float
 
 
+_NOTHING_FORESEEN: tuple[float, dict[Job, _Move]] = (-inf, {})
+
+
 class SkipJoinMlfq:
     """Lower levels first, and within a level who joined it first. Nobody's length is known or guessed.
 
@@ -87,7 +90,7 @@ class SkipJoinMlfq:
         self._serials = 0
         self._first_move_s = inf
         self._ran: object = None
-        self._foreseen: tuple[float, dict[Job, _Move]] = (-inf, {})
+        self._foreseen = _NOTHING_FORESEEN
 
     # ---- queues: every live job has a place (level, serial), those that run too ---------------------
 
@@ -98,7 +101,7 @@ class SkipJoinMlfq:
         self._queued.insert(job, self._keys[job])
 
     def _join(self, job: Job) -> None:
-        self._foreseen = (-inf, {})
+        self._foreseen = _NOTHING_FORESEEN
         level = self._level_covering(self._next_iteration_s(job)) if self.skip_join else 1
         self._serials += 1
         self._keys[job] = (level, self._serials)
@@ -114,7 +117,7 @@ class SkipJoinMlfq:
 
     def end(self, job: Job) -> None:
         """Forget a job."""
-        self._foreseen = (-inf, {})
+        self._foreseen = _NOTHING_FORESEEN
         self._ran = None  # it may name the job
         self._jobs_at[self.level_of(job)] -= 1
         for known in (self._keys, self._left_s, self._ends_s, self._idle_since_s):
@@ -177,19 +180,22 @@ class SkipJoinMlfq:
         return self._idle_since_s[job] + self.starve_s
 
     def _moves(self, now_s: float) -> dict[Job, _Move]:
-        """Where the jobs go whose quantum has ended by now, or who have starved; nothing is changed by asking.
-
-        The same rule before a step is planned and when its outcome is learned. A job that got more of its prefill
-        in between may join a higher level than foreseen; one that got nothing joins the very same. A plan asks
-        several times at one instant: the answer is kept until something changes.
-        """
+        """What `_due` says; a plan asks several times at one instant, so the answer is kept until something changes."""
         if now_s < self._first_move_s:
             return {}
         if now_s != self._foreseen[0]:
-            moves = self._demotions(now_s)
-            moves.update(self._promotions(now_s, len(moves)))
-            self._foreseen = (now_s, moves)
+            self._foreseen = (now_s, self._due(now_s))
         return self._foreseen[1]
+
+    def _due(self, now_s: float) -> dict[Job, _Move]:
+        """Where the jobs go whose quantum has ended by now, or who have starved; nothing is changed by asking.
+
+        The same rule before a step is planned and when its outcome is learned. A job that got more of its prefill
+        in between may join a higher level than foreseen; one that got nothing joins the very same.
+        """
+        moves = self._demotions(now_s)
+        moves.update(self._promotions(now_s, len(moves)))
+        return moves
 
     def _demotions(self, now_s: float) -> dict[Job, _Move]:
         moves: dict[Job, _Move] = {}
@@ -218,9 +224,9 @@ class SkipJoinMlfq:
     def observe(self, outcome: StepOutcome) -> None:
         """The last step is over: move jobs between levels, and note who runs now."""
         now_s, running = outcome.now_s, outcome.tokens
-        self._foreseen = (-inf, {})  # jobs have progressed since they were asked about
-        moves = self._moves(now_s)
-        self._foreseen = (-inf, {})
+        # Not what was foreseen: jobs have progressed since.
+        moves = {} if now_s < self._first_move_s else self._due(now_s)
+        self._foreseen = _NOTHING_FORESEEN
         for job, move in moves.items():
             self._move(job, move, now_s)
         self._serials += len(moves)
