@@ -29,7 +29,7 @@ class StepView:
     With a host tier: `swapped` jobs have their KV on the host or on its way there, unordered, in the same
     index of the order as the waiting; `restoring` are the residents whose KV is on its way back, who get no
     tokens; `returned` are these and the ones that are back and have had no step since, who run after all
-    others, in blocks they hold already, and nobody is evicted for them; `blocks_coming_free` are held by
+    others: nobody is evicted for the block that their next token may open; `blocks_coming_free` are held by
     copies to the host alone; `uncopied_blocks(job)` is how many blocks of a resident's KV a swap would have
     to copy first (0: it is instant).
     """

@@ -17,7 +17,7 @@ def new_blocks(
     """The blocks each job of `run` opens with what `core.fill` would grant it; those that open none are left out.
 
     Grants are min(uncomputed tokens, chunk cap, what is left of the budget), in order; a job that came back from
-    the host has its first step after the others, in blocks it holds. Demand is the increase for this step,
+    the host has its first step after the others, in what these leave. Demand is the increase for this step,
     not the total (AdaptiveLLM section 1.3, gap A8). O(run).
     """
     demand: dict[Job, int] = {}
