@@ -4,6 +4,7 @@ import pytest
 
 from headway.core.job import Job, JobState
 from headway.core.ledger import Ledger
+from headway.core.length_estimate import LengthEstimate
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.record import Outcome
 from headway.core.slo import Slo
@@ -170,7 +171,9 @@ def test_a_job_ends_once() -> None:
 
 def test_the_record_says_what_happened() -> None:
     slo = Slo(ttft_s=2)
-    job = make_job("x", prompt=6, arrival_s=0.5, slo=slo, tenant="t", predicted_output_tokens=7.5)
+    job = make_job(
+        "x", prompt=6, arrival_s=0.5, slo=slo, tenant="t", predicted_length=LengthEstimate.around(7.5)
+    )
     ledger = Ledger()
     ledger.arrive(job)
     step(ledger, admitted=[job], tokens={job: 6}, now_s=1.0)

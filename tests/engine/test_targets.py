@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
 from headway.engine.targets import MAX_TENANT_CHARACTERS, RequestHints, read_hints
 from headway.errors import ConfigError
@@ -16,7 +17,7 @@ from tests.strategies import UNTIMED
 
 MAX_TARGET_MS = MAX_TARGET_S * 1000
 TARGETS = {"headway_ttft_ms": "ttft_s", "headway_tbt_ms": "tbt_s", "headway_deadline_ms": "deadline_s"}
-COUNTS = {"headway_length": "predicted_output_tokens", "headway_max_output_tokens": "max_output_tokens"}
+COUNTS = ("headway_length", "headway_length_low", "headway_length_high", "headway_max_output_tokens")
 DEFAULT = Slo(ttft_s=1.0, tbt_s=0.1)
 
 NOT_NUMBERS = [None, True, False, "", "soon", "1 s", [], [5], {}, {"ms": 5}, (5,), 1j]
@@ -65,10 +66,30 @@ def test_huge_numbers_are_refused_in_a_short_message(key: str, value: object) ->
 
 @pytest.mark.parametrize(("value", "read"), [(1, 1), (2**31 - 1, 2**31 - 1), ("300", 300), (12.5, 12.5)])
 def test_counts_are_tokens(value: object, read: float) -> None:
-    assert read_hints({"headway_length": value}).predicted_output_tokens == read
+    assert read_hints({"headway_length": value}).predicted_length == LengthEstimate.around(read)
     limit = read_hints({"headway_max_output_tokens": value}).max_output_tokens
     assert limit == int(read)
     assert isinstance(limit, int)
+
+
+def test_a_predicted_length_may_come_with_its_interval() -> None:
+    given = {"headway_length": 100, "headway_length_low": 40, "headway_length_high": 300}
+    assert read_hints(given).predicted_length == LengthEstimate(100.0, 40.0, 300.0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"headway_length": 100, "headway_length_low": 40},
+        {"headway_length": 100, "headway_length_high": 300},
+        {"headway_length_low": 40, "headway_length_high": 300},
+        {"headway_length": 100, "headway_length_low": 101, "headway_length_high": 300},
+        {"headway_length": 100, "headway_length_low": 40, "headway_length_high": 99},
+    ],
+)
+def test_an_interval_has_two_ends_around_its_value(given: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="accepted: the value alone, or with both ends, around it"):
+        read_hints(given)
 
 
 @pytest.mark.parametrize("key", COUNTS)
@@ -97,7 +118,8 @@ def test_unknown_hints_are_all_named_with_the_accepted_ones() -> None:
         read_hints({"headway_ttft": 1, "headway_": 2, "headway_ttft_ms": 3})
     assert str(raised.value) == (
         "unknown headway_, headway_ttft in vllm_xargs; accepted: headway_deadline_ms, headway_length, "
-        "headway_max_output_tokens, headway_tbt_ms, headway_tenant, headway_ttft_ms"
+        "headway_length_high, headway_length_low, headway_max_output_tokens, headway_tbt_ms, headway_tenant, "
+        "headway_ttft_ms"
     )
 
 
@@ -157,9 +179,12 @@ def test_no_input_becomes_a_target_or_count_out_of_range(hints: dict[str, Any], 
             assert target_s == float(hints[key]) / 1000
         else:
             assert target_s == getattr(default, name)
-    for name in COUNTS.values():
-        count = getattr(read, name)
-        assert count is None or (isfinite(count) and 1 <= count < 2**31)
+    length = read.predicted_length
+    ends = () if length is None else (length.low_tokens, length.tokens, length.high_tokens)
+    assert list(ends) == sorted(ends)
+    for count in (*ends, read.max_output_tokens or 1):
+        assert isfinite(count)
+        assert 1 <= count < 2**32
 
 
 @UNTIMED

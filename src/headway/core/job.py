@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import NO_TARGETS, Slo
 
 
@@ -26,7 +27,7 @@ class Job:
     dropped. `swapped_blocks` are those copied to the host so far. `num_output_placeholders` are output
     tokens of steps in flight that later steps build on before they are known (asynchronous scheduling).
     `max_output_tokens` is the limit the client set, never an
-    estimate of the length; the true length is not here.
+    estimate of the length; `predicted_length` is one. The true length is not here.
     """
 
     id: str
@@ -36,7 +37,7 @@ class Job:
     slo: Slo = NO_TARGETS
     priority: int = 0
     tenant: str = ""
-    predicted_output_tokens: float | None = None
+    predicted_length: LengthEstimate | None = None
     lora_id: int = 0
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
@@ -52,6 +53,11 @@ class Job:
     def num_tokens(self) -> int:
         """Prompt and output known so far."""
         return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def predicted_output_tokens(self) -> float | None:
+        """The likeliest length of the answer, if somebody predicted it."""
+        return None if self.predicted_length is None else self.predicted_length.tokens
 
     @property
     def prefilling(self) -> bool:

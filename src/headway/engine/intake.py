@@ -35,7 +35,7 @@ def take_in(request: Request, default_slo: Slo, now_s: float) -> tuple[Job, str 
         slo=hints.slo,
         priority=request.priority,
         tenant=hints.tenant,
-        predicted_output_tokens=hints.predicted_output_tokens,
+        predicted_length=hints.predicted_length,
         lora_id=request.lora_request.lora_int_id if request.lora_request else 0,
     )
     return job, refusal

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
 from headway.errors import ConfigError
 
@@ -17,6 +18,8 @@ _TARGETS_MS = {
     "headway_tbt_ms": "tbt_s",
     "headway_deadline_ms": "deadline_s",
 }
+_LENGTH_ENDS = ("headway_length_low", "headway_length_high")
+"""What one answer in ten stays below, and one in ten exceeds."""
 MAX_TENANT_CHARACTERS = 128
 
 
@@ -27,7 +30,7 @@ class RequestHints:
     slo: Slo = NO_TARGETS
     tenant: str = ""
     max_output_tokens: int | None = None
-    predicted_output_tokens: float | None = None
+    predicted_length: LengthEstimate | None = None
 
 
 def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGETS) -> RequestHints:
@@ -50,8 +53,23 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
         slo=_targets(values, default_slo),
         tenant=values.get("headway_tenant", ""),
         max_output_tokens=None if limit is None else int(limit),
-        predicted_output_tokens=values.get("headway_length"),
+        predicted_length=_predicted_length(values),
     )
+
+
+def _predicted_length(values: Mapping[str, Any]) -> LengthEstimate | None:
+    """What the client, or whoever predicts for it, expects; an interval is both ends, around the value."""
+    tokens = values.get("headway_length")
+    ends = [values.get(key) for key in _LENGTH_ENDS]
+    if ends == [None, None]:
+        return None if tokens is None else LengthEstimate.around(tokens)
+    low, high = ends
+    if tokens is None or low is None or high is None or not low <= tokens <= high:
+        raise ConfigError(
+            f"headway_length is {tokens}, {_LENGTH_ENDS[0]} {low} and {_LENGTH_ENDS[1]} {high}; accepted: the value "
+            "alone, or with both ends, around it"
+        )
+    return LengthEstimate(tokens, low, high)
 
 
 def _targets(values: Mapping[str, Any], default_slo: Slo) -> Slo:
@@ -110,7 +128,7 @@ def _tenant(key: str, value: Any) -> str:
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_TARGETS_MS, _target_s),
-    "headway_length": _tokens,
+    **dict.fromkeys(("headway_length", *_LENGTH_ENDS), _tokens),
     "headway_max_output_tokens": _tokens,
     "headway_tenant": _tenant,
 }

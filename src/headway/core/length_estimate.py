@@ -1,0 +1,60 @@
+"""How long an answer will probably be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log
+from statistics import NormalDist
+
+_NORMAL = NormalDist()
+TAIL = 0.1
+"""Share of answers shorter than `low_tokens`, and of answers longer than `high_tokens`."""
+_TAIL_Z = -_NORMAL.inv_cdf(TAIL)
+_FAR_Z = 4.0
+"""Beyond so many deviations the normal tail is taken as exponential: its own quantiles lose their digits."""
+_LEAST_SPREAD = 0.02
+"""Of the logarithm. Below it an answer that outgrows its estimate would be expected to end at every token."""
+UNKNOWN_SPREAD = 2.0
+"""An estimate that came without an interval may be off by this factor either way."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthEstimate:
+    """Output tokens of an answer: the median, and what one in ten stays below and one in ten exceeds.
+
+    Between and beyond, the logarithm of the length is taken as normal, with a spread of its own on either side.
+    """
+
+    tokens: float
+    low_tokens: float
+    high_tokens: float
+
+    @classmethod
+    def around(cls, tokens: float) -> LengthEstimate:
+        """An estimate of which nothing but its value is known."""
+        return cls(tokens, max(1.0, tokens / UNKNOWN_SPREAD), tokens * UNKNOWN_SPREAD)
+
+    def at(self, confidence: float) -> float:
+        """Tokens that the answer stays within with this probability (0-1, exclusive)."""
+        z = _NORMAL.inv_cdf(confidence)
+        return self.tokens * exp(z * self._spread(longer=z > 0))
+
+    def remaining_tokens(self, produced: int) -> float:
+        """Tokens still to come of an answer that is already longer than `produced`: the median, above 0.
+
+        Of an answer that has outgrown its estimate less and less is known, so more and more is expected.
+        """
+        if produced <= 0:
+            return self.tokens
+        longer = produced >= self.tokens
+        reached_z = log(produced / self.tokens) / self._spread(longer=longer)
+        if reached_z < _FAR_Z:
+            middle_z = _NORMAL.inv_cdf((1.0 + _NORMAL.cdf(reached_z)) / 2.0)
+        else:
+            middle_z = reached_z + log(2.0) / reached_z
+        return self.tokens * exp(middle_z * self._spread(longer=middle_z > 0)) - produced
+
+    def _spread(self, *, longer: bool) -> float:
+        """Deviation of the logarithm above or below the median."""
+        ratio = self.high_tokens / self.tokens if longer else self.tokens / self.low_tokens
+        return max(log(ratio) / _TAIL_Z, _LEAST_SPREAD)
