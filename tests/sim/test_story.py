@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from headway.core.plan import Fate
 from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.sim.oracle import ORACLES
@@ -12,6 +13,7 @@ from headway.sim.simulation import PolicyFactory
 from headway.sim.story import Chapter, Kind, Story, StoryWatcher
 from headway.sim.story_text import MAX_LINES, story_data, story_text, verdicts
 from headway.traces import TraceRequest, parse_workload
+from tests.sim.swapping import Do, Script, swapping_system
 from tests.sim.worlds import preset, run, system
 
 
@@ -127,6 +129,23 @@ def test_a_request_that_loses_its_memory() -> None:
     again = next(c for c in story.chapters[5:] if c.kind is Kind.PREFILL)
     assert again.tokens == 9
     assert story.record.recomputed_tokens == 8
+
+
+def test_a_request_whose_memory_is_copied_out_and_back() -> None:
+    # b, with 4 + 1 tokens computed at 2 in 2 blocks, goes to the host: half a second a block. It may come back from
+    # 4 on, a quarter of a second a block, and the step under way then ends at 5: it decodes from there.
+    script = Script({2.0: Do(preempt={"b": Fate.SWAP}, hold="b"), 3.0: Do(hold="b")})
+    requests = [TraceRequest("a", 0.0, 4, 8), TraceRequest("b", 0.0, 4, 8)]
+    watcher = StoryWatcher("b", 0.0)
+    run(requests, script.build, swapping_system(), watchers=[watcher])
+    assert watcher.story is not None
+    assert outline(watcher.story)[4:9] == [
+        ("decode", 1.0, 2.0, ""),
+        ("preempted", 2.0, 2.0, "the policy made room; its KV is copied to the host (5 tokens)"),
+        ("on the host", 2.0, 4.0, "the policy let nobody start"),
+        ("admitted", 4.0, 4.0, "its KV is copied back"),
+        ("paused", 4.0, 5.0, "its KV was on its way back"),
+    ]
 
 
 def test_a_request_behind_one_that_does_not_fit() -> None:

@@ -28,7 +28,7 @@ _PAUSED = {
 
 
 def why_waiting(job: Job, sight: Sight) -> tuple[str, str]:
-    """Why a waiting job did not start in this step, and the id of the one that stood before it, if it was one."""
+    """Why a job that waits, swapped out or not, did not start in this step, and the id of the one that stood before it, if it was one."""
     outcome = sight.outcome
     admit = outcome.plan.admit
     if reason := outcome.passed_over.get(job):
@@ -60,6 +60,8 @@ def why_paused(job: Job, sight: Sight) -> str:
     reason = sight.outcome.passed_over.get(job)
     if reason is not None:
         return _PAUSED.get(reason, str(reason))
+    if job in sight.restoring:
+        return "its KV was on its way back"
     if any(job not in sight.residents for job in sight.outcome.tokens):
         return "the policy let new prompts run first"
     return "the policy let others run"

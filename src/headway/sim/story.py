@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from headway.core.job import Job, JobState
-from headway.core.plan import StepOutcome
+from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Outcome, Record
 from headway.sim.reasons import why_paused, why_preempted, why_waiting
 from headway.sim.watcher import Sight, is_decode
@@ -20,9 +20,10 @@ _RESOLUTION_S = 1e-6
 
 
 class Kind(StrEnum):
-    """What a chapter tells of: the first four last, the others are instants."""
+    """What a chapter tells of: the first five last, the others are instants."""
 
     WAITED = "waited"
+    SWAPPED = "on the host"
     PREFILL = "prefill"
     DECODE = "decode"
     PAUSED = "paused"
@@ -71,6 +72,7 @@ class StoryWatcher:
         self._instance = ""
         self._chapters: list[Chapter] = []
         self._lost_tokens = 0
+        self._swapped = False
         self._record: Record | None = None
 
     # ---- what a watcher is told --------------------------------------------------------------------
@@ -131,13 +133,22 @@ class StoryWatcher:
     def _add_events(self, job: Job, sight: Sight) -> None:
         outcome, now_s = sight.outcome, sight.outcome.now_s
         if job in outcome.preempted:
-            lost = job.recomputed_tokens - self._lost_tokens
-            why = f"{why_preempted(job, sight)} ({lost:,} tokens)"
+            self._swapped = outcome.preempted[job] is Fate.SWAP
+            moved = job.num_computed_tokens if self._swapped else job.recomputed_tokens - self._lost_tokens
+            why = f"{why_preempted(job, sight)} ({moved:,} tokens)"
             self._chapters.append(Chapter(kind=Kind.PREEMPTED, start_s=now_s, end_s=now_s, why=why))
         elif job in outcome.admitted:
-            cached = outcome.cached_tokens.get(job, 0)
-            why = f"{cached:,} of {job.num_tokens:,} tokens found in the prefix cache" if cached else ""
+            why = self._why_admitted(job, outcome)
+            self._swapped = False
             self._chapters.append(Chapter(kind=Kind.ADMITTED, start_s=now_s, end_s=now_s, why=why))
+
+    def _why_admitted(self, job: Job, outcome: StepOutcome) -> str:
+        """Where the KV it starts with comes from."""
+        cached = outcome.cached_tokens.get(job, 0)
+        found = f"{cached:,} of {job.num_tokens:,} tokens found in the prefix cache" if cached else ""
+        if not self._swapped:
+            return found
+        return "its KV is copied back" + (f", but for {found}" if found else "")
 
     def _add_stretch(self, job: Job, sight: Sight) -> None:
         tokens = sight.outcome.tokens.get(job, 0)
@@ -145,9 +156,10 @@ class StoryWatcher:
         if tokens:
             kind = Kind.DECODE if is_decode(job, tokens) else Kind.PREFILL
             self._extend(kind, "", sight, tokens=tokens, beside=beside)
-        elif job.state is JobState.WAITING:
+        elif job.state is not JobState.RESIDENT:
+            kind = Kind.SWAPPED if job.state is JobState.SWAPPED else Kind.WAITED
             why, by = why_waiting(job, sight)
-            self._extend(Kind.WAITED, why, sight, ahead=_ahead(job, sight))
+            self._extend(kind, why, sight, ahead=_ahead(job, sight))
             if by and by not in self._chapters[-1].by:
                 self._chapters[-1].by.append(by)
         else:
@@ -176,7 +188,7 @@ class StoryWatcher:
 
 
 def _lasts(chapter: Chapter) -> bool:
-    return chapter.kind in (Kind.WAITED, Kind.PREFILL, Kind.DECODE, Kind.PAUSED)
+    return chapter.kind in (Kind.WAITED, Kind.SWAPPED, Kind.PREFILL, Kind.DECODE, Kind.PAUSED)
 
 
 def _ahead(job: Job, sight: Sight) -> int:

@@ -15,8 +15,8 @@ MAX_LINES = 20
 
 _DECIMALS = 6
 _SHOWN = 3  # ids or reasons named in a line
-_WAITS = frozenset({Kind.WAITED})
-_DECODES = frozenset({Kind.DECODE, Kind.PAUSED})
+_ALIKE = (frozenset({Kind.WAITED}), frozenset({Kind.SWAPPED}), frozenset({Kind.DECODE, Kind.PAUSED}))
+"""Kinds whose neighbours become one chapter where there are too many, in this order."""
 _INSTANTS = frozenset({Kind.ARRIVED, Kind.ADMITTED, Kind.PREEMPTED, Kind.FIRST_TOKEN, Kind.ENDED})
 
 
@@ -157,7 +157,7 @@ def _to_fit(chapters: Sequence[Chapter], arrival_s: float) -> list[str]:
     """A line a chapter; if they are too many, neighbours that wait become one, then those that decode or pause;
     then the middle is left out.
     """
-    for alike in (_WAITS, _DECODES):
+    for alike in _ALIKE:
         if len(chapters) > MAX_LINES:
             chapters = list(_joined(chapters, alike))
     lines = [_line(chapter, arrival_s) for chapter in chapters]

@@ -21,8 +21,8 @@ from headway.policies.policy import Policy
 class Sight:
     """One step at the moment it was scheduled; jobs are live, and stand as the step left them.
 
-    `residents` and `free_blocks` are of before the step, `waiting` and `order` of after it. Read only, and
-    only while the watcher is being told.
+    `residents` and `free_blocks` are of before the step, `waiting`, `restoring` and `order` of after it. Read
+    only, and only while the watcher is being told.
     """
 
     instance: str
@@ -31,6 +31,7 @@ class Sight:
     max_run: int
     max_resident: int
     waiting: Collection[Job]
+    restoring: Collection[Job]
     order: Order
     outcome: StepOutcome
 
@@ -97,6 +98,7 @@ class _WatchedBatching:
                 max_run=view.max_run,
                 max_resident=view.max_resident,
                 waiting=view.waiting,
+                restoring=view.restoring,
                 order=order,
                 outcome=outcome,
             )
