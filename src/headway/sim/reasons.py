@@ -28,7 +28,7 @@ _PAUSED = {
 
 
 def why_waiting(job: Job, sight: Sight) -> tuple[str, str]:
-    """Why a job that waits, swapped out or not, did not start in this step, and the id of the one that stood before it, if it was one."""
+    """Why a job that waits, swapped out or not, did not start, and the id of the one that stood before it, if any."""
     outcome = sight.outcome
     admit = outcome.plan.admit
     if reason := outcome.passed_over.get(job):
