@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, nextafter
+from typing import NamedTuple
 
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job, JobState
@@ -19,8 +19,7 @@ DEFAULT_STARVE_S = 3.0
 DEFAULT_LEAST_QUANTUM_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
+class _Move(NamedTuple):
     """Where a job goes: its new place, and how long it may run there."""
 
     key: Key
@@ -82,6 +81,7 @@ class SkipJoinMlfq:
         self.artifact_order = artifact_order
         self._cost: CostModel = cost or UnknownCost()
         self._queued = SortedIndex()
+        self._waits: set[Job] = set()
         self._keys: dict[Job, Key] = {}
         self._left_s: dict[Job, float] = {}
         self._ends_s: dict[Job, float] = {}
@@ -99,13 +99,14 @@ class SkipJoinMlfq:
         if job not in self._keys:
             self._join(job)
         self._queued.insert(job, self._keys[job])
+        self._waits.add(job)
 
     def _join(self, job: Job) -> None:
         self._foreseen = _NOTHING_FORESEEN
-        level = self._level_covering(self._next_iteration_s(job)) if self.skip_join else 1
+        level, quantum_s = self._covering(self._next_iteration_s(job) if self.skip_join else 0.0)
         self._serials += 1
         self._keys[job] = (level, self._serials)
-        self._left_s[job] = self.level_quantum_s(level)
+        self._left_s[job] = quantum_s
         self._jobs_at[level] += 1
         if level > 1:
             self._idle_since_s[job] = job.arrival_s
@@ -114,6 +115,7 @@ class SkipJoinMlfq:
     def remove(self, job: Job) -> None:
         """Take a job that no longer waits out of the queues; it keeps its place among those that run."""
         self._queued.remove(job, self._keys[job])
+        self._waits.remove(job)
 
     def end(self, job: Job) -> None:
         """Forget a job."""
@@ -131,7 +133,7 @@ class SkipJoinMlfq:
         moves = self._moves(now_s)
         if not moves:
             return self._queued.slice(0, k)
-        moved = [job for job in moves if self._queued.holds(job, self._keys[job])]
+        moved = [job for job in moves if job in self._waits]
         staying = [job for job in self._queued.slice(0, k + len(moved)) if job not in moves]
         return self._sorted([*moved, *staying], moves)[:k]
 
@@ -143,8 +145,9 @@ class SkipJoinMlfq:
         keys = self._keys
         if not moves:
             return sorted(jobs, key=keys.__getitem__)
-        moved = {job: move.key for job, move in moves.items()}
-        return sorted(jobs, key=lambda job: moved.get(job) or keys[job])
+        placed = {job: keys[job] for job in jobs}
+        placed.update({job: move.key for job, move in moves.items()})
+        return sorted(jobs, key=placed.__getitem__)
 
     # ---- quanta ------------------------------------------------------------------------------------
 
@@ -162,12 +165,12 @@ class SkipJoinMlfq:
         level: int = self._keys[job][0]
         return level
 
-    def _level_covering(self, iteration_s: float, highest: int = 1) -> int:
-        """The first level, from `highest` on, whose quantum is `iteration_s` or more."""
+    def _covering(self, iteration_s: float, highest: int = 1) -> tuple[int, float]:
+        """The first level, from `highest` on, whose quantum is `iteration_s` or more, and its quantum."""
         level, quantum_s = highest, self.level_quantum_s(highest)
         while quantum_s < iteration_s:
             level, quantum_s = level + 1, quantum_s * self.ratio
-        return level
+        return level, quantum_s
 
     def _next_iteration_s(self, job: Job) -> float:
         """Seconds a job's next iteration takes alone: what is left of its prefill, or one token."""
@@ -199,11 +202,18 @@ class SkipJoinMlfq:
 
     def _demotions(self, now_s: float) -> dict[Job, _Move]:
         moves: dict[Job, _Move] = {}
+        # Many that decode sink at once, each for the same iteration: where to is worked out once a level.
+        of_one_token: dict[int, tuple[int, float]] = {}
         for job, ends_s in self._ends_s.items():
             if now_s > ends_s:
-                lower = self.level_of(job) + self.demote_levels
-                level = self._level_covering(self._next_iteration_s(job), lower)
-                moves[job] = _Move(self._place(level, len(moves)), self.level_quantum_s(level))
+                lower = self._keys[job][0] + self.demote_levels
+                if job.prefilling:
+                    level, quantum_s = self._covering(self._next_iteration_s(job), lower)
+                else:
+                    if lower not in of_one_token:
+                        of_one_token[lower] = self._covering(self._next_iteration_s(job), lower)
+                    level, quantum_s = of_one_token[lower]
+                moves[job] = _Move(self._place(level, len(moves)), quantum_s)
         return moves
 
     def _promotions(self, now_s: float, num_before: int) -> dict[Job, _Move]:
@@ -240,7 +250,7 @@ class SkipJoinMlfq:
 
     def _move(self, job: Job, move: _Move, now_s: float) -> None:
         old = self._keys[job]
-        if self._queued.holds(job, old):
+        if job in self._waits:
             self._queued.remove(job, old)
             self._queued.insert(job, move.key)
         self._keys[job] = move.key
