@@ -41,6 +41,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/swap.py --json
 	$(BIN)/python bench/fastserve_real.py --out $(OUT)/fastserve-real --json
 	$(BIN)/python bench/plan_overhead.py --json
+	$(BIN)/python bench/length.py --json
 	$(BIN)/python bench/outputs.py --json
 	$(BIN)/python bench/soak.py --json
 
@@ -49,5 +50,5 @@ golden: setup ## rewrite the stored results; review the diff
 
 lock: ## for maintainers: resolve requirements/cpu.lock anew (needs uv)
 	UV_FIND_LINKS="$$($(PYTHON) -m pip config get global.find-links)" uv pip compile pyproject.toml \
-		--extra cpu --extra http --extra fit --extra dev --python-version 3.11 --no-header --no-annotate \
-		--no-emit-find-links --no-emit-index-url -o requirements/cpu.lock
+		--extra cpu --extra http --extra fit --extra predict --extra embed --extra dev \
+		--python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url -o requirements/cpu.lock
