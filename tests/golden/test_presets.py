@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from headway.core.job import Job
+from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
+from headway.policies.order import Governing, Predicting
+from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
 from headway.results.records import encode_record
 from tests.policies.instance import Instance, LinearCost, small_engine
@@ -19,7 +22,8 @@ JOBS = 24
 ENGINE = small_engine(num_blocks=15, max_num_batched_tokens=24, host_blocks=12)
 NARROW = replace(ENGINE, batch_width=2)
 """With more seats than a batch has places, for those that pause."""
-NEVER_PREEMPTED = ("orca", "static", "defer", "fastertransformer")
+NEVER_PREEMPTED = ("orca", "static", "defer", "fastertransformer", "predicted")
+"""By what they set aside: room for every limit, or, as far as this workload goes, by prediction."""
 SWAPPING = (
     "adaptivellm",
     "adaptivellm-memory",
@@ -56,11 +60,28 @@ def workload() -> tuple[list[Job], dict[str, int]]:
     return jobs, {job.id: rng.randint(1, 12) for job in jobs}
 
 
+def predict(policy: Policy, jobs: list[Job], true_output: dict[str, int]) -> None:
+    """Where the policy goes by predictions: some for three jobs in four, off by a factor of up to two, and trusted."""
+    if not isinstance(policy.order, Predicting):
+        return
+    rng = random.Random(8)
+    for job in jobs:
+        factor = 2 ** rng.uniform(-1, 1)
+        if rng.random() < 0.75:
+            job.predicted_length = LengthEstimate.around(max(1.0, round(true_output[job.id] * factor, 2)))
+    if isinstance(policy.order, Governing):
+        for tokens in range(10, 60):
+            policy.order.quality.observe(LengthEstimate.around(float(tokens)), tokens)
+        assert policy.order.trusts_predictions
+
+
 def run(preset: str) -> tuple[list[Record], dict[str, int]]:
     """Records in the order jobs ended, and how long each answer was to be."""
     jobs, true_output = workload()
     engine = NARROW if PRESETS[preset].batching.startswith("top-jobs") else ENGINE
-    instance = Instance(build_policy(PRESETS[preset], LinearCost()), true_output, engine)
+    policy = build_policy(PRESETS[preset], LinearCost())
+    predict(policy, jobs, true_output)
+    instance = Instance(policy, true_output, engine)
     pending = list(jobs)
     while pending or instance.ledger.live:
         while pending and pending[0].arrival_s <= instance.now_s:

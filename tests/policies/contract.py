@@ -12,6 +12,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from headway.core.job import Job, JobState
+from headway.core.length_estimate import LengthEstimate
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import NO_TARGETS, Slo
 from headway.policies.leaving import Leaving
@@ -40,6 +41,7 @@ class Arrival:
     limit: int
     slo: Slo = NO_TARGETS
     priority: int = 0
+    predicted: LengthEstimate | None = None
     ready_after_steps: int = 0
 
     def job(self) -> Job:
@@ -51,6 +53,7 @@ class Arrival:
             max_output_tokens=self.limit,
             slo=self.slo,
             priority=self.priority,
+            predicted_length=self.predicted,
         )
 
 
@@ -66,6 +69,11 @@ class Workload:
         """All tokens of all requests."""
         return sum(arrival.prompt + arrival.output for arrival in self.arrivals)
 
+
+estimates: st.SearchStrategy[LengthEstimate | None] = st.none() | st.builds(
+    LengthEstimate, st.sampled_from([1.0, 3.0, 6.0]), st.just(1.0), st.sampled_from([6.0, 9.0, 40.0])
+)
+"""Predictions that have nothing to do with the true length, which a permutation of lengths leaves as they are."""
 
 overlaps: st.SearchStrategy[dict[str, int]] = st.sampled_from(
     [{}, {"asynchronous": True}, {"pipeline_stages": 2}]
@@ -103,6 +111,7 @@ def _arrivals(draw: st.DrawFn, id_: str) -> Arrival:
         limit=limit,
         slo=draw(slos),
         priority=draw(st.integers(-1, 1)),
+        predicted=draw(estimates),
         ready_after_steps=draw(st.sampled_from([0, 0, 0, 2, 5])),
     )
 

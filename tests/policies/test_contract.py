@@ -30,7 +30,7 @@ SETTINGS = {
     "prefill-first": ["", ":host_room=true"],
     "swapped-or-waiting": ["", ":skip_misfit=true"],
     "request-level": ["", ":batch_size=2,reserve=false"],
-    "top-jobs": ["", ":reserve=true"],
+    "top-jobs": ["", ":reserve=true", ":reserve_confidence=0.5"],
 }
 """Other settings a batching is tried with."""
 EVICTION_SETTINGS = {
@@ -41,7 +41,9 @@ EVICTION_SETTINGS = {
 """The same for the evictions."""
 NEEDS_SETTINGS = {"queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9"}
 """Leaving rules that their name alone does not describe."""
-FIFO = ("arrival", "skip-join-mlfq")
+TRUSTING = "governed:trusted_at_first=true,min_answers=2"
+"""An order that goes by predictions until the second answer, and then as they deserve."""
+FIFO = ("arrival", "skip-join-mlfq", "governed")
 """Orders with queues in which simultaneous arrivals stand as they were added."""
 MAY_IDLE = ("iteration-level", "request-level", "top-jobs:reserve=true")
 """Batchings that reserve for, or wait for, a member that is not ready; the others then start someone else."""
@@ -69,7 +71,10 @@ def combinations() -> list[tuple[str, str, str]]:
 def all_rows() -> list[Preset]:
     """Every preset and every combination, but none that a row before it has the parts of."""
     rows = list(known_presets().values())
-    for order, batching, eviction in combinations():
+    trusting = [
+        (TRUSTING, *pair) for pair in product(("top-jobs:reserve_confidence=0.5", "decode-first"), EVICTIONS)
+    ]
+    for order, batching, eviction in (*combinations(), *trusting):
         name = f"{order}+{batching}+{eviction}"
         rows.append(
             Preset(name=name, order=order, batching=batching, eviction=eviction, summary="", source="")

@@ -78,7 +78,7 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
         (
             "order",
             "fifo",
-            "unknown order 'fifo'; accepted: arrival, deadline-aware, edf, longest-prompt, priority, ",
+            "unknown order 'fifo'; accepted: arrival, deadline-aware, edf, governed, hrrn, ",
         ),
         (
             "batching",
@@ -86,7 +86,7 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
             "unknown batching ''; accepted: decode-first, iteration-level, prefill-first, request-",
         ),
         ("eviction", "drop", "unknown eviction 'drop'; accepted: cheapest, proactive, recompute, swap"),
-        ("leaving", "Expired", "unknown leaving 'Expired'; accepted: expired, queue-bound"),
+        ("leaving", "Expired", "unknown leaving 'Expired'; accepted: expired, out-of-memory, queue-bound"),
         (
             "batching",
             "decode-first:budget=5",
@@ -131,7 +131,7 @@ def test_another_package_brings_a_part(install: Install) -> None:
     assert type(part).__module__ == MODULE
     assert (part.settings, part.cost) == ((0.25, "y", True, 7), cost)
     assert build_part("order", "guest", None).settings == (0.5, "x", False, None)
-    with pytest.raises(ConfigError, match="accepted: arrival, deadline-aware, edf, guest, "):
+    with pytest.raises(ConfigError, match="accepted: arrival, deadline-aware, edf, governed, guest, "):
         build_part("order", "nobody", None)
 
 

@@ -56,15 +56,30 @@ def test_a_job_that_starts_to_wait_is_known_to_the_order_and_every_rule() -> Non
 def test_the_end_of_a_waiting_job_takes_it_out_of_the_queue_first() -> None:
     policy, parts = told()
     job = make_job()
-    policy.end(job)
+    policy.end(job, finished=False)
     assert parts.mock_calls == [call.order.remove(job), call.rule.remove(job), call.order.end(job)]
 
 
 def test_the_end_of_a_resident_concerns_the_order_alone() -> None:
     policy, parts = told()
     job = decoding()
-    policy.end(job)
+    policy.end(job, finished=False)
     assert parts.mock_calls == [call.order.end(job)]
+
+
+def test_an_order_learns_from_answers_that_finished_before_it_forgets_them() -> None:
+    policy, parts = told()
+    job = decoding()
+    policy.end(job, finished=True)
+    assert parts.mock_calls == [call.order.finished(job), call.order.end(job)]
+
+
+def test_an_order_that_does_not_learn_is_told_of_the_end_alone() -> None:
+    policy = Policy("plain", Arrival(), DecodeFirst(), Recompute())
+    job = make_job()
+    policy.add(job)
+    policy.end(job, finished=True)
+    assert policy.order.top(9, 0.0) == []
 
 
 def test_a_touched_job_is_ranked_anew_and_watched_anew_while_it_waits() -> None:

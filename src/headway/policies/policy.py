@@ -10,7 +10,7 @@ from headway.core.view import StepView
 from headway.policies.batching import Batching
 from headway.policies.eviction import Eviction
 from headway.policies.leaving import Leaving
-from headway.policies.order import Order
+from headway.policies.order import Learning, Order
 
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
 """The jobs that the order and the leaving rules hold."""
@@ -41,8 +41,13 @@ class Policy:
         for rule in self.leaving:
             rule.add(job)
 
-    def end(self, job: Job) -> None:
-        """A job is gone; if it still waited, it no longer does."""
+    def end(self, job: Job, *, finished: bool) -> None:
+        """A job is gone; if it still waited, it no longer does.
+
+        `finished`: its answer came to its own end or its limit, so that its length can be learned from.
+        """
+        if finished and isinstance(self.order, Learning):
+            self.order.finished(job)
         if job.state in _QUEUED:
             self._stop_waiting(job)
         self.order.end(job)

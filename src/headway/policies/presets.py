@@ -201,6 +201,22 @@ _ROWS = (
         source="FastServe section 4.2",
     ),
     Preset(
+        name="predicted",
+        order="governed",
+        batching="top-jobs:reserve_confidence=0.5",
+        eviction="proactive",
+        summary="short answers first by predicted length, with room set aside; fastserve while predictions are bad",
+        source="the future work of Magnus (ICWS 2024), built",
+    ),
+    Preset(
+        name="hrrn",
+        order="hrrn",
+        batching="decode-first",
+        eviction="recompute",
+        summary="longest wait for its predicted work first, request by request; trusts every prediction",
+        source="Magnus section 2.7, without batches",
+    ),
+    Preset(
         name="fixed-priority",
         order="shortest-prompt",
         batching="top-jobs",

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from math import inf
 
 from headway.core.job import Job
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
 from headway.errors import SimulationError, TraceError
 from headway.routing import Router
 from headway.sim.instance import Instance
+from headway.sim.length_source import LengthSource
 from headway.sim.loop import EventLoop, Phase
 from headway.sim.prefix import shared_keys
 from headway.traces import TraceRequest
@@ -19,15 +20,25 @@ class Cluster:
     """Feeds a trace, one request ahead, to the instance the router names.
 
     `default_max_output_tokens` is the limit policies see for requests that declare none. Requests are read
-    as they are due, so memory grows with the live ones alone.
+    as they are due, so memory grows with the live ones alone. `lengths` is asked once for each request as it
+    arrives, before it is routed, and told of each answer that finished, wherever it ran.
     """
 
-    def __init__(self, loop: EventLoop, router: Router, *, default_max_output_tokens: int) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        router: Router,
+        *,
+        default_max_output_tokens: int,
+        lengths: LengthSource | None = None,
+    ) -> None:
         self.next_arrival_s = inf
         self.arrived = 0
         self._loop = loop
         self._router = router
         self._limit = default_max_output_tokens
+        self._lengths = lengths
+        self._predicted: dict[str, TraceRequest] = {}
         self._instances: dict[str, Instance] = {}
         self._names: list[str] = []
         self._placed: dict[str, Job] = {}
@@ -40,7 +51,12 @@ class Cluster:
 
     def ended(self, record: Record) -> None:
         """A request has ended at its instance."""
-        self._router.end(self._placed.pop(record.id))
+        job = self._placed.pop(record.id)
+        self._router.end(job)
+        if self._lengths is not None:
+            request = self._predicted.pop(record.id)
+            if record.outcome is Outcome.FINISHED:
+                self._lengths.finished(request, job.max_output_tokens)
 
     def run(self, requests: Iterable[TraceRequest]) -> None:
         """Serve all requests (in order of arrival) to their end.
@@ -82,6 +98,10 @@ class Cluster:
             )
         if request.id in self._placed:
             raise TraceError(f"id {request.id!r} is used by two live requests; accepted: one each")
+        estimate = None
+        if self._lengths is not None:
+            self._predicted[request.id] = request
+            estimate = self._lengths.predict(request, limit)
         return Job(
             id=request.id,
             arrival_s=request.arrival_s,
@@ -90,4 +110,5 @@ class Cluster:
             slo=request.slo,
             priority=request.priority,
             tenant=request.tenant,
+            predicted_length=estimate,
         )

@@ -287,7 +287,7 @@ class SimulatedEngine:
 
     def _end(self, job: Job, outcome: Outcome, now_s: float, error: str | None = None) -> None:
         self.steady = None
-        self.policy.end(job)
+        self.policy.end(job, finished=outcome is Outcome.FINISHED)
         self._forget(job)
         self._fresh(job)
         del self._output_tokens[job]

@@ -57,9 +57,9 @@ class KillingPolicy(Policy):
         """Note who sinks because a step was killed now."""
         self._sunk.update(job for job in _prefilling(outcome) if self.order.quantum_ends_s(job) < now_s)
 
-    def end(self, job: Job) -> None:
+    def end(self, job: Job, *, finished: bool) -> None:
         """As any policy."""
-        Policy.end(self, job)
+        Policy.end(self, job, finished=finished)
         self._sunk.discard(job)
 
 

@@ -20,6 +20,7 @@ from headway.sim.cluster import Cluster
 from headway.sim.copy_engine import CopyEngine
 from headway.sim.engine import SimulatedEngine, Totals
 from headway.sim.instance import Instance, StepObserver
+from headway.sim.length_source import LengthSource
 from headway.sim.limits import EngineLimits
 from headway.sim.loop import EventLoop
 from headway.traces import TraceRequest
@@ -57,6 +58,7 @@ def simulate(
     watch: StepObserver | None = None,
     shortcut: bool = True,
     check: bool = False,
+    lengths: LengthSource | None = None,
 ) -> Result:
     """Serve `requests` (in order of arrival) to their end, handing on each record as its request ends.
 
@@ -64,11 +66,13 @@ def simulate(
     calibration's law with its residuals drawn by `seed`; the policies' cost model starts from nothing and
     learns from finished steps and copies alone. The same arguments give the same records. `shortcut` steps over
     stretches in which nothing changes, with the same records; a `watch` of every step switches it off.
-    `check` asserts the invariants at every step. Raises SimulationError if a policy leaves work lying,
-    TraceError for a request longer than its limit.
+    `check` asserts the invariants at every step. `lengths` predicts answers as their requests arrive. Raises
+    SimulationError if a policy leaves work lying, TraceError for a request longer than its limit.
     """
     loop = EventLoop()
-    cluster = Cluster(loop, build_router(system.router), default_max_output_tokens=max_output_tokens)
+    cluster = Cluster(
+        loop, build_router(system.router), default_max_output_tokens=max_output_tokens, lengths=lengths
+    )
 
     def ended(record: Record) -> None:
         cluster.ended(record)

@@ -14,11 +14,15 @@ from headway.sim.loop import EventLoop, Phase
 
 @dataclass(slots=True)
 class Waste:
-    """Tokens a static engine computed: asked for, padding before prompts, and after an answer's end."""
+    """Tokens a static engine computed: asked for, padding before prompts, and after an answer's end.
+
+    `lost_tokens` are output of batches that ran out of memory, of which there were `out_of_memory`.
+    """
 
     valid_tokens: int = 0
     pad_tokens: int = 0
     invalid_tokens: int = 0
+    lost_tokens: int = 0
     out_of_memory: int = 0
 
 
@@ -61,11 +65,13 @@ class StaticInstance:
         longest = max(output for _, output in batch)
         fitting = self._capacity_tokens // len(batch) - prompt
         first_token_s = start_s + self._prefill_s(len(batch), prompt)
-        end_s = first_token_s + self._decode_s(len(batch), prompt, min(longest, max(fitting, 1)))
+        reached = min(longest, max(fitting, 1))
+        end_s = first_token_s + self._decode_s(len(batch), prompt, reached)
         for job, _ in batch:
-            job.first_scheduled_s = start_s
+            if job.first_scheduled_s is None:
+                job.first_scheduled_s = start_s
         if fitting < longest:
-            self._loop.at(end_s, Phase.OUTPUT, lambda: self._run_out([job for job, _ in batch]))
+            self._loop.at(end_s, Phase.OUTPUT, lambda: self._run_out([job for job, _ in batch], reached))
         else:
             self._loop.at(end_s, Phase.OUTPUT, lambda: self._return(batch, prompt, longest, first_token_s))
 
@@ -100,9 +106,10 @@ class StaticInstance:
             self._on_end(record)
         self._on_idle()
 
-    def _run_out(self, jobs: Sequence[Job]) -> None:
+    def _run_out(self, jobs: Sequence[Job], reached: int) -> None:
         self.busy = False
         self.waste.out_of_memory += 1
+        self.waste.lost_tokens += reached * len(jobs)
         self._on_out_of_memory(jobs)
         if not self.busy:
             self._on_idle()

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import Job
-from headway.policies.order.waited_over_length import WaitedOverLength, _bucket
+from headway.policies.order.waited_over_length import WaitedOverLength
 from tests.policies.contract import jobs_held_by
 from tests.strategies import UNTIMED, ids, make_job
 
@@ -90,34 +89,8 @@ def test_empty_queues_are_dropped() -> None:
         order.remove(job)
         order.end(job)
     assert order.top(9, NOW_S) == []
-    assert not order._queues
+    assert not order._waiting._queues
     assert not jobs_held_by(order)
-
-
-@pytest.mark.parametrize(
-    ("length", "bucket"),
-    [
-        (1, 1),
-        (63, 63),
-        (127, 127),
-        (128, 128),
-        (129, 128),
-        (130, 130),
-        (255, 254),
-        (256, 256),
-        (259, 256),
-        (260, 260),
-    ],
-)
-def test_lengths_share_a_queue_from_128_on(length: int, bucket: int) -> None:
-    assert _bucket(length) == bucket
-
-
-@UNTIMED
-@given(length=st.integers(1, 10**6))
-def test_lengths_in_one_queue_differ_by_less_than_one_part_in_64(length: int) -> None:
-    assert 0 <= length - _bucket(length) < _bucket(length) / 64
-    assert _bucket(_bucket(length)) == _bucket(length)
 
 
 @UNTIMED

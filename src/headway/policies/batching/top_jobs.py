@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.errors import ConfigError
 from headway.policies.batching.candidates import SCAN_AHEAD
 from headway.policies.batching.decode_first import decodes_first
+from headway.policies.batching.outlook import ExpectedTokens, Outlook
 from headway.policies.batching.reservation import reservable
-from headway.policies.order import Order
+from headway.policies.order import Order, Predicting
 
 MOST_MISFITS = 8
 """Newcomers that rank high and cannot start, looked at in one step: who comes behind them waits for the next."""
@@ -28,11 +30,26 @@ class TopJobs:
     are passed over in a step, and none that lacks blocks. A resident has no place either while its KV is on its
     way back, or while a step in flight computes all it has: with pipeline stages several steps are under way,
     each of the highest that are not in another. With `reserve` a job starts only if blocks for its longest
-    possible answer can be set aside, so no KV is ever taken away for another's. O((residents + seats) log) a
-    step, and a memory check for each newcomer of the top.
+    possible answer can be set aside, so no KV is ever taken away for another's. With `reserve_confidence` it starts
+    if memory lasts to its end beside those that rank before it, by what answers stay within with that probability
+    (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set aside.
+    O((residents + seats) log) a step, and a memory check for each newcomer of the top.
     """
 
     reserve: bool = False
+    reserve_confidence: float | None = None
+    _expected: ExpectedTokens | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.reserve_confidence is not None:
+            if self.reserve:
+                raise ConfigError("reserve and reserve_confidence are both given; accepted: one of them")
+            self._expected = ExpectedTokens(self.reserve_confidence)
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Whether predicted lengths make a difference to it."""
+        return self.reserve_confidence is not None
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top of residents and startable newcomers together; further newcomers for seats left over."""
@@ -40,10 +57,13 @@ class TopJobs:
         pending = [job for job in view.residents if _pending(job)]
         if view.restoring:
             pending = [job for job in pending if job not in view.restoring]
-        run, starting = self._top(view, order, pending, queued)
+        outlook = self._outlook(view, order) if queued else None
+        run, starting = self._top(view, order, pending, queued, outlook)
+        # With room set aside only who has some may start; in an empty engine whoever is ready.
+        others = _others(queued, starting) if outlook is None or not (view.residents or starting) else ()
         return StepPlan(
             run=decodes_first(run),
-            admit=[*starting, *_others(queued, starting)] if len(run) < view.max_run else (),
+            admit=[*starting, *others] if len(run) < view.max_run else (),
             token_budget=view.max_tokens,
         )
 
@@ -58,8 +78,19 @@ class TopJobs:
             first = [job for job in first if job not in leaving][:wanted]
         return reservable(view, first) if self.reserve else first
 
+    def _outlook(self, view: StepView, order: Order) -> Outlook | None:
+        """What newcomers have room beside; None while nothing is set aside."""
+        if self._expected is None or (isinstance(order, Predicting) and not order.trusts_predictions):
+            return None
+        return Outlook(view, self._expected)
+
     def _top(
-        self, view: StepView, order: Order, pending: Sequence[Job], queued: Sequence[Job]
+        self,
+        view: StepView,
+        order: Order,
+        pending: Sequence[Job],
+        queued: Sequence[Job],
+        outlook: Outlook | None,
     ) -> tuple[list[Job], list[Job]]:
         """Who runs on, and who starts: together the first `max_run` of those who can."""
         run: list[Job] = []
@@ -76,15 +107,21 @@ class TopJobs:
                         continue
                     room -= opened
                 run.append(job)
+                if outlook is not None:
+                    outlook.passes(job)
             elif len(starting) < slots and misfits < MOST_MISFITS:
                 needed = view.blocks(job.num_tokens)
                 # The first is weighed by the engine alone, which knows what it would find computed already.
-                if (not starting or needed <= room) and view.admissible(job):
+                ready = (not starting or needed <= room) and view.admissible(job)
+                has_room = needed <= room
+                if ready and outlook is not None:
+                    ready = has_room = outlook.takes(job)
+                if ready:
                     starting.append(job)
                     room -= needed
                 else:
                     # Past one that lacks blocks nobody starts: small ones that keep coming would starve it.
-                    misfits = MOST_MISFITS if needed > room else misfits + 1
+                    misfits = misfits + 1 if has_room else MOST_MISFITS
         return run, starting
 
     def next_change_s(self, view: StepView) -> float:
@@ -92,7 +129,9 @@ class TopJobs:
         return inf
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn."""
+        """Nothing to learn, but for whom room is set aside."""
+        if self._expected is not None:
+            self._expected.observe(outcome)
 
 
 def _pending(job: Job) -> bool:

@@ -23,6 +23,8 @@ class Cheapest:
     predicting costs by itself. Source: AdaptiveLLM Algorithm 1 (section 1.3).
     """
 
+    uses_host = True
+
     def __init__(
         self,
         cost: CostModel | None = None,

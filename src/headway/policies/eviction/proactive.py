@@ -61,6 +61,7 @@ class Proactive:
         self.max_preemptions = max_preemptions
         self.min_residency = min_residency
         self.drop = drop
+        self.uses_host = not drop
         self.by_rank = by_rank
         self.ahead = ahead
         self.serial = serial

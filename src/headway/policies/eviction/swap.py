@@ -21,6 +21,8 @@ class Swap:
     the vLLM_S of AdaptiveLLM (section 1.7).
     """
 
+    uses_host = True
+
     def __init__(self, *, serial: bool = False, fallback: bool = True, min_residency: int = 0) -> None:
         self.serial = serial
         self.fallback = fallback

@@ -9,6 +9,7 @@ from headway.core.job import Job
 from headway.core.plan import Departure
 from headway.core.view import StepView
 from headway.policies.leaving.expired import Expired
+from headway.policies.leaving.out_of_memory import OutOfMemory
 from headway.policies.leaving.queue_bound import QueueBound
 
 
@@ -32,4 +33,8 @@ class Leaving(Protocol):
         ...
 
 
-LEAVINGS: dict[str, type[Leaving]] = {"expired": Expired, "queue-bound": QueueBound}
+LEAVINGS: dict[str, type[Leaving]] = {
+    "expired": Expired,
+    "out-of-memory": OutOfMemory,
+    "queue-bound": QueueBound,
+}

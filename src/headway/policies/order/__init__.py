@@ -7,10 +7,14 @@ from typing import Protocol, runtime_checkable
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
+from headway.core.prediction_quality import PredictionQuality
 from headway.core.view import StepView
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.deadline_aware import DeadlineAware
 from headway.policies.order.edf import EarliestDeadline
+from headway.policies.order.governed import Governed
+from headway.policies.order.hrrn import Hrrn
+from headway.policies.order.predicted_remaining import PredictedRemaining
 from headway.policies.order.priority import Priority
 from headway.policies.order.prompt_length import LongestPrompt, ShortestPrompt
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
@@ -84,6 +88,35 @@ class Foreseeing(Protocol):
         ...
 
 
+@runtime_checkable
+class Learning(Protocol):
+    """An order that learns from answers that came to their end."""
+
+    def finished(self, job: Job) -> None:
+        """An answer ended by itself or at its limit; `end` follows. Not called for a job that ended otherwise."""
+        ...
+
+
+@runtime_checkable
+class Predicting(Protocol):
+    """An order that ranks by predicted lengths, or would if they were better."""
+
+    @property
+    def trusts_predictions(self) -> bool:
+        """Whether it goes by predicted lengths now; others should not rely on them while it does not."""
+        ...
+
+
+@runtime_checkable
+class Governing(Predicting, Protocol):
+    """A predicting order that watches how good predictions are."""
+
+    @property
+    def quality(self) -> PredictionQuality:
+        """What it has seen of them: `trusted`, `tau` and `coverage`, None while too little is known."""
+        ...
+
+
 ORDERS: dict[str, type[Order]] = {
     "arrival": Arrival,
     "shortest-prompt": ShortestPrompt,
@@ -94,4 +127,7 @@ ORDERS: dict[str, type[Order]] = {
     "deadline-aware": DeadlineAware,
     "priority": Priority,
     "skip-join-mlfq": SkipJoinMlfq,
+    "predicted-remaining": PredictedRemaining,
+    "hrrn": Hrrn,
+    "governed": Governed,
 }

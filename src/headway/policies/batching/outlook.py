@@ -1,0 +1,121 @@
+"""The most memory that residents will hold at once, as far as predictions can tell."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
+
+from headway.core.job import Job, JobState
+from headway.core.plan import StepOutcome
+from headway.core.view import StepView
+from headway.errors import ConfigError
+
+
+class ExpectedTokens:
+    """What an answer stays within, by its prediction, with the probability `confidence`; its limit at most.
+
+    An answer that has outgrown that, or was never predicted, is expected to bring a little more than it has: an
+    eighth, one block at least. So what is set aside for it grows ahead of it. The quantile is computed once for each
+    job that becomes resident, and each time for one that waits.
+    """
+
+    def __init__(self, confidence: float) -> None:
+        if not 0 < confidence < 1:
+            raise ConfigError(f"reserve_confidence is {confidence}; accepted: a probability between 0 and 1")
+        self.confidence = confidence
+        self._within: dict[Job, float] = {}
+
+    def to_come(self, view: StepView, jobs: Iterable[Job]) -> list[float]:
+        """Output tokens that each of `jobs` is expected to bring yet. O(jobs), without calls for residents."""
+        found = []
+        known = self._within
+        for job in jobs:
+            produced = job.num_output_tokens
+            within = known.get(job)
+            if within is None:
+                within = self._quantile(job)
+            if within <= produced:
+                within = min(job.max_output_tokens, produced + max(view.block_size, produced >> 3))
+            found.append(within - produced)
+        return found
+
+    def _quantile(self, job: Job) -> float:
+        estimate = job.predicted_length
+        return 0.0 if estimate is None else min(job.max_output_tokens, estimate.at(self.confidence))
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Follow who is resident. O(residents)."""
+        for job in [job for job in self._within if job.state is not JobState.RESIDENT]:
+            del self._within[job]
+        for job in outcome.admitted:
+            self._within[job] = self._quantile(job)
+
+
+class Outlook:
+    """Whether a newcomer has room to its end, beside those that rank before it and what the others hold now.
+
+    Asked about newcomers in rank order, and told of the residents passed on the way. Those that rank before it go
+    first for memory too: each grows by a token a step until it ends, as expected, and gives its memory back. So
+    as long as the newcomer lives, the most is held when it or one that ends before it does: whoever ends no earlier
+    holds what it holds now and as many tokens more as that one was to bring. That is less than room for the whole
+    of every answer, since they do not all end at once; and since the errors of many answers cancel, a confidence of
+    a half goes far. Residents that rank lower may have to make way later: of them only what they hold counts, so
+    that room for their long answers does not keep short ones waiting. Half a block is added for each job, for the
+    one it has begun. O(residents) to make, and O(residents log residents) for a newcomer where memory may be short.
+    Source: the peak of LightLLM's Past-Future scheduler (Gong et al., ASPLOS 2025), with predictions for its
+    history and ranks.
+    """
+
+    def __init__(self, view: StepView, expected: ExpectedTokens) -> None:
+        self._view = view
+        self._expected = expected
+        self._begun = view.block_size / 2
+        self._room = view.total_blocks * view.block_size - sum(map(self._held, view.residents))
+        self._passed: list[Job] = []
+        self._ends: list[tuple[float, float]] = []
+        self._all_tokens = 0.0
+
+    def _held(self, job: Job) -> float:
+        return job.num_prompt_tokens + job.num_output_tokens + self._begun
+
+    def passes(self, resident: Job) -> None:
+        """A resident ranks before the newcomers still to be asked about."""
+        self._passed.append(resident)
+
+    def takes(self, job: Job) -> bool:
+        """Whether there is room for a newcomer; if so it counts from now on. One alone always has some."""
+        self._count_passed()
+        [end] = self._endings([job])
+        minus_to_come, held = end
+        insort(self._ends, end)
+        alone = len(self._ends) == 1 and not self._view.residents
+        # Enough for all that they will ever hold, however they end, is enough.
+        all_tokens = self._all_tokens + held - minus_to_come
+        if all_tokens > self._room and not alone and self._most_while(minus_to_come) > self._room:
+            self._ends.remove(end)
+            return False
+        self._all_tokens = all_tokens
+        return True
+
+    def _count_passed(self) -> None:
+        endings = self._endings(self._passed)
+        for minus_to_come, held in endings:
+            self._room += held
+            self._all_tokens += held - minus_to_come
+        self._ends += endings
+        self._ends.sort()
+        self._passed.clear()
+
+    def _endings(self, jobs: Sequence[Job]) -> list[tuple[float, float]]:
+        """(minus the tokens to come, tokens held now) of each: who ends last sorts first."""
+        to_come = self._expected.to_come(self._view, jobs)
+        return [(-tokens, self._held(job)) for job, tokens in zip(jobs, to_come, strict=True)]
+
+    def _most_while(self, minus_to_come: float) -> float:
+        """The most tokens that are held until one ends that is to bring so many."""
+        held = most = 0.0
+        for number, (minus_its_own, tokens) in enumerate(self._ends, 1):
+            held += tokens
+            if minus_its_own >= minus_to_come:
+                most = max(most, held - number * minus_its_own)
+        return most

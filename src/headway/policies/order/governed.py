@@ -1,0 +1,124 @@
+"""By predicted lengths while they hold, by queues that need none while they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.cost import CostModel
+from headway.core.job import Job
+from headway.core.plan import StepOutcome
+from headway.core.prediction_quality import PredictionQuality, TrustRule
+from headway.core.view import StepView
+from headway.policies.order.predicted_remaining import DEFAULT_PATIENCE, PredictedRemaining
+from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP
+from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
+
+_RULE = TrustRule()
+
+
+class Governed:
+    """`predicted-remaining` while predictions are trusted, `skip-join-mlfq` while they are not.
+
+    Both indexes are kept up to date all the time, so to change over costs one look at the live jobs and no sort.
+    `quality` watches the finished answers that had a prediction; its margin keeps the two from taking turns. It
+    starts with the queues: without predictions, or with bad ones from the start, this order is `skip-join-mlfq` and
+    nothing else. With mixed traffic the predictions of those that have one decide for all.
+
+    Costs: the sum of both for what changes a queue, of one for a ranking; a finished answer 10 us more on average.
+    Its foresight is that of the order in use: ENST of the queues, or the predicted work that ranks ahead.
+    """
+
+    def __init__(
+        self,
+        cost: CostModel | None = None,
+        *,
+        patience: float = DEFAULT_PATIENCE,
+        decodes_a_step: float = DEFAULT_DECODES_A_STEP,
+        min_answers: int = _RULE.min_answers,
+        least_tau: float = _RULE.least_tau,
+        least_coverage: float = _RULE.least_coverage,
+        trusted_at_first: bool = _RULE.trusted_at_first,
+    ) -> None:
+        self.patience = patience
+        self.decodes_a_step = decodes_a_step
+        self.min_answers = min_answers
+        self.least_tau = least_tau
+        self.least_coverage = least_coverage
+        self.trusted_at_first = trusted_at_first
+        self.quality = PredictionQuality(
+            TrustRule(
+                min_answers=min_answers,
+                least_tau=least_tau,
+                least_coverage=least_coverage,
+                trusted_at_first=trusted_at_first,
+            )
+        )
+        self._predicted = PredictedRemaining(cost, patience=patience, decodes_a_step=decodes_a_step)
+        self._queues = SkipJoinMlfq(cost)
+
+    @property
+    def trusts_predictions(self) -> bool:
+        """Whether predictions rank now."""
+        return self.quality.trusted
+
+    @property
+    def _in_use(self) -> PredictedRemaining | SkipJoinMlfq:
+        return self._predicted if self.quality.trusted else self._queues
+
+    def add(self, job: Job) -> None:
+        """Index a job in both."""
+        self._predicted.add(job)
+        self._queues.add(job)
+
+    def remove(self, job: Job) -> None:
+        """A job no longer waits."""
+        self._predicted.remove(job)
+        self._queues.remove(job)
+
+    def end(self, job: Job) -> None:
+        """Forget a job."""
+        self._predicted.end(job)
+        self._queues.end(job)
+
+    def finished(self, job: Job) -> None:
+        """Compare a finished answer with what was predicted of it; perhaps change over."""
+        self._predicted.finished(job)
+        if job.predicted_length is None:
+            return
+        trusted = self.quality.trusted
+        self.quality.observe(job.predicted_length, job.num_output_tokens)
+        if self.quality.trusted and not trusted:
+            self._predicted.catch_up()
+
+    def touch(self, job: Job) -> None:
+        """Take a job's rank anew."""
+        self._predicted.touch(job)
+        self._queues.touch(job)
+
+    def top(self, k: int, now_s: float) -> list[Job]:
+        """The first k waiting jobs, by the order in use."""
+        return self._in_use.top(k, now_s)
+
+    def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
+        """`jobs` by the order in use."""
+        return self._in_use.rank(jobs, now_s)
+
+    def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
+        """Seconds until each is expected to be served next, by the order in use."""
+        if self.quality.trusted:
+            return self._predicted.work_ahead_s(jobs)
+        return self._queues.next_service_s(jobs, now_s, width)
+
+    def num_at_first(self, levels: int) -> int:
+        """Live jobs at the first levels of the queues, which are kept up to date always: what a burst looks like."""
+        return self._queues.num_at_first(levels)
+
+    def next_change_s(self, view: StepView) -> float:
+        """As the order in use; which one that is changes only when an answer ends."""
+        return self._in_use.next_change_s(view)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """The queues follow every step, the predicted work only the steps that it ranks."""
+        self._queues.observe(outcome)
+        if self.quality.trusted:
+            self._predicted.observe(outcome)

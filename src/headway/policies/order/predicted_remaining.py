@@ -1,0 +1,91 @@
+"""Least predicted work first, with an age that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from headway.core.cost import CostModel
+from headway.core.job import Job
+from headway.core.plan import StepOutcome
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.order.keyed import KeyedOrder
+from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP, RemainingWork
+from headway.policies.order.sorted_index import Key
+
+DEFAULT_PATIENCE = 100.0
+
+
+class PredictedRemaining(KeyedOrder):
+    """Smallest arrival + `patience` x remaining work first: shortest remaining time first, aged.
+
+    A job's claim is its age over `patience`, less its work; the time now is the same for all and cancels out, so keys
+    do not drift. With `patience` 0 it is first come, first served; with a very large one pure shortest work first.
+
+    Nobody is overtaken for ever. A job that waits with the key K = arrival + patience x work is passed only by
+    jobs whose key is smaller. Work is never negative, so whoever comes after K has a larger one: all who pass it
+    arrived before K, within patience x work seconds of its own arrival. They are finitely many, each has its own
+    finite work, and the key of one that waits does not change. Where everybody is as long as predicted, none who
+    passes it has more work than it had left (smaller key and later arrival mean less work; who came earlier is not
+    passing). The key of a job that runs grows in three cases: its answer outgrew its prediction, which its limit
+    bounds; its KV was dropped, by the prefill that has to be done again; or steps have become slower.
+
+    Costs: as `KeyedOrder`; an answer's key is taken anew at a few points of its life (`RemainingWork`, with the
+    error), so a step costs one comparison for each job that ran. Source: Schrage 1968 for the rule; ageing by
+    arrival as in Kleinrock's delay-dependent priorities, linear in time, so that it cancels.
+    """
+
+    trusts_predictions = True
+
+    def __init__(
+        self,
+        cost: CostModel | None = None,
+        *,
+        patience: float = DEFAULT_PATIENCE,
+        decodes_a_step: float = DEFAULT_DECODES_A_STEP,
+    ) -> None:
+        if not 0 <= patience < inf:
+            raise ConfigError(f"patience is {patience}; accepted: 0 or more, in seconds a second of work")
+        super().__init__()
+        self.patience = patience
+        self.decodes_a_step = decodes_a_step
+        self._work = RemainingWork(cost, decodes_a_step)
+
+    def key(self, job: Job) -> Key:
+        """(arrival + patience x work, arrival, id), with the work estimated now."""
+        return (job.arrival_s + self.patience * self._work.estimate(job), job.arrival_s, job.id)
+
+    def end(self, job: Job) -> None:
+        """Forget a job."""
+        super().end(job)
+        self._work.forget(job)
+
+    def finished(self, job: Job) -> None:
+        """Learn how long answers are that nobody predicts."""
+        self._work.learn(job)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Take the keys anew of those who ran and have brought enough tokens since."""
+        self._renew(outcome.tokens)
+
+    def catch_up(self) -> None:
+        """Take anew every key that has been left alone for too long, after steps that were not observed. O(live)."""
+        self._renew(self._keys)
+
+    def _renew(self, jobs: Iterable[Job]) -> None:
+        for job in self._work.outdated(jobs):
+            self.touch(job)
+
+    def work_ahead_s(self, jobs: Sequence[Job]) -> list[float]:
+        """Seconds of work of those that rank before each of `jobs` among them: when it can be served. O(n log n)."""
+        keys, ahead_s = self._keys, 0.0
+        found: dict[Job, float] = {}
+        for job in sorted(jobs, key=keys.__getitem__):
+            found[job] = ahead_s
+            ahead_s += self._work.of(job)
+        return [found[job] for job in jobs]
+
+    def next_change_s(self, view: StepView) -> float:
+        """Not known: work falls as answers grow, and how fast they grow is not this order's to say."""
+        return -inf if len(self._keys) > 1 else inf

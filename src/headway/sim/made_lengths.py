@@ -1,0 +1,111 @@
+"""Predictions made from the true lengths, as good or as bad as an experiment wants them: no product has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import exp, log, sqrt
+from random import Random
+from statistics import NormalDist
+
+from headway.core.length_estimate import TAIL, LengthEstimate
+from headway.core.prediction_quality import kendall_tau
+from headway.errors import ConfigError
+from headway.traces import TraceRequest
+
+CALIBRATED_ON = 2_000
+"""Requests, evenly spread over the trace, on which a noise is made to give the tau that was asked for."""
+_TAIL_Z = NormalDist().inv_cdf(1 - TAIL)
+_MOST_NOISE = 20.0
+_HALVINGS = 40
+FALSE_CONFIDENCE = 1.05
+"""How near a broken prediction claims to be, either way."""
+
+
+class NoisyOracle:
+    """The true length times a log-normal noise of its own for each request, as large as gives `tau`.
+
+    `tau` is Kendall's, between predicted and true lengths, 1 for exact. The noise of a request follows from
+    `seed` and its id alone, so a prediction does not depend on what else is asked. The interval is honest: eight
+    true lengths in ten are within it, since its width is the noise's.
+    """
+
+    def __init__(self, requests: Sequence[TraceRequest], tau: float, seed: int = 0) -> None:
+        if not 0 < tau <= 1:
+            raise ConfigError(f"tau of a noisy oracle is {tau}; accepted: above 0, at most 1")
+        self._seed = seed
+        self.noise = 0.0 if tau == 1 else self._noise_for(tau, requests)
+
+    def _noise_for(self, tau: float, requests: Sequence[TraceRequest]) -> float:
+        """The deviation of the logarithm that gives `tau` on these requests, by halving: tau falls as it grows."""
+        some = requests[:: max(1, len(requests) // CALIBRATED_ON)]
+        known = [(request.output_tokens, self._draw(request)) for request in some]
+        low, high = 0.0, _MOST_NOISE
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            reached = kendall_tau((tokens * exp(middle * draw), tokens) for tokens, draw in known)
+            low, high = (middle, high) if reached > tau else (low, middle)
+        return (low + high) / 2
+
+    def _draw(self, request: TraceRequest) -> float:
+        return Random(f"{self._seed} {request.id}").gauss(0.0, 1.0)
+
+    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate:
+        """The noisy length, and how noisy it is."""
+        tokens = request.output_tokens * exp(self.noise * self._draw(request))
+        reach = exp(self.noise * _TAIL_Z)
+        return LengthEstimate(tokens, tokens / reach, tokens * reach)
+
+    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
+        """Nothing to learn."""
+
+
+class Broken:
+    """Predictions that are wrong in one way, and sure of themselves: within 5 % either way, they say.
+
+    Ways: `reversed`, the longest answers called the shortest; `constant`, all alike; `random`; and `turning`, exact
+    for the first half of the trace, so that they are believed, and then reversed.
+    """
+
+    def __init__(self, requests: Sequence[TraceRequest], way: str, seed: int = 0) -> None:
+        if way not in WAYS:
+            raise ConfigError(f"way of a broken predictor is {way!r}; accepted: {', '.join(WAYS)}")
+        lengths = [request.output_tokens for request in requests]
+        self.shortest, self.longest = min(lengths), max(lengths)
+        self.turns_at_s = requests[len(requests) // 2].arrival_s
+        self._way = WAYS[way]
+        self.seed = seed
+
+    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate:
+        """The wrong length, and that it is right."""
+        tokens = self._way(self, request)
+        return LengthEstimate(tokens, tokens / FALSE_CONFIDENCE, tokens * FALSE_CONFIDENCE)
+
+    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
+        """It learns nothing."""
+
+
+def _reversed(broken: Broken, request: TraceRequest) -> float:
+    return broken.shortest * broken.longest / request.output_tokens
+
+
+def _constant(broken: Broken, request: TraceRequest) -> float:
+    return sqrt(broken.shortest * broken.longest)
+
+
+def _random(broken: Broken, request: TraceRequest) -> float:
+    drawn = Random(f"{broken.seed} {request.id}").uniform(log(broken.shortest), log(broken.longest))
+    return exp(drawn)
+
+
+def _turning(broken: Broken, request: TraceRequest) -> float:
+    if request.arrival_s < broken.turns_at_s:
+        return float(request.output_tokens)
+    return _reversed(broken, request)
+
+
+WAYS: dict[str, Callable[[Broken, TraceRequest], float]] = {
+    "reversed": _reversed,
+    "constant": _constant,
+    "random": _random,
+    "turning": _turning,
+}

@@ -1,0 +1,214 @@
+"""Static instances fed whole batches from one central queue, and the requests that come to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from headway.core.job import JobState
+from headway.core.length_estimate import LengthEstimate
+from headway.core.record import Outcome, Record, record_of
+from headway.errors import ConfigError, SimulationError, TraceError
+from headway.predict.calibration import StepSeconds
+from headway.routing.batch import Batch
+from headway.routing.batch_queue import BatchQueue
+from headway.sim.arriving import job_of
+from headway.sim.clock import Clock
+from headway.sim.loop import EventLoop, Phase
+from headway.sim.static_instance import StaticInstance, Waste
+from headway.traces import TraceRequest
+
+TOO_LARGE = "alone in its batch it needs more KV memory than an instance has"
+"""Why a request failed that ran out of memory with nobody beside it."""
+
+Estimate = Callable[[TraceRequest], LengthEstimate | None]
+"""How long a request's answer will probably be, judged when it comes; None where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticSystem:
+    """`instances` equal engines, each with room for `kv_capacity_tokens`, whose steps cost `step`.
+
+    `residuals` are as the `Clock` takes them.
+    """
+
+    step: StepSeconds
+    kv_capacity_tokens: int
+    instances: int = 1
+    residuals: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        for name in ("kv_capacity_tokens", "instances"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+
+
+@dataclass(slots=True)
+class StaticResult:
+    """What a run did: when its clock stopped, tokens computed and wasted, and batches by their ends."""
+
+    end_s: float = 0.0
+    waste: Waste = field(default_factory=Waste)
+    batches: int = 0
+    splits: int = 0
+    failed: int = 0
+
+
+def simulate_batches(
+    requests: Iterable[TraceRequest],
+    queue: BatchQueue,
+    system: StaticSystem,
+    *,
+    on_record: Callable[[Record], None],
+    max_output_tokens: int,
+    estimate: Estimate = lambda request: None,
+    seed: int = 0,
+) -> StaticResult:
+    """Serve `requests` (in order of arrival) to their end, handing on each record as its request ends.
+
+    `max_output_tokens` is the limit where a request declares none. `estimate` is asked once a request, when it
+    comes; `on_record` is called in the order of the simulated time, so that a predictor can learn between the
+    two. The same arguments give the same records. Raises TraceError for a request longer than its limit,
+    SimulationError if some are never served.
+    """
+    loop = EventLoop()
+    cluster = StaticCluster(
+        loop, queue, estimate=estimate, on_record=on_record, default_max_output_tokens=max_output_tokens
+    )
+    for number in range(system.instances):
+        clock = Clock(system.step, system.residuals, seed * system.instances + number)
+        cluster.add(f"{number}", clock, system.kv_capacity_tokens)
+    return cluster.run(requests)
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One instance and what it is serving."""
+
+    instance: StaticInstance
+    batch: Batch | None = None
+    started_s: float = 0.0
+
+
+class StaticCluster:
+    """Adds each request to the queue when it comes, and gives every idle instance the batch the queue names.
+
+    Requests are read one ahead. True lengths go to the instances and to nobody else.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        queue: BatchQueue,
+        *,
+        estimate: Estimate,
+        on_record: Callable[[Record], None],
+        default_max_output_tokens: int,
+    ) -> None:
+        self._loop = loop
+        self._queue = queue
+        self._estimate = estimate
+        self._on_record = on_record
+        self._limit = default_max_output_tokens
+        self._seats: list[_Seat] = []
+        self._output_tokens: dict[str, int] = {}
+        self._requests: Iterator[TraceRequest] = iter(())
+        self._dispatch_planned = False
+        self._result = StaticResult()
+
+    def add(self, name: str, clock: Clock, kv_capacity_tokens: int) -> None:
+        """Put an instance behind the queue."""
+        instance = StaticInstance(
+            clock,
+            self._loop,
+            kv_capacity_tokens=kv_capacity_tokens,
+            on_end=self._on_record,
+            on_idle=lambda: self._idle(seat),
+            on_out_of_memory=lambda jobs: self._out_of_memory(seat),
+            name=name,
+        )
+        seat = _Seat(instance)
+        self._seats.append(seat)
+
+    @property
+    def live(self) -> int:
+        """Requests that have come and not ended."""
+        return len(self._output_tokens)
+
+    def run(self, requests: Iterable[TraceRequest]) -> StaticResult:
+        """Serve all requests to their end. Raises SimulationError if some are left."""
+        self._requests = iter(requests)
+        self._await_next()
+        self._loop.run()
+        if self.live:
+            raise SimulationError(
+                f"{self.live} requests were never served, among them {min(self._output_tokens)}"
+            )
+        result = self._result
+        result.end_s, result.splits = self._loop.now_s, self._queue.splits
+        result.waste = _total(seat.instance.waste for seat in self._seats)
+        return result
+
+    def _await_next(self) -> None:
+        request = next(self._requests, None)
+        if request is not None:
+            self._loop.at(request.arrival_s, Phase.ARRIVAL, lambda: self._arrive(request))
+
+    def _arrive(self, request: TraceRequest) -> None:
+        self._await_next()
+        if request.id in self._output_tokens:
+            raise TraceError(f"id {request.id!r} is used by two live requests; accepted: one each")
+        self._output_tokens[request.id] = request.output_tokens
+        self._queue.add(job_of(request, self._limit, self._estimate(request)))
+        self._plan_dispatch()
+
+    def _plan_dispatch(self) -> None:
+        """Dispatch once all that happens at this instant is known."""
+        if not self._dispatch_planned:
+            self._dispatch_planned = True
+            self._loop.at(self._loop.now_s, Phase.SCHEDULE, self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._dispatch_planned = False
+        for seat in self._seats:
+            if not seat.instance.busy:
+                batch = self._queue.next_batch(self._loop.now_s)
+                if batch is None:
+                    return
+                seat.batch, seat.started_s = batch, self._loop.now_s
+                self._result.batches += 1
+                seat.instance.serve([(job, self._output_tokens[job.id]) for job in batch.jobs])
+
+    def _idle(self, seat: _Seat) -> None:
+        self._plan_dispatch()
+        if seat.batch is None:
+            return
+        longest = max(self._output_tokens.pop(job.id) for job in seat.batch.jobs)
+        seconds = self._loop.now_s - seat.started_s
+        self._queue.finished(seat.batch, output_tokens=longest, seconds=seconds)
+        seat.batch = None
+
+    def _out_of_memory(self, seat: _Seat) -> None:
+        batch, seat.batch = seat.batch, None
+        assert batch is not None, "only a batch that is served can run out of memory"
+        for job in batch.jobs:
+            job.num_preemptions += 1
+        for job in self._queue.split(batch):
+            del self._output_tokens[job.id]
+            job.state = JobState.ENDED
+            self._result.failed += 1
+            record = record_of(job, Outcome.FAILED, self._loop.now_s)
+            record.instance, record.error = seat.instance.name, TOO_LARGE
+            self._on_record(record)
+
+
+def _total(wastes: Iterable[Waste]) -> Waste:
+    """The sums over all instances."""
+    total = Waste()
+    for waste in wastes:
+        total.valid_tokens += waste.valid_tokens
+        total.pad_tokens += waste.pad_tokens
+        total.invalid_tokens += waste.invalid_tokens
+        total.lost_tokens += waste.lost_tokens
+        total.out_of_memory += waste.out_of_memory
+    return total

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.job import Job
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.order.predicted_remaining import PredictedRemaining
+from headway.policies.presets import find_preset
+from tests.policies.contract import Arrival, Workload, drive, from_preset
+from tests.policies.instance import small_engine
+from tests.policies.order.per_token import PerToken, exactly
+from tests.strategies import UNTIMED, ids, instants, make_job
+
+
+def expecting(id_: str, tokens: float, arrival_s: float = 0.0, prompt: int = 1) -> Job:
+    return make_job(id_, prompt=prompt, limit=10_000, arrival_s=arrival_s, predicted_length=exactly(tokens))
+
+
+def indexed(jobs: list[Job], patience: float = 10.0) -> PredictedRemaining:
+    order = PredictedRemaining(PerToken(), patience=patience)
+    for job in jobs:
+        order.add(job)
+    return order
+
+
+def ran(*jobs: Job) -> StepOutcome:
+    return StepOutcome(now_s=0.0, plan=StepPlan(), tokens=dict.fromkeys(jobs, 1))
+
+
+def test_the_least_work_first_each_second_of_work_standing_back_for_ten_of_age() -> None:
+    # Work 80/8 = 10, 16/8 = 2, 4 + 8/8 = 5, and keys 0 + 100, 70 + 20, 65 + 50.
+    jobs = [expecting("a", 80), expecting("b", 16, 70.0), expecting("c", 8, 65.0, prompt=5)]
+    order = indexed(jobs)
+    assert ids(order.top(9, 70.0)) == ids(order.rank(jobs, 70.0)) == ["b", "a", "c"]
+    # Time alone changes nothing; without patience it is first come, first served.
+    assert ids(order.top(9, 1e6)) == ["b", "a", "c"]
+    assert ids(indexed(jobs, patience=0.0).top(9, 70.0)) == ["a", "c", "b"]
+
+
+def test_ties_end_in_arrival_and_id() -> None:
+    # 0 + 10 x 1 and 10 + 10 x 0.
+    first, second = expecting("z", 8), expecting("y", 8)
+    assert ids(indexed([first, second]).top(9, 0.0)) == ["y", "z"]
+
+
+def test_who_runs_gains_rank_at_a_few_points_of_its_life() -> None:
+    # Keys 10 x 40/8 = 50 and 10 x 36/8 = 45. After 10 tokens 30 are to come: 37.5.
+    runs, waits = expecting("runs", 40), expecting("waits", 36)
+    order = indexed([runs, waits])
+    order.remove(runs)
+    runs.num_computed_tokens = 10
+    runs.num_output_tokens = 9
+    order.observe(ran(runs))
+    assert ids(order.rank([runs, waits], 0.0)) == ["waits", "runs"]
+    runs.num_output_tokens = 10
+    assert ids(order.rank([runs, waits], 0.0)) == ["waits", "runs"]
+    order.observe(ran(runs))
+    assert ids(order.rank([runs, waits], 0.0)) == ["runs", "waits"]
+
+
+def test_a_job_whose_kv_was_dropped_has_its_prefill_before_it_again() -> None:
+    # 16/8 and nothing to compute against 24/8; dropped, 10 + 16 tokens less one step are to be computed: 25 + 2.
+    falls, waits = expecting("falls", 32, prompt=10), expecting("waits", 24)
+    order = indexed([falls, waits])
+    order.remove(falls)
+    falls.num_output_tokens = 16
+    falls.num_computed_tokens = 25
+    order.touch(falls)
+    assert ids(order.rank([falls, waits], 0.0)) == ["falls", "waits"]
+    falls.num_computed_tokens = 0
+    order.add(falls)
+    assert ids(order.top(2, 0.0)) == ["waits", "falls"]
+
+
+def test_the_work_ahead_is_that_of_those_who_rank_before() -> None:
+    # Work 1, 2 and 4 seconds.
+    long, short, middle = expecting("l", 32), expecting("s", 8), expecting("m", 16)
+    assert indexed([long, short, middle]).work_ahead_s([long, short, middle]) == [3.0, 0.0, 1.0]
+
+
+def test_catching_up_is_as_good_as_having_watched() -> None:
+    jobs = [expecting("a", 40), expecting("b", 36)]
+    order = indexed(jobs)
+    jobs[0].num_output_tokens = jobs[0].num_computed_tokens = 20
+    order.catch_up()
+    assert ids(order.top(2, 0.0)) == ["a", "b"]
+
+
+def test_it_foresees_no_change_where_only_one_is_left() -> None:
+    order = indexed([expecting("a", 8)])
+    assert order.next_change_s(StepView()) == inf
+    order.add(expecting("b", 8))
+    assert order.next_change_s(StepView()) == -inf
+
+
+@pytest.mark.parametrize("patience", [-1.0, inf])
+def test_patience_is_finite(patience: float) -> None:
+    with pytest.raises(ConfigError, match=r"patience is .*; accepted: 0 or more"):
+        PredictedRemaining(patience=patience)
+
+
+@UNTIMED
+@given(
+    jobs=st.lists(st.tuples(instants, st.integers(1, 400), st.integers(1, 40)), min_size=1, max_size=30),
+    patience=st.sampled_from([0.0, 0.5, 3.0, 100.0]),
+)
+def test_nobody_is_passed_by_who_comes_later_than_its_patience(
+    jobs: list[tuple[float, int, int]], patience: float
+) -> None:
+    """Whoever ranks before a job arrived within patience x work of it, and if later has less work."""
+    made = [expecting(f"{n:02}", tokens, at_s, prompt) for n, (at_s, tokens, prompt) in enumerate(jobs)]
+    work_s = {
+        job: job.num_prompt_tokens - 1 + tokens / 8 for job, (_, tokens, _) in zip(made, jobs, strict=True)
+    }
+    ranked = indexed(made, patience).top(len(made), 0.0)
+    for place, job in enumerate(ranked):
+        for before in ranked[:place]:
+            assert before.arrival_s <= job.arrival_s + patience * work_s[job]
+            assert before.arrival_s <= job.arrival_s or work_s[before] <= work_s[job]
+
+
+def flood(patience: float) -> float | None:
+    """When a long job starts, on one seat, while somebody short comes every second for a minute."""
+    smalls = [
+        Arrival(id=f"{n:02}", at_step=n, prompt=1, output=1, limit=1, predicted=exactly(1)) for n in range(60)
+    ]
+    long = Arrival(id="long", at_step=0, prompt=20, output=8, limit=8, predicted=exactly(8))
+    engine = small_engine(num_blocks=100, max_num_seqs=8, batch_width=1, max_num_batched_tokens=100)
+    preset = find_preset(
+        "vllm", order=f"predicted-remaining:patience={patience}", batching="top-jobs", eviction="recompute"
+    )
+    workload = Workload((*smalls, long), engine)
+    run = drive(from_preset(preset)(workload), workload)
+    return run.instance.records["long"].first_scheduled_s
+
+
+def test_a_flood_of_short_answers_delays_a_long_one_by_its_patience_and_no_more() -> None:
+    # A tenth of a second a token: its work is 20 tokens less one step, 1.9 s, and 8 x 0.1 / 8 = 0.1 s. With patience
+    # 5 its key is 10: those of 0 to 9 s go first, a second each, and the one of 10 s (10.06) comes after it.
+    assert flood(5.0) == 10.0
+    assert flood(10.0) == 20.0
+    # With none only the one that came with it, by its id.
+    assert flood(0.0) == 1.0
+    # With patience for more than the minute it is the last.
+    assert flood(1000.0) == 60.0

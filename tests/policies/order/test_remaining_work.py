@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.length_estimate import LengthEstimate
+from headway.errors import ConfigError
+from headway.policies.order.remaining_work import ASSUMED_STEP_S, LEAST_STRIDE_TOKENS, RemainingWork
+from tests.policies.order.per_token import PerToken, exactly
+from tests.strategies import UNTIMED, decoding, make_job, prefilling
+
+
+def test_work_is_the_prefill_to_come_and_a_share_of_a_step_for_each_token() -> None:
+    work = RemainingWork(PerToken())
+    # 5 prompt tokens take 5 s, one of them with the first step of the answer; 16 tokens are 16/8 s.
+    assert work.estimate(make_job(prompt=5, limit=99, predicted_length=exactly(16))) == (5 - 1) + 16 / 8
+    # 3 of the 5 are computed.
+    assert work.estimate(prefilling(prompt=5, computed=3, limit=99, predicted_length=exactly(16))) == 1 + 2
+    # A quarter of the answers share a step: a token is half a second.
+    half = RemainingWork(PerToken(), decodes_a_step=2)
+    assert half.estimate(make_job(prompt=5, limit=99, predicted_length=exactly(16))) == 4 + 16 / 2
+
+
+def test_nothing_beyond_the_limit_is_to_come() -> None:
+    work = RemainingWork(PerToken())
+    assert work.estimate(decoding(output=2, limit=10, predicted_length=exactly(50))) == 8 / 8
+    assert work.estimate(decoding(output=10, limit=10, predicted_length=exactly(50))) == 1 / 8
+
+
+def test_an_answer_nobody_predicted_is_as_long_as_those_that_finished() -> None:
+    work = RemainingWork(PerToken())
+    # Until one has, its limit: 64 tokens are 8 s.
+    assert work.estimate(make_job(prompt=1, limit=64)) == 8.0
+    for tokens in (10, 30):
+        work.learn(decoding(output=tokens))
+    # Then their mean: 20 tokens are 2.5 s. The limit still holds.
+    assert work.estimate(make_job(prompt=1, limit=64)) == 20 / 8
+    assert work.estimate(make_job(prompt=1, limit=8)) == 8 / 8
+
+
+def test_the_usual_length_follows_the_traffic() -> None:
+    work = RemainingWork(PerToken())
+    for tokens in [100] * 1000 + [10] * 1000:
+        work.learn(decoding(output=tokens))
+    # After 400 answers all count for half, so a thousand short ones leave little of the long ones: below 10 + 90/8.
+    assert 10 / 8 <= work.estimate(make_job(prompt=1, limit=640)) < 21 / 8
+
+
+def test_before_a_step_was_measured_one_is_assumed() -> None:
+    assert RemainingWork().estimate(make_job(predicted_length=exactly(8), limit=99)) == ASSUMED_STEP_S
+
+
+def test_what_was_estimated_stands_until_a_quarter_has_come() -> None:
+    # 80 to come: a quarter are 20 tokens. Then 60 are, and it is min(60, 2 x 20) / 4 = 10 tokens until the next.
+    work = RemainingWork(PerToken())
+    job = make_job(prompt=1, limit=99, predicted_length=exactly(80))
+    work.estimate(job)
+    job.num_output_tokens = job.num_computed_tokens = 19
+    assert (work.outdated([job]), work.of(job)) == ([], 80 / 8)
+    job.num_output_tokens = job.num_computed_tokens = 20
+    assert work.outdated([job]) == [job]
+    assert work.estimate(job) == pytest.approx(60 / 8, rel=1e-3)
+    job.num_output_tokens = 29
+    assert work.outdated([job]) == []
+    job.num_output_tokens = 30
+    assert work.outdated([job]) == [job]
+
+
+@UNTIMED
+@given(tokens=st.integers(1, 600), factor=st.floats(1.0, 4.0), grows_by=st.integers(1, 7))
+def test_what_is_kept_is_near_what_would_be_estimated(tokens: int, factor: float, grows_by: int) -> None:
+    """The stated error, over the life of an answer three times as long as predicted."""
+    estimate = LengthEstimate(float(tokens), tokens / factor, tokens * factor)
+    kept, anew = RemainingWork(PerToken()), RemainingWork(PerToken())
+    job = decoding(output=1, limit=10_000, predicted_length=estimate)
+    kept.estimate(job)
+    allowed = (LEAST_STRIDE_TOKENS + grows_by) / 8
+    estimated = 0
+    while job.num_output_tokens < 3 * tokens:
+        job.num_output_tokens += grows_by
+        job.num_computed_tokens += grows_by
+        for outdated in kept.outdated([job]):
+            kept.estimate(outdated)
+            estimated += 1
+        fresh_s = anew.estimate(job)
+        most = 4 / 3 if job.num_output_tokens <= tokens else 2
+        assert 0.9 * fresh_s - allowed <= kept.of(job) <= most * fresh_s + allowed
+    assert estimated <= 60
+
+
+def test_a_job_that_is_gone_leaves_nothing() -> None:
+    work = RemainingWork()
+    job = make_job()
+    work.estimate(job)
+    work.forget(job)
+    with pytest.raises(KeyError):
+        work.of(job)
+
+
+def test_a_share_of_a_step_is_a_share() -> None:
+    with pytest.raises(ConfigError, match="decodes_a_step is 0; accepted: more than 0"):
+        RemainingWork(decodes_a_step=0)

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.cost import CostModel
+from headway.core.length_estimate import LengthEstimate
+from headway.core.slo import Slo
+from headway.policies.order import Governing
+from headway.policies.policy import Policy
+from headway.policies.presets import build_policy, find_preset
+from headway.predict.length import RequestFacts
+from headway.sim.length_source import AskedPredictor, facts_of
+from headway.sim.made_lengths import Broken, NoisyOracle
+from headway.sim.oracle import ORACLES
+from headway.sim.simulation import System
+from headway.traces import TraceRequest, parse_workload
+from tests.sim.worlds import LIMIT, Linear, calibration, limits, preset, request, run
+from tests.strategies import FEW
+
+
+@dataclass
+class LastAnswer:
+    """Says what the last answer came to, and notes what it is told."""
+
+    seen: list[tuple[RequestFacts, int]] = field(default_factory=list)
+
+    def predict(self, facts: RequestFacts) -> LengthEstimate | None:
+        return LengthEstimate.around(self.seen[-1][1]) if self.seen else None
+
+    def observe(self, facts: RequestFacts, output_tokens: int) -> None:
+        self.seen.append((facts, output_tokens))
+
+
+def test_a_predictor_is_asked_as_requests_come_and_taught_as_answers_end() -> None:
+    # Second steps: a (2 tokens) ends at 2 s, before c comes; b (9 tokens) after.
+    trace = [
+        replace(request("a", 0.0, 3, 2), prompt="hello", tenant="t", max_output_tokens=20),
+        request("b", 1.0, 3, 9),
+        request("c", 3.0, 3, 1),
+    ]
+    predictor = LastAnswer()
+    records, _ = run(trace, lengths=AskedPredictor(predictor))
+    assert {name: record.predicted_output_tokens for name, record in records.items()} == {
+        "a": None,
+        "b": None,
+        "c": 2.0,
+    }
+    assert [tokens for _, tokens in predictor.seen] == [2, 1, 9]
+    first = RequestFacts(num_prompt_tokens=3, max_output_tokens=20, user_input="hello", tenant="t")
+    assert predictor.seen[0][0] == first == facts_of(trace[0], 20)
+    assert predictor.seen[1][0].max_output_tokens == LIMIT
+
+
+def test_answers_that_were_cut_short_teach_nothing() -> None:
+    # b's first token is due before the engine, busy with a, can bring it.
+    trace = [request("a", 0.0, 3, 9), request("b", 1.0, 3, 9, slo=Slo(ttft_s=2.0))]
+    predictor = LastAnswer()
+    one_seat = System(limits=limits(max_num_seqs=1), calibration=calibration())
+    records, _ = run(trace, preset("vllm", leaving=("expired",)), one_seat, lengths=AskedPredictor(predictor))
+    assert records["b"].outcome == "expired"
+    assert [facts.num_prompt_tokens for facts, _ in predictor.seen] == [3]
+
+
+# ---- preset predicted in the simulator -------------------------------------------------------------------
+
+BACKLOG = parse_workload(
+    "gen:poisson:rate=3/input=zipf:theta=1.1,max=60/output=zipf:theta=1.1,max=200/count=600"
+).requests()
+"""More than two can serve, so that who comes first decides."""
+PAIR = System(
+    limits=limits(max_num_seqs=8, batch_width=2, num_blocks=2000),
+    calibration=calibration(Linear(0.02, 0.0004)),
+)
+
+
+def mean_jct_s(policy: Any, **options: Any) -> float:
+    records, _ = run(BACKLOG, policy, PAIR, max_output_tokens=256, check=False, **options)
+    return fmean((record.finished_s or 0.0) - record.arrival_s for record in records.values())
+
+
+@pytest.fixture(scope="module")
+def fastserve_s() -> float:
+    return mean_jct_s("fastserve")
+
+
+@pytest.fixture(scope="module")
+def oracle_s() -> float:
+    return mean_jct_s(ORACLES["srpt-oracle"]({each.id: each.output_tokens for each in BACKLOG}))
+
+
+def test_the_better_the_prediction_the_nearer_to_the_oracle(fastserve_s: float, oracle_s: float) -> None:
+    exact, good, fair = (
+        mean_jct_s("predicted", lengths=NoisyOracle(BACKLOG, tau)) for tau in (1.0, 0.8, 0.6)
+    )
+    assert oracle_s <= exact * 1.01
+    assert exact < good < fair < fastserve_s
+
+
+@pytest.mark.parametrize("way", ["reversed", "constant", "random", "turning"])
+def test_a_broken_predictor_costs_nearly_nothing(way: str, fastserve_s: float) -> None:
+    assert mean_jct_s("predicted", lengths=Broken(BACKLOG, way)) <= 1.03 * fastserve_s
+
+
+def test_without_predictions_it_is_fastserve_record_by_record() -> None:
+    one, other = (
+        run(BACKLOG[:200], policy, PAIR, max_output_tokens=256, check=False)
+        for policy in ("predicted", "fastserve")
+    )
+    assert one == other
+
+
+def test_trust_is_lost_when_predictions_turn_and_had_been_won() -> None:
+    made: list[Policy] = []
+
+    def build(cost: CostModel) -> Policy:
+        made.append(build_policy(find_preset("predicted"), cost))
+        return made[-1]
+
+    trusted: list[bool] = []
+
+    class Noted(Broken):
+        def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
+            order = made[0].order
+            assert isinstance(order, Governing)
+            trusted.append(order.trusts_predictions)
+
+    run(BACKLOG, build, PAIR, max_output_tokens=256, check=False, lengths=Noted(BACKLOG, "turning"))
+    assert not trusted[0]
+    assert trusted[300]
+    assert not trusted[-1]
+    assert sum(one != other for one, other in pairwise(trusted)) == 2
+
+
+@FEW
+@given(
+    tau=st.sampled_from([0.5, 1.0]),
+    blocks=st.sampled_from([30, 60, 400]),
+    count=st.integers(40, 90),
+    host_blocks=st.sampled_from([0, 60]),
+    asynchronous=st.booleans(),
+)
+def test_stretches_are_stepped_over_without_a_difference(
+    tau: float, blocks: int, count: int, host_blocks: int, asynchronous: bool
+) -> None:
+    """With trust won on the way, so that both orders have ranked."""
+    trace = BACKLOG[:count]
+    trace = [each for each in trace if each.input_tokens + each.output_tokens <= 4 * blocks]
+    system = System(
+        limits=limits(
+            max_num_seqs=6,
+            batch_width=2,
+            num_blocks=blocks,
+            host_blocks=host_blocks,
+            asynchronous=asynchronous,
+        ),
+        calibration=calibration(Linear(0.02, 0.0004), (0.9, 1.0, 1.3)),
+    )
+    either = [
+        run(
+            trace,
+            "predicted",
+            system,
+            max_output_tokens=256,
+            check=False,
+            shortcut=shortcut,
+            lengths=NoisyOracle(trace, tau),
+        )
+        for shortcut in (True, False)
+    ]
+    assert either[0] == either[1]
