@@ -47,6 +47,9 @@ def bench(refused: Refused, tmp_path: Path, trace: Path, monkeypatch: pytest.Mon
         ({"host_kv_gib": -1}, "host_kv.gib is -1.0; accepted: more than 0"),
         ({"host_kv_gib": 1e9}, "host_kv.gib is 1e+09 but this machine has"),
         ({"host_kv_bytes_per_s": 1e9}, "without host memory; accepted: with --host-kv-gib"),
+        ({"predictor": "tea"}, "unknown length predictor 'tea'; accepted: learned, hash"),
+        ({"predictor": "noisy-oracle"}, "predictor 'noisy-oracle': ''; accepted: tau=..., seed=N"),
+        ({"predictor": "broken:way=up"}, "way of a broken predictor is 'up'; accepted: reversed"),
         ({"model": "./no-such-model"}, "model './no-such-model' does not exist"),
     ],
 )
@@ -57,6 +60,12 @@ def test_what_is_not_accepted_is_said_before_anything_is_written(
     assert err.startswith("error: ")
     assert complaint in err
     assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_stops_by_itself_needs_prompts(bench: Refused, tmp_path: Path) -> None:
+    err = bench("--own-stops")
+    assert "request '0' has no prompt" in err
     assert not (tmp_path / "out").exists()
 
 

@@ -7,6 +7,7 @@ import pytest
 from headway.cli.replay import remarks
 from headway.core.record import Outcome, Record
 from headway.gateway import ReplayReport
+from headway.gateway.replay_book import BatchCounts
 from tests.cli.conftest import Refused, words
 
 GENERATED = "gen:fixed:interval=0.01/input=constant:tokens=8/output=constant:tokens=4/count=3"
@@ -32,6 +33,18 @@ def replay(refused: Refused, tmp_path: Path) -> Refused:
         ({"rate-scale": "0"}, "error: rate factor is 0.0; accepted"),
         ({"limit": "0"}, "error: limit is 0; accepted"),
         ({"timeout": "0"}, "error: timeout_s is 0.0; accepted"),
+        ({"batches": "ccb"}, "error: unknown batches 'ccb'; accepted: vs, vsq, glp, abp, magnus"),
+        ({"batches": "vsq"}, "error: batches 'vsq' exist in the simulator alone"),
+        ({"batches": "vs", "batch-size": "0"}, "error: batch_size is 0; accepted: 1 or more"),
+        ({"batches": "vs", "kv-tokens": "0"}, "error: capacity_tokens is 0; accepted: 1 or more"),
+        (
+            {"batches": "vs", "predictor": "tarot"},
+            "error: unknown length predictor 'tarot'; accepted: learned",
+        ),
+        ({"predictor": "hash"}, "error: --predictor is accepted with --batches alone"),
+        ({"kv-tokens": "9"}, "error: --kv-tokens is accepted with --batches alone"),
+        ({"safety-factor": "2"}, "error: --safety-factor is accepted with --batches alone"),
+        ({"batches": "vs", "length-model": "x"}, "error: --length-model is accepted with --predictor alone"),
         ({"out": "/proc/none/out.jsonl"}, "error: --out /proc/none/out.jsonl cannot be written"),
     ],
 )
@@ -53,6 +66,12 @@ def test_a_server_that_is_not_there_leaves_an_old_file_alone(
     assert out.read_text() == "precious\n"
 
 
+def test_several_servers_are_accepted_with_batches_alone(refused: Refused, tmp_path: Path) -> None:
+    two = ("--url", "http://127.0.0.1:9", "--url", "http://127.0.0.1:10")
+    err = refused("replay", *two, *words({"trace": GENERATED, "out": tmp_path / "out.jsonl"}))
+    assert err == "error: --url is given 2 times; accepted: once, or with --batches\n"
+
+
 def test_remarks_tell_the_clients_lateness_and_what_went_wrong() -> None:
     records = [Record(id=str(n), arrival_s=0.0, prompt_tokens=1, outcome=Outcome.FINISHED) for n in range(4)]
     for record in records[:3]:
@@ -64,3 +83,12 @@ def test_remarks_tell_the_clients_lateness_and_what_went_wrong() -> None:
         "interrupted: 4 requests recorded",
     ]
     assert remarks(ReplayReport("m")) == []
+
+
+def test_remarks_tell_what_became_of_batches() -> None:
+    assert remarks(ReplayReport("m", batches=BatchCounts(batches=5, out_of_memory=2))) == [
+        "5 batches were sent, 2 of them ran out of memory"
+    ]
+    assert remarks(ReplayReport("m", batches=BatchCounts(batches=5, lost_instances=1))) == [
+        "5 batches were sent, 0 of them ran out of memory, 1 instances were lost"
+    ]

@@ -14,10 +14,14 @@ import pytest
 from headway.experiments.adaptivellm_errors import PredictorErrors
 from headway.experiments.adaptivellm_scope import Scope
 from headway.experiments.fastserve_scope import Scope as FastServeScope
+from headway.experiments.magnus_data import find_data
+from headway.experiments.magnus_scope import Scope as MagnusScope
 from headway.experiments.study_runs import FILE
 from tests.cli.conftest import Headway, Refused
+from tests.experiments.magnus_rows import write_rows
 from tests.experiments.test_adaptivellm_study import ERRORS, kept
 from tests.experiments.test_fastserve_study import kept as kept_of_fastserve
+from tests.experiments.test_magnus_study import keep_all as keep_all_of_magnus
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +63,25 @@ def test_tables_plots_and_a_page_are_kept(headway: Headway, done: Path) -> None:
 
 
 def test_all_papers_have_a_folder_and_a_key_each(headway: Headway, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "data")
     folder = tmp_path / "adaptivellm"
     kept(folder, Scope(quick=True))
     (folder / "predictors-quick.json").write_bytes(msgspec.json.encode(PredictorErrors(reason="Not now.")))
     kept_of_fastserve(tmp_path / "fastserve", FastServeScope(quick=True))
-    ended = headway("reproduce", "all", "--quick", "--json", "--out", tmp_path)
-    assert list(json.loads(ended.out)) == ["adaptivellm", "fastserve"]
+    keep_all_of_magnus(tmp_path / "magnus", MagnusScope(source=find_data(data), quick=True))
+    ended = headway("reproduce", "all", "--quick", "--json", "--out", tmp_path, "--data", data)
+    assert list(json.loads(ended.out)) == ["adaptivellm", "fastserve", "magnus"]
     assert "Not now." in ended.err
     assert (folder / "adaptivellm.html").exists()
     assert (tmp_path / "fastserve" / "end-to-end-rate.svg").exists()
+    assert json.loads((tmp_path / "magnus" / "magnus.json").read_text())["data"] == "shared"
 
 
 def test_what_is_not_accepted_is_named(refused: Refused, tmp_path: Path) -> None:
-    assert refused("reproduce", "vidur") == "error: paper is 'vidur'; accepted: adaptivellm, fastserve, all\n"
+    assert refused("reproduce", "vidur") == (
+        "error: paper is 'vidur'; accepted: adaptivellm, fastserve, magnus, all\n"
+    )
+    assert "has no text/mt_en_zh.jsonl.gz" in refused("reproduce", "magnus", "--data", tmp_path)
     assert "--jobs is 0; accepted: 1 or more" in refused("reproduce", "adaptivellm", "--jobs", 0)
     (tmp_path / FILE).write_text("not a run\n")
     assert "holds something else than runs" in refused("reproduce", "adaptivellm", "--out", tmp_path)

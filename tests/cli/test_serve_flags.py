@@ -9,6 +9,7 @@ import pytest
 
 from headway.cli.host_memory import host_memory
 from headway.cli.serve import check_address, introduction
+from headway.engine.demo_model import resolve_model
 from headway.engine.kv_host import HostKv
 from headway.engine.server_command import (
     CPU_KV_CACHE_BYTES,
@@ -175,11 +176,11 @@ def test_what_the_user_gives_is_not_chosen_again(model: str, monkeypatch: pytest
 
 
 @cpu_only
-def test_the_demo_model_is_served_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = command("demo")
-    assert Path(made.arguments[1]).parent == tmp_path / "headway" / "models"
-    assert value(made.arguments, "--served-model-name") == "demo"
+@pytest.mark.parametrize("name", ["demo", "demo-random"])
+def test_the_demo_models_are_served_under_their_names(name: str) -> None:
+    made = command(name)
+    assert made.arguments[1] == resolve_model(name)
+    assert value(made.arguments, "--served-model-name") == name
     assert value(command("demo", "--served-model-name", "x").arguments, "--served-model-name") == "x"
 
 
@@ -236,6 +237,30 @@ def test_the_introduction_says_what_memory_is_taken(model: str) -> None:
     assert "host memory" not in introduction("m", "u", command(model)).splitlines()[1]
 
 
+def test_a_length_predictor_is_passed_on_and_introduced(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "lengths.npz"
+    made = command(model, policy="predicted", predict_lengths="learned", length_model=str(file))
+    assert headway_config(made) == {
+        "policy": "predicted",
+        "predict_lengths": "learned",
+        "length_model": str(file),
+    }
+    lines = introduction("m", "u", made).splitlines()
+    assert f"Lengths of answers are predicted with learned; what is learned is kept in {file}." in lines
+    forgetful = introduction("m", "u", command(model, predict_lengths="hash"))
+    assert "predicted with hash; what is learned is forgotten at the end." in forgetful
+    assert "Lengths of answers" not in introduction("m", "u", command(model))
+
+
+def test_a_length_model_that_cannot_be_read_is_refused_before_anything_starts(
+    model: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "lengths.npz"
+    file.write_bytes(b"not one")
+    with pytest.raises(ConfigError, match=r"lengths\.npz is damaged"):
+        command(model, predict_lengths="learned", length_model=str(file))
+
+
 def test_the_time_to_drain_is_the_users(model: str) -> None:
     assert command(model).drain_s == 0
     assert command(model, "--shutdown-timeout", "45").drain_s == 45
@@ -260,6 +285,14 @@ def test_the_introduction_states_policy_targets_choices_and_the_others(model: st
         (["demo", "--slo-ttft", "-1"], "error: ttft_s is -1.0"),
         (["demo", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
         (["demo", "--host", "203.0.113.7"], "error: cannot serve on 203.0.113.7"),
+        (
+            ["demo", "--predict-lengths", "tea"],
+            "error: unknown length predictor 'tea'; accepted: learned, hash",
+        ),
+        (
+            ["demo", "--length-model", "x"],
+            "error: length_model is ",
+        ),
         (["demo", "--host-kv-gib", "-1"], "error: host_kv.gib is -1.0; accepted: more than 0"),
         (["demo", "--host-kv-gib", "nan"], "error: host_kv.gib is nan; accepted: more than 0"),
         (["demo", "--host-kv-gib", "1e9"], "error: host_kv.gib is 1e+09 but this machine has"),

@@ -65,6 +65,14 @@ def test_a_host_of_less_than_no_blocks_is_refused(simulate: Headway) -> None:
     assert "host_blocks is -1; accepted: 0 or more" in err
 
 
+def test_it_is_said_who_predicts_lengths(simulate: Headway) -> None:
+    code, out, err = simulate("--json", policies="vllm,predicted", predictor="noisy-oracle:tau=0.8")
+    assert code == 0
+    made = "noisy-oracle:tau=0.8 (made from the true lengths)"
+    assert json.loads(out)["predicted"]["predictor"] == made
+    assert f"answer lengths predicted by: {made}, for predicted" in err
+
+
 def test_without_json_stdout_is_empty(simulate: Headway) -> None:
     code, out, err = simulate("--no-prefix-caching", "--sync", trace=f"{TRACE}/max_output=100")
     assert (code, out) == (0, "")
@@ -145,6 +153,8 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs is 0; accepted: 1 or more"),
         ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),
         ({"tp": 3}, "tensor parallelism 3"),
+        ({"predictor": "tea-leaves"}, "unknown predictor 'tea-leaves'; accepted: none, learned, "),
+        ({"predictor": "noisy-oracle:tau=2"}, "tau of a noisy oracle is 2.0; accepted: above 0, at most 1"),
         ({"explain": "x"}, "no request 'x' in the trace; its 40 ids begin 0, 1, 2, 3, 4"),
         ({"explain": "1", "seeds": 2}, "accepted: one load, one seed"),
         ({"explain": "1", "rate_scale": "1,2"}, "accepted: one load, one seed"),

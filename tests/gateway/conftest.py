@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +23,26 @@ class FakeServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     answer: Callable[[Stream], Awaitable[object]] | None = None
     refusal: web.Response | None = None
+    metrics_text: str | Callable[[], str] | None = None
+    gone: bool = False
+    sick: bool = False
     disconnects: int = 0
     tokens: set[str | None] = field(default_factory=set)
 
     async def models(self, _request: web.Request) -> web.Response:
+        if self.gone:
+            return web.Response(status=503)
         models = [{"id": "fake", "max_model_len": CONTEXT_TOKENS}, {"id": "other"}]
         return web.json_response({"object": "list", "data": models})
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return web.Response(status=503 if self.sick else 200)
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        if self.metrics_text is None:
+            return web.Response(status=404)
+        text = self.metrics_text if isinstance(self.metrics_text, str) else self.metrics_text()
+        return web.Response(text=text)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         self.tokens.add(request.headers.get("Authorization"))
@@ -98,11 +113,13 @@ class Stream:
         self.request.transport.close()
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[FakeServer]:
+@asynccontextmanager
+async def running() -> AsyncIterator[FakeServer]:
     fake = FakeServer()
     app = web.Application()
     app.router.add_get("/v1/models", fake.models)
+    app.router.add_get("/metrics", fake.metrics)
+    app.router.add_get("/health", fake.health)
     app.router.add_post("/v1/completions", fake.completions)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
@@ -112,3 +129,15 @@ async def server() -> AsyncIterator[FakeServer]:
     fake.url = f"http://{host}:{port}"
     yield fake
     await runner.cleanup()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeServer]:
+    async with running() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def other_server() -> AsyncIterator[FakeServer]:
+    async with running() as fake:
+        yield fake

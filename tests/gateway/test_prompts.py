@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import Slo
 from headway.errors import ConfigError
 from headway.gateway.prompts import Dialect, TokenIds, prompt_of
@@ -16,9 +17,10 @@ def request(id: str = "a", input_tokens: int = 50, output_tokens: int = 10, **fi
 
 
 def body(
-    trace_request: TraceRequest, max_model_len: int | None = 4096, plain: bool = False
+    trace_request: TraceRequest, max_model_len: int | None = 4096, plain: bool = False, **more: Any
 ) -> dict[str, Any]:
-    decoded: dict[str, Any] = json.loads(Dialect("m", max_model_len, TokenIds(), plain).body(trace_request))
+    dialect = Dialect("m", max_model_len, TokenIds(), plain, **more)
+    decoded: dict[str, Any] = json.loads(dialect.body(trace_request))
     return decoded
 
 
@@ -77,12 +79,42 @@ def test_the_length_is_forced_and_no_priority_is_sent_unless_set() -> None:
     assert body(request(priority=-3))["priority"] == -3
 
 
+def test_a_later_attempt_is_the_same_request_by_another_name() -> None:
+    first, again = body(request()), json.loads(Dialect("m", 4096, TokenIds()).body(request(), attempt=1))
+    assert again.pop("request_id") == f"{first.pop('request_id')}+1"
+    assert again == first
+
+
 def test_a_policy_hears_the_declared_limit_and_never_the_forced_length() -> None:
     assert body(request(max_output_tokens=512))["vllm_xargs"] == {"headway_max_output_tokens": 512}
     # Where none is declared the model's context is the limit: 4096 - 50 tokens of prompt.
     assert body(request())["vllm_xargs"] == {"headway_max_output_tokens": 4046}
     assert "vllm_xargs" not in body(request(), max_model_len=None)
     assert "vllm_xargs" not in body(request(prompt="as long as it is"))
+
+
+def test_a_model_that_stops_by_itself_is_given_a_limit_and_no_length() -> None:
+    own = request(prompt="x", output_tokens=10)
+    sent = body(own, own_stops=True)
+    assert "min_tokens" not in sent
+    assert "ignore_eos" not in sent
+    # The prompt has 50 tokens of a context of 4096.
+    assert sent["max_tokens"] == 4046
+    assert body(own, max_model_len=None, own_stops=True)["max_tokens"] is None
+    assert body(request(prompt="x", max_output_tokens=64), own_stops=True)["max_tokens"] == 64
+
+
+def test_predicted_lengths_are_said_of_the_requests_that_have_one() -> None:
+    estimates = {"a": LengthEstimate(20.0, 10.0, 40.0)}
+    hints = body(request("a", max_output_tokens=64), estimates=estimates)["vllm_xargs"]
+    assert hints == {
+        "headway_max_output_tokens": 64,
+        "headway_length": 20.0,
+        "headway_length_low": 10.0,
+        "headway_length_high": 40.0,
+    }
+    other = body(request("b", max_output_tokens=64), estimates=estimates)["vllm_xargs"]
+    assert other == {"headway_max_output_tokens": 64}
 
 
 def test_targets_and_tenant_are_passed_on_in_milliseconds() -> None:

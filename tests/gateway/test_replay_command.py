@@ -119,3 +119,32 @@ async def test_a_key_is_sent_as_bearer_token(server: FakeServer, tmp_path: Path)
     await process.communicate()
     assert process.returncode == 0
     assert server.tokens == {"Bearer secret"}
+
+
+async def test_answers_may_end_where_the_model_ends_them(server: FakeServer, tmp_path: Path) -> None:
+    process = await start(server.url, tmp_path / "r.jsonl", "--own-stops", count=1)
+    await process.communicate()
+    assert process.returncode == 0
+    (body,) = server.bodies
+    assert "min_tokens" not in body
+    assert "ignore_eos" not in body
+    # Up to the context of 1000 tokens, of which the prompt takes 8.
+    assert body["max_tokens"] == 992
+
+
+async def test_batches_go_to_several_servers_and_lengths_are_kept(
+    server: FakeServer, other_server: FakeServer, tmp_path: Path
+) -> None:
+    out, kept = tmp_path / "r.jsonl", tmp_path / "lengths.npz"
+    flags = ["--url", other_server.url, "--batches", "magnus", "--kv-tokens", "5000"]
+    flags += ["--predictor", "learned", "--length-model", str(kept), "--json"]
+    for _ in range(2):  # the second starts from what the first has kept
+        process = await start(server.url, out, *flags, count=12)
+        stdout, stderr = await process.communicate()
+        assert process.returncode == 0, stderr.decode()
+        assert json.loads(stdout)["replay"]["finished"] == 12
+        assert b"batches were sent, 0 of them ran out of memory" in stderr
+        assert kept.exists()
+    records = read_records(out)
+    assert [record.outcome for record in records] == [Outcome.FINISHED] * 12
+    assert {record.instance for record in records} <= {server.url, other_server.url}

@@ -19,6 +19,10 @@ EPILOG = """Examples:
 
       --policies vllm,sarathi,edf --slo-ttft 1 --slo-tbt 0.05 --out out/azure -- --max-num-seqs 128
 
+  headway bench --model demo --trace tasks.csv --policies fastserve,predicted --own-stops \\
+
+      --predictor noisy-oracle:tau=0.8 --batch-width 16 --out out/predicted
+
 Every policy gets a fresh server with the same flags and the same requests at the same times.
 `headway report DIR --out FILE.html` draws what was written.
 """
@@ -47,6 +51,17 @@ def bench(
     ] = None,
     host_kv_gib: HostKvGib = None,
     host_kv_bytes_per_s: HostKvBytesPerS = None,
+    predictor: Annotated[
+        str,
+        typer.Option(
+            metavar="SPEC",
+            help="Predict lengths: as `headway serve --predict-lengths`, noisy-oracle:tau=T, broken:way=W or none.",
+        ),
+    ] = "none",
+    own_stops: Annotated[
+        bool,
+        typer.Option("--own-stops", help="Let the model end its answers itself; the trace needs prompts."),
+    ] = False,
     seed: Annotated[
         int, typer.Option(help="Decides the made-up prompts, and what `demo` and `gen:` draw.")
     ] = 0,
@@ -74,6 +89,8 @@ def bench(
             batch_width=batch_width,
             host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
         ),
+        predictor=predictor,
+        own_stops=own_stops,
         vllm_flags=tuple(vllm_flags or ()),
         seed=seed,
         trace=trace,

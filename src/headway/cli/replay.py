@@ -14,11 +14,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
+from headway.cli.replay_batches import (
+    Batches,
+    BatchFlags,
+    BatchSize,
+    KvTokens,
+    LengthModel,
+    Predictor,
+    SafetyFactor,
+    WmaLimit,
+    batch_remark,
+)
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.core.record import Record
-    from headway.gateway import ReplayOptions, ReplayReport
+    from headway.gateway import BatchPlan, ReplayOptions, ReplayReport
     from headway.traces import TraceRequest
 
 EPILOG = """Examples:
@@ -27,13 +38,17 @@ EPILOG = """Examples:
 
       --trace gen:poisson:rate=8/input=sharegpt/output=sharegpt/count=200
 
-  headway replay --url http://127.0.0.1:8000 --out records.jsonl \
+  headway replay --url http://127.0.0.1:8000 --out records.jsonl \\
 
       --trace azure.csv --rate-scale 0.5 --limit 1000 --skip-too-long
 
-  headway replay --url https://api.example.com --plain --out records.jsonl \
+  headway replay --url https://api.example.com --plain --out records.jsonl \\
 
       --trace mine.csv
+
+  headway replay --url http://127.0.0.1:8000 --url http://127.0.0.1:8001 \\
+
+      --batches magnus --predictor hash --out records.jsonl --trace mine.jsonl
 
 Requests are sent at their own times, whatever became of earlier ones. Prompts that the trace does not have
 are made up to its lengths, and every answer is forced to the trace's length. Ctrl-C keeps what there is.
@@ -43,7 +58,9 @@ EXIT_ALL_FAILED = 1
 
 
 def replay(
-    url: Annotated[str, typer.Option(metavar="URL", help="Base URL of the server.")],
+    url: Annotated[
+        list[str], typer.Option(metavar="URL", help="Base URL of the server; repeatable with --batches.")
+    ],
     trace: Annotated[
         str,
         typer.Option(metavar="FILE|gen:SPEC", help="Trace file (CSV, JSONL, .gz) or a generated workload."),
@@ -73,6 +90,19 @@ def replay(
         bool,
         typer.Option("--plain", help="Send only what OpenAI's API defines: no forced lengths, no targets."),
     ] = False,
+    own_stops: Annotated[
+        bool,
+        typer.Option(
+            "--own-stops", help="Let the model end its answers; the trace's lengths are not forced."
+        ),
+    ] = False,
+    batches: Batches = None,
+    predictor: Predictor = None,
+    length_model: LengthModel = None,
+    kv_tokens: KvTokens = None,
+    batch_size: BatchSize = None,
+    wma_limit: WmaLimit = None,
+    safety_factor: SafetyFactor = None,
     timeout: Annotated[
         float | None, typer.Option(metavar="S", help="Give a request up after so many seconds.")
     ] = None,
@@ -81,31 +111,47 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help='Print {"replay": {summary}} on stdout.')] = False,
 ) -> None:
-    """Send a trace to an OpenAI-compatible server and record what happened to each request."""
+    """Send a trace to an OpenAI-compatible server and record what happened to each request.
+
+    With --batches, to one or several servers in whole batches from one queue: a server gets its next batch
+    when the last has ended.
+    """
     from headway.gateway import ReplayOptions
     from headway.results import RecordWriter
     from headway.traces import load_trace, scale_rate
 
     requests = scale_rate(load_trace(trace, limit), rate_scale)
+    flags = BatchFlags(
+        batches=batches,
+        predictor=predictor,
+        length_model=length_model,
+        kv_tokens=kv_tokens,
+        batch_size=batch_size,
+        wma_limit=wma_limit,
+        safety_factor=safety_factor,
+    )
     options = ReplayOptions(
-        url=url,
+        url=url[0],
         model=model,
         seed=seed,
         vocab_size=vocab_size,
         token_times=token_times,
         skip_too_long=skip_too_long,
         plain=plain,
+        own_stops=own_stops,
         api_key=api_key,
         timeout_s=timeout,
     )
+    flags.check(url)
     _check_writable(out)
     with ExitStack() as files:
+        plan = files.enter_context(flags.plan(url))
 
         @cache
         def writer() -> RecordWriter:
             return files.enter_context(RecordWriter(out))
 
-        report = send_with_progress(requests, options, lambda record: writer().append(record))
+        report = send_with_progress(requests, options, lambda record: writer().append(record), plan)
     _tell(report, as_json)
     if report.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -123,13 +169,20 @@ def _check_writable(out: Path) -> None:
 
 
 def send_with_progress(
-    requests: Sequence[TraceRequest], options: ReplayOptions, on_record: Callable[[Record], None]
+    requests: Sequence[TraceRequest],
+    options: ReplayOptions,
+    on_record: Callable[[Record], None],
+    plan: BatchPlan | None = None,
 ) -> ReplayReport:
-    """Replay under a progress bar; Ctrl-C ends it with what there is, a second one at once."""
+    """Replay under a progress bar, in batches if there is a plan for them.
+
+    Ctrl-C ends it with what there is, a second one at once.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from headway.gateway import replay as replay_requests
+    from headway.gateway import replay_batches
 
     console = Console(stderr=True)
     columns = TextColumn("ended"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -151,6 +204,8 @@ def send_with_progress(
                 on_record(record)
                 progress.advance(bar)
 
+            if plan is not None:
+                return await replay_batches(requests, options, plan, on_record=on_end, stop=stop)
             return await replay_requests(requests, options, on_record=on_end, stop=stop)
 
     return asyncio.run(run())
@@ -183,6 +238,8 @@ def remarks(report: ReplayReport) -> list[str]:
     lines += [
         f"{count} of {len(report.records)} requests: {reason}" for reason, count in reasons.most_common(5)
     ]
+    if report.batches is not None:
+        lines.append(batch_remark(report.batches))
     if report.interrupted:
         lines.append(f"interrupted: {len(report.records)} requests recorded")
     return lines

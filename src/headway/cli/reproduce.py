@@ -27,27 +27,38 @@ EPILOG = """Examples:
 
   headway reproduce fastserve --quick --json                       the same for FastServe
 
+  headway reproduce magnus --quick --data ../shared/data --json    Magnus, on text pairs of its eight tasks
+
   headway reproduce all --quick --json
 
 What --quick runs is fixed. Of adaptivellm: one seed; Table 3 whole; Fig. 3 for OPT-13B with Chatbot and Summary at
 16, 64 and 256 tokens; Fig. 4 for the same two at batch caps 64 and 128; predictor errors of one small model. Of
 fastserve: one seed; GPT-175B on 16 GPUs at loads 0.5, 0.9 and 1.25, CV 1 and 8, theta 0.7, 1.1 and 1.5; the
-ablations at load 1.25, those of memory at CV 8 as well. Without --quick each takes up to half an hour on two cores.
+ablations at load 1.25, those of memory at CV 8 as well. Of magnus: one seed; every policy at loads 0.8, 1.5 and 4; its
+threshold swept at load 4; the toy. Without --quick each takes up to half an hour on two cores.
 
-Needs no download and no data: length laws ship with the package. Tables say whether they were simulated or measured
-on a real engine, and on what. DIR gets tables (CSV, Markdown), charts (SVG), the JSON and one HTML page. What is
-done is kept there: interrupted, the same command goes on.
+Needs no download and no data: length laws ship with the package, and so do the demo model's tasks with the lengths of
+its own answers, which magnus is run on where the shared text pairs are not there (--data). Magnus learns lengths with
+LightGBM: headway[predict]. Tables say whether they were simulated or measured on a real engine, and on what. DIR gets
+tables (CSV, Markdown), charts (SVG), the JSON and one HTML page. What is done is kept there: interrupted, the same
+command goes on.
 """
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER|all", help="adaptivellm, fastserve, or all.")],
+    paper: Annotated[
+        str, typer.Argument(metavar="PAPER|all", help="adaptivellm, fastserve, magnus, or all.")
+    ],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep runs, tables and plots; resumed if there.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A fixed part with fewer seeds; the same workloads.")
     ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Shared data for magnus (default: ../shared/data, if it is there)."),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Processes (default: one a CPU).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object on stdout.")] = False,
 ) -> None:
@@ -62,7 +73,7 @@ def reproduce(
     with kept_or_temporary(out) as root:
         for name, found in wanted.items():
             folder = root / name if paper == ALL else root
-            request = Request(root=folder, jobs=jobs or os.cpu_count() or 1, quick=quick)
+            request = Request(root=folder, jobs=jobs or os.cpu_count() or 1, quick=quick, data=data)
             studies[name] = _run(name, found, request, kept=out is not None)
             if out is not None:
                 _write(studies[name], folder)

@@ -28,6 +28,8 @@ EPILOG = """Examples:
 
   headway serve Qwen/Qwen3-8B --policy adaptivellm-plus --host-kv-gib 16
 
+  headway serve ./model --policy predicted --predict-lengths hash --length-model lengths.npz
+
 `headway policies` lists the policies and their parts. `--policy vllm` is stock vLLM's order.
 Every flag after `--` is vLLM's own.
 """
@@ -60,6 +62,17 @@ def serve(
     ] = None,
     host_kv_gib: HostKvGib = None,
     host_kv_bytes_per_s: HostKvBytesPerS = None,
+    predict_lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Predict answers' lengths, and learn from those that end: hash, minilm, st:DIR|HUB or learned.",
+        ),
+    ] = None,
+    length_model: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what is learned of lengths here; need not exist yet."),
+    ] = None,
     order: Annotated[str | None, typer.Option(metavar="PART", help="In place of the policy's order.")] = None,
     batching: Annotated[
         str | None, typer.Option(metavar="PART", help="In place of the policy's batching.")
@@ -88,6 +101,8 @@ def serve(
         slo_tbt_s=slo_tbt,
         batch_width=batch_width,
         host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
+        predict_lengths=predict_lengths,
+        length_model=None if length_model is None else str(length_model.absolute()),
         records=None if records is None else str(records.absolute()),
     )
     check_address(host, port)
@@ -137,6 +152,7 @@ def introduction(model: str, url: str, command: ServerCommand) -> str:
             f"headway: serving {model} at {url} under policy {settings.policy!r} "
             f"({presets[settings.policy].summary}){_parts(settings)}; {_targets(settings)}.",
             *([_host_memory(settings.host_kv)] if settings.host_kv is not None else []),
+            *([_predictions(settings)] if settings.predict_lengths is not None else []),
             *([f"Chosen here, as nothing was given: {', '.join(command.chosen)}."] if command.chosen else []),
             "Other policies (--policy NAME):",
             *others,
@@ -156,6 +172,11 @@ def _host_memory(host_kv: HostKv) -> str:
     size = f"{host_kv.blocks} KV blocks" if host_kv.gib is None else f"{host_kv.gib:g} GiB"
     limit = "" if host_kv.bytes_per_s is None else f", at {host_kv.bytes_per_s:g} bytes/s at most each way"
     return f"KV of requests that are swapped out: {size} of host memory{limit}."
+
+
+def _predictions(settings: EngineSettings) -> str:
+    kept = "forgotten at the end" if settings.length_model is None else f"kept in {settings.length_model}"
+    return f"Lengths of answers are predicted with {settings.predict_lengths}; what is learned is {kept}."
 
 
 def _targets(settings: EngineSettings) -> str:

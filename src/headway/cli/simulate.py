@@ -32,6 +32,10 @@ EPILOG = """Examples:
 
       --rate-scale 0.5..1.5 --steps 5 --seeds 3 --out out/sweep      a sweep; again to go on with it
 
+  headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies fastserve,predicted,srpt-oracle \\
+
+      --trace azure.csv --predictor noisy-oracle:tau=0.8             how good must predictions be?
+
   headway simulate --hardware cost.json --model demo --policies edf --trace demo --explain 17
 
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm --trace azure.csv --limit 500 \\
@@ -111,6 +115,14 @@ def simulate(
     max_output_tokens: Annotated[
         int | None, _experiment("N", "Limit policies see where a request declares none.")
     ] = None,
+    predictor: Annotated[
+        str | None,
+        _experiment(
+            "SPEC",
+            "Who predicts answer lengths, for policies that go by them: `none`, a predictor of `serve`, or, made from "
+            "the true lengths, `noisy-oracle:tau=T` or `broken:way=W`.",
+        ),
+    ] = None,
     prefix_caching: Annotated[bool, _engine(flag="--prefix-caching/--no-prefix-caching")] = True,
     asynchronous: Annotated[
         bool | None,
@@ -169,6 +181,7 @@ def simulate(
                 leaving=tuple(leaving) if leaving else None,
             ),
             max_output_tokens=max_output_tokens,
+            predictor=predictor,
         )
     )
     _introduce(setup)
@@ -204,6 +217,9 @@ def _introduce(setup: Setup) -> None:
         if setup.facts.declared_tokens < setup.facts.undeclared_tokens:
             why = "the longest output, rounded up to a power of two"
         lines.append(f"output limit policies see: {setup.scenario.max_output_tokens:,} tokens ({why})")
+    lengths = setup.lengths()
+    if lengths is not None:
+        lines.append(f"answer lengths predicted by: {lengths}")
     for line in lines:
         typer.echo(line, err=True)
 

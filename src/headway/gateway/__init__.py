@@ -1,5 +1,9 @@
 """Talking HTTP to OpenAI-compatible servers: the only package that imports an HTTP library."""
 
-from headway.gateway.replay import ReplayOptions, ReplayReport, replay
+from headway.gateway.batch_dispatch import replay_batches
+from headway.gateway.batch_plan import BatchPlan
+from headway.gateway.replay import replay
+from headway.gateway.replay_book import ReplayReport
+from headway.gateway.replay_options import ReplayOptions
 
-__all__ = ["ReplayOptions", "ReplayReport", "replay"]
+__all__ = ["BatchPlan", "ReplayOptions", "ReplayReport", "replay", "replay_batches"]

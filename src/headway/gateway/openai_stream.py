@@ -48,7 +48,10 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 @dataclass(slots=True)
 class Reply:
-    """What has come back for one request so far; times are seconds of the caller's clock."""
+    """What has come back for one request so far; times are seconds of the caller's clock.
+
+    `cut` tells that the connection failed, which is no answer of the server's.
+    """
 
     sent_s: float | None = None
     first_token_s: float | None = None
@@ -59,6 +62,7 @@ class Reply:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    cut: bool = False
 
     def take(self, data: bytes, now_s: float) -> None:
         """Add one event of the stream. Raises UpstreamError if it is an error or cannot be read."""
@@ -131,7 +135,8 @@ async def stream_completion(
     except UpstreamError as error:
         reply.error = str(error)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        what = "timed out" if isinstance(error, TimeoutError) else f"connection failed ({_named(error)})"
+        reply.cut = not isinstance(error, TimeoutError)
+        what = f"connection failed ({_named(error)})" if reply.cut else "timed out"
         reply.error = f"{what} after {reply.output_tokens} tokens"
     finally:
         if reply.ended_s is None:

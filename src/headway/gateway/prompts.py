@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import msgspec
 import numpy as np
 
+from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
@@ -62,35 +64,49 @@ def _block(ids: TokenIds, block: int) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How a request is put to one server: the model's name and limit, and whether it may hear of more
-    than OpenAI's own API defines (`plain` if not)."""
+    than OpenAI's own API defines (`plain` if not).
+
+    With `own_stops` the model ends its answers itself. `estimates` are predicted lengths to say, by request.
+    """
 
     model: str
     max_model_len: int | None
     ids: TokenIds
     plain: bool = False
+    own_stops: bool = False
+    estimates: Mapping[str, LengthEstimate] = field(default_factory=dict)
 
-    def body(self, request: TraceRequest) -> bytes:
+    def body(self, request: TraceRequest, attempt: int = 0) -> bytes:
         """The JSON body of a streamed completion that is to have exactly `output_tokens` tokens.
 
         Greedy, so that the same request has the same answer under every policy. A plain server is only
-        asked for at most so many tokens.
+        asked for at most so many tokens; one whose model stops by itself, for at most the limit. A later `attempt`
+        goes by another name, since the server may not have let go of an earlier one.
         """
         body: dict[str, object] = {
             "model": self.model,
             "prompt": prompt_of(request, self.ids),
-            "max_tokens": request.output_tokens,
+            "max_tokens": self.limit_tokens(request) if self.own_stops else request.output_tokens,
             "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         if not self.plain:
             body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-            body |= {"min_tokens": request.output_tokens, "ignore_eos": True, "request_id": request.id}
+            body["request_id"] = f"{request.id}+{attempt}" if attempt else request.id
+            if not self.own_stops:
+                body |= {"min_tokens": request.output_tokens, "ignore_eos": True}
             if request.priority:
                 body["priority"] = request.priority
             if hints := self._hints(request):
                 body["vllm_xargs"] = hints
         return msgspec.json.encode(body)
+
+    def limit_tokens(self, request: TraceRequest) -> int | None:
+        """The most tokens an answer that the model ends itself may have: declared, else what the context leaves."""
+        if request.max_output_tokens is not None or self.max_model_len is None:
+            return request.max_output_tokens
+        return max(1, self.max_model_len - request.input_tokens)
 
     def too_long(self, request: TraceRequest) -> str | None:
         """Why the model cannot hold a request, or None; a prompt given as text is the server's to judge."""
@@ -118,4 +134,10 @@ class Dialect:
             limit = self.max_model_len - request.input_tokens
         if limit is not None:
             hints["headway_max_output_tokens"] = limit
+        if (estimate := self.estimates.get(request.id)) is not None:
+            hints |= {
+                "headway_length": estimate.tokens,
+                "headway_length_low": estimate.low_tokens,
+                "headway_length_high": estimate.high_tokens,
+            }
         return hints

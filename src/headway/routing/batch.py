@@ -1,0 +1,91 @@
+"""A batch of requests that one instance will serve together, padded to its longest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headway.core.job import Job
+from headway.routing.wma import batch_wma, tokens_read
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A job, and the output tokens it is planned with."""
+
+    job: Job
+    output_tokens: int
+
+    @property
+    def read_alone(self) -> int:
+        """KV tokens it would read if it were served by itself."""
+        return tokens_read(self.job.num_prompt_tokens, self.output_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Members in the order they joined, and what of them is needed to judge one more in O(1).
+
+    A `sealed` batch takes nobody in: it is one half of a batch that could not be served. Batches are numbered
+    in the order they were opened, which settles ties.
+    """
+
+    number: int
+    members: list[Member]
+    sealed: bool = False
+    prompt_tokens: int = field(init=False, default=0)
+    output_tokens: int = field(init=False, default=0)
+    oldest_arrival_s: float = field(init=False)
+    _arrivals_s: float = field(init=False, default=0.0)
+    _least_read_alone: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.members, "a batch has at least one member"
+        self.oldest_arrival_s = self.members[0].job.arrival_s
+        self._least_read_alone = self.members[0].read_alone
+        for member in self.members:
+            self._count(member)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Its members' jobs."""
+        return [member.job for member in self.members]
+
+    @property
+    def mean_arrival_s(self) -> float:
+        """When its members came, on average."""
+        return self._arrivals_s / len(self.members)
+
+    def add(self, member: Member) -> None:
+        """Take one more in; not into a sealed batch."""
+        assert not self.sealed, "a sealed batch does not grow"
+        self.members.append(member)
+        self._count(member)
+
+    def _count(self, member: Member) -> None:
+        self.prompt_tokens, self.output_tokens = self.padded_with(member)
+        self.oldest_arrival_s = min(self.oldest_arrival_s, member.job.arrival_s)
+        self._arrivals_s += member.job.arrival_s
+        self._least_read_alone = min(self._least_read_alone, member.read_alone)
+
+    def padded_with(self, member: Member) -> tuple[int, int]:
+        """Prompt and output tokens of every seat once the member has joined."""
+        return (
+            max(self.prompt_tokens, member.job.num_prompt_tokens),
+            max(self.output_tokens, member.output_tokens),
+        )
+
+    def wma_with(self, member: Member, *, inclusive: bool) -> int:
+        """WMA of the batch once the member has joined. O(1)."""
+        least = min(self._least_read_alone, member.read_alone)
+        return batch_wma(*self.padded_with(member), least, inclusive=inclusive)
+
+
+def halved(members: Sequence[Member]) -> tuple[list[Member], list[Member]]:
+    """The shorter and the longer half by planned output; the odd one is with the shorter. O(n log n)."""
+    ordered = sorted(members, key=lambda member: (member.output_tokens, member.job.arrival_s, member.job.id))
+    middle = (len(ordered) + 1) // 2
+    return ordered[:middle], ordered[middle:]

@@ -1,0 +1,146 @@
+"""The table of central queues: Magnus, what it is compared with, and its ablations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.errors import ConfigError
+from headway.routing.batch_queue import BatchQueue, Planned
+from headway.routing.choosing import BatchTime, Choosing, FirstCome, HighestRatio
+from headway.routing.joining import FixedSize, Joining, LeastWaste
+
+VS_BATCH_SIZE = 7
+"""Members of a batch that fit a V100's memory if all had the longest prompt and answer (Magnus, Fig. 4)."""
+VSQ_BATCH_SIZE = 10
+"""With weights of four bits more fit."""
+WMA_LIMIT = 50_000
+"""Phi. The paper does not state it; at this value lengths below about 150 tokens mix freely."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPreset:
+    """One row: how batches are gathered and chosen, and what the row is for.
+
+    `batch_size` is the size, or the most members where `by_waste`; None: as many as memory is planned for.
+    `simulated`: its engine is one that exists in the simulator alone.
+    """
+
+    name: str
+    by_waste: bool
+    by_ratio: bool
+    batch_size: int | None
+    summary: str
+    simulated: bool = False
+
+
+_ROWS = (
+    BatchPreset(
+        name="vs",
+        by_waste=False,
+        by_ratio=False,
+        batch_size=VS_BATCH_SIZE,
+        summary="vanilla: batches of fixed size, first come, first served",
+    ),
+    BatchPreset(
+        name="vsq",
+        by_waste=False,
+        by_ratio=False,
+        batch_size=VSQ_BATCH_SIZE,
+        summary="vs with four-bit weights: larger batches on a slower engine (simulated)",
+        simulated=True,
+    ),
+    BatchPreset(
+        name="glp",
+        by_waste=True,
+        by_ratio=False,
+        batch_size=VS_BATCH_SIZE,
+        summary="ablation: requests of like predicted length share a batch, of vs's size at most",
+    ),
+    BatchPreset(
+        name="abp",
+        by_waste=True,
+        by_ratio=False,
+        batch_size=None,
+        summary="ablation: glp with batches as large as memory allows",
+    ),
+    BatchPreset(
+        name="magnus",
+        by_waste=True,
+        by_ratio=True,
+        batch_size=None,
+        summary="abp, and the batch that has waited longest for its length goes first",
+    ),
+)
+
+BATCH_PRESETS: dict[str, BatchPreset] = {row.name: row for row in _ROWS}
+"""The central queues a flag can name. Source: Magnus (Cheng et al. 2024), section on baselines and ablation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """What a central queue is configured with.
+
+    `capacity_tokens` is the KV memory of one instance, handed out in blocks of `block_tokens`. `batch_size`
+    replaces the row's own. Lengths are planned with what answers stay within at `confidence`, times
+    `safety_factor`. Raises ConfigError for a value out of range.
+    """
+
+    capacity_tokens: int
+    block_tokens: int = 1
+    batch_size: int | None = None
+    wma_limit: int = WMA_LIMIT
+    inclusive: bool = False
+    confidence: float = 0.5
+    safety_factor: float = 1.0
+    mean_wait: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("capacity_tokens", "block_tokens", "wma_limit"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more tokens")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size}; accepted: 1 or more requests")
+        if not 0 < self.confidence < 1:
+            raise ConfigError(f"confidence is {self.confidence}; accepted: more than 0, less than 1")
+        if not self.safety_factor > 0:
+            raise ConfigError(f"safety_factor is {self.safety_factor}; accepted: more than 0")
+
+
+def find_batch_preset(name: str) -> BatchPreset:
+    """The row of that name; ConfigError for an unknown one."""
+    if name not in BATCH_PRESETS:
+        raise ConfigError(f"unknown batches {name!r}; accepted: {', '.join(BATCH_PRESETS)}")
+    return BATCH_PRESETS[name]
+
+
+def build_batch_queue(name: str, settings: BatchSettings, batch_time: BatchTime | None = None) -> BatchQueue:
+    """A fresh queue; ConfigError for an unknown name, or a row that needs `batch_time` without it."""
+    row = find_batch_preset(name)
+    return BatchQueue(
+        joining=_joining(row, settings),
+        choosing=_choosing(row, settings, batch_time),
+        planned=Planned(settings.confidence, settings.safety_factor),
+        batch_time=batch_time,
+    )
+
+
+def _joining(row: BatchPreset, settings: BatchSettings) -> Joining:
+    size = settings.batch_size or row.batch_size
+    if not row.by_waste:
+        assert size is not None, "a row of fixed size has one"
+        return FixedSize(size)
+    return LeastWaste(
+        capacity_tokens=settings.capacity_tokens,
+        block_tokens=settings.block_tokens,
+        wma_limit=settings.wma_limit,
+        max_size=size,
+        inclusive=settings.inclusive,
+    )
+
+
+def _choosing(row: BatchPreset, settings: BatchSettings, batch_time: BatchTime | None) -> Choosing:
+    if not row.by_ratio:
+        return FirstCome()
+    if batch_time is None:
+        raise ConfigError(f"batches {row.name!r} need an estimate of a batch's time; found none")
+    return HighestRatio(batch_time, settings.mean_wait)
