@@ -3,12 +3,12 @@
 Both run the same preset on the same stream, step by step and without a model. Every preset there is, prefix
 caching off and on, blocks short and plenty, one and two steps in flight; those that swap also with host
 memory, whose copies take some steps unless the policy waits for them; those that pause also with a batch
-narrower than the worker slots, and those that do both also with much host memory. Requests share prefixes,
-have targets and priorities, and end by their limit or by a stop token. Compared at every step: who is admitted,
-in which order, who gets how many tokens, who pauses, who is preempted and how, put back, offloaded or
-prefetched, who leaves, in which queue everybody stands, and the free blocks before and after, on the device and
-on the host. What the policies know of cost and of time is the same on both sides: swapping and recomputing are
-each the cheaper now and then, quanta end and jobs starve.
+narrower than the worker slots, and those that do both also with much host memory. Requests share prefixes, have
+targets, priorities and predicted lengths, and end by their limit or by a stop token. Compared at every step: who is
+admitted, in which order, who gets how many tokens, who pauses, who is preempted and how, put back, offloaded or
+prefetched, who leaves, in which queue everybody stands, whether predictions are trusted, and the free blocks before
+and after, on the device and on the host. What the policies know of cost, of time and of lengths is the same on both
+sides: swapping and recomputing are each the cheaper now and then, quanta end and jobs starve.
 `free` never re-synchronises the two; `forced` copies the real one's state into a simulated engine before a
 step and compares that step alone, every `--every`-th step. `presets` says by preset what was met in `free`.
 """
@@ -32,8 +32,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 from headway.core.host_copies import Copy
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
-from headway.core.slo import Slo
-from headway.engine.demo_model import ensure_demo_model
+from headway.engine.demo_model import ensure_demo_random
 from headway.engine.guard import GuardedPolicy
 from headway.engine.kv_host import HostKv
 from headway.engine.model_free import (
@@ -46,6 +45,7 @@ from headway.engine.model_free import (
     to_request,
 )
 from headway.engine.start import swaps
+from headway.engine.targets import read_hints
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
 from headway.sim.engine import SimulatedEngine
@@ -53,7 +53,7 @@ from headway.sim.limits import EngineLimits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.conformance_state import copied_engine
-from bench.conformance_steps import Decisions, Tally, before, decisions, levels_of
+from bench.conformance_steps import Decisions, Tally, before, decisions, order_of
 from bench.preset_kinds import pauses
 
 MAX_MODEL_LEN = 2048
@@ -159,7 +159,7 @@ class RealEngine(ModelFreeEngine):
             outcome,
             granted=log.tokens,
             left=live - set(scheduler.requests),
-            levels=levels_of(scheduler.guard.policy.order, ledger),
+            order=order_of(scheduler.guard.policy.order, ledger),
             free_after=self.free(),
         )
 
@@ -222,7 +222,7 @@ def decisions_of(engine: SimulatedEngine, now_s: float) -> Decisions:
         outcome,
         granted={job.id: tokens for job, tokens in outcome.tokens.items()},
         left={job.id for job in outcome.left},
-        levels=levels_of(engine.policy.order, engine.ledger),
+        order=order_of(engine.policy.order, engine.ledger),
         free_after=free_of(engine),
     )
 
@@ -254,15 +254,15 @@ def limits_of(case: Case) -> EngineLimits:
 
 def job_of(scripted: ScriptedRequest, now_s: float) -> Job:
     """The job the plug-in makes of the request."""
-    hints = scripted.extra_args or {}
-    ttft_ms = hints.get("headway_ttft_ms")
+    hints = read_hints(scripted.extra_args)
     return Job(
         id=scripted.id,
         arrival_s=now_s,
         num_prompt_tokens=len(scripted.prompt_token_ids),
         max_output_tokens=scripted.max_tokens or scripted.output_tokens,
-        slo=Slo(ttft_s=None if ttft_ms is None else ttft_ms / 1000),
+        slo=hints.slo,
         priority=scripted.priority,
+        predicted_length=hints.predicted_length,
     )
 
 
@@ -275,8 +275,11 @@ class Scripted:
 
 
 def make_script(count: int, seed: int) -> list[Scripted]:
-    """Bursty arrivals, heavy-tailed lengths; half of the prompts begin with one of five documents."""
-    rng = random.Random(seed)
+    """Bursty arrivals, heavy-tailed lengths; half of the prompts begin with one of five documents.
+
+    Of nine answers in ten a length is predicted, well enough to be trusted once a few have ended.
+    """
+    rng, guesses = random.Random(seed), random.Random(f"lengths {seed}")
     script: list[Scripted] = []
     step = 0
     for index in range(count):
@@ -288,7 +291,7 @@ def make_script(count: int, seed: int) -> list[Scripted]:
         own = 100_000 + index * MAX_MODEL_LEN
         tokens = [*range(document * 2000, document * 2000 + common), *range(own, own + prompt - common)]
         ends_by_limit = rng.random() < 0.5
-        hints = {"headway_ttft_ms": rng.choice([200, 1000, 5000])} if rng.random() < 0.6 else None
+        hints = {"headway_ttft_ms": rng.choice([200, 1000, 5000])} if rng.random() < 0.6 else {}
         script.append(
             Scripted(
                 ScriptedRequest(
@@ -298,12 +301,24 @@ def make_script(count: int, seed: int) -> list[Scripted]:
                     output_tokens=output,
                     max_tokens=output if ends_by_limit else 450,
                     priority=rng.randrange(3),
-                    extra_args=hints,
+                    extra_args={**hints, **_guess(output, guesses)},
                 ),
                 [document * 2000 + block for block in range(common // BLOCK_SIZE)],
             )
         )
     return script
+
+
+def _guess(output_tokens: int, rng: random.Random) -> dict[str, float]:
+    """A predicted length and its interval, off by about a third; none for one answer in ten."""
+    if rng.random() < 0.1:
+        return {}
+    tokens = max(1.0, output_tokens * rng.lognormvariate(0.0, 0.3))
+    return {
+        "headway_length": tokens,
+        "headway_length_low": max(1.0, 0.67 * tokens),
+        "headway_length_high": 1.5 * tokens,
+    }
 
 
 def run_case(case: Case, model: str, script: list[Scripted], free: Tally, forced: Tally, every: int) -> None:
@@ -364,7 +379,7 @@ def main() -> int:
     parser.add_argument("--presets", default="", help="only these, comma-separated (default all there are)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    model = str(ensure_demo_model())
+    model = str(ensure_demo_random())
     script = make_script(arguments.requests, arguments.seed)
     presets = arguments.presets.split(",") if arguments.presets else list(known_presets())
     free, forced = {case: Tally() for case in grid(presets)}, Tally()

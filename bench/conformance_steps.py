@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields
 from headway.core.job import Job
 from headway.core.ledger import Ledger
 from headway.core.plan import Fate, StepOutcome
-from headway.policies.order import Order
+from headway.policies.order import Order, Predicting
+from headway.policies.order.governed import Governed
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 
 
@@ -27,13 +28,22 @@ def before(ledger: Ledger, returned: Collection[Job], free: tuple[int, int]) -> 
     return Before(ledger.residents, {job.id for job in returned}, free)
 
 
+@dataclass(frozen=True, slots=True)
+class OrderState:
+    """What an order keeps of live jobs: the queue each stands in, and whether it goes by predicted lengths."""
+
+    levels: dict[str, int]
+    trusting: bool
+
+
 @dataclass(slots=True)
 class Decisions:
     """What one engine decided in one step; free blocks are of device and host.
 
     `paused` keep their KV and get no tokens, as planned. `put_back` are those of `preempted` that had come back
     from the host and not run since, `prefetched` those of `admitted` that came back without a place in the batch.
-    `levels` are the queues of all live jobs after it, where the order has queues.
+    `levels` are the queues of all live jobs after it, where the order has queues; `trusting`: whether it goes by
+    predicted lengths.
     """
 
     admitted: list[str]
@@ -45,11 +55,12 @@ class Decisions:
     prefetched: list[str]
     left: set[str]
     levels: dict[str, int]
+    trusting: bool
     free_before: tuple[int, int]
     free_after: tuple[int, int]
 
     def count(self) -> int:
-        """How many jobs it names, each part by itself but for the levels; the free blocks are one more."""
+        """How many jobs it names, each part by itself; the order's state and the free blocks are one more."""
         parts = (self.admitted, self.granted, self.paused, self.preempted, self.offloaded, self.left)
         return sum(map(len, parts)) + 1
 
@@ -68,7 +79,7 @@ def decisions(
     outcome: StepOutcome,
     granted: Mapping[str, int],
     left: set[str],
-    levels: dict[str, int],
+    order: OrderState,
     free_after: tuple[int, int],
 ) -> Decisions:
     """What a step with this outcome decided; tokens granted and who left are taken from the engine itself."""
@@ -84,18 +95,21 @@ def decisions(
         offloaded=[job.id for job in outcome.offloaded],
         prefetched=[job.id for job in outcome.admitted if job in prefetches],
         left=left,
-        levels=levels,
+        levels=order.levels,
+        trusting=order.trusting,
         free_before=found.free,
         free_after=free_after,
     )
 
 
-def levels_of(order: Order, ledger: Ledger) -> dict[str, int]:
-    """The queue each live job stands in; empty for an order without queues."""
-    if not isinstance(order, SkipJoinMlfq):
-        return {}
+def order_of(order: Order, ledger: Ledger) -> OrderState:
+    """The state of an order; its queues are those of MLFQ, also where they stand by."""
+    trusting = isinstance(order, Predicting) and order.trusts_predictions
+    queues = order._queues if isinstance(order, Governed) else order
+    if not isinstance(queues, SkipJoinMlfq):
+        return OrderState({}, trusting)
     live = [*ledger.waiting.values(), *ledger.swapped.values(), *ledger.residents]
-    return {job.id: order.level_of(job) for job in live}
+    return OrderState({job.id: queues.level_of(job) for job in live}, trusting)
 
 
 @dataclass(slots=True)
@@ -140,4 +154,5 @@ class Tally:
             prefetches=len(real.prefetched),
             demotions=sum(by > 0 for by in moved),
             promotions=sum(by < 0 for by in moved),
+            trusting=real.trusting,
         )

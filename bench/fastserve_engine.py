@@ -1,16 +1,17 @@
-"""One real engine that serves streams under one policy after another, for `bench/fastserve_real.py`."""
+"""One real engine that serves streams under one policy after another, for the benches that compare policies on it."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from headway.engine.settings import EngineSettings
-from headway.engine.stepped_engine import start_core
-from headway.experiments.real_engine import prompt_ids
+from headway.engine.stepped_engine import Hints, core_request, prompt_tokens, start_core
+from headway.experiments.real_engine import Prophet, made_requests
+from headway.sim.length_source import LengthSource
 from headway.traces import TraceRequest
 
 NAP_S = 0.002
@@ -20,7 +21,7 @@ START_MARGIN_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request: its place in the stream, what it asked for, and when its tokens came, in seconds of the run."""
+    """One request: its place in the stream, how many tokens came, and when, in seconds of the run."""
 
     number: int
     output_tokens: int
@@ -68,9 +69,26 @@ class ServingEngine:
         )
         config.scheduler_config.max_num_seqs = self._worker_slots
 
-    def serve(self, requests: Sequence[TraceRequest], seed: int) -> list[Served]:
-        """Serve a stream (in order of arrival) in real time, each request added when it is due; all of them end."""
-        made = deque((request, self._request(request, seed)) for request in requests)
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return int(self._core.vllm_config.model_config.max_model_len)
+
+    def serve(
+        self,
+        requests: Sequence[TraceRequest],
+        seed: int,
+        *,
+        lengths: LengthSource | None = None,
+        own_stops: bool = False,
+    ) -> list[Served]:
+        """Serve a stream (in order of arrival) in real time, each request added when it is due; all of them end.
+
+        With `own_stops` the model ends its answers itself; `lengths` predicts each as its request is added.
+        """
+        made = deque(made_requests(self, requests, seed, own_stops=own_stops))
+        prophet = Prophet(lengths, [request for request, _ in made], self.max_model_len)
+        tokens: Counter[str] = Counter()
         first_s: dict[str, float] = {}
         finished_s: dict[str, float] = {}
         origin_s, wall_s = time.perf_counter() + START_MARGIN_S, time.time() + START_MARGIN_S
@@ -79,6 +97,7 @@ class ServingEngine:
             while made and made[0][0].arrival_s <= now_s:
                 request, ready = made.popleft()
                 ready.arrival_time = wall_s + request.arrival_s
+                prophet.arrives(request, ready)
                 self._core.add_request(ready)
             if not self._busy():
                 time.sleep(NAP_S)
@@ -88,34 +107,33 @@ class ServingEngine:
             for output in (output for core in (outputs or {}).values() for output in core.outputs):
                 if output.new_token_ids:
                     first_s.setdefault(output.request_id, now_s)
+                    tokens[output.request_id] += len(output.new_token_ids)
                 if output.finish_reason is not None:
                     finished_s[output.request_id] = now_s
+                    prophet.finished(output.request_id, tokens[output.request_id])
         return [
-            Served(
-                number, request.output_tokens, request.arrival_s, first_s[request.id], finished_s[request.id]
-            )
+            Served(number, tokens[request.id], request.arrival_s, first_s[request.id], finished_s[request.id])
             for number, request in enumerate(requests)
         ]
 
     def _busy(self) -> bool:
         return bool(self._core.scheduler.has_requests() or self._core.batch_queue)
 
-    def _request(self, request: TraceRequest, seed: int) -> Any:
-        from vllm.sampling_params import SamplingParams
-        from vllm.v1.request import Request
+    def make_request(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        output_tokens: int,
+        hints: Hints | None = None,
+        *,
+        own_stop: bool = False,
+    ) -> Any:
+        """As `core_request`, of this engine."""
+        return core_request(self._core, request_id, prompt, output_tokens, hints, own_stop=own_stop)
 
-        return Request(
-            request_id=request.id,
-            prompt_token_ids=prompt_ids(request, seed),
-            sampling_params=SamplingParams(
-                max_tokens=request.output_tokens,
-                ignore_eos=True,
-                temperature=0.0,
-                extra_args={"headway_max_output_tokens": request.max_output_tokens},
-            ),
-            pooling_params=None,
-            block_hasher=self._core.request_block_hasher,
-        )
+    def token_ids(self, prompt: str) -> list[int]:
+        """As `prompt_tokens`, of this engine's model."""
+        return prompt_tokens(self._core, prompt)
 
     def close(self) -> None:
         """Stop the workers and free the device."""

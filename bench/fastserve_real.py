@@ -193,10 +193,19 @@ def serving(setting: str) -> Iterator[ServingEngine]:
 def profile(out: Path, setting: str, seconds: float) -> Path:
     """A cost file of this engine, measured now unless it is there."""
     file = out / f"{setting}-cost.json"
+    chosen = SETTINGS[setting]
+    return profiled(
+        file, str(ensure_mid_model()), chosen.flags(), chosen.settings(STOCK, DEFAULT_SEATS), seconds
+    )
+
+
+def profiled(
+    file: Path, model: str, vllm_flags: Sequence[str], settings: EngineSettings, seconds: float
+) -> Path:
+    """The cost file of an engine, measured for about so long unless it is there."""
     if not file.exists():
         say("profiling")
-        settings = SETTINGS[setting].settings(STOCK, DEFAULT_SEATS)
-        engine = SteppedEngine(str(ensure_mid_model()), SETTINGS[setting].flags(), settings)
+        engine = SteppedEngine(model, vllm_flags, settings)
         try:
             measured = Measurements(engine.sizes)
             profiler = Profiler(engine, measured, seconds=seconds)
@@ -254,7 +263,7 @@ def cell(bench: Bench, pairs: Sequence[tuple[Run, Run]], cost_file: Path) -> dic
     }
     return {
         **{
-            name: _latencies([each.jct_s for each in served])
+            name: latencies([each.jct_s for each in served])
             for name, served in ((STOCK, stock), (FASTSERVE, own))
         },
         "mean_gain": fmean(each.jct_s for each in stock) / fmean(each.jct_s for each in own),
@@ -264,12 +273,13 @@ def cell(bench: Bench, pairs: Sequence[tuple[Run, Run]], cost_file: Path) -> dic
         "simulated": {
             "mean_gain": fmean(said[STOCK]) / fmean(said[FASTSERVE]),
             "p99_ratio": p99(said[FASTSERVE]) / p99(said[STOCK]),
-            **{system: _latencies(jcts_s) for system, jcts_s in said.items()},
+            **{system: latencies(jcts_s) for system, jcts_s in said.items()},
         },
     }
 
 
-def _latencies(jcts_s: Sequence[float]) -> dict[str, float]:
+def latencies(jcts_s: Sequence[float]) -> dict[str, float]:
+    """Mean and tail of completion times."""
     return {"mean_jct_s": fmean(jcts_s), "p99_jct_s": p99(jcts_s)}
 
 

@@ -20,9 +20,9 @@ from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
-from headway.engine.demo_model import ensure_demo_model
+from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv_host import HostKv
-from headway.policies.order import Order
+from headway.policies.order import Order, Predicting
 from headway.policies.parts import build_part
 from headway.policies.presets import Preset
 
@@ -172,6 +172,13 @@ def _with_short_quanta(order: str) -> str:
     return f"{name}:{','.join('='.join(setting) for setting in {**settings, **SHORT_QUANTA}.items())}"
 
 
+def trusting(order: str) -> str:
+    """The order, which trusts predictions before an answer has shown that they hold, if it would wait for that."""
+    name, _, given = order.partition(":")
+    settings = ",".join(filter(None, (given, "trusted_at_first=true")))
+    return f"{name}:{settings}" if name == "governed" else order
+
+
 def _outer(spec: str) -> str:
     """A part with its settings as one setting of another part, where a comma would end it."""
     return spec.replace(",", ";")
@@ -256,7 +263,7 @@ class Engine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         settings: dict[str, Any] = {
-            "model": str(ensure_demo_model()),
+            "model": str(ensure_demo_random()),
             "dtype": "float32",
             "enforce_eager": True,
             "block_size": 32,
@@ -311,6 +318,8 @@ class Engine:
             scheduler.swaps.check(())
             host = scheduler.swaps.copies.host
             assert host.free_blocks == host.num_blocks
+        if isinstance(scheduler.guard.policy.order, Predicting):
+            met["trusting_steps"] = counters.planned_steps - counters.distrusting_steps
         met["tokens_at_once"] = answers.most_at_once
         return answers, met
 
@@ -397,7 +406,7 @@ def write_adapters(folder: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
-    shape = json.loads((ensure_demo_model() / "config.json").read_text())
+    shape = json.loads((ensure_demo_random() / "config.json").read_text())
     modules = ["q_proj", "v_proj"]
     layers = [
         f"layers.{n}.self_attn.{module}" for n in range(shape["num_hidden_layers"]) for module in modules

@@ -50,13 +50,15 @@ from bench.forced import (
     forced_settings,
     register_parts,
     storm_settings,
+    trusting,
     write_adapters,
 )
 from bench.preset_kinds import moves_ahead
-from headway.engine.demo_model import ensure_demo_model
+from headway.engine.demo_model import ensure_demo_random
 from headway.engine.plugin import CPU_ASYNC_SWITCH
 from headway.engine.start import swaps
-from headway.policies.presets import Preset, known_presets
+from headway.policies.order import Predicting
+from headway.policies.presets import Preset, build_policy, known_presets
 
 NEAR_TIE = 1e-4
 TOLD = ("steps", "preemptions", "pauses", "swaps", "offloads", "prefetches", "put_backs")
@@ -96,7 +98,8 @@ WHOLE = Load("whole", 512, (8, 40), (8, 24), seeded=True)
 class Feature:
     """One way to run the engine: its arguments, its environment, its loads, how many steps are in flight.
 
-    With `host_blocks` of host memory requests are swapped out, too. In a `storm` nothing is forced.
+    With `host_blocks` of host memory requests are swapped out, too. In a `storm` nothing is forced. With `lengths`
+    every request says how long its answer will be, and policies that go by that trust it from the start.
 
     `evidence` is what a run must have met, with the largest value that proves nothing; `refusal` is what
     vLLM says if it cannot do this.
@@ -108,6 +111,7 @@ class Feature:
     depth: int = 1
     host_blocks: int = 0
     storm: bool = False
+    lengths: bool = False
     evidence: Mapping[str, int] = field(default_factory=dict)
     refusal: str | None = None
 
@@ -165,6 +169,7 @@ FEATURES = {
     "ngram": Feature(
         engine=_NGRAM, loads=(CHUNKED, replace(WHOLE, seeded=False)), evidence={"tokens_at_once": 1}
     ),
+    "lengths": Feature(engine=_CACHING, host_blocks=HOST_BLOCKS, lengths=True, evidence=_SWAPS),
     "swap": Feature(host_blocks=HOST_BLOCKS, evidence=_SWAPS),
     "swap-prefix": Feature(engine=_CACHING, host_blocks=HOST_BLOCKS, evidence=_SWAPS),
     "swap-async": Feature(
@@ -244,15 +249,18 @@ def _prompt(feature: str, load: Load, index: int, rng: random.Random) -> list[in
 
 def _sampling(feature: str, load: Load, index: int, rng: random.Random) -> dict[str, Any]:
     seeded = load.seeded and index % 2 == 1
-    hints = {
+    hints: dict[str, Any] = {
         "headway_deadline_ms": rng.randint(600_000, 6_000_000),
         "headway_tenant": SPARED if seeded else "",
     }
+    max_tokens = rng.randint(*load.output_tokens)
+    if feature == "lengths":
+        hints["headway_length"] = max(1.0, max_tokens * rng.lognormvariate(0.0, 0.3))
     return {
         "temperature": 0.8 if seeded else 0.0,
         "seed": index if seeded else None,
         "n": 2 if seeded and feature == "n2" else 1,
-        "max_tokens": rng.randint(*load.output_tokens),
+        "max_tokens": max_tokens,
         "ignore_eos": feature != "json",
         # With few tokens to choose from, drafts are often right.
         "allowed_token_ids": rng.choices(VOCABULARY, k=3) if "ngram" in feature else None,
@@ -323,6 +331,8 @@ def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) ->
     for trial in trials:
         seed = random.Random(f"{preset.name} {trial.load.name}").randrange(10**6)
         settings = storm_settings(preset) if feature.storm else forced_settings(preset, seed)
+        if feature.lengths:
+            settings["order"] = trusting(preset.order)
         answers, met = engine.ours(settings, trial.requests, trial.load.token_budget)
         wrong = trial.stock.differing(answers) | (_invalid(answers) if name == "json" else set())
         cell["requests"] += len(trial.requests)
@@ -333,6 +343,8 @@ def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) ->
         most |= met
     _say(f"{name}, {preset.name}: {cell}; the most one run met: {dict(most)}")
     least = {"preemptions": 0, "pauses": 0, **feature.evidence, **(_moves(preset) if feature.storm else {})}
+    if feature.lengths and isinstance(build_policy(preset).order, Predicting):
+        least["trusting_steps"] = 0
     missing = [what for what in least if most[what] <= least[what]]
     error = {"error": f"the runs prove nothing, too few {', '.join(missing)}"} if missing else {}
     return {**cell, **error}
@@ -351,7 +363,7 @@ def _invalid(answers: Answers) -> set[int]:
     """Requests whose output is not the JSON it was bound to."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(ensure_demo_model() / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(ensure_demo_random() / "tokenizer.json"))
     invalid = set()
     for (index, _), tokens in answers.tokens.items():
         try:

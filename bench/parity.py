@@ -21,7 +21,7 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 
 from headway.core.job import Job
-from headway.engine.demo_model import ensure_demo_model
+from headway.engine.demo_model import ensure_demo_random
 from headway.engine.model_free import ScriptedRequest, engine_config, headway_builder
 from headway.engine.self_check import Parity, compare_logs, run_script, stock_builder
 from headway.policies.order.arrival import Arrival
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
     parser.add_argument("--requests", type=int, default=REQUESTS, help=f"default {REQUESTS}")
     arguments = parser.parse_args()
-    model = str(ensure_demo_model())
+    model = str(ensure_demo_random())
     script = make_script(arguments.requests)
     results = [run_case(model, script, case) for case in CASES]
     total = {key: sum(result[key] for result in results) for key in results[0]}

@@ -30,7 +30,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
-from headway.engine.demo_model import ensure_demo_model
+from headway.engine.demo_model import ensure_demo_random
 from headway.engine.guard import GuardedPolicy
 from headway.engine.kv_host import HostKv
 from headway.engine.model_free import (
@@ -68,7 +68,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=400, help="measured steps per cell (default 400)")
     arguments = parser.parse_args()
-    model = str(ensure_demo_model())
+    model = str(ensure_demo_random())
     table: dict[str, Any] = {}
     presets = arguments.plan or (() if arguments.order else PLANNED)
     for order in arguments.order or (() if arguments.plan else ORDERS):

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.v1.engine import EngineCoreOutput
 
-from headway.engine.demo_model import ensure_demo_model
+from headway.engine.demo_model import ensure_demo_random
 from headway.engine.model_free import (
     ModelFreeEngine,
     ScriptedRequest,
@@ -47,7 +47,7 @@ def scheduler(
     """Headway's scheduler over a small KV cache, checking itself after every step."""
     options: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
     options |= {"enable_prefix_caching": prefix_caching, **(vllm or {})}
-    config = engine_config(str(ensure_demo_model()), **options)
+    config = engine_config(str(ensure_demo_random()), **options)
     config.scheduler_config.async_scheduling = asynchronous
     return make_scheduler(headway_builder(**{"check": True, **settings}), config, num_blocks)
 

@@ -21,14 +21,17 @@ from bench.conformance import (
     SimulatedSide,
     compare,
     grid,
+    job_of,
     limits_of,
     make_script,
 )
 from bench.conformance_steps import Tally
 from headway.core.cost import UnknownCost
 from headway.core.job import Job
+from headway.core.length_estimate import LengthEstimate
 from headway.core.plan import Reason
-from headway.engine.demo_model import ensure_demo_model
+from headway.engine.demo_model import ensure_demo_random
+from headway.engine.model_free import ScriptedRequest
 from headway.policies.presets import build_policy, find_preset
 from headway.sim.kv_pool import KvPool
 from tests.sim.swapping import restless
@@ -40,7 +43,7 @@ REQUESTS = 40
 
 @pytest.fixture(scope="module")
 def model() -> str:
-    return str(ensure_demo_model())
+    return str(ensure_demo_random())
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +154,35 @@ def test_who_runs_in_a_narrow_batch_over_little_memory_is_the_real_ones(
     assert free.met["pauses"] > 100
     assert (free.met["preemptions"] > 0) == (preset != "defer")
     assert (free.met["swaps"] > 0) == (host_blocks > 0)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
+@pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
+def test_every_decision_by_predicted_lengths_is_the_real_ones(
+    prefix_caching: bool, asynchronous: bool, model: str
+) -> None:
+    case = Case("predicted", prefix_caching, SHORT_BLOCKS, asynchronous, HOST_BLOCKS, NARROW)
+    real, free, forced = RealEngine(case, model), Tally(), Tally()
+    compare(case, real, SimulatedSide(case), make_script(2 * REQUESTS, seed=0), free, forced, every=16)
+    assert free.first_difference is None
+    assert forced.differing == []
+    # It begins with the queues, and goes by predictions once enough answers have ended.
+    assert 100 < free.met["trusting"] < free.steps - 100
+    assert real.scheduler.counters.distrusting_steps == free.steps - free.met["trusting"]
+
+
+def test_a_prediction_off_by_a_tenth_is_noticed(
+    model: str, script: Sequence[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def longer(scripted: ScriptedRequest, now_s: float) -> Job:
+        job = job_of(scripted, now_s)
+        if job.predicted_length is not None:
+            job.predicted_length = LengthEstimate.around(1.1 * job.predicted_length.tokens)
+        return job
+
+    monkeypatch.setattr("bench.conformance.job_of", longer)
+    free, _ = tallies(Case("hrrn", False, SHORT_BLOCKS, False), model, script)
+    assert "simulated" in (free.first_difference or "")
 
 
 def test_a_quantum_too_long_is_noticed(model: str, script: Sequence[Scripted]) -> None:

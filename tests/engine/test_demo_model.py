@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.engine.demo_model import SPECIAL_TOKENS, DemoRecipe, ensure_demo_model, resolve_model
+from headway.engine.demo_model import SPECIAL_TOKENS, DemoRecipe, ensure_demo_random, resolve_model
 from headway.errors import ConfigError
+from headway.traces.demo_tasks import demo_directory
 
 FILES = {
     "config.json",
@@ -24,7 +25,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_demo_model(tmp_path_factory.mktemp("models"))
+    return ensure_demo_random(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,8 @@ def tokenizer(model: Path) -> Any:
 
 
 def test_the_same_recipe_makes_the_same_bytes(model: Path, tmp_path: Path) -> None:
-    again = ensure_demo_model(tmp_path)
-    assert again.name == model.name == f"demo-{DemoRecipe().digest()}"
+    again = ensure_demo_random(tmp_path)
+    assert again.name == model.name == f"demo-random-{DemoRecipe().digest()}"
     assert {path.name for path in again.iterdir()} == FILES
     for name in FILES:
         assert (again / name).read_bytes() == (model / name).read_bytes(), name
@@ -47,16 +48,16 @@ def test_another_recipe_has_another_name() -> None:
 
 
 def test_it_is_made_once(tmp_path: Path) -> None:
-    made = ensure_demo_model(tmp_path)
+    made = ensure_demo_random(tmp_path)
     before = (made / "model.safetensors").stat().st_mtime_ns
-    assert ensure_demo_model(tmp_path) == made
+    assert ensure_demo_random(tmp_path) == made
     assert (made / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_two_processes_may_race(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from headway.engine.demo_model import ensure_demo_model; "
-        "sys.stdin.readline(); print(ensure_demo_model(Path(sys.argv[1])))"
+        "import sys; from pathlib import Path; from headway.engine.demo_model import ensure_demo_random; "
+        "sys.stdin.readline(); print(ensure_demo_random(Path(sys.argv[1])))"
     )
     racers = [
         subprocess.Popen(
@@ -76,9 +77,9 @@ def test_two_processes_may_race(tmp_path: Path) -> None:
 @pytest.mark.parametrize("delay_s", [0.001, 0.02, 0.05, 0.1])
 def test_an_interrupted_build_leaves_nothing_half_made(tmp_path: Path, delay_s: float) -> None:
     program = (
-        "import signal, sys; from pathlib import Path; from headway.engine.demo_model import ensure_demo_model; "
+        "import signal, sys; from pathlib import Path; from headway.engine.demo_model import ensure_demo_random; "
         "signal.signal(signal.SIGALRM, signal.default_int_handler); "
-        "signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2])); ensure_demo_model(Path(sys.argv[1]))"
+        "signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2])); ensure_demo_random(Path(sys.argv[1]))"
     )
     subprocess.run(
         [sys.executable, "-c", program, str(tmp_path), str(delay_s)], stderr=subprocess.DEVNULL, check=False
@@ -115,7 +116,8 @@ def test_the_weights_fit_the_configuration(model: Path) -> None:
 
 def test_names_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert Path(resolve_model("demo")).parent == tmp_path / "headway" / "models"
+    assert Path(resolve_model("demo")) == demo_directory()
+    assert Path(resolve_model("demo-random")).parent == tmp_path / "headway" / "models"
     assert resolve_model(str(tmp_path)) == str(tmp_path)
     assert resolve_model("org/model") == "org/model"
     assert resolve_model("s3://bucket/some/model") == "s3://bucket/some/model"
@@ -126,7 +128,9 @@ def test_names_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", ["/no/such/model", "./model", "../model", "~/no-such-model", "a/b/c", ""])
 def test_a_path_that_does_not_exist_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="does not exist; accepted: 'demo', a directory, or a hub name"):
+    with pytest.raises(
+        ConfigError, match="does not exist; accepted: 'demo', 'demo-random', a directory, or a hub name"
+    ):
         resolve_model(name)
 
 

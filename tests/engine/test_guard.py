@@ -61,10 +61,23 @@ def test_a_sound_policy_is_asked_and_stays() -> None:
     scene.arrive(long, short)
     assert ids(scene.plan().admit) == ["short", "long"]
     scene.guard.touch(long)
-    scene.guard.end(short)
+    scene.guard.end(short, finished=False)
     scene.ledger.end(short, Outcome.CANCELLED, 0.0)
     assert ids(scene.plan().admit) == ["long"]
     assert (scene.fell_back, scene.counters.policy_faults) == (False, 0)
+
+
+def test_steps_in_which_predictions_are_not_trusted_are_counted_while_the_policy_goes_by_them() -> None:
+    scene = Scene(build_policy(PRESETS["predicted"]))
+    scene.plan()
+    scene.plan()
+    assert scene.counters.distrusting_steps == 2  # no answer has shown yet that they hold
+    scene.guard.policy.order.quality.trusted = True  # type: ignore[attr-defined]
+    scene.plan()
+    scene.guard.fall_back("on purpose")
+    scene.plan()
+    assert scene.counters.distrusting_steps == 2
+    assert Scene(build_policy(PRESETS["sjf"])).counters.distrusting_steps == 0
 
 
 @pytest.mark.parametrize(
@@ -73,7 +86,7 @@ def test_a_sound_policy_is_asked_and_stays() -> None:
         ("order", "add", lambda scene: scene.arrive(make_job("new"))),
         ("order", "top", lambda scene: scene.plan()),
         ("order", "touch", lambda scene: scene.guard.touch(scene.ledger.waiting["a"])),
-        ("order", "remove", lambda scene: scene.guard.end(scene.ledger.waiting["a"])),
+        ("order", "remove", lambda scene: scene.guard.end(scene.ledger.waiting["a"], finished=False)),
         ("order", "observe", lambda scene: scene.guard.observe(StepOutcome(now_s=0.0, plan=StepPlan()))),
         ("eviction", "evict", lambda scene: scene.plan()),
     ],
@@ -168,7 +181,7 @@ def test_after_a_fault_jobs_come_and_go_as_before() -> None:
     scene.plan()
     scene.arrive(second)
     assert ids(scene.plan().admit) == ["first", "second"]
-    scene.guard.end(first)
+    scene.guard.end(first, finished=False)
     scene.ledger.end(first, Outcome.CANCELLED, 0.0)
     assert ids(scene.plan().admit) == ["second"]
     assert scene.counters.policy_faults == 1

@@ -58,6 +58,33 @@ def test_a_server_whose_parent_is_gone_ends_at_once() -> None:
     assert "KeyboardInterrupt" in done.stderr
 
 
+# Starts a session of its own, as a server does, and goes on when it is interrupted: its streams never end.
+DEAF = """
+import os, signal, sys, time
+from headway.engine.launcher import end_with_parent
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+end_with_parent(os.getppid(), grace_s=0.5)
+print("up", flush=True)
+time.sleep(600)
+"""
+PARENT = """
+import subprocess, sys, time
+
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+def test_a_server_that_outlives_its_killed_parent_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, DEAF], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "up\n"
+        parent.kill()
+        assert parent.stdout.read() == ""  # which ends when the last writer, the server, is gone
+
+
 @pytest.mark.vllm
 @pytest.mark.parametrize("command", [["serve"], ["bench", "serve"]])
 def test_vllms_own_commands_work(command: list[str]) -> None:

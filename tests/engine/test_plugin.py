@@ -13,7 +13,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import SamplingParams
 
 from headway.engine import register
-from headway.engine.demo_model import ensure_demo_model
+from headway.engine.demo_model import ensure_demo_random
 from headway.engine.metrics import HeadwayStatLogger
 from headway.engine.model_free import engine_config
 from headway.engine.plugin import CPU_ASYNC_SWITCH
@@ -87,7 +87,7 @@ def test_registering_again_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_the_switch_a_cpu_schedules_one_step_at_a_time() -> None:
-    config = engine_config(str(ensure_demo_model()), async_scheduling=True)
+    config = engine_config(str(ensure_demo_random()), async_scheduling=True)
     assert not config.scheduler_config.async_scheduling
     assert config.max_concurrent_batches == 1
 
@@ -95,14 +95,14 @@ def test_without_the_switch_a_cpu_schedules_one_step_at_a_time() -> None:
 PROGRAM = """
 import json, sys
 from headway.engine import register
-from headway.engine.demo_model import ensure_demo_model
+from headway.engine.demo_model import ensure_demo_random
 from headway.engine.model_free import engine_config
 from headway.engine.start import scheduler_class
 from headway.engine.vllm_seams import changed_seams
 
 register()
 register()
-config = engine_config(str(ensure_demo_model()))
+config = engine_config(str(ensure_demo_random()))
 print(json.dumps({
     "asynchronous": config.scheduler_config.async_scheduling,
     "steps in flight": config.max_concurrent_batches,

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from headway.engine import HeadwayScheduler
-from headway.engine.demo_model import ensure_demo_model
+from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv_host import HostKv
 from headway.engine.model_free import StepLog, engine_config, make_scheduler
 from headway.engine.scheduler import AsyncPolicyScheduler, PolicyScheduler
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.vllm
 
 def make_config(asynchronous: bool = False, **overrides: Any) -> Any:
     config = engine_config(
-        str(ensure_demo_model()), **{"max_num_seqs": 32, "max_num_batched_tokens": 512, **overrides}
+        str(ensure_demo_random()), **{"max_num_seqs": 32, "max_num_batched_tokens": 512, **overrides}
     )
     config.scheduler_config.async_scheduling = asynchronous
     return config
@@ -118,6 +118,28 @@ def test_a_policy_that_swaps_and_has_memory_has_nothing_to_say(caplog: pytest.Lo
     built = build(make_config(host_kv=HostKv(blocks=9)), policy="adaptivellm-plus")
     assert built.swaps.copies.host.num_blocks == 9
     assert WITHOUT_MEMORY not in caplog.text
+
+
+WITHOUT_PREDICTIONS = "goes by predicted lengths, and nobody predicts any here"
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"policy": "predicted"}, True),
+        ({"policy": "predicted", "predict_lengths": "hash"}, False),
+        ({"policy": "hrrn"}, True),
+        ({"policy": "predicted", "order": "arrival"}, True),  # its batching sets room aside by them
+        ({"policy": "predicted", "order": "arrival", "batching": "top-jobs"}, False),
+        ({"policy": "fastserve"}, False),
+        ({"policy": "vllm", "order": "governed"}, True),
+    ],
+)
+def test_a_policy_that_wants_predictions_says_once_that_nobody_makes_any(
+    config: Any, settings: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(config, **settings)
+    assert caplog.text.count(WITHOUT_PREDICTIONS) == warned
 
 
 @pytest.mark.parametrize(

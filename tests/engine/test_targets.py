@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
-from headway.engine.targets import MAX_TENANT_CHARACTERS, RequestHints, read_hints
+from headway.engine.targets import MAX_TENANT_CHARACTERS, RequestHints, length_hints, read_hints
 from headway.errors import ConfigError
 from tests.strategies import UNTIMED
 
@@ -196,3 +196,11 @@ def test_any_input_is_accepted_or_refused_in_a_short_message(value: object) -> N
             continue
         with pytest.raises(ConfigError, match=r"^(.|\n){,400}$"):
             read_hints({key: value})
+
+
+@UNTIMED
+@given(ends=st.tuples(*[st.floats(1.0, 1e9)] * 3).map(sorted))
+def test_an_estimate_comes_out_of_its_hints_as_it_went_in(ends: list[float]) -> None:
+    low, tokens, high = ends
+    estimate = LengthEstimate(tokens, low, high)
+    assert read_hints(dict(length_hints(estimate))).predicted_length == estimate

@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 from importlib import metadata
 
 from headway.engine import register
@@ -14,7 +16,11 @@ from headway.engine.last_words import hear_reason
 PARENT_FLAG = "--end-with-parent"
 """First argument, followed by a process id: end as by Ctrl-C when that parent dies, however it dies."""
 
+ORPHAN_GRACE_S = 20.0
+"""How long a server may take to end by itself once its parent is dead."""
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_POLL_S = 1.0
 
 
 def main() -> None:
@@ -51,16 +57,27 @@ def answer_for_missing_distribution() -> None:
         metadata.version = version
 
 
-def end_with_parent(parent_pid: int) -> None:
+def end_with_parent(parent_pid: int, grace_s: float = ORPHAN_GRACE_S) -> None:
     """Ask the kernel for a SIGINT when the parent ends, so that a killed `headway` leaves no server behind.
 
-    Linux only; elsewhere a killed parent leaves the server running, as stock vLLM does.
+    Whatever is left of the process group after the grace period is killed: a server whose engine has ended waits for
+    ever for the streams it can no longer feed. Linux only; elsewhere a killed parent leaves the server running, as
+    stock vLLM does.
     """
     if sys.platform != "linux":
         return
+    threading.Thread(target=_kill_orphans, args=(parent_pid, grace_s), daemon=True).start()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     if os.getppid() != parent_pid:  # it died before the kernel was asked
         raise KeyboardInterrupt
+
+
+def _kill_orphans(parent_pid: int, grace_s: float) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_POLL_S)
+    time.sleep(grace_s)
+    if os.getpgrp() == os.getpid():  # else the group is somebody else's
+        os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -522,11 +522,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         unseen = request.num_output_tokens - job.num_output_tokens
         if unseen:
             self.ledger.sampled(job, unseen, now_s)
-        self.guard.end(job)
-        if self.swaps is not None:
-            self.swaps.forget(job)
         departure = self._departing.pop(job.id, None)
         outcome = _ENDED_AS[request.status] if departure is None else LEFT_AS[departure]
+        self.guard.end(job, finished=outcome is Outcome.FINISHED)
+        if self.swaps is not None:
+            self.swaps.forget(job)
         record = self.ledger.end(job, outcome, now_s)
         if self._records is not None:
             self._records.append(record)

@@ -7,9 +7,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from headway.engine.demo_model import DEMO, resolve_model
+from headway.engine.demo_model import DEMO, DEMO_RANDOM, resolve_model
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm_flags import VllmFlag, is_given, parse_vllm_flags, take_additional_config, value_of
 from headway.errors import ConfigError
@@ -53,6 +54,8 @@ def server_command(
     _check_slots(settings, flags)
     host, port = address
     chosen = _chosen(model, settings, flags)
+    if settings.predict_lengths is not None:
+        _check_lengths(settings.predict_lengths, settings.length_model)
     if settings.host_kv is not None:
         settings.host_kv.check_machine(host_memory_bytes())
     arguments = [
@@ -71,6 +74,13 @@ def _connector(settings: EngineSettings) -> tuple[str, ...]:
     if settings.host_kv is None:
         return ()
     return ("--kv-transfer-config", json.dumps(settings.host_kv.transfer_config()))
+
+
+def _check_lengths(spec: str, model_file: str | None) -> None:
+    """Make the predictor once, as each API server will."""
+    from headway.engine.length_service import made_predictor
+
+    made_predictor(spec, None if model_file is None else Path(model_file))
 
 
 def host_memory_bytes() -> int:
@@ -113,8 +123,8 @@ def _check_slots(settings: EngineSettings, flags: Sequence[VllmFlag]) -> None:
 def _chosen(model: str, settings: EngineSettings, flags: Sequence[VllmFlag]) -> list[tuple[str, ...]]:
     """Flags that Headway adds because the user named nothing in their place."""
     chosen: list[tuple[str, ...]] = []
-    if model == DEMO and not is_given(flags, "--served-model-name"):
-        chosen.append(("--served-model-name", DEMO))
+    if model in (DEMO, DEMO_RANDOM) and not is_given(flags, "--served-model-name"):
+        chosen.append(("--served-model-name", model))
     if settings.batch_width is not None and not is_given(flags, "--max-num-seqs"):
         chosen.append(("--max-num-seqs", str(max(WORKER_SLOTS, settings.batch_width))))
     if is_cpu_build():

@@ -19,9 +19,10 @@ class EngineSettings:
     """One instance's policy, default targets and outputs.
 
     `batch_width` is how many jobs a step may run; worker slots (`--max-num-seqs`) may be more, for jobs that
-    are paused. `host_kv` is host memory for the KV of requests that are swapped out. `records` is a JSONL
-    file, one line for each request that ended. `check` verifies every plan and the ledger after every step;
-    for tests, as it costs O(live) a step.
+    are paused. `host_kv` is host memory for the KV of requests that are swapped out. `predict_lengths` says with
+    what the API server predicts how long answers will be (None: not at all), `length_model` in which file it keeps
+    what it has learned. `records` is a JSONL file, one line for each request that ended. `check` verifies every plan
+    and the ledger after every step; for tests, as it costs O(live) a step.
     """
 
     policy: str = "vllm"
@@ -33,12 +34,19 @@ class EngineSettings:
     slo_tbt_s: float | None = None
     batch_width: int | None = None
     host_kv: HostKv | None = None
+    predict_lengths: str | None = None
+    length_model: str | None = None
     records: str | None = None
     check: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_width is not None and self.batch_width < 1:
             raise ConfigError(f"batch_width is {self.batch_width}; accepted: 1 or more")
+        if self.length_model is not None and self.predict_lengths is None:
+            raise ConfigError(
+                f"length_model is {self.length_model!r} but no lengths are predicted; accepted: a file beside "
+                "predict_lengths, which says with what (--predict-lengths of `headway serve`)"
+            )
         self.preset()
         self.default_slo()
 

@@ -8,7 +8,8 @@ from typing import Any
 from headway.engine.kv_host import CONNECTOR
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.policies.presets import Preset
+from headway.policies.order import Predicting
+from headway.policies.presets import Preset, build_policy
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +17,8 @@ logger = logging.getLogger(__name__)
 def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     """Headway over the base that stock would have chosen; ConfigError or SeamError if it cannot work."""
     refuse_unsupported(vllm_config)
-    preset = EngineSettings.from_additional_config(vllm_config.additional_config).preset()
+    settings = EngineSettings.from_additional_config(vllm_config.additional_config)
+    preset = settings.preset()
     check_vllm(vllm_config)
     scheduler = scheduler_class(vllm_config)
     if swaps(preset) and vllm_config.kv_transfer_config is None:
@@ -25,14 +27,32 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
             "`headway serve` gives it some",
             preset.name,
         )
+    if uses_predictions(preset) and settings.predict_lengths is None:
+        logger.warning(
+            "policy %s goes by predicted lengths, and nobody predicts any here: requests whose clients send no "
+            "headway_length are served as if nothing were known of them; --predict-lengths SPEC of `headway serve` "
+            "predicts them",
+            preset.name,
+        )
     logger.info("Headway policy %s (%s), %s", preset.name, preset.summary, scheduler.__name__)
     return scheduler(vllm_config, *args, **kwargs)
 
 
 def swaps(preset: Preset) -> bool:
     """Whether a policy's eviction has a use for host memory."""
-    eviction, _, given = preset.eviction.partition(":")
-    return eviction in ("swap", "cheapest", "proactive") and "drop=true" not in given.split(",")
+    return _any_part(preset, "uses_host")
+
+
+def uses_predictions(preset: Preset) -> bool:
+    """Whether a part of a policy goes by predicted lengths."""
+    return isinstance(build_policy(preset).order, Predicting) or _any_part(preset, "uses_predictions")
+
+
+def _any_part(preset: Preset, attribute: str) -> bool:
+    """What the parts say of themselves; those of other packages may say nothing."""
+    policy = build_policy(preset)
+    parts = (policy.order, policy.batching, policy.eviction, *policy.leaving)
+    return any(getattr(part, attribute, False) for part in parts)
 
 
 def scheduler_class(vllm_config: Any) -> type[Any]:

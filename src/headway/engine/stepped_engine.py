@@ -89,12 +89,17 @@ class SteppedEngine:
             num_blocks=pool.num_gpu_blocks - 1,
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-            max_model_len=config.model_config.max_model_len,
+            max_model_len=self.max_model_len,
             prefix_caching=bool(config.cache_config.enable_prefix_caching),
             kv_bytes_per_token=_kv_bytes_per_token(self.scheduler) * parallel.world_size,
             tensor_parallel=parallel.tensor_parallel_size,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
         )
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return int(self._core.vllm_config.model_config.max_model_len)
 
     @property
     def scheduler(self) -> Any:
@@ -127,25 +132,20 @@ class SteppedEngine:
         return f"request-{self._serial}"
 
     def make_request(
-        self, request_id: str, prompt: Sequence[int], output_tokens: int, hints: Hints | None = None
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        output_tokens: int,
+        hints: Hints | None = None,
+        *,
+        own_stop: bool = False,
     ) -> Any:
-        """vLLM's request for exactly so many greedy tokens; its blocks are hashed now, not when it is added.
+        """As `core_request`, of this engine."""
+        return core_request(self._core, request_id, prompt, output_tokens, hints, own_stop=own_stop)
 
-        It arrives now; `arrival_time` (wall clock) may be set until it is added.
-        """
-        from vllm.sampling_params import SamplingParams
-        from vllm.v1.request import Request
-
-        sampling = SamplingParams(
-            max_tokens=output_tokens, ignore_eos=True, temperature=0.0, extra_args=hints or None
-        )
-        return Request(
-            request_id=request_id,
-            prompt_token_ids=list(prompt),
-            sampling_params=sampling,
-            pooling_params=None,
-            block_hasher=self._core.request_block_hasher,
-        )
+    def token_ids(self, prompt: str) -> list[int]:
+        """As `prompt_tokens`, of this engine's model."""
+        return prompt_tokens(self._core, prompt)
 
     def add(self, request: Any) -> None:
         """Queue a request made by `make_request`."""
@@ -236,6 +236,52 @@ def start_core(
         raise ConfigError(
             f"vLLM does not start with model {model!r}: {reason[0] if reason else error!r}"
         ) from error
+
+
+def core_request(
+    core: Any,
+    request_id: str,
+    prompt: Sequence[int],
+    output_tokens: int,
+    hints: Hints | None = None,
+    *,
+    own_stop: bool = False,
+) -> Any:
+    """vLLM's request for exactly so many greedy tokens; with `own_stop` at most so many, until the model stops.
+
+    Its blocks are hashed now, not when it is added. It arrives now; `arrival_time` (wall clock) may be set until
+    it is added.
+    """
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    sampling = SamplingParams(
+        max_tokens=output_tokens, ignore_eos=not own_stop, temperature=0.0, extra_args=hints or None
+    )
+    if own_stop:
+        model = core.vllm_config.model_config
+        sampling.update_from_generation_config(
+            model.try_get_generation_config(), _tokenizer(core).eos_token_id
+        )
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=sampling,
+        pooling_params=None,
+        block_hasher=core.request_block_hasher,
+    )
+
+
+def prompt_tokens(core: Any, prompt: str) -> list[int]:
+    """The tokens of a text as the completions API makes them."""
+    ids: list[int] = _tokenizer(core).encode(prompt)
+    return ids
+
+
+def _tokenizer(core: Any) -> Any:
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    return cached_tokenizer_from_config(core.vllm_config.model_config)
 
 
 def _shape(output: Any) -> BatchShape:

@@ -18,6 +18,8 @@ _TARGETS_MS = {
     "headway_tbt_ms": "tbt_s",
     "headway_deadline_ms": "deadline_s",
 }
+LENGTH = "headway_length"
+"""By this a client, or whoever predicts for it, says how long the answer will be."""
 _LENGTH_ENDS = ("headway_length_low", "headway_length_high")
 """What one answer in ten stays below, and one in ten exceeds."""
 MAX_TENANT_CHARACTERS = 128
@@ -57,9 +59,15 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
     )
 
 
+def length_hints(estimate: LengthEstimate) -> dict[str, float]:
+    """The hints that say this of a request's answer: what `read_hints` reads as the same estimate."""
+    low, high = _LENGTH_ENDS
+    return {LENGTH: estimate.tokens, low: estimate.low_tokens, high: estimate.high_tokens}
+
+
 def _predicted_length(values: Mapping[str, Any]) -> LengthEstimate | None:
     """What the client, or whoever predicts for it, expects; an interval is both ends, around the value."""
-    tokens = values.get("headway_length")
+    tokens = values.get(LENGTH)
     ends = [values.get(key) for key in _LENGTH_ENDS]
     if ends == [None, None]:
         return None if tokens is None else LengthEstimate.around(tokens)
@@ -128,7 +136,7 @@ def _tenant(key: str, value: Any) -> str:
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_TARGETS_MS, _target_s),
-    **dict.fromkeys(("headway_length", *_LENGTH_ENDS), _tokens),
+    **dict.fromkeys((LENGTH, *_LENGTH_ENDS), _tokens),
     "headway_max_output_tokens": _tokens,
     "headway_tenant": _tenant,
 }

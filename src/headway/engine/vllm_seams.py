@@ -43,7 +43,13 @@ SEAMS = {
     "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks": "77f434d88d573bfe",
     "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots": "8c60d937fd9eb0c8",
     "vllm.sampling_params:SamplingParams._verify_extra_args": "97380ef36ddc285f",
+    "vllm.v1.engine.async_llm:AsyncLLM.__init__": "337e63555ec24df9",
+    "vllm.v1.engine.async_llm:AsyncLLM.add_request": "ec36c4501b3260fe",
+    "vllm.v1.engine.async_llm:AsyncLLM.shutdown": "bdbf42b739a6731d",
+    "vllm.v1.engine.output_processor:RequestState.from_new_request": "eaf12c8b6422112b",
+    "vllm.v1.engine.output_processor:OutputProcessor._update_stats_from_finished": "611dcabf0c11b4b9",
     "vllm.v1.engine.output_processor:RequestState._new_completion_output": "dec8c8112ea29602",
+    "vllm.utils.ompmultiprocessing:OMPProcessManager.__init__": "b162d126220398dc",
     "vllm.platforms.cpu:CpuPlatform.check_and_update_config": "d2960ad5d1836767",
 }
 """Name -> digest of its source in the tested version."""

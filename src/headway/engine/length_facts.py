@@ -1,0 +1,55 @@
+"""What vLLM's front end knows of a request when it comes, as a length predictor is told it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway.engine.targets import read_hints
+from headway.predict.length import RequestFacts
+from headway.predict.shared_prefix import SharedPrefix
+
+DECODED_TOKENS = 2048
+"""Of a prompt that came as token ids, so many at most are turned into text: half from its start, half from its end."""
+
+
+def facts_of(
+    prompt: Any, params: Any, front_end: Any, prefixes: SharedPrefix, adapter: str = ""
+) -> RequestFacts | None:
+    """The facts of a prompt that vLLM's `front_end` has rendered; None where there is nothing to predict.
+
+    That is pooling, raw or streamed input, a prompt of embeddings, a limit of one token. The limit is the one the
+    engine's policies see: the declared one, if the client declared one. A prompt that came as token ids is decoded,
+    and has no text where the server has no tokenizer. A request of no tenant has its LoRA adapter for one: that is
+    another model, with lengths of its own.
+    """
+    from vllm.sampling_params import SamplingParams
+
+    if not isinstance(params, SamplingParams) or not isinstance(prompt, dict) or "type" not in prompt:
+        return None
+    ids = prompt.get("prompt_token_ids")
+    if not ids or prompt["type"] == "embeds":
+        return None
+    hints = read_hints(params.extra_args)
+    limit = hints.max_output_tokens or params.max_tokens or front_end.model_config.max_model_len - len(ids)
+    if limit <= 1:
+        return None
+    text = prompt.get("prompt") or _decoded(ids, front_end.renderer.tokenizer)
+    instruction, user_input = prefixes.split(text)
+    return RequestFacts(
+        num_prompt_tokens=len(ids),
+        max_output_tokens=limit,
+        instruction=instruction,
+        user_input=user_input,
+        tenant=hints.tenant or adapter,
+    )
+
+
+def _decoded(ids: Sequence[int], tokenizer: Any) -> str:
+    if tokenizer is None:
+        return ""
+    if len(ids) > DECODED_TOKENS:
+        half = DECODED_TOKENS // 2
+        ids = [*ids[:half], *ids[-half:]]
+    text: str = tokenizer.decode(ids)
+    return text
