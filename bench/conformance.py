@@ -44,7 +44,6 @@ from headway.engine.model_free import (
     make_scheduler,
     to_request,
 )
-from headway.engine.start import swaps
 from headway.engine.targets import read_hints
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
@@ -409,7 +408,7 @@ def grid(presets: list[str]) -> list[Case]:
 def memories(preset: str, *, narrow: bool) -> list[tuple[int, int]]:
     """Blocks of device and host; host memory only where device blocks are short and the preset swaps."""
     chosen = [(SHORT_BLOCKS, 0), (PLENTY_BLOCKS, 0)]
-    if swaps(find_preset(preset)):
+    if build_policy(find_preset(preset)).uses_host:
         chosen.append((SHORT_BLOCKS, HOST_BLOCKS))
         if narrow:
             chosen.append((SPARE_BLOCKS, MANY_HOST_BLOCKS))

@@ -50,7 +50,6 @@ from headway.engine.machine import machine_name, vllm_version
 from headway.engine.profile import Measurements, Profiler, kind_of
 from headway.engine.profile_result import Identity, conclude
 from headway.engine.settings import EngineSettings
-from headway.engine.start import uses_predictions
 from headway.engine.stepped_engine import EngineSizes, SteppedEngine
 from headway.experiments.mid_model import ensure_mid_model
 from headway.experiments.predictor_choice import length_source
@@ -213,7 +212,7 @@ def stream(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
 
 def predictions(policy: str, trace: Sequence[TraceRequest]) -> LengthSource | None:
     """Who says how long answers will be, to a policy that goes by it: the same for every run of a stream."""
-    return length_source(PREDICTOR, trace) if uses_predictions(find_preset(policy)) else None
+    return length_source(PREDICTOR, trace) if build_policy(find_preset(policy)).uses_predictions else None
 
 
 def capacity_rps(engine: SteppedEngine) -> float:

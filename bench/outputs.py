@@ -56,7 +56,6 @@ from bench.forced import (
 from bench.preset_kinds import moves_ahead
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.plugin import CPU_ASYNC_SWITCH
-from headway.engine.start import swaps
 from headway.policies.order import Predicting
 from headway.policies.presets import Preset, build_policy, known_presets
 
@@ -353,7 +352,7 @@ def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) ->
 def _moves(preset: Preset) -> dict[str, int]:
     """The moves of KV that a preset of itself makes where memory is short."""
     ahead = {"offloads": 0, "prefetches": 0} if moves_ahead(preset) else {}
-    return {**(_SWAPS if swaps(preset) else {}), **ahead}
+    return {**(_SWAPS if build_policy(preset).uses_host else {}), **ahead}
 
 
 # ---- comparison ------------------------------------------------------------------------------------

@@ -41,9 +41,8 @@ from headway.engine.model_free import (
     make_scheduler,
     to_request,
 )
-from headway.engine.start import swaps
 from headway.policies.order import ORDERS
-from headway.policies.presets import find_preset, known_presets
+from headway.policies.presets import build_policy, find_preset, known_presets
 
 RUNNING = 256
 WAITING = (1_000, 10_000)
@@ -86,7 +85,7 @@ def main() -> None:
 def plan_times(model: str, preset: str, steps: int) -> dict[str, dict[str, float]]:
     """CPU times of a preset's plans, by how many of the residents run."""
     lanes = {f"{RUNNING}_of_{RUNNING}": _PlanLane(model, preset)}
-    if swaps(find_preset(preset)):
+    if build_policy(find_preset(preset)).uses_host:
         slots, host_kv = 2 * RUNNING, HostKv(blocks=HOST_BLOCKS)
         lanes[f"{RUNNING}_of_{slots}"] = _PlanLane(model, preset, slots=slots, host_kv=host_kv)
     table = {}

@@ -16,7 +16,7 @@ from headway.policies.order import Governing
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.length import RequestFacts
-from headway.sim.length_source import AskedPredictor, facts_of
+from headway.sim.length_source import AskedPredictor
 from headway.sim.made_lengths import Broken, NoisyOracle
 from headway.sim.oracle import ORACLES
 from headway.sim.simulation import System
@@ -54,8 +54,19 @@ def test_a_predictor_is_asked_as_requests_come_and_taught_as_answers_end() -> No
     }
     assert [tokens for _, tokens in predictor.seen] == [2, 1, 9]
     first = RequestFacts(num_prompt_tokens=3, max_output_tokens=20, user_input="hello", tenant="t")
-    assert predictor.seen[0][0] == first == facts_of(trace[0], 20)
+    assert predictor.seen[0][0] == first
     assert predictor.seen[1][0].max_output_tokens == LIMIT
+
+
+def test_the_instruction_is_what_many_prompts_share() -> None:
+    trace = [
+        replace(request(f"{number:02}", float(number), 3, 1), prompt=f"Answer in one word please: {number}")
+        for number in range(12)
+    ]
+    predictor = LastAnswer()
+    run(trace, lengths=AskedPredictor(predictor))
+    facts, _ = predictor.seen[-1]
+    assert (facts.instruction, facts.user_input) == ("Answer in one word please:", " 11")
 
 
 def test_answers_that_were_cut_short_teach_nothing() -> None:

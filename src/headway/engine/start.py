@@ -8,8 +8,7 @@ from typing import Any
 from headway.engine.kv_host import CONNECTOR
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.policies.order import Predicting
-from headway.policies.presets import Preset, build_policy
+from headway.policies.presets import build_policy
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +20,14 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     preset = settings.preset()
     check_vllm(vllm_config)
     scheduler = scheduler_class(vllm_config)
-    if swaps(preset) and vllm_config.kv_transfer_config is None:
+    policy = build_policy(preset)
+    if policy.uses_host and vllm_config.kv_transfer_config is None:
         logger.warning(
             "policy %s has no host memory to swap KV to, so it recomputes instead; --host-kv-gib GIB of "
             "`headway serve` gives it some",
             preset.name,
         )
-    if uses_predictions(preset) and settings.predict_lengths is None:
+    if policy.uses_predictions and settings.predict_lengths is None:
         logger.warning(
             "policy %s goes by predicted lengths, and nobody predicts any here: requests whose clients send no "
             "headway_length are served as if nothing were known of them; --predict-lengths SPEC of `headway serve` "
@@ -36,23 +36,6 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         )
     logger.info("Headway policy %s (%s), %s", preset.name, preset.summary, scheduler.__name__)
     return scheduler(vllm_config, *args, **kwargs)
-
-
-def swaps(preset: Preset) -> bool:
-    """Whether a policy's eviction has a use for host memory."""
-    return _any_part(preset, "uses_host")
-
-
-def uses_predictions(preset: Preset) -> bool:
-    """Whether a part of a policy goes by predicted lengths."""
-    return isinstance(build_policy(preset).order, Predicting) or _any_part(preset, "uses_predictions")
-
-
-def _any_part(preset: Preset, attribute: str) -> bool:
-    """What the parts say of themselves; those of other packages may say nothing."""
-    policy = build_policy(preset)
-    parts = (policy.order, policy.batching, policy.eviction, *policy.leaving)
-    return any(getattr(part, attribute, False) for part in parts)
 
 
 def scheduler_class(vllm_config: Any) -> type[Any]:

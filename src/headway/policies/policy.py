@@ -10,7 +10,7 @@ from headway.core.view import StepView
 from headway.policies.batching import Batching
 from headway.policies.eviction import Eviction
 from headway.policies.leaving import Leaving
-from headway.policies.order import Learning, Order
+from headway.policies.order import Learning, Order, Predicting
 
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
 """The jobs that the order and the leaving rules hold."""
@@ -34,6 +34,16 @@ class Policy:
     def serial_copies(self) -> bool:
         """Whether a step waits for the copies of KV that were decided with it, as its eviction wants."""
         return self.eviction.serial
+
+    @property
+    def uses_host(self) -> bool:
+        """Whether it has a use for host memory. Parts say so themselves; those of other packages may say nothing."""
+        return getattr(self.eviction, "uses_host", False)
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Whether predicted lengths make a difference to it."""
+        return isinstance(self.order, Predicting) or getattr(self.batching, "uses_predictions", False)
 
     def add(self, job: Job) -> None:
         """A job starts to wait; one that was swapped out waits like any other, to be admitted again."""

@@ -9,6 +9,7 @@ from headway.core.job import Job
 from headway.core.record import Outcome, Record
 from headway.errors import SimulationError, TraceError
 from headway.routing import Router
+from headway.sim.arriving import job_of
 from headway.sim.instance import Instance
 from headway.sim.length_source import LengthSource
 from headway.sim.loop import EventLoop, Phase
@@ -89,26 +90,11 @@ class Cluster:
         instance.arrive(job, request.output_tokens, shared_keys(request, instance.engine.limits.block_size))
 
     def _job(self, request: TraceRequest) -> Job:
-        """The job a policy sees; its limit is the workload's, since one made to fit would give the length away."""
-        limit = request.max_output_tokens or self._limit
-        if request.output_tokens > limit:
-            raise TraceError(
-                f"request {request.id} has {request.output_tokens} output tokens; accepted: up to {limit}, "
-                "the limit of requests that declare none"
-            )
+        """The job a policy sees, with what is predicted of it."""
         if request.id in self._placed:
             raise TraceError(f"id {request.id!r} is used by two live requests; accepted: one each")
-        estimate = None
+        job = job_of(request, self._limit)
         if self._lengths is not None:
             self._predicted[request.id] = request
-            estimate = self._lengths.predict(request, limit)
-        return Job(
-            id=request.id,
-            arrival_s=request.arrival_s,
-            num_prompt_tokens=request.input_tokens,
-            max_output_tokens=limit,
-            slo=request.slo,
-            priority=request.priority,
-            tenant=request.tenant,
-            predicted_length=estimate,
-        )
+            job.predicted_length = self._lengths.predict(request, job.max_output_tokens)
+        return job

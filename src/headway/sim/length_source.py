@@ -6,6 +6,7 @@ from typing import Protocol
 
 from headway.core.length_estimate import LengthEstimate
 from headway.predict.length import LengthPredictor, RequestFacts
+from headway.predict.shared_prefix import SharedPrefix
 from headway.traces import TraceRequest
 
 
@@ -22,25 +23,28 @@ class LengthSource(Protocol):
 
 
 class AskedPredictor:
-    """A real predictor, shown only what a server would know; what finished becomes known as it finishes."""
+    """A real predictor, shown only what a server would know; what finished becomes known as it finishes.
+
+    Instruction and input are told apart as a server does. What was known of a request is kept until it finishes.
+    """
 
     def __init__(self, predictor: LengthPredictor) -> None:
         self._predictor = predictor
+        self._prefixes = SharedPrefix()
+        self._asked: dict[str, RequestFacts] = {}
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
         """What the predictor says."""
-        return self._predictor.predict(facts_of(request, max_output_tokens))
+        instruction, user_input = self._prefixes.split(request.prompt or "")
+        facts = self._asked[request.id] = RequestFacts(
+            num_prompt_tokens=request.input_tokens,
+            max_output_tokens=max_output_tokens,
+            instruction=instruction,
+            user_input=user_input,
+            tenant=request.tenant,
+        )
+        return self._predictor.predict(facts)
 
     def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
         """The predictor learns."""
-        self._predictor.observe(facts_of(request, max_output_tokens), request.output_tokens)
-
-
-def facts_of(request: TraceRequest, max_output_tokens: int) -> RequestFacts:
-    """What a server knows of a request when it comes."""
-    return RequestFacts(
-        num_prompt_tokens=request.input_tokens,
-        max_output_tokens=max_output_tokens,
-        user_input=request.prompt or "",
-        tenant=request.tenant,
-    )
+        self._predictor.observe(self._asked.pop(request.id), request.output_tokens)
