@@ -25,7 +25,7 @@ from bench.fidelity import (
 )
 from bench.fidelity_plot import fidelity_svg
 from headway.core.batch_shape import BatchShape
-from headway.engine.demo_model import DemoRecipe, ensure_demo_model, ensure_model
+from headway.engine.demo_model import DemoRecipe, ensure_demo_random, ensure_model
 from headway.policies.presets import PRESETS
 from headway.predict.calibration import Calibration
 from headway.predict.step_law import Curve, StepTimeLaw
@@ -154,7 +154,7 @@ def test_a_recipe_of_another_size_is_another_model(tmp_path: Path) -> None:
     made = ensure_model("tiny", small, tmp_path)
     assert made == ensure_model("tiny", small, tmp_path)
     assert made.name == f"tiny-{small.digest()}"
-    assert made.name.partition("-")[2] != ensure_demo_model(tmp_path).name.partition("-")[2]
+    assert made.name.rpartition("-")[2] != ensure_demo_random(tmp_path).name.rpartition("-")[2]
     assert sorted(path.name for path in made.iterdir()) == [
         "config.json",
         "generation_config.json",

@@ -6,9 +6,16 @@ import pytest
 
 from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
-from headway.experiments.policy_choice import OWN_PARTS, Parts, check_policies, label, policy_factory
+from headway.experiments.policy_choice import (
+    OWN_PARTS,
+    Parts,
+    check_policies,
+    label,
+    policy_factory,
+    uses_predictions,
+)
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
-from headway.policies.presets import find_preset
+from headway.policies.presets import PRESETS, find_preset
 
 SWEPT = ("mlfq-no-preempt", "mlfq-preempt")
 
@@ -61,3 +68,11 @@ def test_parts_that_are_given_take_the_place_of_the_rows_own() -> None:
     assert parts.given() == {"batching": "decode-first", "leaving": ("expired",)}
     assert not OWN_PARTS.given()
     assert not OWN_PARTS
+
+
+def test_who_goes_by_predictions() -> None:
+    going = [name for name in (*PRESETS, "mlfq-preempt", "srpt-oracle") if uses_predictions(name, OWN_PARTS)]
+    assert going == ["predicted", "hrrn"]
+    assert uses_predictions("vllm", Parts(order="predicted-remaining"))
+    assert uses_predictions("fastserve", Parts(batching="top-jobs:reserve_confidence=0.9"))
+    assert not uses_predictions("predicted", Parts(order="arrival", batching="top-jobs"))

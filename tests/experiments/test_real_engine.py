@@ -5,35 +5,50 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from headway.core.batch_shape import BatchShape
+from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import SteppedEngine, SteppedStep
+from headway.engine.targets import read_hints
+from headway.errors import ConfigError
 from headway.experiments.real_engine import prompt_ids, run_real
 from headway.traces import TraceRequest
 from tests.engine.sizes import SIZES as SMALL
 
 SIZES = replace(SMALL, num_blocks=100, max_num_seqs=4)
 STEP_S = 0.02
+OWN_TOKENS = 5
 
 
 class Sent:
     """A request as the stub engine has it."""
 
-    def __init__(self, request_id: str, prompt: Sequence[int], output_tokens: int, hints: object) -> None:
-        self.id, self.prompt, self.left, self.hints = request_id, prompt, output_tokens, hints
+    def __init__(
+        self, request_id: str, prompt: Sequence[int], output_tokens: int, hints: dict[str, object]
+    ) -> None:
+        self.id, self.prompt, self.left, self.limit = request_id, prompt, output_tokens, output_tokens
+        self.sampling_params = SimpleNamespace(extra_args=hints)
         self.arrival_time = 0.0
+        self.made = 0
+
+    @property
+    def hints(self) -> dict[str, object]:
+        hints: dict[str, object] = self.sampling_params.extra_args
+        return hints
 
 
 class StubEngine:
-    """One request at a time, a token a step, every step 20 ms."""
+    """One request at a time, a token a step, every step 20 ms; answers that stop by themselves have `OWN_TOKENS`."""
 
     sizes = SIZES
+    max_model_len = SIZES.max_model_len
 
     def __init__(self) -> None:
         self.queue: deque[Sent] = deque()
@@ -51,8 +66,22 @@ class StubEngine:
     def hear_records(self, on_record: Callable[[Record], None]) -> None:
         self.on_record = on_record
 
-    def make_request(self, *given: Any) -> Sent:
-        return Sent(*given)
+    def make_request(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        output_tokens: int,
+        hints: dict[str, object],
+        *,
+        own_stop: bool,
+    ) -> Sent:
+        made = Sent(request_id, prompt, output_tokens, hints)
+        if own_stop:
+            made.left = OWN_TOKENS
+        return made
+
+    def token_ids(self, prompt: str) -> list[int]:
+        return [len(word) for word in prompt.split()]
 
     def add(self, request: Sent) -> None:
         self.queue.append(request)
@@ -62,6 +91,7 @@ class StubEngine:
         time.sleep(STEP_S)
         request = self.queue[0]
         request.left -= 1
+        request.made += 1
         shape = BatchShape()
         shape.add(1, 5)
         if not request.left:
@@ -73,6 +103,7 @@ class StubEngine:
                     id=request.id,
                     arrival_s=now_s - age_s,
                     prompt_tokens=len(request.prompt),
+                    output_tokens=request.made,
                     outcome=Outcome.FINISHED,
                     finished_s=now_s,
                 )
@@ -80,9 +111,57 @@ class StubEngine:
         return SteppedStep(shape=shape, seconds=STEP_S, schedule_s=0.0)
 
 
-def served(requests: Sequence[TraceRequest]) -> tuple[StubEngine, Any]:
+def served(requests: Sequence[TraceRequest], **how: Any) -> tuple[StubEngine, Any]:
     engine = StubEngine()
-    return engine, run_real(cast(SteppedEngine, engine), requests, EngineSettings(policy="sjf"))
+    return engine, run_real(cast(SteppedEngine, engine), requests, EngineSettings(policy="sjf"), **how)
+
+
+class Twice:
+    """Predicts twice what the last finished answer had, and nothing before one has finished."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.taught: list[tuple[str, int, int]] = []
+
+    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
+        self.asked.append((request.id, max_output_tokens))
+        return LengthEstimate.around(2.0 * self.taught[-1][1]) if self.taught else None
+
+    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
+        self.taught.append((request.id, request.output_tokens, max_output_tokens))
+
+
+def test_lengths_are_predicted_as_requests_join_and_learned_as_they_end() -> None:
+    lengths = Twice()
+    engine, _ = served(
+        [TraceRequest("a", 0.0, 8, 3, max_output_tokens=50), TraceRequest("b", 0.2, 9, 2)], lengths=lengths
+    )
+    rest = SIZES.max_model_len - 9
+    assert lengths.asked == [("a", 50), ("b", rest)]
+    assert lengths.taught == [("a", 3, 50), ("b", 2, rest)]
+    first, second = engine.sent
+    assert "headway_length" not in first.hints
+    # Twice the first one's three tokens, off by a factor of two either way.
+    assert read_hints(second.hints).predicted_length == LengthEstimate(6.0, 3.0, 12.0)
+
+
+def test_a_model_that_stops_by_itself_gets_its_own_prompt_and_all_the_room_there_is() -> None:
+    lengths = Twice()
+    requests = [
+        TraceRequest("a", 0.0, 8, 3, prompt="one two three"),
+        TraceRequest("b", 0.0, 8, 3, max_output_tokens=7, prompt="four"),
+    ]
+    engine, run = served(requests, lengths=lengths, own_stops=True)
+    first, second = engine.sent
+    assert (list(first.prompt), first.limit) == ([3, 3, 5], SIZES.max_model_len - 3)
+    assert (list(second.prompt), second.limit) == ([4], 7)
+    assert [record.output_tokens for record in run.records] == [OWN_TOKENS, OWN_TOKENS]
+    assert [tokens for _, tokens, _ in lengths.taught] == [OWN_TOKENS, OWN_TOKENS]
+
+
+def test_a_model_cannot_stop_by_itself_without_a_prompt() -> None:
+    with pytest.raises(ConfigError, match=r"request 'a' has no prompt.*; accepted: traces with prompts"):
+        served([TraceRequest("a", 0.0, 8, 3)], own_stops=True)
 
 
 def test_requests_join_when_they_are_due_and_times_count_from_the_start() -> None:

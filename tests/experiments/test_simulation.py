@@ -405,3 +405,41 @@ def test_a_trace_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         trace_schedule(scenario, Cell("vllm"), tmp_path / "plain.json" / "deeper.json")
     assert set(content(tmp_path)) == before
+
+
+# ---- predicted lengths ---------------------------------------------------------------------------------
+
+
+PREDICTING = replace(WISH, grid=Grid(policies=("vllm", "predicted"), num_seeds=2))
+
+
+def test_lengths_are_predicted_for_those_who_go_by_them_and_it_is_said_by_whom(tmp_path: Path) -> None:
+    wish = replace(PREDICTING, predictor="noisy-oracle:tau=0.8")
+    results = simulated(wish, tmp_path)
+    assert [result.predictor for result in results] == [
+        "",
+        "noisy-oracle:tau=0.8 (made from the true lengths)",
+    ] * 2
+    said = json.loads(to_json(wish.grid, results))
+    assert "predictor" not in said["vllm"]
+    assert said["predicted"]["predictor"] == "noisy-oracle:tau=0.8 (made from the true lengths)"
+    folder = CellFolder(tmp_path, wish.grid)
+    for policy, predicted in (("vllm", False), ("predicted", True)):
+        records = read_records(folder.records(Cell(policy)))
+        assert {record.predicted_output_tokens is not None for record in records} == {predicted}
+    # Another predictor is another experiment.
+    with pytest.raises(ConfigError, match=r"predictor was noisy-oracle:tau=0.8, now none"):
+        simulated(replace(wish, predictor="none"), tmp_path)
+
+
+def test_by_default_they_are_learned_where_somebody_goes_by_them() -> None:
+    assert set_up(WISH).scenario.predictor == "none"
+    assert set_up(WISH).lengths() is None
+    setup = set_up(PREDICTING)
+    assert setup.scenario.predictor == "learned"
+    assert setup.lengths() == "learned, for predicted"
+
+
+def test_a_predictor_that_does_not_exist_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="unknown predictor 'tea-leaves'"):
+        set_up(replace(WISH, predictor="tea-leaves"))

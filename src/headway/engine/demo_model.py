@@ -1,4 +1,9 @@
-"""The `demo` model: a small Llama made on this machine, so that everything can be tried without a download."""
+"""Small models for trying everything without a download: `demo`, trained and shipped, and random ones made here.
+
+`demo` answers the tasks of `headway.traces.demo_tasks` and stops by itself (`models/demo/train.py` made it).
+`demo-random` has its shape and random weights, made on this machine in two seconds: what it writes hangs on every
+byte of its context, so that a single wrong KV block shows, and its steps take as long.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError
+from headway.traces.demo_tasks import demo_directory
 
 if TYPE_CHECKING:
     import numpy as np
 
-DEMO = "demo"
-"""The name by which every command knows this model."""
+DEMO, DEMO_RANDOM = "demo", "demo-random"
+"""The names by which every command knows the two."""
 
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>")
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -31,7 +37,8 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class DemoRecipe:
-    """What the demo model is made of: 3.7 million parameters; any change gives it another directory."""
+    """What a random model is made of: by default as `demo`, 3.7 million parameters; any change gives it another
+    directory."""
 
     revision: int = 1
     seed: int = 0
@@ -49,31 +56,35 @@ class DemoRecipe:
         """Name of this recipe together with the text its tokenizer is trained on (12 hex digits)."""
         recipe = json.dumps([asdict(self), SPECIAL_TOKENS, CHAT_TEMPLATE], sort_keys=True)
         state = hashlib.sha256(recipe.encode())
-        for text in _training_text():
+        for text in english_prose():
             state.update(text.encode())
         return state.hexdigest()[:12]
 
 
 def resolve_model(name: str, cache_dir: Path | None = None) -> str:
-    """What vLLM should load for `name`: `demo` is made if need be, directories and hub names stay as they are.
+    """What vLLM should load for `name`: `demo` is shipped, `demo-random` is made if need be, directories and hub
+    names stay as they are.
 
     Raises ConfigError for a name that can only be a path and does not exist.
     """
     if name == DEMO:
-        return str(ensure_demo_model(cache_dir))
+        return str(demo_directory())
+    if name == DEMO_RANDOM:
+        return str(ensure_demo_random(cache_dir))
     path = Path(name).expanduser()
     if name and path.exists():
         return str(path)
     if "://" not in name and (name.startswith(("/", ".", "~")) or name.count("/") > 1 or not name):
         raise ConfigError(
-            f"model {name!r} does not exist; accepted: '{DEMO}', a directory, or a hub name such as 'org/model'"
+            f"model {name!r} does not exist; accepted: '{DEMO}', '{DEMO_RANDOM}', a directory, or a hub name such "
+            "as 'org/model'"
         )
     return name
 
 
-def ensure_demo_model(cache_dir: Path | None = None) -> Path:
-    """Directory of the demo model, made first if it is not there (about two seconds, no network)."""
-    return ensure_model(DEMO, DemoRecipe(), cache_dir)
+def ensure_demo_random(cache_dir: Path | None = None) -> Path:
+    """Directory of `demo-random`, made first if it is not there (about two seconds, no network)."""
+    return ensure_model(DEMO_RANDOM, DemoRecipe(), cache_dir)
 
 
 def ensure_model(name: str, recipe: DemoRecipe, cache_dir: Path | None = None) -> Path:
@@ -104,13 +115,15 @@ def _default_cache_dir() -> Path:
 
 
 def _build(recipe: DemoRecipe, directory: Path) -> None:
-    (directory / "tokenizer.json").write_text(_train_tokenizer(recipe), encoding="utf-8")
-    for name, content in _configuration(recipe).items():
+    (directory / "tokenizer.json").write_text(
+        train_tokenizer(recipe.vocab_size, english_prose()), encoding="utf-8"
+    )
+    for name, content in configuration(recipe).items():
         (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    (directory / "model.safetensors").write_bytes(_safetensors(_weights(recipe)))
+    (directory / "model.safetensors").write_bytes(bfloat16_safetensors(_weights(recipe)))
 
 
-def _configuration(recipe: DemoRecipe) -> dict[str, dict[str, object]]:
+def configuration(recipe: DemoRecipe) -> dict[str, dict[str, object]]:
     """The JSON files that transformers and vLLM read beside the weights."""
     shape = {k: v for k, v in asdict(recipe).items() if k not in ("revision", "seed", "head_gain")}
     ids = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
@@ -169,7 +182,7 @@ def _weights(recipe: DemoRecipe) -> dict[str, np.ndarray]:
     return weights
 
 
-def _safetensors(weights: Mapping[str, np.ndarray]) -> bytes:
+def bfloat16_safetensors(weights: Mapping[str, np.ndarray]) -> bytes:
     """The weights as a bfloat16 safetensors file: header length, JSON header, then the data end to end.
 
     Written by hand because numpy has no bfloat16; the upper half of a float32 is one, rounded to nearest.
@@ -188,7 +201,7 @@ def _safetensors(weights: Mapping[str, np.ndarray]) -> bytes:
     return len(head).to_bytes(8, "little") + head + bytes(data)
 
 
-def _train_tokenizer(recipe: DemoRecipe) -> str:
+def train_tokenizer(vocab_size: int, texts: Iterable[str]) -> str:
     """The tokenizer as JSON: byte-level BPE, so that any UTF-8 text survives encoding and decoding."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -196,12 +209,12 @@ def _train_tokenizer(recipe: DemoRecipe) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocab_size,
+        vocab_size=vocab_size,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_training_text(), trainer=trainer)
+    tokenizer.train_from_iterator(texts, trainer=trainer)
     bos = SPECIAL_TOKENS[BOS_ID]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", special_tokens=[(bos, BOS_ID)]
@@ -210,7 +223,7 @@ def _train_tokenizer(recipe: DemoRecipe) -> str:
     return text
 
 
-def _training_text() -> Iterable[str]:
+def english_prose() -> Iterable[str]:
     """English prose that every Python carries: the help topics of the language reference (465 kB)."""
     from pydoc_data.topics import topics
 

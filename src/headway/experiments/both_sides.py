@@ -13,7 +13,7 @@ _ENGINE_ID = re.compile(r"cmpl-(?P<id>.+)-0(-[0-9a-f]{8})?")
 
 
 def add_engine_side(client: Iterable[Record], engine: Iterable[Record]) -> list[Record]:
-    """The client's records with the engine's first scheduling, preemptions and recomputed tokens.
+    """The client's records with the engine's first scheduling, prediction, preemptions and recomputed tokens.
 
     The two clocks differ: when a request was first scheduled is carried over as time since its arrival.
     Requests the engine never saw stay as they are.
@@ -29,6 +29,7 @@ def _merged(client: Record, engine: Record | None) -> Record:
     return replace(
         client,
         first_scheduled_s=None if waited_s is None else client.arrival_s + max(0.0, waited_s),
+        predicted_output_tokens=engine.predicted_output_tokens,
         preemptions=engine.preemptions,
         swapped_blocks=engine.swapped_blocks,
         recomputed_tokens=engine.recomputed_tokens,

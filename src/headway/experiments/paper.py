@@ -12,11 +12,15 @@ from headway.results.study import Study
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """How much of a paper is repeated, in how many processes, and where what is done is kept."""
+    """How much of a paper is repeated, in how many processes, and where what is done is kept.
+
+    `data` is the folder of shared data, for papers that can use it; None: where it usually lies, if it is there.
+    """
 
     root: Path
     jobs: int
     quick: bool = False
+    data: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

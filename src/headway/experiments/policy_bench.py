@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Record
 from headway.engine.machine import processors
 from headway.engine.server_command import server_command
 from headway.engine.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
 from headway.experiments.both_sides import add_engine_side
+from headway.experiments.predictor_choice import NONE, check_predictor, is_made, length_source
+from headway.experiments.real_engine import own_prompt
 from headway.gateway import ReplayOptions, ReplayReport
 from headway.gateway.scrape import scrape
 from headway.results import RunInfo, RunMeta, read_records, record_writer, start_run, write_info
@@ -29,13 +32,20 @@ Send = Callable[[Sequence[TraceRequest], ReplayOptions, Callable[[Record], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyBench:
-    """What is compared: one model, one stream, several policies with otherwise equal settings and flags."""
+    """What is compared: one model, one stream, several policies with otherwise equal settings and flags.
+
+    `predictor` says how long answers will be, to all policies alike: a server's own, new and untaught for each, or
+    one made from the true lengths, which the client sends with its requests. With `own_stops` the model ends its
+    answers itself, and the stream's lengths are what it is known to write.
+    """
 
     model: str
     policies: tuple[str, ...]
     requests: Sequence[TraceRequest]
     out: Path
     settings: EngineSettings
+    predictor: str = NONE
+    own_stops: bool = False
     vllm_flags: tuple[str, ...] = ()
     seed: int = 0
     trace: str = ""
@@ -46,15 +56,29 @@ class PolicyBench:
 
         `send` replays a stream against a URL; `tell` hears in a line what is going on. Each policy gets a
         fresh server and a short warm-up that is not recorded. Raises ConfigError before the first server
-        starts if any policy or flag is not accepted; UpstreamError if a server does not come up.
+        starts if any policy, predictor or flag is not accepted, or a prompt is missing; UpstreamError if a server
+        does not come up.
         """
+        if self.own_stops:
+            for request in self.requests:
+                own_prompt(request)
+        if is_made(self.predictor):
+            check_predictor(self.predictor)
         for policy in self.policies:
             server_command(self.model, self._settings(policy), ("127.0.0.1", 1), self.vllm_flags)
         start_run(self.out, self._meta())
         return all(self._measure(policy, send, tell) for policy in self.policies)
 
     def _settings(self, policy: str) -> EngineSettings:
-        return replace(self.settings, policy=policy)
+        of_server = None if self.predictor == NONE or is_made(self.predictor) else self.predictor
+        return replace(self.settings, policy=policy, predict_lengths=of_server)
+
+    def _options(self, url: str) -> ReplayOptions:
+        """How the stream is sent."""
+        estimates = (
+            made_estimates(self.predictor, self.requests, self.seed) if is_made(self.predictor) else {}
+        )
+        return ReplayOptions(url=url, seed=self.seed, own_stops=self.own_stops, estimates=estimates)
 
     def _meta(self) -> RunMeta:
         return RunMeta(
@@ -68,7 +92,7 @@ class PolicyBench:
         )
 
     def _measure(self, policy: str, send: Send, tell: Callable[[str], None]) -> bool:
-        address = ("127.0.0.1", _free_port())
+        address = ("127.0.0.1", free_port())
         engine_file = self.out / f"{policy}.engine.jsonl"
         settings = replace(self._settings(policy), records=str(engine_file.absolute()))
         command = server_command(self.model, settings, address, self.vllm_flags)
@@ -76,7 +100,7 @@ class PolicyBench:
         log = self.out / f"{policy}.server.log"
         with log.open("wb") as output, ServerProcess(command.arguments, address, log=output) as server:
             server.wait_ready(START_TIMEOUT_S)
-            options = ReplayOptions(url=server.url, seed=self.seed)
+            options = self._options(server.url)
             asyncio.run(_warm_up(self.requests, options))
             tell(f"{policy}: sending {len(self.requests)} requests")
             with record_writer(self.out, policy) as records:
@@ -87,6 +111,14 @@ class PolicyBench:
                 records.append(record)
         write_info(self.out, policy, RunInfo(scheduler_us_per_step=_scheduler_us_per_step(totals)))
         return not report.interrupted
+
+
+def made_estimates(predictor: str, requests: Sequence[TraceRequest], seed: int) -> dict[str, LengthEstimate]:
+    """What a predictor made from the true lengths says of each request; it goes by the trace alone."""
+    source = length_source(predictor, requests, seed)
+    assert source is not None
+    estimates = {request.id: source.predict(request, request.output_tokens) for request in requests}
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
 
 async def _warm_up(requests: Sequence[TraceRequest], options: ReplayOptions) -> None:
@@ -107,7 +139,8 @@ def _scheduler_us_per_step(totals: dict[str, float]) -> float | None:
     return totals["headway_scheduler_seconds_total"] / steps * 1e6 if steps else None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

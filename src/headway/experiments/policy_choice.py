@@ -73,6 +73,13 @@ def check_policies(names: Sequence[str], parts: Parts) -> None:
             policy_factory(name, parts, ())(UnknownCost())
 
 
+def uses_predictions(name: str, parts: Parts) -> bool:
+    """Whether predicted lengths make a difference to a policy, so that it is worth while to predict them."""
+    if is_oracle(name):
+        return False
+    return policy_factory(name, parts, ())(UnknownCost()).uses_predictions
+
+
 def policy_factory(name: str, parts: Parts, requests: Sequence[TraceRequest]) -> PolicyFactory:
     """Makes the named policy for one engine, its parts replaced as `parts` say.
 

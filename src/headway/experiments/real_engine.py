@@ -7,11 +7,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
 from headway.engine.settings import EngineSettings
-from headway.engine.stepped_engine import SteppedEngine, SteppedStep
+from headway.engine.stepped_engine import Hints, SteppedEngine, SteppedStep
+from headway.engine.targets import length_hints
+from headway.errors import ConfigError
+from headway.sim.length_source import LengthSource
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 VOCABULARY = range(10, 1000)
@@ -42,18 +45,34 @@ class RealRun:
 
 
 def run_real(
-    engine: SteppedEngine, requests: Sequence[TraceRequest], settings: EngineSettings, seed: int = 0
+    engine: SteppedEngine,
+    requests: Sequence[TraceRequest],
+    settings: EngineSettings,
+    seed: int = 0,
+    *,
+    lengths: LengthSource | None = None,
+    own_stops: bool = False,
 ) -> RealRun:
     """Serve `requests` (in order of arrival), each added when it is due, until all have ended.
 
     The scheduler is made anew, with an empty prefix cache. Outputs have the trace's lengths; policies see the
-    limit that a request declares, else the model's. Takes as long as the trace and its backlog. Not for a
-    policy that ends requests early: the records then have no end of their own in the stream.
+    limit that a request declares, else the model's. With `own_stops` requests are served with their own prompts, and
+    their answers end where the model ends them, at the limit at the latest. `lengths` predicts each answer as its
+    request is added, in this loop, so it should be fast. Takes as long as the trace and its backlog. Not for a
+    policy that ends requests early: the records then have no end of their own in the stream. Raises ConfigError
+    for `own_stops` where a request has no prompt.
     """
     engine.schedule_with(settings)
     run = RealRun()
-    engine.hear_records(run.records.append)
-    pending = deque(_made(engine, requests, seed))
+    pending = deque(made_requests(engine, requests, seed, own_stops=own_stops))
+    prophet = Prophet(lengths, [request for request, _ in pending], engine.max_model_len)
+
+    def ended(record: Record) -> None:
+        run.records.append(record)
+        if record.outcome is Outcome.FINISHED:
+            prophet.finished(record.id, record.output_tokens)
+
+    engine.hear_records(ended)
     origin_s = time.monotonic() + START_MARGIN_S
     # vLLM stamps arrivals with the wall clock.
     wall_origin_s = time.time() + START_MARGIN_S
@@ -63,6 +82,7 @@ def run_real(
         while pending and pending[0][0].arrival_s <= now_s:
             request, made = pending.popleft()
             made.arrival_time = wall_origin_s + request.arrival_s
+            prophet.arrives(request, made)
             engine.add(made)
         if not engine.busy:
             ended_s = None
@@ -79,36 +99,109 @@ def run_real(
     return run
 
 
-def _made(
-    engine: SteppedEngine, requests: Iterable[TraceRequest], seed: int
+class Prophet:
+    """Puts predictions on requests as they are added, and teaches whoever makes them; nothing if nobody does."""
+
+    def __init__(
+        self, lengths: LengthSource | None, requests: Iterable[TraceRequest], max_model_len: int
+    ) -> None:
+        self._lengths = lengths
+        self._max_model_len = max_model_len
+        self._requests = {} if lengths is None else {request.id: request for request in requests}
+
+    def arrives(self, request: TraceRequest, made: Any) -> None:
+        """Say how long the answer will probably be, in the hints of the engine's own request."""
+        if self._lengths is None:
+            return
+        estimate = self._lengths.predict(request, output_limit(request, self._max_model_len))
+        if estimate is not None:
+            sampling = made.sampling_params
+            sampling.extra_args = {**(sampling.extra_args or {}), **length_hints(estimate)}
+
+    def finished(self, request_id: str, output_tokens: int) -> None:
+        """Tell how long an answer was that came to its end."""
+        if self._lengths is not None:
+            request = replace(self._requests[request_id], output_tokens=output_tokens)
+            self._lengths.finished(request, output_limit(request, self._max_model_len))
+
+
+class RequestMaker(Protocol):
+    """An engine of which requests are made before they are added."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        ...
+
+    def make_request(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        output_tokens: int,
+        hints: Hints | None = None,
+        *,
+        own_stop: bool = False,
+    ) -> Any:
+        """vLLM's request, as `stepped_engine.core_request`."""
+        ...
+
+    def token_ids(self, prompt: str) -> list[int]:
+        """The tokens of a text."""
+        ...
+
+
+def made_requests(
+    engine: RequestMaker, requests: Iterable[TraceRequest], seed: int, *, own_stops: bool
 ) -> list[tuple[TraceRequest, Any]]:
-    """Each request with the engine's own, made ahead of time as the API server's process would."""
-    longest = engine.sizes.max_model_len
-    return [
-        (
-            request,
-            engine.make_request(
-                request.id,
-                prompt_ids(request, seed),
-                request.output_tokens,
-                _hints(request, longest),
-            ),
+    """Each request with the engine's own, made ahead of time as the API server's process would.
+
+    With `own_stops` its prompt is the trace's, and counted anew. Raises ConfigError where it has none.
+    """
+    longest = engine.max_model_len
+    made = []
+    for request in requests:
+        if own_stops:
+            ids = engine.token_ids(own_prompt(request))
+            request = replace(request, input_tokens=len(ids))
+            output_tokens = output_limit(request, longest)
+        else:
+            ids, output_tokens = prompt_ids(request, seed), request.output_tokens
+        made.append(
+            (
+                request,
+                engine.make_request(
+                    request.id, ids, output_tokens, _hints(request, longest), own_stop=own_stops
+                ),
+            )
         )
-        for request in requests
-    ]
+    return made
 
 
-def _hints(request: TraceRequest, max_model_len: int) -> dict[str, object]:
+def own_prompt(request: TraceRequest) -> str:
+    """The prompt that the trace has; ConfigError if it has none."""
+    if request.prompt is None:
+        raise ConfigError(
+            f"request {request.id!r} has no prompt, so the model cannot decide how long its answer is; accepted: "
+            "traces with prompts"
+        )
+    return request.prompt
+
+
+def output_limit(request: TraceRequest, max_model_len: int) -> int:
+    """The most tokens an answer may have: what the request declares, else what the model's context leaves."""
+    return request.max_output_tokens or max_model_len - request.input_tokens
+
+
+def _hints(request: TraceRequest, max_model_len: int) -> Hints:
     """What a client says of the request: its targets, its tenant, and the limit of its output, never its length."""
     slo = request.slo
     targets_s = {"ttft": slo.ttft_s, "tbt": slo.tbt_s, "deadline": slo.deadline_s}
-    hints: dict[str, object] = {
+    hints: Hints = {
         f"headway_{name}_ms": target_s * 1000 for name, target_s in targets_s.items() if target_s is not None
     }
     if request.tenant:
         hints["headway_tenant"] = request.tenant
-    limit = request.max_output_tokens or max_model_len - request.input_tokens
-    return {**hints, "headway_max_output_tokens": limit}
+    return {**hints, "headway_max_output_tokens": output_limit(request, max_model_len)}
 
 
 def prompt_ids(request: TraceRequest, seed: int) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
+from typing import Protocol
 
 import msgspec
 
@@ -64,6 +65,30 @@ class RealColumn:
     over: bool = False
 
 
+class RealShown(Protocol):
+    """What tables say of real runs: of what, with which model, and what it is good for."""
+
+    @property
+    def columns(self) -> Sequence[RealColumn]:
+        """What is shown of each policy."""
+        ...
+
+    @property
+    def what(self) -> str:
+        """What was served."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """What it is good for."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """What answered."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealPlan:
     """What one paper runs: `requests` are drawn when they are needed, the first policy is what others are put over.
@@ -80,6 +105,7 @@ class RealPlan:
     note: str
     seconds: float
     rounds: int = 2
+    model: str = MODEL
 
 
 class RealResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,10 +155,7 @@ def real_runs(root: Path, plan: RealPlan, tell: Tell) -> RealRuns | None:
     """
     path = root / FILE
     if path.exists():
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=RealRuns)
-        except msgspec.DecodeError as error:
-            raise RecordError(f"{path}: {error}") from error
+        return kept_runs(path)
     if find_spec("vllm") is None:
         return None
     tell("real engine: starting vLLM")
@@ -142,8 +165,21 @@ def real_runs(root: Path, plan: RealPlan, tell: Tell) -> RealRuns | None:
         results = run_real_policies(engine, requests, plan, tell)
     finally:
         engine.close()
+    return keep_runs(path, len(requests), results)
+
+
+def kept_runs(path: Path) -> RealRuns:
+    """What a file keeps. Raises RecordError if it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RealRuns)
+    except msgspec.DecodeError as error:
+        raise RecordError(f"{path}: {error}") from error
+
+
+def keep_runs(path: Path, num_requests: int, results: tuple[RealResult, ...]) -> RealRuns:
+    """Keep what was measured, with what it was measured on."""
     runs = RealRuns(
-        hardware=f"{machine_name()}, vLLM {vllm_version()}", requests=len(requests), results=results
+        hardware=f"{machine_name()}, vLLM {vllm_version()}", requests=num_requests, results=results
     )
     write_whole(path, msgspec.json.format(msgspec.json.encode(runs), indent=2) + b"\n")
     return runs
@@ -154,7 +190,7 @@ def real_seconds(root: Path, plan: RealPlan) -> float:
     return 0.0 if (root / FILE).exists() or find_spec("vllm") is None else plan.seconds
 
 
-def real_part(runs: RealRuns | None, plan: RealPlan) -> StudyPart:
+def real_part(runs: RealRuns | None, plan: RealShown) -> StudyPart:
     """The policies on this machine's engine, beside each other; or that they were not run, and why."""
     title = "The same policies on a real engine"
     if runs is not None:
@@ -163,7 +199,7 @@ def real_part(runs: RealRuns | None, plan: RealPlan) -> StudyPart:
     return StudyPart(title=title, text=[f"Not run: --quick leaves it out.{needs}"])
 
 
-def real_data(runs: RealRuns | None, plan: RealPlan) -> Mapping[str, object] | None:
+def real_data(runs: RealRuns | None, plan: RealShown) -> Mapping[str, object] | None:
     """What scripts read: policy -> means over the rounds; None where it was not run."""
     if runs is None:
         return None
@@ -173,14 +209,14 @@ def real_data(runs: RealRuns | None, plan: RealPlan) -> Mapping[str, object] | N
     }
 
 
-def _table(runs: RealRuns, plan: RealPlan) -> StudyTable:
+def _table(runs: RealRuns, plan: RealShown) -> StudyTable:
     base = runs.results[0]
     headings = ["policy"]
     for column in plan.columns:
         headings += [column.heading, *([f"over {base.policy}"] if column.over else [])]
     return StudyTable(
         name="real-engine",
-        title=f"{runs.requests} {plan.what}, on a model of {MODEL}",
+        title=f"{runs.requests} {plan.what}, on a model of {plan.model}",
         measured_on=f"real engine, {runs.hardware}",
         headings=headings,
         rows=[_row(result, base, plan.columns) for result in runs.results],

@@ -81,14 +81,18 @@ def _average(load: float, policy: str, results: Sequence[CellResult]) -> Average
 def to_json(grid: Grid, results: Sequence[CellResult]) -> str:
     """One object, `{"<policy>": {summary}}`; with several loads keys are "<policy> load=<load>".
 
-    With several seeds each value is the mean, and `seeds` and `deviation` (a value for each key) are added.
+    With several seeds each value is the mean, and `seeds` and `deviation` (a value for each key) are added. Where
+    lengths were predicted, `predictor` says by whom.
     """
+    predictors = {(result.cell.policy, result.cell.load): result.predictor for result in results}
     plain: dict[str, dict[str, Any]] = {}
     for run in averaged(results):
         name = run.policy if len(grid.loads) == 1 else f"{run.policy} load={run.load:g}"
         plain[name] = dict(run.means)
         if run.num_seeds > 1:
             plain[name] |= {"seeds": run.num_seeds, "deviation": run.deviations}
+        if predictors[run.policy, run.load]:
+            plain[name]["predictor"] = predictors[run.policy, run.load]
     return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
 
 

@@ -11,7 +11,8 @@ from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome, Record
 from headway.errors import HeadwayError
 from headway.experiments.grid import Cell
-from headway.experiments.policy_choice import OWN_PARTS, Parts, policy_factory
+from headway.experiments.policy_choice import OWN_PARTS, Parts, policy_factory, uses_predictions
+from headway.experiments.predictor_choice import NONE, length_source, predictor_label
 from headway.experiments.stream import Stream
 from headway.predict.calibration import Calibration
 from headway.results import RunInfo, Summary, summarize
@@ -27,19 +28,28 @@ _PROBES = ((1, 1, 0), (64, 1, 1000), (1, 512, 0), (4, 2048, 4096))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """All that cells share: who serves what, with which parts in place of the policies' own."""
+    """All that cells share: who serves what, with which parts in place of the policies' own.
+
+    `predictor` says how long answers will be, to the policies that go by it.
+    """
 
     system: System
     stream: Stream
     max_output_tokens: int
     parts: Parts = OWN_PARTS
+    predictor: str = NONE
+
+    def predictor_of(self, policy: str) -> str:
+        """Who predicts for a policy; nobody where it makes no difference."""
+        return self.predictor if self.predictor != NONE and uses_predictions(policy, self.parts) else NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
     """What one cell came to. `finished_digest` tells whether two policies finished the same requests.
 
-    `info` is what its records do not hold; the summary is of both.
+    `info` is what its records do not hold; the summary is of both. `predictor` says who predicted lengths, and whether
+    it was made from the true ones; empty if nobody did.
     """
 
     cell: Cell
@@ -50,6 +60,7 @@ class CellResult:
     steps: int
     tokens: int
     cached_tokens: int
+    predictor: str = ""
 
 
 def run_cell(
@@ -73,7 +84,8 @@ def run_cell(
         result = _simulate(scenario, cell, ended, watcher)
     except HeadwayError as error:
         raise type(error)(f"{cell}: {error}") from error
-    return _cell_result(cell, records, result)
+    predictor = scenario.predictor_of(cell.policy)
+    return _cell_result(cell, records, result, "" if predictor == NONE else predictor_label(predictor))
 
 
 @lru_cache(maxsize=1)
@@ -89,6 +101,7 @@ def _simulate(
     if cell.load != 1:
         requests = scale_rate(requests, cell.load)
     build = policy_factory(cell.policy, scenario.parts, requests)
+    predictor = scenario.predictor_of(cell.policy)
     if watcher is not None:
         build = watched(build, watcher)
     return simulate(
@@ -99,6 +112,7 @@ def _simulate(
         max_output_tokens=scenario.max_output_tokens,
         seed=cell.seed,
         watch=None if watcher is None else watcher.stepped,
+        lengths=length_source(predictor, requests, cell.seed),
     )
 
 
@@ -110,7 +124,7 @@ def _round_times(record: Record) -> None:
             setattr(record, name, round(time_s, TIME_DECIMALS))
 
 
-def _cell_result(cell: Cell, records: list[Record], result: Result) -> CellResult:
+def _cell_result(cell: Cell, records: list[Record], result: Result, predictor: str) -> CellResult:
     finished = sorted(record.id for record in records if record.outcome is Outcome.FINISHED)
     totals = result.totals.values()
     info = run_info(result)
@@ -123,6 +137,7 @@ def _cell_result(cell: Cell, records: list[Record], result: Result) -> CellResul
         steps=sum(total.steps for total in totals),
         tokens=sum(total.tokens for total in totals),
         cached_tokens=sum(total.cached_tokens for total in totals),
+        predictor=predictor,
     )
 
 

@@ -9,7 +9,8 @@ from importlib.metadata import version
 from headway.errors import ConfigError
 from headway.experiments.engine_sizes import Sizes, engine_limits
 from headway.experiments.grid import Grid
-from headway.experiments.policy_choice import OWN_PARTS, Parts, check_policies, label
+from headway.experiments.policy_choice import OWN_PARTS, Parts, check_policies, label, uses_predictions
+from headway.experiments.predictor_choice import DEFAULT, NONE, check_predictor, predictor_label
 from headway.experiments.simulation import Scenario, fingerprint
 from headway.experiments.stream import Stream, StreamFacts, stream_facts
 from headway.predict.hardware import calibration
@@ -32,6 +33,7 @@ class Wish:
     router: str = "round-robin"
     parts: Parts = OWN_PARTS
     max_output_tokens: int | None = None
+    predictor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Setup:
             "loads": list(wish.grid.loads),
             "seeds": wish.grid.num_seeds,
             "parts": asdict(wish.parts),
+            "predictor": self.scenario.predictor,
             "instances": system.instances,
             "router": system.router,
             "engine": asdict(system.limits),
@@ -80,6 +83,13 @@ class Setup:
             hardware=self.hardware(),
             versions={"headway": version("headway"), "python": platform.python_version()},
         )
+
+    def lengths(self) -> str | None:
+        """Who predicts how long answers will be, where that makes a difference to some policy."""
+        policies = [name for name in self.wish.grid.policies if uses_predictions(name, self.wish.parts)]
+        if not policies:
+            return None
+        return f"{predictor_label(self.scenario.predictor)}, for {', '.join(policies)}"
 
     def hardware(self) -> str:
         """What serves, and where its costs come from."""
@@ -108,11 +118,17 @@ def set_up(wish: Wish) -> Setup:
         instances=wish.instances,
         router=wish.router,
     )
+    predictor = wish.predictor
+    if predictor is None:
+        goes_by_it = any(uses_predictions(policy, wish.parts) for policy in wish.grid.policies)
+        predictor = DEFAULT if goes_by_it else NONE
+    check_predictor(predictor)
     facts = stream_facts(wish.stream, wish.grid.seeds)
     scenario = Scenario(
         system=system,
         stream=wish.stream,
         max_output_tokens=facts.output_limit(wish.max_output_tokens),
         parts=wish.parts,
+        predictor=predictor,
     )
     return Setup(wish, scenario, facts)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
-from importlib.metadata import version
-from io import BufferedWriter
 from pathlib import Path
 
-import msgspec
-
 from headway.core.record import Record
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import HeadwayError
+from headway.experiments.kept_runs import FILE as FILE
+from headway.experiments.kept_runs import Kept, release, run_kept
 from headway.experiments.micro_batches import micro_batched
 from headway.experiments.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.experiments.policy_meter import Meter, metered
-from headway.experiments.run_cells import in_processes
 from headway.experiments.simulation import fingerprint, run_info
 from headway.experiments.stream import Stream
 from headway.predict.calibration import Calibration
@@ -29,9 +24,6 @@ from headway.results import Summary, summarize
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
-from headway.whole_file import write_whole
-
-FILE = "runs.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +51,7 @@ class StudyRun:
 
     def digest(self) -> str:
         """Tells apart any two runs that may differ, in what is asked for, the costs, or the release."""
-        said = [_release(), _fingerprint(*_machine(self)), *sorted(asdict(self).items())]
+        said = [release(), _fingerprint(*_machine(self)), *sorted(asdict(self).items())]
         return sha256(repr(said).encode()).hexdigest()
 
 
@@ -124,11 +116,6 @@ def _calibration(hardware: str, model: str, tp: int, stages: int) -> Calibration
     return calibration(hardware, model_shape(model), tp, stages)
 
 
-@lru_cache(maxsize=1)
-def _release() -> str:
-    return version("headway")
-
-
 @lru_cache(maxsize=8)
 def _fingerprint(hardware: str, model: str, tp: int, stages: int) -> str:
     return fingerprint(_calibration(hardware, model, tp, stages))
@@ -137,70 +124,16 @@ def _fingerprint(hardware: str, model: str, tp: int, stages: int) -> str:
 # ---- what is done is kept ------------------------------------------------------------------------------
 
 
-class _Line(msgspec.Struct, frozen=True):
-    """A line of the file."""
-
-    digest: str
-    result: RunResult
-
-
 @dataclass(slots=True)
-class KeptRuns:
-    """Runs that are done, in DIR/runs.jsonl: a line each, written as it ends, so that a kill loses none of them.
-
-    The same file serves any number of studies: a run is found by its digest.
-    """
-
-    root: Path
-    done: dict[str, RunResult] = field(default_factory=dict)
+class KeptRuns(Kept[StudyRun, RunResult]):
+    """Runs that are done, in DIR/runs.jsonl."""
 
     @classmethod
     def read(cls, root: Path) -> KeptRuns:
-        """What a folder holds; a last line cut short by a kill is dropped.
-
-        Raises ConfigError if the file holds anything else or cannot be read.
-        """
-        path = root / FILE
+        """What a folder holds. Raises ConfigError if the file holds anything else or cannot be read."""
         kept = cls(root)
-        if not path.exists():
-            return kept
-        try:
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            for line in whole.splitlines():
-                found = msgspec.json.decode(line, type=_Line)
-                kept.done[found.digest] = found.result
-            if whole != content:
-                write_whole(path, whole)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-        except msgspec.DecodeError as error:
-            raise ConfigError(
-                f"{path} holds something else than runs ({error}); give another folder"
-            ) from error
+        kept.load(RunResult)
         return kept
-
-    def result(self, run: StudyRun) -> RunResult | None:
-        """What a run came to; None if it is not done."""
-        return self.done.get(run.digest())
-
-    @contextmanager
-    def adding(self) -> Iterator[Callable[[StudyRun, RunResult], None]]:
-        """A function that keeps one run more. Raises ConfigError if the folder cannot be written."""
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            file: BufferedWriter = (self.root / FILE).open("ab")
-        except OSError as error:
-            raise ConfigError(f"{self.root}: cannot be written ({error.strerror})") from error
-
-        def add(run: StudyRun, result: RunResult) -> None:
-            digest = run.digest()
-            file.write(msgspec.json.encode(_Line(digest, result)) + b"\n")
-            file.flush()
-            self.done[digest] = result
-
-        with file:
-            yield add
 
 
 def run_study(
@@ -210,24 +143,5 @@ def run_study(
     jobs: int | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Simulate the runs that are not kept yet, in up to `jobs` processes (None: one a core), and keep them.
-
-    `tick` hears of each as it is kept. KeyboardInterrupt passes through with all processes ended and what is
-    done kept. The first run that raises ends the others.
-    """
-    todo = [run for run in runs if kept.result(run) is None]
-    jobs = jobs or os.cpu_count() or 1
-    with kept.adding() as add:
-        if min(jobs, len(todo)) <= 1:
-            for run in todo:
-                add(run, simulate_run(run))
-                tick()
-            return
-        with closing(in_processes(_simulated, todo, jobs)) as results:
-            for run, result in results:
-                add(run, result)
-                tick()
-
-
-def _simulated(run: StudyRun) -> tuple[StudyRun, RunResult]:
-    return run, simulate_run(run)
+    """Simulate the runs that are not kept yet, and keep them, as `run_kept`."""
+    run_kept(runs, kept, simulate_run, jobs=jobs, tick=tick)

@@ -1,0 +1,88 @@
+"""Magnus's experiments: the workload, the engine and the policies, fixed before the first run.
+
+Source: Cheng et al., "Enabling Efficient Batch Serving for LMaaS via Generation Length Prediction" (ICWS 2024).
+What the paper leaves open is marked "ours"; adr/0019 says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.routing.magnus import VS_BATCH_SIZE, VSQ_BATCH_SIZE
+
+# ---- what the paper ran on -----------------------------------------------------------------------------
+
+HARDWARE, INSTANCES = "v100-32g", 8
+"""Eight V100 32 GB, an instance each."""
+MODEL = "THUDM/chatglm-6b"
+SIMULATED = "simulated, 8 x V100 32 GB"
+"""What tables of simulated runs say of themselves."""
+
+VS_BATCH, VSQ_BATCH = VS_BATCH_SIZE, VSQ_BATCH_SIZE
+"""Batches of fixed size (Fig. 4; the second is recalled). The first is also CCB's number of parallel requests."""
+LONGEST_TOKENS = 1024 + 1024
+"""Lmax + Gmax: what one request may need."""
+CAPACITY_TOKENS = VS_BATCH * LONGEST_TOKENS
+"""Theta / Delta: the KV tokens of an instance, so that exactly 7 of the longest fit."""
+VSQ_CAPACITY_TOKENS = VSQ_BATCH * LONGEST_TOKENS
+
+LEARN_EVERY_S, TIMES_LEARN_EVERY_S = 180.0, 120.0
+"""The predictor of lengths, and that of batch times."""
+
+# ---- what is varied ------------------------------------------------------------------------------------
+
+LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0)
+"""Poisson arrivals, in shares of what vs gets through of the same requests, all at once (ours)."""
+REQUESTS_A_TASK = 1500
+"""Of each task in a run at most, in random order: as many of each, as in the paper."""
+SEEDS = 3
+"""Each draws other requests, in another order, at other times."""
+PHI = 10_000
+"""WMA's threshold, which the paper does not give: of those below the one with the least mean response time at both
+loads of the sweep."""
+PHIS = (10_000, 25_000, 50_000, 100_000, 200_000)
+PHI_SEED = 100
+"""The sweep's own seed, so that what is reported was not chosen on the requests it is reported for."""
+PHI_LOADS = (1.5, 4.0)
+
+# ---- who is compared -----------------------------------------------------------------------------------
+
+VS, VSQ, CCB = "vs", "vsq", "ccb"
+"""Vanilla batches of 7; with weights of four bits; and seats that are refilled at every iteration."""
+GLP, ABP, MAGNUS = "glp", "abp", "magnus"
+"""Ablations: batches by predicted length, of 7 at most; without that cap; and all of it."""
+TODAY = "vllm"
+"""vLLM as it is now: continuous batches over paged memory."""
+BASELINES = (VS, VSQ, CCB)
+STEPS = (VS, GLP, ABP, MAGNUS)
+"""Each adds one thing to the one before (Fig. 10, 11)."""
+POLICIES = (VS, VSQ, CCB, GLP, ABP, MAGNUS)
+PREDICTING = (GLP, ABP, MAGNUS)
+
+# ---- the toy (section II) ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToyKind:
+    """Requests of one kind, whose prompts and answers have so many tokens."""
+
+    count: int
+    tokens: int
+
+
+TOY_SMALL, TOY_LARGE = ToyKind(18, 10), ToyKind(3, 1000)
+
+# ---- what the paper reports ----------------------------------------------------------------------------
+
+PAPER_TOY_VS_S, PAPER_TOY_MAGNUS_S = 242.0, 60.0
+PAPER_TOY_RATIO = 4.0
+PAPER_RANGES = {
+    "throughput": (0.66, 2.34),
+    "mean_rt_cut": (0.603, 0.897),
+    "p95_rt_cut": (0.532, 0.917),
+    "valid_tps": (0.70, 2.40),
+    "total_tps": (1.15, 4.89),
+}
+"""Gains over the baselines, least and most: 0.66 is two thirds more; a cut of 0.603 is that much shorter."""
+PAPER_CORRELATION = 0.8
+"""Pearson's, of user input and answer: above it for most pairs of a task and a model."""

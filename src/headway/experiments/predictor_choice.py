@@ -1,0 +1,74 @@
+"""From a predictor as a user writes it to who says how long answers will be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headway.errors import ConfigError
+from headway.predict.length_choice import LENGTH_PREDICTORS, length_predictor
+from headway.sim.length_source import AskedPredictor, LengthSource
+from headway.sim.made_lengths import WAYS, Broken, NoisyOracle
+from headway.traces import TraceRequest
+
+NONE = "none"
+"""Nobody predicts."""
+DEFAULT = "learned"
+"""What predicts for policies that go by predictions, if nothing is said."""
+
+_MADE: dict[str, tuple[str, Callable[[Sequence[TraceRequest], dict[str, Any]], LengthSource]]] = {
+    "noisy-oracle": ("tau", lambda requests, given: NoisyOracle(requests, **given)),
+    "broken": ("way", lambda requests, given: Broken(requests, **given)),
+}
+"""Predictors that know the true lengths: what they are given beside a seed, and how they are made."""
+_TYPES: dict[str, Callable[[str], object]] = {"tau": float, "way": str, "seed": int}
+
+
+def is_made(spec: str) -> bool:
+    """Whether a predictor knows true lengths, as no product can."""
+    return spec.partition(":")[0] in _MADE
+
+
+def predictor_label(spec: str) -> str:
+    """How tables and files call it, so that what knows the true lengths is never taken for a product."""
+    return f"{spec} (made from the true lengths)" if is_made(spec) else spec
+
+
+def check_predictor(spec: str) -> None:
+    """Raise ConfigError unless `length_source` will accept it."""
+    length_source(spec, (TraceRequest(id="0", arrival_s=0.0, input_tokens=1, output_tokens=1),))
+
+
+def length_source(spec: str, requests: Sequence[TraceRequest], seed: int = 0) -> LengthSource | None:
+    """Who predicts the answers of `requests` (at least one, in order of arrival); None where nobody does.
+
+    `none`; a predictor of `predict`, new and untaught; `noisy-oracle:tau=T[,seed=N]` or `broken:way=W[,seed=N]`, which
+    are made from the true lengths, with `seed` where they name none. ConfigError for anything else.
+    """
+    name, _, settings = spec.partition(":")
+    if name == NONE and not settings:
+        return None
+    if name in _MADE:
+        wanted, make = _MADE[name]
+        return make(requests, {"seed": seed, **_settings(spec, settings, wanted)})
+    if name not in LENGTH_PREDICTORS:
+        made = ("noisy-oracle:tau=T", f"broken:way={'|'.join(WAYS)}")
+        accepted = ", ".join((NONE, *LENGTH_PREDICTORS, *made))
+        raise ConfigError(f"unknown predictor {spec!r}; accepted: {accepted}")
+    return AskedPredictor(length_predictor(spec))
+
+
+def _settings(spec: str, settings: str, wanted: str) -> dict[str, Any]:
+    """`wanted`, which must be there, and perhaps a seed."""
+    found: dict[str, Any] = {}
+    for setting in settings.split(","):
+        key, _, text = setting.partition("=")
+        try:
+            if key not in (wanted, "seed") or key in found:
+                raise ValueError
+            found[key] = _TYPES[key](text)
+        except ValueError:
+            raise ConfigError(f"predictor {spec!r}: {setting!r}; accepted: {wanted}=..., seed=N") from None
+    if wanted not in found:
+        raise ConfigError(f"predictor {spec!r} has no {wanted}; accepted: {wanted}=...")
+    return found

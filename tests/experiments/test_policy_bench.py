@@ -1,0 +1,72 @@
+"""How a bench has lengths predicted; the servers it starts are tested with `headway bench` itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core.prediction_quality import kendall_tau
+from headway.engine.settings import EngineSettings
+from headway.errors import ConfigError
+from headway.experiments.policy_bench import PolicyBench, made_estimates
+from headway.traces import TraceRequest
+
+REQUESTS = [TraceRequest(str(number), 0.1 * number, 10, 5 + 3 * number, prompt="x") for number in range(40)]
+
+
+def bench(**fields: Any) -> PolicyBench:
+    return PolicyBench(
+        **{
+            "model": "demo-random",
+            "policies": ("vllm", "predicted"),
+            "requests": REQUESTS,
+            "out": Path("nowhere"),
+            "settings": EngineSettings(batch_width=4),
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("predictor", "of_server"),
+    [
+        ("none", None),
+        ("hash", "hash"),
+        ("learned:trees=5", "learned:trees=5"),
+        ("noisy-oracle:tau=0.8", None),
+    ],
+)
+def test_a_real_predictor_is_every_servers_own_and_a_made_one_the_clients(
+    predictor: str, of_server: str | None
+) -> None:
+    chosen = bench(predictor=predictor)
+    for policy in chosen.policies:
+        settings = chosen._settings(policy)
+        assert (settings.policy, settings.batch_width) == (policy, 4)
+        assert settings.predict_lengths == of_server
+    options = chosen._options("http://127.0.0.1:1")
+    assert bool(options.estimates) == predictor.startswith("noisy-oracle")
+
+
+def test_a_made_predictor_says_what_the_true_lengths_and_the_seed_make_it_say() -> None:
+    said = made_estimates("noisy-oracle:tau=0.8", REQUESTS, seed=1)
+    assert list(said) == [request.id for request in REQUESTS]
+    tau = kendall_tau((said[request.id].tokens, float(request.output_tokens)) for request in REQUESTS)
+    assert tau == pytest.approx(0.8, abs=0.03)
+    assert made_estimates("noisy-oracle:tau=0.8", REQUESTS, seed=1) == said
+    assert made_estimates("noisy-oracle:tau=0.8", REQUESTS, seed=2) != said
+
+
+def test_whether_the_model_stops_by_itself_is_up_to_the_stream_that_is_sent() -> None:
+    assert bench(own_stops=True)._options("http://127.0.0.1:1").own_stops
+    assert not bench()._options("http://127.0.0.1:1").own_stops
+
+
+def test_a_stream_without_prompts_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    chosen = bench(own_stops=True, requests=[TraceRequest("a", 0.0, 10, 5)], out=out)
+    with pytest.raises(ConfigError, match="request 'a' has no prompt"):
+        chosen.run(lambda *_: pytest.fail("sent"), print)
+    assert not out.exists()
