@@ -54,6 +54,7 @@ def engine() -> int:
         for metric in REGISTRY.collect()
         if metric.name.startswith("headway_")
         for point in metric.samples
+        if "engine" in point.labels  # those of predicted lengths are an API server's
     }
     return max(used, default=-1) + 1
 

@@ -20,9 +20,14 @@ ROOMY = KvMemory(1_000_000)
 
 
 async def measure(
-    server: FakeServer, longest: BatchLengths, memory: KvMemory = ROOMY, context: int | None = 1000
+    server: FakeServer,
+    longest: BatchLengths,
+    memory: KvMemory = ROOMY,
+    context: int | None = 1000,
+    *,
+    own_stops: bool = False,
 ) -> BatchTimeModel:
-    dialect = ReplayOptions(url=server.url).dialect("fake", context)
+    dialect = ReplayOptions(url=server.url, own_stops=own_stops).dialect("fake", context)
     async with open_session() as session:
         return await measured_times(session, ServedInstance(server.url, dialect), longest, memory)
 
@@ -52,6 +57,12 @@ async def test_several_are_as_many_as_the_memory_holds_and_prompts_stay_within_t
     server.bodies.clear()
     await measure(server, BatchLengths(80, 10), context=100)
     assert max(prompt for prompt, _ in served(server)) == 64
+
+
+async def test_their_lengths_are_forced_where_answers_end_by_themselves_too(server: FakeServer) -> None:
+    await measure(server, BatchLengths(80, 100), own_stops=True)
+    assert all(body["ignore_eos"] for body in server.bodies)
+    assert {output for _, output in served(server)} == {4, 36}
 
 
 async def test_a_server_that_fails_them_is_named(server: FakeServer) -> None:
