@@ -28,7 +28,7 @@ lint: setup ## style, import rules, types
 	$(BIN)/mypy
 
 check: lint test ## everything CI runs: lint, all tests, the real engine's too
-	$(BIN)/pytest -m engine
+	$(BIN)/pytest -m engine --numprocesses 2 --dist loadfile
 
 bench: setup ## every figure of our own
 	$(BIN)/python bench/parity.py --json

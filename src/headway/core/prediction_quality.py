@@ -25,7 +25,7 @@ class TrustRule:
 
     window: int = 200
     min_answers: int = 30
-    least_tau: float = 0.3
+    least_tau: float = 0.4
     least_coverage: float = 0.5
     margin: float = 0.1
     trusted_at_first: bool = False
