@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import subprocess
 import sys
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 TRAIN = Path(__file__).parents[2] / "models" / "demo" / "train.py"
+RECORD = json.loads((TRAIN.parent / "training.json").read_text())
 TEXT = "<|user|>Paul loves red hats. Anna breaks old lamps near bells.<|eos|><|assistant|>Paul loves red hats. Anna"
 
 pytestmark = pytest.mark.engine  # torch and transformers take seconds to import
@@ -21,6 +25,22 @@ def tokenizer() -> Any:
     from models.demo.shipped_files import make_tokenizer
 
     return make_tokenizer()
+
+
+def test_the_shipped_tokenizer_is_what_the_script_makes(tokenizer: Any) -> None:
+    if platform.python_version() != RECORD["python"]:
+        pytest.skip("the English prose in the tokenizer's training text is Python's own and changes with it")
+    assert tokenizer.to_str(pretty=True) == (TRAIN.parent / "tokenizer.json").read_text()
+
+
+def test_the_shipped_recipe_is_the_scripts() -> None:
+    from models.demo.train import architecture
+    from models.demo.training_plan import Training
+
+    recipe = dict(RECORD["recipe"])
+    assert recipe.pop("architecture") == architecture()
+    assert recipe.pop("optimizers")
+    assert recipe == asdict(Training(steps=recipe["steps"], threads=recipe["threads"]))
 
 
 def test_the_first_weights_look_back_and_find_the_word_again(tokenizer: Any) -> None:
@@ -55,9 +75,9 @@ def test_batches_are_of_short_tasks_first_and_never_too_large(tokenizer: Any) ->
     from models.demo.training_plan import Training, batches
 
     training = Training(steps=100, threads=1)
-    for batch in islice(batches(0, training, tokenizer), 10):
+    for step, batch in enumerate(islice(batches(0, training, tokenizer), 10)):
         lengths = [len(prompt) + len(answer) for prompt, answer in batch]
-        assert max(lengths) <= training.short_tokens
+        assert max(lengths) <= training.short_tokens * (1 + 10 * step / training.short_steps)
         assert max(lengths) * len(lengths) <= training.batch_tokens
         assert max(lengths) < 2 * min(lengths)
     late = list(islice(batches(training.short_steps + 40, training, tokenizer), 20))

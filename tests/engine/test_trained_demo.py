@@ -76,6 +76,7 @@ def test_its_tokenizer_has_the_same_special_tokens(tokenizer: Any) -> None:
 def test_the_training_is_on_record() -> None:
     record = json.loads((MODEL / "training.json").read_text())
     assert record["steps"] == record["recipe"]["steps"]
+    assert "provisional" not in record
     held_out = record["held_out"]
     assert held_out["tasks"] == len(demo_rows())
     assert set(APPS) < set(held_out)
@@ -87,8 +88,13 @@ def test_the_training_is_on_record() -> None:
         )
         assert told["most_output_tokens"] == max(row.output_tokens for row in own)
     # What the model is for: it stops by itself, when it should.
-    assert held_out["all"]["ended"] > 0.99
-    assert held_out["all"]["correlation_with_intended"] > 0.9
+    cut = {app: sum(row.output_tokens == 1024 for row in demo_rows() if row.app == app) for app in APPS}
+    each = len(demo_rows()) // len(APPS)
+    assert held_out["often_cut_at_limit"] == [app for app in APPS if cut[app] > 0.03 * each]
+    assert held_out["all"]["ended"] == pytest.approx(1 - sum(cut.values()) / len(demo_rows()), abs=1e-4)
+    assert held_out["all"]["ended"] > 0.97
+    assert held_out["all"]["correlation_of_ended"] > 0.7  # some go round for a while, and then end
+    assert held_out["all"]["tau_with_intended"] > 0.95
 
 
 def test_a_chat_and_its_text_are_the_same_prompt(tokenizer: Any) -> None:
@@ -112,7 +118,7 @@ def test_vllm_decodes_it_to_ends_of_its_own_where_they_should_be(tmp_path: Path)
     assert report["tasks"] == 16
     assert report["all"]["ended"] == 1.0
     assert report["all"]["most_output_tokens"] < 1024
-    assert report["all"]["correlation_with_intended"] > 0.9
+    assert report["all"]["tau_with_intended"] > 0.9
     assert report["all"]["exact"] > 0.5
 
 
@@ -125,11 +131,13 @@ def test_transformers_answers_a_chat_with_it() -> None:
     task = demo_task("list", 1, 0)
     messages = [
         {"role": "system", "content": task.instruction},
-        {"role": "user", "content": "3 end: red lamps"},
+        {"role": "user", "content": "2 lines:\n1 red lamps\n2 keys"},
     ]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
     ids = prompt["input_ids"] if hasattr(prompt, "keys") else prompt
     with torch.no_grad():
         answer = llama.generate(ids, do_sample=False, max_new_tokens=60)[0, ids.shape[1] :]
     assert answer[-1] == EOS_ID
-    assert tokenizer.decode(answer, skip_special_tokens=True) == "1 red lamps\n2 red lamps\n3 end"
+    assert tokenizer.decode(answer, skip_special_tokens=True) == (
+        "1 find the red lamps and bring them back to us\n2 find the keys and bring them back to us"
+    )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,7 @@ def test_demo_is_the_shipped_model() -> None:
     assert (shape.num_heads, shape.num_kv_heads) == (recipe.num_attention_heads, recipe.num_key_value_heads)
     assert (shape.intermediate_size, shape.vocab_size) == (recipe.intermediate_size, recipe.vocab_size)
     assert shape.head_dim * shape.num_heads == recipe.hidden_size
+    assert replace(shape, name="demo-random") == model_shape("demo-random")
 
 
 def test_a_directory_is_read(tmp_path: Path) -> None:

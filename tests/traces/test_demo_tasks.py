@@ -27,21 +27,25 @@ EXAMPLES = [
         "Ben mends red hats near bells. Zoe discards tiny keys.",
         "Ben mends red hats near bells. Zoe throws out small keys.",
     ),
-    ("expand", "mtg 12 pm", "meeting twelve in the afternoon"),
-    ("expand", "40 lamps asap w/o 21", "forty lamps as soon as possible without twenty one"),
-    ("list", "3 end: red lamps", "1 red lamps\n2 red lamps\n3 end"),
-    ("list", "1 end: keys", "1 end"),
+    ("expand", "mtg 12 pm", "meeting twelve after noon"),
+    ("expand", "40 lamps asap w/o 2", "forty lamps as soon as possible without two"),
+    ("list", "1 lines:\n1 keys", "1 find the keys and bring them back to us"),
+    (
+        "list",
+        "2 lines:\n1 red lamps\n2 oars",
+        "1 find the red lamps and bring them back to us\n2 find the oars and bring them back to us",
+    ),
     ("sum", "1 lines:\n1 Anna paints old lamps.", "1 Anna"),
     ("sum", "2 lines:\n1 Ben hides wet keys\n2 Zoe sells old maps near tents.", "1 Ben\n2 Zoe"),
     ("correct", "2 lines:\n1 lmaps\n2 doors", "1 lamps\n2 is right"),
     # Lamps are noun 1: 389, syllables 3, 8 and 9. Apples are noun 5: 5 * 389 = 1945, of which 945.
     ("translate", "2 lines:\n1 lamps\n2 apples", "1 lo vo gu\n2 gu su ra"),
     ("translate", "1 lines:\n1 gu su ra", "1 apples"),
-    ("comment", "1 lines:\n1 total = price + rows", "1 add price and rows to get total"),
+    ("comment", "1 lines:\n1 keys = maps + 1", "1 let keys be one more than maps"),
     (
         "comment",
-        "3 lines:\n1 while left < right:\n2 left += 1\n3 queue.append(item)",
-        "1 again and again as long as left is less than right\n2 one more left\n3 put item at the end of queue",
+        "3 lines:\n1 while keys < maps:\n2 oars += 1\n3 return hats",
+        "1 again and again as long as keys is less than maps\n2 count oars up\n3 give back hats",
     ),
     ("detox", "Anna stupid paints filthy lousy old lamps.", "Anna paints old lamps."),
     ("detox", "Ben mends red hats.", "Ben mends red hats."),
@@ -91,11 +95,21 @@ def test_other_numbers_and_seeds_give_other_tasks() -> None:
 
 
 def test_inputs_have_the_mean_number_of_parts_and_never_more_than_the_most() -> None:
-    lines = [int(demo_task("list", number, 0).input.split()[0]) for number in range(3000)]
-    # Geometric with mean 18 (17.5 with whole parts), the few above 90 drawn again; the mean's own error is 0.3.
-    assert 16 < sum(lines) / len(lines) < 19
+    lines = [int(demo_task("correct", number, 0).input.split()[0]) for number in range(3000)]
+    # Geometric, 1 + 1 / (e^(1/14) - 1) = 14.5 on average. One in 35 is above 50, there 64.5 on average, and drawn
+    # again for 25.5: 14.5 - (64.5 - 25.5) / 35 = 13.4. The mean's own error is 0.2.
+    assert 12.6 < sum(lines) / len(lines) < 14.2
     assert min(lines) == 1
-    assert 80 < max(lines) <= 90
+    assert 45 < max(lines) <= 50
+
+
+@given(app=st.sampled_from(("list", "sum", "correct", "translate", "comment")), number=numbers)
+def test_numbered_answers_have_a_line_for_each_that_the_input_counts(app: str, number: int) -> None:
+    task = demo_task(app, number, 0)
+    lines = task.answer.split("\n")
+    assert task.input.split("\n")[0] == f"{len(lines)} lines:"
+    assert [line.partition(" ")[0] for line in lines] == [str(place + 1) for place in range(len(lines))]
+    assert len(lines) <= APPS[app].most_parts
 
 
 def test_the_tables_can_be_read_backwards() -> None:
@@ -132,9 +146,7 @@ def test_rows_are_the_tasks_of_their_seed_with_real_lengths() -> None:
             task = demo_task(app, number, LENGTHS_SEED)
             assert (own[number].instruction, own[number].user_input) == (task.instruction, task.input)
     assert all(1 <= row.output_tokens <= 1024 for row in rows)
-    assert sum(row.output_tokens == 1024 for row in rows) < 0.005 * len(
-        rows
-    )  # nearly all ended by themselves
+    assert sum(row.output_tokens == 1024 for row in rows) < 0.03 * len(rows)  # the others ended by themselves
 
 
 def test_prompt_tokens_are_those_of_the_packaged_tokenizer() -> None:

@@ -29,7 +29,9 @@ Every policy gets a fresh server with the same flags and the same requests at th
 
 
 def bench(
-    model: Annotated[str, typer.Option(metavar="M", help="`demo`, a directory, or a hub name.")],
+    model: Annotated[
+        str, typer.Option(metavar="M", help="`demo`, `demo-random`, a directory, or a hub name.")
+    ],
     trace: Annotated[
         str, typer.Option(metavar="FILE|gen:SPEC|demo", help="Trace file, generated workload, or the demo's.")
     ],

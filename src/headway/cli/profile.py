@@ -42,7 +42,7 @@ Needs the extra `fit`. FILE gets the rows, from which --from fits again. --quick
 
 def profile(
     model: Annotated[
-        str | None, typer.Option(metavar="M", help="`demo`, a directory, or a hub name.")
+        str | None, typer.Option(metavar="M", help="`demo`, `demo-random`, a directory, or a hub name.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="The file to write.")] = None,
     vllm_flags: Annotated[

@@ -38,7 +38,7 @@ PORTS = range(1024, 65536)
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="`demo`, a directory, or a hub name.")],
+    model: Annotated[str, typer.Argument(help="`demo`, `demo-random`, a directory, or a hub name.")],
     vllm_flags: Annotated[
         list[str] | None, typer.Argument(metavar="-- VLLM_FLAGS", help="vLLM's own flags, after `--`.")
     ] = None,

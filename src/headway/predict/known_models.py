@@ -56,6 +56,7 @@ _DEMO = ModelShape(
 
 KNOWN_MODELS: tuple[ModelShape, ...] = (
     _DEMO,
+    replace(_DEMO, name="demo-random"),
     _llama("meta-llama/Llama-3.1-8B", 32, 4096, (32, 8), 14336, 128256),
     _llama("meta-llama/Llama-3.1-8B-Instruct", 32, 4096, (32, 8), 14336, 128256),
     _llama("meta-llama/Meta-Llama-3-8B", 32, 4096, (32, 8), 14336, 128256),
