@@ -7,8 +7,8 @@ requests (`short`), where Headway has host memory to swap to. In each, stock alo
 at load 1; then both run at stock's best value for mean JCT and at vLLM's default, Headway with that batch width.
 Capacity is what stock gets through at its default when all requests are there at once.
 
-Stock is preset `vllm`, which schedules as stock does step for step (`bench/parity.py`), on the very same engine: an
-engine without a KV connector takes a quarter longer for the same steps on this machine, which is no policy's doing.
+Stock is preset `vllm`, which schedules as stock does step for step (`bench/parity.py`), on the very same engine, which
+computes on as many cores as one without host memory would (`headway.engine.cpu_cores`).
 
 The two take turns seed by seed. Per cell: mean and p99 JCT of both (over all seeds' requests), `mean_gain` (stock /
 fastserve) with each seed's own, `p99_ratio` (fastserve / stock), `who_pays`: the same gain by quarter of the answers'
