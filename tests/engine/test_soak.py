@@ -38,7 +38,7 @@ def knock(url: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "leaving", "host_kv", "batch_width"),
     [
-        ("sjf", ["queue-bound:max_waiting=16"], None, None),
+        ("sjf", ["queue-bound:max_waiting=48"], None, None),
         (soak.SWAPPING_POLICY, [], HostKv(gib=0.05), None),
         ("fastserve", [], HostKv(gib=0.1), 3),
     ],
