@@ -42,6 +42,8 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/fastserve_real.py --out $(OUT)/fastserve-real --json
 	$(BIN)/python bench/plan_overhead.py --json
 	$(BIN)/python bench/length.py --json
+	$(BIN)/python bench/predicted.py --json
+	$(BIN)/python bench/predicted_real.py --out $(OUT)/predicted-real --json
 	$(BIN)/python bench/outputs.py --json
 	$(BIN)/python bench/soak.py --json
 
