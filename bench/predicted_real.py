@@ -159,12 +159,8 @@ class Taught:
 
     def facts(self, prompt: str, num_prompt_tokens: int) -> RequestFacts:
         """What a server would know."""
-        instruction, user_input = self.prefixes.split(prompt)
-        return RequestFacts(
-            num_prompt_tokens=num_prompt_tokens,
-            max_output_tokens=MAX_OUTPUT_TOKENS,
-            instruction=instruction,
-            user_input=user_input,
+        return self.prefixes.facts(
+            prompt, num_prompt_tokens=num_prompt_tokens, max_output_tokens=MAX_OUTPUT_TOKENS
         )
 
     def estimates(self, requests: Sequence[TraceRequest]) -> Estimates:

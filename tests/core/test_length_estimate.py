@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from math import exp, sqrt
+from math import ceil, exp, sqrt
 
 import pytest
 from hypothesis import given
@@ -26,10 +26,31 @@ def test_the_ends_of_the_interval_are_its_quantiles() -> None:
 
 
 def test_what_is_left_of_an_answer_that_reached_its_median() -> None:
-    # Of those longer than the median half are longer than the 3/4 quantile: z = 0.67449, against 1.28155 at 0.9.
+    # Of those longer than the median half are longer than the 3/4 quantile: z = 0.67449, against 1.28155 at 0.9. It is
+    # one that follows no estimate, with as much to come as it has, with probability 0.01 / (0.01 + 0.99 x 0.5).
     estimate = LengthEstimate(100.0, 40.0, 300.0)
-    expected = 100.0 * (300.0 / 100.0) ** (0.67449 / 1.28155) - 100.0
+    follows = 100.0 * (300.0 / 100.0) ** (0.67449 / 1.28155) - 100.0
+    doubt = 0.01 / 0.505
+    expected = (1 - doubt) * follows + doubt * 100.0
     assert estimate.remaining_tokens(100) == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_answer_far_beyond_a_narrow_estimate_is_not_nearly_done() -> None:
+    # 20 tokens within a tenth, and it has 200: far outside. As many are expected again.
+    estimate = LengthEstimate(20.0, 18.0, 22.0)
+    assert estimate.remaining_tokens(200) == pytest.approx(200.0, rel=0.01)
+    # At the edge of the interval, one in ten that follow it get here, and hardly one that does not.
+    assert estimate.remaining_tokens(22) < 4.0
+
+
+@given(estimates())
+def test_the_farther_it_is_outgrown_the_more_is_expected(estimate: LengthEstimate) -> None:
+    far = ceil(estimate.high_tokens * 50)
+    assert estimate.remaining_tokens(2 * far) > estimate.remaining_tokens(far)
+
+
+def test_hints_never_say_less_than_one_token() -> None:
+    assert LengthEstimate(0.8, 0.4, 1.6).said_tokens == (1.0, 1.0, 1.6)
 
 
 def test_without_an_interval_a_factor_of_two_is_allowed_for() -> None:

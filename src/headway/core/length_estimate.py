@@ -14,6 +14,8 @@ _FAR_Z = 4.0
 """Beyond so many deviations the normal tail is taken as exponential: its own quantiles lose their digits."""
 _LEAST_SPREAD = 0.02
 """Of the logarithm. Below it an answer that outgrows its estimate would be expected to end at every token."""
+_DOUBT = 0.01
+"""Share of answers that have nothing to do with their estimates: a model that repeats itself never ends."""
 UNKNOWN_SPREAD = 2.0
 """An estimate that came without an interval may be off by this factor either way."""
 
@@ -39,10 +41,18 @@ class LengthEstimate:
         z = _NORMAL.inv_cdf(confidence)
         return self.tokens * exp(z * self._spread(longer=z > 0))
 
+    @property
+    def said_tokens(self) -> tuple[float, float, float]:
+        """Median and both ends as a request's hints say them: noise may put an estimate below the least, one token."""
+        return (max(1.0, self.tokens), max(1.0, self.low_tokens), max(1.0, self.high_tokens))
+
     def remaining_tokens(self, produced: int) -> float:
         """Tokens still to come of an answer that is already longer than `produced`: the median, above 0.
 
-        Of an answer that has outgrown its estimate less and less is known, so more and more is expected.
+        One answer in a hundred is taken to have nothing to do with its estimate. The farther an answer outgrows
+        its estimate, the likelier it is that one, of which as much is expected as it has brought already (the
+        median where the chance of being longer than n falls as 1 / n). So a narrow interval that was wrong does
+        not make an answer that never ends look nearly done at every token.
         """
         if produced <= 0:
             return self.tokens
@@ -52,7 +62,12 @@ class LengthEstimate:
             middle_z = _NORMAL.inv_cdf((1.0 + _NORMAL.cdf(reached_z)) / 2.0)
         else:
             middle_z = reached_z + log(2.0) / reached_z
-        return self.tokens * exp(middle_z * self._spread(longer=middle_z > 0)) - produced
+        to_come = self.tokens * exp(middle_z * self._spread(longer=middle_z > 0)) - produced
+        if not longer:
+            return to_come
+        doubt = _DOUBT * self.tokens / produced
+        doubt /= doubt + (1.0 - _DOUBT) * _NORMAL.cdf(-reached_z)
+        return (1.0 - doubt) * to_come + doubt * produced
 
     def _spread(self, *, longer: bool) -> float:
         """Deviation of the logarithm above or below the median."""

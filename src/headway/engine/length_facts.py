@@ -35,14 +35,8 @@ def facts_of(
     if limit <= 1:
         return None
     text = prompt.get("prompt") or _decoded(ids, front_end.renderer.tokenizer)
-    instruction, user_input = prefixes.split(text)
-    return RequestFacts(
-        num_prompt_tokens=len(ids),
-        max_output_tokens=limit,
-        instruction=instruction,
-        user_input=user_input,
-        tenant=hints.tenant or adapter,
-    )
+    tenant = hints.tenant or adapter
+    return prefixes.facts(text, num_prompt_tokens=len(ids), max_output_tokens=limit, tenant=tenant)
 
 
 def _decoded(ids: Sequence[int], tokenizer: Any) -> str:

@@ -35,12 +35,10 @@ class Foresight:
 
     def facts(self, request: TraceRequest, limit: int) -> RequestFacts:
         """What a server would know of the request when it comes; to be asked once a request."""
-        instruction, user_input = self._prefixes.split(request.prompt or "")
-        return RequestFacts(
+        return self._prefixes.facts(
+            request.prompt or "",
             num_prompt_tokens=request.input_tokens,
             max_output_tokens=limit,
-            instruction=instruction,
-            user_input=user_input,
             tenant=request.tenant,
         )
 

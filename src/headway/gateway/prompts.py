@@ -135,9 +135,6 @@ class Dialect:
         if limit is not None:
             hints["headway_max_output_tokens"] = limit
         if (estimate := self.estimates.get(request.id)) is not None:
-            hints |= {
-                "headway_length": estimate.tokens,
-                "headway_length_low": estimate.low_tokens,
-                "headway_length_high": estimate.high_tokens,
-            }
+            names = ("headway_length", "headway_length_low", "headway_length_high")
+            hints |= zip(names, estimate.said_tokens, strict=True)
         return hints

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
+from headway.predict.length import RequestFacts
 from headway.predict.text_pieces import spaced_pieces
 
 
@@ -37,6 +38,19 @@ class SharedPrefix:
         found = spaced_pieces(text, self._max_pieces)
         cut = sum(map(len, found[: self._shared(found, hash(text))]))
         return text[:cut], text[cut:]
+
+    def facts(
+        self, prompt: str, *, num_prompt_tokens: int, max_output_tokens: int, tenant: str = ""
+    ) -> RequestFacts:
+        """What a server knows of a request with that prompt (empty if it has no text), to be asked once for each."""
+        instruction, user_input = self.split(prompt)
+        return RequestFacts(
+            num_prompt_tokens=num_prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            instruction=instruction,
+            user_input=user_input,
+            tenant=tenant,
+        )
 
     def num_shared_tokens(self, token_ids: Sequence[int]) -> int:
         """How many of a prompt's first token ids are the instruction; the prompt counts from now on."""

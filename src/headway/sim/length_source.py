@@ -35,12 +35,10 @@ class AskedPredictor:
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
         """What the predictor says."""
-        instruction, user_input = self._prefixes.split(request.prompt or "")
-        facts = self._asked[request.id] = RequestFacts(
+        facts = self._asked[request.id] = self._prefixes.facts(
+            request.prompt or "",
             num_prompt_tokens=request.input_tokens,
             max_output_tokens=max_output_tokens,
-            instruction=instruction,
-            user_input=user_input,
             tenant=request.tenant,
         )
         return self._predictor.predict(facts)

@@ -30,11 +30,12 @@ class RemainingWork:
     prediction behind all who do. Until the first has finished, its limit stands for it.
 
     An estimate holds until the answer has brought a quarter of what was to come, or half as much as it then had,
-    whichever is less; one that has outgrown its prediction, until it has grown by a sixteenth; and 8 tokens at least.
-    So a job is estimated O(log length) times in its life, and not at every step. Where intervals are a factor of up to
-    4 either way, what is kept is at most a third more (twice as much, of an answer that has outgrown its
-    prediction) or a tenth less than a new estimate, and the worth of 8 tokens; for a job in prefill, also the part
-    computed since it was admitted. An estimate made before the cost model knew better stays until the next.
+    whichever is less; one that has outgrown its prediction, until it has grown by a sixteenth at least; and 8 tokens
+    at least. So a job is estimated O(log length) times in its life, and not at every step. Where intervals are a
+    factor of up to 4 either way, what is kept is at most a third more or a tenth less than a new estimate, and the
+    worth of 8 tokens; of an answer that has outgrown its prediction, at most twice as much, or as little as was
+    expected up to 8 tokens or a quarter of it earlier; for a job in prefill, also the part computed since it was
+    admitted. An estimate made before the cost model knew better stays until the next.
     """
 
     def __init__(self, cost: CostModel | None = None, decodes_a_step: float = DEFAULT_DECODES_A_STEP) -> None:
