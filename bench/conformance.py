@@ -4,11 +4,11 @@ Both run the same preset on the same stream, step by step and without a model. E
 caching off and on, blocks short and plenty, one and two steps in flight; those that swap also with host
 memory, whose copies take some steps unless the policy waits for them; those that pause also with a batch
 narrower than the worker slots, and those that do both also with much host memory. Requests share prefixes, have
-targets, priorities and predicted lengths, and end by their limit or by a stop token. Compared at every step: who is
-admitted, in which order, who gets how many tokens, who pauses, who is preempted and how, put back, offloaded or
-prefetched, who leaves, in which queue everybody stands, whether predictions are trusted, and the free blocks before
-and after, on the device and on the host. What the policies know of cost, of time and of lengths is the same on both
-sides: swapping and recomputing are each the cheaper now and then, quanta end and jobs starve.
+targets, priorities and predicted lengths, may move or not, and end by their limit or by a stop token. Compared at
+every step: who is admitted, in which order, who gets how many tokens, who pauses, who is preempted and how, put back,
+offloaded or prefetched, who leaves and why, in which queue everybody stands, whether predictions are trusted, and the
+free blocks before and after, on the device and on the host. What the policies know of cost, of time and of lengths is
+the same on both sides: swapping and recomputing are each the cheaper now and then, quanta end and jobs starve.
 `free` never re-synchronises the two; `forced` copies the real one's state into a simulated engine before a
 step and compares that step alone, every `--every`-th step. `presets` says by preset what was met in `free`.
 """
@@ -29,6 +29,7 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 
+from headway.core.batch_shape import BatchShape
 from headway.core.host_copies import Copy
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
@@ -95,6 +96,10 @@ class FixedCost:
     def prefill_s(self, num_tokens: int) -> float:
         """A quarter of a millisecond a token."""
         return 0.25e-3 * num_tokens
+
+    def step_s(self, shape: BatchShape) -> float:
+        """5 ms, a quarter of a millisecond a token, and a microsecond for each that a decode reads."""
+        return 5e-3 + 0.25e-3 * shape.num_tokens + 1e-6 * shape.decode_context_tokens
 
     def swap_out_s(self, num_blocks: int) -> float:
         """A fixed start, and 2 ms a block."""
@@ -262,6 +267,7 @@ def job_of(scripted: ScriptedRequest, now_s: float) -> Job:
         slo=hints.slo,
         priority=scripted.priority,
         predicted_length=hints.predicted_length,
+        may_move=hints.may_move,
     )
 
 
@@ -278,7 +284,11 @@ def make_script(count: int, seed: int) -> list[Scripted]:
 
     Of nine answers in ten a length is predicted, well enough to be trusted once a few have ended.
     """
-    rng, guesses = random.Random(seed), random.Random(f"lengths {seed}")
+    rng, guesses, wishes = (
+        random.Random(seed),
+        random.Random(f"lengths {seed}"),
+        random.Random(f"wishes {seed}"),
+    )
     script: list[Scripted] = []
     step = 0
     for index in range(count):
@@ -300,7 +310,7 @@ def make_script(count: int, seed: int) -> list[Scripted]:
                     output_tokens=output,
                     max_tokens=output if ends_by_limit else 450,
                     priority=rng.randrange(3),
-                    extra_args={**hints, **_guess(output, guesses)},
+                    extra_args={**hints, **_guess(output, guesses), **_wish(wishes)},
                 ),
                 [document * 2000 + block for block in range(common // BLOCK_SIZE)],
             )
@@ -318,6 +328,13 @@ def _guess(output_tokens: int, rng: random.Random) -> dict[str, float]:
         "headway_length_low": max(1.0, 0.67 * tokens),
         "headway_length_high": 1.5 * tokens,
     }
+
+
+def _wish(rng: random.Random) -> dict[str, float | bool]:
+    """A target between tokens, for three in four, that decodes alone may miss, or a long chunk, or none; who stays."""
+    between_ms = rng.choice([None, 12, 40, 120])
+    wish: dict[str, float | bool] = {} if between_ms is None else {"headway_tbt_ms": between_ms}
+    return wish if rng.random() < 0.8 else {**wish, "headway_may_move": False}
 
 
 def run_case(case: Case, model: str, script: list[Scripted], free: Tally, forced: Tally, every: int) -> None:

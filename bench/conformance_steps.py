@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 from headway.core.job import Job
 from headway.core.ledger import Ledger
-from headway.core.plan import Fate, StepOutcome
+from headway.core.plan import Departure, Fate, StepOutcome
 from headway.policies.order import Order, Predicting
 from headway.policies.order.governed import Governed
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
@@ -41,9 +41,9 @@ class Decisions:
     """What one engine decided in one step; free blocks are of device and host.
 
     `paused` keep their KV and get no tokens, as planned. `put_back` are those of `preempted` that had come back
-    from the host and not run since, `prefetched` those of `admitted` that came back without a place in the batch.
-    `levels` are the queues of all live jobs after it, where the order has queues; `trusting`: whether it goes by
-    predicted lengths.
+    from the host and not run since, `departures` why those of `left` leave, `prefetched` those of `admitted` that
+    came back without a place in the batch. `levels` are the queues of all live jobs after it, where the order has
+    queues; `trusting`: whether it goes by predicted lengths.
     """
 
     admitted: list[str]
@@ -54,6 +54,7 @@ class Decisions:
     offloaded: list[str]
     prefetched: list[str]
     left: set[str]
+    departures: dict[str, Departure]
     levels: dict[str, int]
     trusting: bool
     free_before: tuple[int, int]
@@ -95,6 +96,7 @@ def decisions(
         offloaded=[job.id for job in outcome.offloaded],
         prefetched=[job.id for job in outcome.admitted if job in prefetches],
         left=left,
+        departures={job.id: why for job, why in outcome.left.items()},
         levels=order.levels,
         trusting=order.trusting,
         free_before=found.free,
@@ -152,6 +154,8 @@ class Tally:
             pauses=len(real.paused),
             offloads=len(real.offloaded),
             prefetches=len(real.prefetched),
+            hand_offs=sum(why is Departure.HAND_OFF for why in real.departures.values()),
+            expiries=sum(why is Departure.EXPIRED for why in real.departures.values()),
             demotions=sum(by > 0 for by in moved),
             promotions=sum(by < 0 for by in moved),
             trusting=real.trusting,

@@ -7,7 +7,9 @@ Slices of `headway profile` between the runs make the calibration. About 17 minu
 that swap, and their ablations, at one load with few KV blocks, host memory, and copies held to a stated
 bandwidth, which is then the simulator's too; those that pause get a batch of three. About 30 minutes, or two for
 each preset named by `--policy`. Those that go by predicted lengths are told the same ones on either side, made from
-the true ones (Kendall's tau 0.8).
+the true ones (Kendall's tau 0.8). `--targets` serves the two kinds of Ascendra's instances, each alone, around and
+above capacity, with targets on every request, so that some are handed off and some expire; what is handed off comes
+back to stay, as behind a gateway with no other instance. About 4 minutes.
 
 Per cell: mean JCT, mean TTFT and p99 JCT, real (mean of the runs) and simulated; `error` is simulated / real - 1,
 `spread` the runs' largest difference over their mean. Aim: errors of 3 %, 8 % and 8 % or less. `counts` are
@@ -44,7 +46,8 @@ from bench.fidelity_plot import fidelity_svg
 from bench.preset_kinds import pauses
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
+from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.kv_host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.profile import Measurements, Profiler, kind_of
@@ -80,7 +83,8 @@ VLLM_FLAGS = (
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared: policies, loads, and the engine's memory. None for KV blocks: as many as vLLM takes.
 
-    `narrow` is the batch width of those that pause; the others run as many as there are slots.
+    `narrow` is the batch width of those that pause; the others run as many as there are slots. `slo` are the
+    targets of every request.
     """
 
     policies: tuple[str, ...]
@@ -89,6 +93,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     host_kv: HostKv | None = None
     max_model_len: int = 2048
     narrow: int | None = None
+    slo: Slo = NO_TARGETS
 
     def batch_width(self, policy: str) -> int | None:
         """How many a step runs under a policy; None: all slots."""
@@ -121,6 +126,8 @@ SWAPS = Setup(
     narrow=3,
 )
 """Room for four or five requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
+TARGETED = Setup(policies=("ascendra-lp", "ascendra-hp"), loads=(0.9, 1.3), slo=Slo(ttft_s=2.0, tbt_s=0.25))
+"""At 1.3 a queue of more than the target builds up within ten seconds."""
 INPUTS = LogNormal.fitted(256.0, 0.9, 1024)
 OUTPUTS = LogNormal.fitted(48.0, 0.8, 192)
 MAX_OUTPUT_TOKENS = 192
@@ -155,6 +162,8 @@ def run_of(records: Sequence[Record], steps: int) -> Run:
             "steps": steps,
             "preemptions": sum(record.preemptions for record in records),
             "swapped_blocks": sum(record.swapped_blocks for record in records),
+            "handed_off": sum(record.outcome is Outcome.HANDED_OFF for record in records),
+            "expired": sum(record.outcome is Outcome.EXPIRED for record in records),
         },
         records=records,
     )
@@ -204,10 +213,10 @@ def _spread(values: Sequence[float]) -> float:
 # ---- streams -----------------------------------------------------------------------------------------
 
 
-def stream(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
-    """Poisson arrivals for about so many seconds, with the lengths above."""
+def stream(rate_rps: float, seconds: float, seed: int, slo: Slo = NO_TARGETS) -> list[TraceRequest]:
+    """Poisson arrivals for about so many seconds, with the lengths above and these targets."""
     requests = generate(Poisson(rate_rps), INPUTS, OUTPUTS, max(8, round(rate_rps * seconds)), seed)
-    return [replace(request, max_output_tokens=MAX_OUTPUT_TOKENS) for request in requests]
+    return [replace(request, max_output_tokens=MAX_OUTPUT_TOKENS, slo=slo) for request in requests]
 
 
 def predictions(policy: str, trace: Sequence[TraceRequest]) -> LengthSource | None:
@@ -349,7 +358,7 @@ class RealSide(msgspec.Struct, frozen=True, kw_only=True):
 
     def trace(self, load: float) -> list[TraceRequest]:
         """The stream of every run at this load."""
-        return stream(load * self.capacity_rps, self.run_s, seed=int(100 * load))
+        return stream(load * self.capacity_rps, self.run_s, seed=int(100 * load), slo=self.setup.slo)
 
 
 def measure_real(out: Path, setup: Setup, runs: int, run_s: float, profile_s: float) -> None:
@@ -448,7 +457,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2, help="real runs a cell (default 2)")
     parser.add_argument("--seconds", type=float, default=DEFAULT_RUN_S, help="of arrivals a run (default 30)")
     parser.add_argument("--profile-seconds", type=float, default=DEFAULT_PROFILE_S, help="default 90")
-    parser.add_argument("--swaps", action="store_true", help="the presets that swap, with host memory")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--swaps", action="store_true", help="the presets that swap, with host memory")
+    kind.add_argument("--targets", action="store_true", help="Ascendra's instances, with targets")
     parser.add_argument("--policy", action="append", help="only this preset of those (repeatable)")
     parser.add_argument(
         "--simulate-only", action="store_true", help="against the real runs that DIR holds already"
@@ -457,7 +468,7 @@ def main() -> None:
     out = arguments.out
     if not arguments.simulate_only:
         out.mkdir(parents=True, exist_ok=True)
-        setup = SWAPS if arguments.swaps else PLAIN
+        setup = SWAPS if arguments.swaps else TARGETED if arguments.targets else PLAIN
         setup = msgspec.structs.replace(setup, policies=tuple(arguments.policy or setup.policies))
         measure_real(out, setup, arguments.runs, arguments.seconds, arguments.profile_seconds)
     report = compare(out)

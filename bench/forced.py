@@ -22,7 +22,7 @@ from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv_host import HostKv
-from headway.policies.order import Order, Predicting
+from headway.policies.order import Learning, Order, Predicting
 from headway.policies.parts import build_part
 from headway.policies.presets import Preset
 
@@ -99,6 +99,11 @@ class ForcedBatching:
             kind = "resumed_hit_tokens" if job.num_preemptions else "first_hit_tokens"
             self._note(kind, outcome.cached_tokens[job])
         self._around.observe(outcome)
+
+    def finished(self, job: Job) -> None:
+        """Let the inner part learn, if it learns from answers."""
+        if isinstance(self._around, Learning):
+            self._around.finished(job)
 
     def _note(self, what: str, value: int) -> None:
         self.met[what] = max(self.met[what], value)

@@ -45,7 +45,8 @@ def ids(jobs: Any) -> list[str]:
 instants = st.integers(0, 40).map(float)
 """Whole seconds, few enough that ties are common."""
 _targets = st.none() | st.integers(1, 30).map(float)
-slos = st.just(NO_TARGETS) | st.builds(Slo, ttft_s=_targets, deadline_s=_targets)
+_between = st.none() | st.sampled_from([0.05, 0.4, 1.0])
+slos = st.just(NO_TARGETS) | st.builds(Slo, ttft_s=_targets, tbt_s=_between, deadline_s=_targets)
 
 
 @st.composite

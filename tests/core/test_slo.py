@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
+from headway.core.slo import MAX_TARGET_S, MIN_LEFT_S, NO_TARGETS, Slo
 from headway.errors import ConfigError
 
 NAMES = ["ttft_s", "tbt_s", "deadline_s"]
@@ -30,3 +30,11 @@ def test_a_target_in_range_is_kept(name: str, value: float) -> None:
 def test_no_targets_is_false() -> None:
     assert not NO_TARGETS
     assert Slo() == NO_TARGETS
+
+
+def test_what_is_left_when_time_is_gone() -> None:
+    # Of 4 s for the first token 1.5 are left after 2.5 s; of 2 s for all of it none, which is said as a millisecond.
+    slo = Slo(ttft_s=4.0, tbt_s=0.1, deadline_s=2.0)
+    assert slo.after(2.5) == Slo(ttft_s=1.5, tbt_s=0.1, deadline_s=MIN_LEFT_S)
+    assert slo.after(0.0) == slo
+    assert NO_TARGETS.after(9.0) == NO_TARGETS

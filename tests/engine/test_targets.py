@@ -118,9 +118,28 @@ def test_unknown_hints_are_all_named_with_the_accepted_ones() -> None:
         read_hints({"headway_ttft": 1, "headway_": 2, "headway_ttft_ms": 3})
     assert str(raised.value) == (
         "unknown headway_, headway_ttft in vllm_xargs; accepted: headway_deadline_ms, headway_length, "
-        "headway_length_high, headway_length_low, headway_max_output_tokens, headway_tbt_ms, headway_tenant, "
-        "headway_ttft_ms"
+        "headway_length_high, headway_length_low, headway_max_output_tokens, headway_may_move, headway_tbt_ms, "
+        "headway_tenant, headway_ttft_ms"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "read"), [(True, True), (False, False), (1, True), (0, False), (0.0, False)]
+)
+def test_whether_a_request_may_move_is_yes_or_no(value: object, read: bool) -> None:
+    assert read_hints({"headway_may_move": value}).may_move is read
+
+
+@pytest.mark.parametrize("value", [None, 2, -1, nan, inf, "true", "", [], {}, HUGE[2]])
+def test_anything_else_is_refused_in_a_short_message(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"^headway_may_move is .*; accepted: true or false$") as raised:
+        read_hints({"headway_may_move": value})
+    assert len(str(raised.value)) < 200
+
+
+def test_a_request_may_move_unless_it_says_otherwise() -> None:
+    assert read_hints(None).may_move
+    assert read_hints({"headway_tenant": "t"}).may_move
 
 
 def test_a_request_overrides_only_what_it_names() -> None:
@@ -204,3 +223,8 @@ def test_an_estimate_comes_out_of_its_hints_as_it_went_in(ends: list[float]) -> 
     low, tokens, high = ends
     estimate = LengthEstimate(tokens, low, high)
     assert read_hints(dict(length_hints(estimate))).predicted_length == estimate
+
+
+def test_an_estimate_below_one_token_is_told_as_one() -> None:
+    hints = length_hints(LengthEstimate(0.7, 0.2, 3.0))
+    assert read_hints(dict(hints)).predicted_length == LengthEstimate(1.0, 1.0, 3.0)

@@ -101,7 +101,7 @@ def test_records_are_the_stored_ones(preset: str, pytestconfig: pytest.Config) -
     assert lines == stored.read_bytes(), f"{preset} decides differently; if that is meant, `make golden`"
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [name for name, row in PRESETS.items() if not row.leaving])
 def test_whatever_the_order_all_work_is_done(preset: str) -> None:
     records, true_output = run(preset)
     assert {record.id: record.output_tokens for record in records} == true_output
@@ -111,6 +111,22 @@ def test_whatever_the_order_all_work_is_done(preset: str) -> None:
     assert any(record.swapped_blocks for record in records) == (preset in SWAPPING)
     if preset in NEVER_RECOMPUTED:
         assert not any(record.recomputed_tokens for record in records)
+
+
+@pytest.mark.parametrize("preset", [name for name, row in PRESETS.items() if row.leaving])
+def test_who_leaves_has_done_nothing_and_all_others_are_done(preset: str) -> None:
+    records, true_output = run(preset)
+    leave_as = Outcome.HANDED_OFF if "at-risk" in PRESETS[preset].leaving else Outcome.EXPIRED
+    assert {record.outcome for record in records} == {Outcome.FINISHED, leave_as}
+    for record in records:
+        finished = record.outcome is Outcome.FINISHED
+        assert record.output_tokens == (true_output[record.id] if finished else 0)
+        assert finished or record.first_token_s is None
+        assert finished or record.outcome is Outcome.EXPIRED or record.first_scheduled_s is None
+        if record.outcome is Outcome.EXPIRED:
+            assert record.finished_s is not None
+            assert record.slo.ttft_s is not None
+            assert record.finished_s > record.arrival_s + record.slo.ttft_s
 
 
 @pytest.mark.parametrize(("one", "other"), ALIKE)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.core.batch_shape import BatchShape
 from headway.core.host_copies import Copy
 from headway.core.job import Job
 from headway.core.ledger import Ledger
@@ -67,6 +68,10 @@ class LinearCost:
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds to compute a prompt."""
         return 0.1 * num_tokens
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step: its tokens, whatever it reads."""
+        return 0.1 * shape.num_tokens
 
     def swap_out_s(self, num_blocks: int) -> float:
         """Seconds of a copy to the host."""

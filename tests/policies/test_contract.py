@@ -31,6 +31,8 @@ SETTINGS = {
     "swapped-or-waiting": ["", ":skip_misfit=true"],
     "request-level": ["", ":batch_size=2,reserve=false"],
     "top-jobs": ["", ":reserve=true", ":reserve_confidence=0.5"],
+    "within-budgets": ["", ":token_budget=3,width=2,patience_s=4"],
+    "elastic": ["", ":elastic=false,width=2", ":statistic=p90,window=2"],
 }
 """Other settings a batching is tried with."""
 EVICTION_SETTINGS = {

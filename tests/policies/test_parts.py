@@ -83,10 +83,14 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
         (
             "batching",
             "",
-            "unknown batching ''; accepted: decode-first, iteration-level, prefill-first, request-",
+            "unknown batching ''; accepted: decode-first, elastic, iteration-level, prefill-first, request-",
         ),
         ("eviction", "drop", "unknown eviction 'drop'; accepted: cheapest, proactive, recompute, swap"),
-        ("leaving", "Expired", "unknown leaving 'Expired'; accepted: expired, out-of-memory, queue-bound"),
+        (
+            "leaving",
+            "Expired",
+            "unknown leaving 'Expired'; accepted: at-risk, expired, out-of-memory, queue-bound",
+        ),
         (
             "batching",
             "decode-first:budget=5",

@@ -11,8 +11,10 @@ from unittest.mock import Mock, call
 from headway.core.job import Job
 from headway.core.plan import Departure, Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.policies.batching import Batching
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
+from headway.policies.leaving import Leaving
 from headway.policies.order import Order
 from headway.policies.order.arrival import Arrival
 from headway.policies.policy import Policy
@@ -35,8 +37,10 @@ class PreemptsPaused:
 
 
 def told() -> tuple[Policy, Mock]:
-    """A policy whose parts note what they are told, in one log."""
+    """A policy whose parts note what they are told, in one log; its batching learns nothing from answers."""
     parts = Mock()
+    parts.batching = Mock(spec=Batching)
+    parts.attach_mock(parts.batching, "batching")
     return Policy("told", parts.order, parts.batching, parts.eviction, (parts.rule,)), parts
 
 
@@ -72,6 +76,21 @@ def test_an_order_learns_from_answers_that_finished_before_it_forgets_them() -> 
     job = decoding()
     policy.end(job, finished=True)
     assert parts.mock_calls == [call.order.finished(job), call.order.end(job)]
+
+
+def test_a_batching_that_learns_is_told_too() -> None:
+    parts = Mock()
+    policy = Policy("told", parts.order, parts.batching, parts.eviction)
+    job = decoding()
+    policy.end(job, finished=True)
+    assert parts.mock_calls == [
+        call.order.finished(job),
+        call.batching.finished(job),
+        call.order.end(job),
+    ]
+    parts.reset_mock()
+    policy.end(job, finished=False)
+    assert parts.mock_calls == [call.order.end(job)]
 
 
 def test_an_order_that_does_not_learn_is_told_of_the_end_alone() -> None:
@@ -111,7 +130,7 @@ def test_a_step_moves_the_admitted_out_and_the_preempted_in_before_the_parts_lea
 def test_who_leaves_is_in_the_plan_and_not_admitted() -> None:
     jobs = [make_job(name) for name in "abc"]
     a, b, _ = jobs
-    rules = [Mock(), Mock()]
+    rules = [Mock(spec=Leaving), Mock(spec=Leaving)]
     for rule, leave in zip(rules, ({a: Departure.SHED}, {b: Departure.EXPIRED}), strict=True):
         rule.leave.return_value = leave
     policy = Policy("p", Arrival(), DecodeFirst(), Recompute(), tuple(rules))

@@ -9,7 +9,16 @@ import pytest
 from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
 from headway.policies.parts import BUILT_IN, known_parts
-from headway.policies.presets import PRESETS, Preset, build_policy, find_preset, known_presets
+from headway.policies.presets import (
+    POOLED,
+    PRESETS,
+    Preset,
+    build_policy,
+    find_pooled,
+    find_preset,
+    known_presets,
+)
+from headway.routing.pools import HP, LP
 from tests.policies.conftest import Install
 
 KINDS = ("order", "batching", "eviction", "leaving")
@@ -48,6 +57,19 @@ def test_a_row_has_one_column_for_each_kind_of_part() -> None:
         == set(BUILT_IN)
         == {field.name for field in fields(Preset)} - {"name", "summary", "source"}
     )
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_each_policy_for_pools_names_presets_and_no_preset_has_its_name(name: str) -> None:
+    assert find_pooled(name) is POOLED[name]
+    assert set(POOLED[name]) == {LP, HP}
+    assert set(POOLED[name].values()) <= set(PRESETS)
+    assert name not in PRESETS
+
+
+def test_what_is_no_policy_for_pools_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'vllm' is no policy for pools; accepted: ascendra, ascendra-edf"):
+        find_pooled("vllm")
 
 
 def test_built_policies_share_nothing() -> None:

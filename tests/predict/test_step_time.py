@@ -214,8 +214,12 @@ def test_two_models_fed_alike_are_alike() -> None:
 
 
 def test_policies_may_ask_it_for_cost() -> None:
-    cost: CostModel = LearnedCost(steps=StepTimeModel())
-    assert cost.prefill_s(100) == 0.0
+    model = StepTimeModel(LLAMA)
+    cost: CostModel = LearnedCost(steps=model)
+    assert cost.prefill_s(100) == cost.step_s(WORK[0]) == 0.0
+    SLOW.teach(model, 40)
+    assert [cost.step_s(shape) for shape in WORK] == [model.step_s(shape) for shape in WORK]
+    assert cost.step_s(WORK[0]) > 0
 
 
 steps = st.lists(st.tuples(batches, st.floats(0, 1e4)), min_size=20, max_size=60)

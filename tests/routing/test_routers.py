@@ -62,6 +62,31 @@ def test_an_answer_counts_as_long_as_those_that_have_ended_were() -> None:
     assert work.tokens("y") == 0
 
 
+def test_a_job_placed_again_is_outstanding_where_it_is_now() -> None:
+    work = OutstandingWork()
+    job = make_job("a", prompt=10)
+    work.place(job, "x")
+    work.place(job, "y")
+    assert (work.tokens("x"), work.tokens("y")) == (0, 10)
+    work.end(job)
+    assert work.tokens("y") == 0
+
+
+@pytest.mark.parametrize("name", ["round-robin", "least-work", "power-of-two"])
+def test_routers_without_pools_take_no_hand_off_and_need_no_news_of_starts(name: str) -> None:
+    told, untold = build_router(name), build_router(name)
+    chosen = []
+    for number in range(12):
+        job = make_job(f"{number}", prompt=number + 1)
+        chosen.append((told.route(job, THREE), untold.route(job, THREE)))
+        told.started(job)
+        assert told.hand_off(job, THREE) is None
+        if number % 3:
+            told.end(job)
+            untold.end(job)
+    assert all(one == other for one, other in chosen)
+
+
 def test_power_of_two_spreads_and_is_nearly_as_even_as_looking_at_all() -> None:
     counts = {}
     for name in ROUTERS:

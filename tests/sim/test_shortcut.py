@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from headway.policies.presets import build_policy, find_preset, known_presets
 from headway.predict.transfer import TransferModel
 from headway.sim.killed_steps import KILLING_ROWS, build_killing
 from headway.sim.oracle import ORACLES
-from headway.sim.simulation import PolicyFactory, System
+from headway.sim.simulation import Policies, PolicyFactory, System
 from headway.traces import TraceRequest
 from tests.sim.swapping import restless
 from tests.sim.worlds import LIMIT, Linear, calibration, limits, request, run, slo
@@ -55,15 +56,20 @@ def systems(draw: st.DrawFn) -> System:
     return System(limits=sizes, calibration=costs, instances=draw(st.integers(1, 2)), router="least-work")
 
 
-def same_either_way(trace: list[TraceRequest], policy: PolicyFactory, system: System) -> None:
+def same_either_way(trace: list[TraceRequest], policy: Policies, system: System) -> None:
     costs: list[list[CostModel]] = [[], []]
 
-    def keeping(number: int) -> PolicyFactory:
-        def build(cost: CostModel) -> Policy:
-            costs[number].append(cost)
-            return policy(cost)
+    def keeping(number: int) -> Policies:
+        if not isinstance(policy, Mapping):
+            return keeping_one(number, policy)
+        return {pool: keeping_one(number, build) for pool, build in policy.items()}
 
-        return build
+    def keeping_one(number: int, build: PolicyFactory) -> PolicyFactory:
+        def build_kept(cost: CostModel) -> Policy:
+            costs[number].append(cost)
+            return build(cost)
+
+        return build_kept
 
     short = run(trace, keeping(0), system, shortcut=True)
     long = run(trace, keeping(1), system, shortcut=False)

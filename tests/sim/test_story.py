@@ -13,6 +13,7 @@ from headway.sim.simulation import PolicyFactory
 from headway.sim.story import Chapter, Kind, Story, StoryWatcher
 from headway.sim.story_text import MAX_LINES, story_data, story_text, verdicts
 from headway.traces import TraceRequest, parse_workload
+from tests.sim.pools import giving_up, pooled_system
 from tests.sim.swapping import Do, Script, swapping_system
 from tests.sim.worlds import preset, run, system
 
@@ -213,6 +214,39 @@ def test_another_instances_steps_are_no_part_of_it() -> None:
         ("decode", 1.5, 2.5, ""),
         ("ended", 2.5, 2.5, "finished"),
     ]
+
+
+def test_a_request_that_is_handed_over_is_told_of_at_both_instances() -> None:
+    # One seat each. b, which waited at lp-0 behind a, is given up at 3 and starts at hp-0 at once.
+    requests = [TraceRequest("a", 0.0, 4, 5), TraceRequest("b", 0.5, 4, 2)]
+    watcher = StoryWatcher("b", 0.5)
+    plain, _ = run(requests, giving_up(), pooled_system(max_num_seqs=1))
+    records, _ = run(requests, giving_up(), pooled_system(max_num_seqs=1), watchers=[watcher])
+    assert records == plain
+    assert watcher.story is not None
+    assert outline(watcher.story) == [
+        (
+            "arrived",
+            0.5,
+            0.5,
+            "4 prompt tokens, at instance lp-0: 0 others waiting, 1 of 1 seats taken, 15 blocks free",
+        ),
+        ("waited", 0.5, 1.0, "a step was under way"),
+        ("waited", 1.0, 3.0, "all seats were taken"),
+        ("handed off", 3.0, 3.0, "instance lp-0 gave it up before it had started"),
+        (
+            "arrived",
+            3.0,
+            3.0,
+            "4 prompt tokens, at instance hp-0: 0 others waiting, 0 of 1 seats taken, 16 blocks free",
+        ),
+        ("admitted", 3.0, 3.0, ""),
+        ("prefill", 3.0, 4.0, ""),
+        ("first token", 4.0, 4.0, ""),
+        ("decode", 4.0, 5.0, ""),
+        ("ended", 5.0, 5.0, "finished"),
+    ]
+    assert "    3.0000 s             handed off: instance lp-0 gave it up" in story_text(watcher.story)
 
 
 @pytest.mark.parametrize("name", ["vllm", "vllm-v0", "sarathi", "sjf", "static", "orca"])

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import StepOutcome
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.calibration import Calibration, StepSeconds
 from headway.predict.transfer import TransferModel
+from headway.routing.pools import pool_of
 from headway.sim.limits import EngineLimits
-from headway.sim.simulation import PolicyFactory, Result, System, simulate
+from headway.sim.simulation import Policies, PolicyFactory, Result, System, simulate
 from headway.sim.watcher import Watcher, watched
 from headway.traces import TraceRequest
 
@@ -81,20 +82,22 @@ def preset(name: str, **parts: Any) -> PolicyFactory:
 
 def run(
     requests: Iterable[TraceRequest],
-    policy: PolicyFactory | str = "vllm",
+    policy: Policies | str = "vllm",
     system: System | None = None,
     watchers: Sequence[Watcher] = (),
     **options: Any,
 ) -> tuple[dict[str, Record], Result]:
-    """Records by id in the order requests ended, every invariant checked on the way."""
+    """Records by id in the order requests ended, every invariant checked on the way; a move is under `moved`."""
     records: dict[str, Record] = {}
+    world = system or System(limits=limits(), calibration=calibration())
     build = preset(policy) if isinstance(policy, str) else policy
     for watcher in watchers:
-        build = watched(build, watcher)
+        build = _all_watched(build, watcher, world)
 
     def keep(record: Record) -> None:
-        assert record.id not in records, f"{record.id} ended twice"
-        records[record.id] = record
+        name = moved(record.id) if record.outcome is Outcome.HANDED_OFF else record.id
+        assert name not in records, f"{name} twice"
+        records[name] = record
         for watcher in watchers:
             watcher.ended(record)
 
@@ -105,11 +108,23 @@ def run(
     result = simulate(
         requests,
         build,
-        system or System(limits=limits(), calibration=calibration()),
+        world,
         on_record=keep,
         **{"max_output_tokens": LIMIT, "watch": stepped if watchers else None, "check": True, **options},
     )
     return records, result
+
+
+def moved(id_: str) -> str:
+    """Where the record of a request's move is found."""
+    return f"{id_}, moved"
+
+
+def _all_watched(build: Policies, watcher: Watcher, world: System) -> Policies:
+    if not isinstance(build, Mapping):
+        return watched(build, watcher, world.names)
+    by_pool = {pool: [name for name in world.names if pool_of(name) == pool] for pool in build}
+    return {pool: watched(factory, watcher, by_pool[pool]) for pool, factory in build.items()}
 
 
 def slo(ttft_s: float) -> Slo:

@@ -29,15 +29,18 @@ def policies(
     """Show the preset table: what each policy is made of, and the parts there are."""
     from rich.console import Console
 
-    from headway.policies.presets import known_presets
+    from headway.policies.presets import POOLED, known_presets
 
     if as_json:
-        typer.echo(json.dumps({name: asdict(row) for name, row in known_presets().items()}))
+        rows = {name: asdict(row) for name, row in known_presets().items()}
+        pooled = {name: {"pools": dict(pools)} for name, pools in POOLED.items()}
+        typer.echo(json.dumps({**rows, **pooled}))
         return
     console = Console()
     if not console.is_terminal:
         console.width = PIPED_WIDTH
     console.print(_preset_table())
+    console.print(_pooled_table())
     console.print(_part_table())
 
 
@@ -56,6 +59,17 @@ def _preset_table() -> Table:
         table.add_row(
             row.name, row.order, row.batching, row.eviction, ", ".join(row.leaving) or "–", row.summary
         )
+    return table
+
+
+def _pooled_table() -> Table:
+    from headway.policies.presets import POOLED
+
+    table = _table(
+        "Policies of pools of instances (--pools lp=2,hp=1)", "policy", "instances of each pool serve by"
+    )
+    for name, pools in POOLED.items():
+        table.add_row(name, ", ".join(f"{pool}: {preset}" for pool, preset in pools.items()))
     return table
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from headway.core.batch_shape import BatchShape
+
 
 class CostModel(Protocol):
     """Predictions of work on this engine, learned from finished steps and copies only; 0 while unknown."""
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""
+        ...
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds a step of this shape takes."""
         ...
 
     def swap_out_s(self, num_blocks: int) -> float:
@@ -26,6 +32,10 @@ class UnknownCost:
 
     def prefill_s(self, num_tokens: int) -> float:
         """Zero for every prompt."""
+        return 0.0
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Zero for every step."""
         return 0.0
 
     def swap_out_s(self, num_blocks: int) -> float:

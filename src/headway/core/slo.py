@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.errors import ConfigError
 
 MAX_TARGET_S = 7 * 24 * 3600.0
 """No target may be longer than a week: a larger one is a unit mistake, not a wish."""
+
+MIN_LEFT_S = 1e-3
+"""What is left of a target at least, however much time is gone: a target of 0 is no target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,17 @@ class Slo:
 
     def __bool__(self) -> bool:
         return self.ttft_s is not None or self.tbt_s is not None or self.deadline_s is not None
+
+    def after(self, spent_s: float) -> Slo:
+        """What is left of the targets when `spent_s` seconds of the request's time are gone, MIN_LEFT_S at least.
+
+        For whoever serves it from now on as a request that has just arrived.
+        """
+        return replace(
+            self,
+            ttft_s=None if self.ttft_s is None else max(MIN_LEFT_S, self.ttft_s - spent_s),
+            deadline_s=None if self.deadline_s is None else max(MIN_LEFT_S, self.deadline_s - spent_s),
+        )
 
 
 def _is_target(value: object) -> bool:

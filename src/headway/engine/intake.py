@@ -36,6 +36,7 @@ def take_in(request: Request, default_slo: Slo, now_s: float) -> tuple[Job, str 
         priority=request.priority,
         tenant=hints.tenant,
         predicted_length=hints.predicted_length,
+        may_move=hints.may_move,
         lora_id=request.lora_request.lora_int_id if request.lora_request else 0,
     )
     return job, refusal

@@ -22,24 +22,31 @@ LENGTH = "headway_length"
 """By this a client, or whoever predicts for it, says how long the answer will be."""
 _LENGTH_ENDS = ("headway_length_low", "headway_length_high")
 """What one answer in ten stays below, and one in ten exceeds."""
+MAY_MOVE = "headway_may_move"
+"""False where no other instance would take the request, so that it is never handed off."""
 MAX_TENANT_CHARACTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """A request's own targets (over the engine's defaults), tenant, declared limit and predicted length."""
+    """A request's own targets (over the engine's defaults), tenant, declared limit and predicted length.
+
+    `may_move`: another instance would take it, if this one gave it up before it started.
+    """
 
     slo: Slo = NO_TARGETS
     tenant: str = ""
     max_output_tokens: int | None = None
     predicted_length: LengthEstimate | None = None
+    may_move: bool = True
 
 
 def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGETS) -> RequestHints:
     """Hints from `sampling_params.extra_args`; keys that are not Headway's are left alone.
 
     Raises ConfigError for an unknown `headway_` key, a target that is not a positive number of
-    milliseconds up to a week, a token count below 1, or a tenant that is not a short string.
+    milliseconds up to a week, a token count below 1, a tenant that is not a short string, or a `headway_may_move`
+    that is neither true nor false.
     """
     if not extra_args:
         return RequestHints(slo=default_slo)
@@ -56,13 +63,13 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
         tenant=values.get("headway_tenant", ""),
         max_output_tokens=None if limit is None else int(limit),
         predicted_length=_predicted_length(values),
+        may_move=values.get(MAY_MOVE, True),
     )
 
 
 def length_hints(estimate: LengthEstimate) -> dict[str, float]:
     """The hints that say this of a request's answer: what `read_hints` reads as the same estimate."""
-    low, high = _LENGTH_ENDS
-    return {LENGTH: estimate.tokens, low: estimate.low_tokens, high: estimate.high_tokens}
+    return dict(zip((LENGTH, *_LENGTH_ENDS), estimate.said_tokens, strict=True))
 
 
 def _predicted_length(values: Mapping[str, Any]) -> LengthEstimate | None:
@@ -134,10 +141,18 @@ def _tenant(key: str, value: Any) -> str:
     return value
 
 
+def _yes_or_no(key: str, value: Any) -> bool:
+    """JSON's true and false reach us as 1 and 0: vLLM's `vllm_xargs` knows numbers and strings alone."""
+    if not isinstance(value, bool | int | float) or value not in (0, 1):
+        raise ConfigError(f"{key} is {_quoted(value)}; accepted: true or false")
+    return bool(value)
+
+
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_TARGETS_MS, _target_s),
     **dict.fromkeys((LENGTH, *_LENGTH_ENDS), _tokens),
     "headway_max_output_tokens": _tokens,
     "headway_tenant": _tenant,
+    MAY_MOVE: _yes_or_no,
 }
 """Every accepted key, with what turns its value into ours or refuses it."""

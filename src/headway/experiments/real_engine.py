@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from headway.core.record import Outcome, Record
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import Hints, SteppedEngine, SteppedStep
-from headway.engine.targets import length_hints
+from headway.engine.targets import MAY_MOVE, length_hints
 from headway.errors import ConfigError
 from headway.sim.length_source import LengthSource
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
@@ -58,16 +58,20 @@ def run_real(
     The scheduler is made anew, with an empty prefix cache. Outputs have the trace's lengths; policies see the
     limit that a request declares, else the model's. With `own_stops` requests are served with their own prompts, and
     their answers end where the model ends them, at the limit at the latest. `lengths` predicts each answer as its
-    request is added, in this loop, so it should be fast. Takes as long as the trace and its backlog. Not for a
-    policy that ends requests early: the records then have no end of their own in the stream. Raises ConfigError
-    for `own_stops` where a request has no prompt.
+    request is added, in this loop, so it should be fast. A request that the engine hands off unstarted is asked once
+    more, to stay, with what is left of its targets, as behind a gateway with no other instance; its records are the
+    move's and the end's, both under its own id. Takes as long as the trace and its backlog. Raises ConfigError for
+    `own_stops` where a request has no prompt.
     """
     engine.schedule_with(settings)
     run = RealRun()
-    pending = deque(made_requests(engine, requests, seed, own_stops=own_stops))
+    made_ones = made_requests(engine, requests, seed, own_stops=own_stops)
+    pending = deque(made_ones)
+    returning = Returning(engine, made_ones)
     prophet = Prophet(lengths, [request for request, _ in pending], engine.max_model_len)
 
     def ended(record: Record) -> None:
+        record = returning.ended(record)
         run.records.append(record)
         if record.outcome is Outcome.FINISHED:
             prophet.finished(record.id, record.output_tokens)
@@ -90,6 +94,7 @@ def run_real(
             continue
         start_s = time.monotonic() - origin_s
         step = engine.step()
+        returning.ask_again(wall_origin_s - origin_s)
         if step is None:
             ended_s = None
             continue
@@ -97,6 +102,46 @@ def run_real(
         ended_s = time.monotonic() - origin_s
     run.records = [_since(record, origin_s) for record in run.records]
     return run
+
+
+class Returning:
+    """Asks once more, under another id, for what the engine hands off unstarted; the records keep the first."""
+
+    def __init__(self, engine: SteppedEngine, made: Iterable[tuple[TraceRequest, Any]]) -> None:
+        self._engine = engine
+        self._made = {request.id: (request, its) for request, its in made}
+        self._moves: dict[str, Record] = {}
+        self._given_up: list[Record] = []
+
+    def ended(self, record: Record) -> Record:
+        """The record under the id, arrival and targets of the request it is of."""
+        move = self._moves.pop(record.id, None)
+        if move is not None:
+            return replace(record, id=move.id, arrival_s=move.arrival_s, slo=move.slo)
+        if record.outcome is Outcome.HANDED_OFF and record.first_scheduled_s is None:
+            self._given_up.append(record)
+        return record
+
+    def ask_again(self, wall_ahead_s: float) -> None:
+        """Add those given up since the last call; the wall clock is ahead of the records' by so much."""
+        given_up, self._given_up = self._given_up, []
+        for move in given_up:
+            request, made = self._made[move.id]
+            assert move.finished_s is not None, "a record that ended has an end"
+            left = replace(request, slo=move.slo.after(move.finished_s - move.arrival_s))
+            sampling = made.sampling_params
+            hints = {
+                **(sampling.extra_args or {}),
+                **_hints(left, self._engine.max_model_len),
+                MAY_MOVE: False,
+            }
+            id_ = self._engine.fresh_id()
+            again = self._engine.make_request(
+                id_, made.prompt_token_ids, sampling.max_tokens, hints, own_stop=not sampling.ignore_eos
+            )
+            again.arrival_time = wall_ahead_s + move.finished_s
+            self._moves[id_] = move
+            self._engine.add(again)
 
 
 class Prophet:

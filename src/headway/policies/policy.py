@@ -9,7 +9,7 @@ from headway.core.plan import Departure, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching import Batching
 from headway.policies.eviction import Eviction
-from headway.policies.leaving import Leaving
+from headway.policies.leaving import Leaving, SecondLook
 from headway.policies.order import Learning, Order, Predicting
 
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
@@ -56,8 +56,9 @@ class Policy:
 
         `finished`: its answer came to its own end or its limit, so that its length can be learned from.
         """
-        if finished and isinstance(self.order, Learning):
-            self.order.finished(job)
+        for part in (self.order, self.batching) if finished else ():
+            if isinstance(part, Learning):
+                part.finished(job)
         if job.state in _QUEUED:
             self._stop_waiting(job)
         self.order.end(job)
@@ -76,7 +77,7 @@ class Policy:
                 rule.add(job)
 
     def plan(self, view: StepView) -> StepPlan:
-        """What this step should do: who leaves, then who runs and starts, then whose KV goes."""
+        """What this step should do: who leaves, who runs and starts, who of the others leaves too, whose KV goes."""
         leave: dict[Job, Departure] = {}
         for rule in self.leaving:
             leave = {**rule.leave(view), **leave}  # the first rule that names a job decides
@@ -84,7 +85,17 @@ class Policy:
         if len(plan.run) > view.max_run:
             plan.run = plan.run[: view.max_run]
         plan.leave = leave
+        self._look_again(view, plan)
         return self.eviction.evict(view, plan, self.order)
+
+    def _look_again(self, view: StepView, plan: StepPlan) -> None:
+        """Let those leave whom the step does not serve and a rule gives up; the first rule that names one decides."""
+        for rule in self.leaving:
+            if isinstance(rule, SecondLook):
+                given_up = rule.leave_unserved(view, plan)
+                if given_up:
+                    plan.leave = {**given_up, **plan.leave}
+                    plan.admit = [job for job in plan.admit if job not in given_up]
 
     def next_change_s(self, view: StepView) -> float:
         """Until when the plan for this view stays as it is, if nobody comes or ends and residents only decode.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from headway.core.cost import CostModel
@@ -217,6 +218,60 @@ _ROWS = (
         source="Magnus section 2.7, without batches",
     ),
     Preset(
+        name="ascendra-lp",
+        order="slack",
+        batching="within-budgets",
+        eviction="recompute",
+        leaving=("at-risk", "expired"),
+        summary="low priority: prompts by slack beside the decodes; hands off who would be late; needs targets",
+        source="Ascendra (Ikram et al. 2025), LP instances",
+    ),
+    Preset(
+        name="ascendra-hp",
+        order="arrival",
+        batching="elastic",
+        eviction="recompute",
+        leaving=("expired",),
+        summary="high priority: prompts first, as many as memory will hold to the end of their answers",
+        source="Ascendra (Ikram et al. 2025), HP instances",
+    ),
+    Preset(
+        name="ascendra-lp-edf",
+        order="edf",
+        batching="within-budgets",
+        eviction="recompute",
+        leaving=("at-risk", "expired"),
+        summary="ablation: ascendra-lp by deadline alone, which is arrival order where all have one target",
+        source="Ascendra section 3.5, as printed",
+    ),
+    Preset(
+        name="ascendra-lp-sjf",
+        order="shortest-prompt",
+        batching="within-budgets",
+        eviction="recompute",
+        leaving=("at-risk", "expired"),
+        summary="ablation: ascendra-lp with the shortest prompts first",
+        source="Ascendra section 3.5",
+    ),
+    Preset(
+        name="ascendra-lp-no-hand-off",
+        order="slack",
+        batching="within-budgets",
+        eviction="recompute",
+        leaving=("expired",),
+        summary="ablation: ascendra-lp that keeps every request to its end",
+        source="Ascendra, ablation of ours",
+    ),
+    Preset(
+        name="ascendra-hp-fixed",
+        order="arrival",
+        batching="elastic:elastic=false",
+        eviction="recompute",
+        leaving=("expired",),
+        summary="ablation: ascendra-hp with at most 128 residents, whatever memory is left",
+        source="Ascendra, elastic batch off",
+    ),
+    Preset(
         name="fixed-priority",
         order="shortest-prompt",
         batching="top-jobs",
@@ -244,6 +299,22 @@ _ROWS = (
 
 PRESETS: dict[str, Preset] = {row.name: row for row in _ROWS}
 """The built-in rows. Another package adds one by an entry point in the group `headway.preset`."""
+
+POOLED: dict[str, Mapping[str, str]] = {
+    "ascendra": {"lp": "ascendra-lp", "hp": "ascendra-hp"},
+    "ascendra-edf": {"lp": "ascendra-lp-edf", "hp": "ascendra-hp"},
+    "ascendra-sjf": {"lp": "ascendra-lp-sjf", "hp": "ascendra-hp"},
+    "ascendra-fixed": {"lp": "ascendra-lp", "hp": "ascendra-hp-fixed"},
+    "ascendra-no-hand-off": {"lp": "ascendra-lp-no-hand-off", "hp": "ascendra-hp"},
+}
+"""Policies of several pools of instances: name -> pool -> preset of its instances."""
+
+
+def find_pooled(name: str) -> Mapping[str, str]:
+    """The preset of each pool; ConfigError for a name that is not one of several pools."""
+    if name not in POOLED:
+        raise ConfigError(f"{name!r} is no policy for pools; accepted: {', '.join(POOLED)}")
+    return POOLED[name]
 
 
 def known_presets() -> dict[str, Preset]:

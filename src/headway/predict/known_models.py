@@ -76,6 +76,7 @@ KNOWN_MODELS: tuple[ModelShape, ...] = (
     _llama("mistralai/Mistral-7B-v0.1", 32, 4096, (32, 8), 14336, 32000),
     _llama("mistralai/Mistral-7B", 32, 4096, (32, 8), 14336, 32000),
     _experts(_llama("mistralai/Mixtral-8x7B-v0.1", 32, 4096, (32, 8), 14336, 32000), 8, 2),
+    _llama("Qwen/Qwen-14B", 40, 5120, (40, 40), 13696, 152064),
     _llama("Qwen/Qwen2.5-14B", 48, 5120, (40, 8), 13824, 152064),
     _llama("Qwen/Qwen-72B", 80, 8192, (64, 64), 24576, 152064),
     _llama("Qwen/Qwen3-8B", 36, 4096, (32, 8), 12288, 151936),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headway.core.batch_shape import BatchShape
 from headway.predict.copy_time import CopyTimeModel
 from headway.predict.step_time import StepTimeModel
 
@@ -23,6 +24,10 @@ class LearnedCost:
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""
         return self.steps.prefill_s(num_tokens)
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds a step of this shape takes."""
+        return self.steps.step_s(shape)
 
     def swap_out_s(self, num_blocks: int) -> float:
         """Seconds a copy of `num_blocks` KV blocks to the host takes once it has begun."""

@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from headway.core.job import Job
 from headway.errors import ConfigError
+from headway.routing.ascendra import Ascendra
 from headway.routing.least_work import LeastWork
 from headway.routing.power_of_two import PowerOfTwo
 from headway.routing.round_robin import RoundRobin
 
 
 class Router(Protocol):
-    """Places each request once, knowing what it placed before and what has ended since.
+    """Places each request, knowing what it placed before and what has started and ended since.
 
-    The same sequence of calls gives the same answers: no clock, no chance.
+    `instances` are the names of those that can serve now, at least one, in an order that stays. Jobs are told apart
+    by their ids. The same sequence of calls gives the same answers: no clock, no chance.
     """
 
     def route(self, job: Job, instances: Sequence[str]) -> str:
-        """The instance, one of `instances` (at least one), that serves the job."""
+        """The instance that serves a new job, or one whose instance was lost: it is then counted where it is now."""
+        ...
+
+    def started(self, job: Job) -> None:
+        """A job's first token is out: it no longer waits where it was placed."""
+        ...
+
+    def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
+        """Another instance for a job that its own gave up unstarted; None: nobody takes it, and it stays there."""
         ...
 
     def end(self, job: Job) -> None:
-        """A job that was placed is gone."""
+        """A job that was placed is gone; called once for each, wherever it was handed to."""
         ...
 
 
-ROUTERS: dict[str, type[Router]] = {
+ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": RoundRobin,
     "least-work": LeastWork,
     "power-of-two": PowerOfTwo,
+    "ascendra": Ascendra,
+    "ascendra-no-ticket": partial(Ascendra, tickets=False),
+    "ascendra-revoke": partial(Ascendra, revoke=True),
 }
 """The routers a flag can name."""
 

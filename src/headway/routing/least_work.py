@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from headway.core.job import Job
 from headway.routing.outstanding import OutstandingWork
+from headway.routing.stays_put import StaysPut
 
 
-class LeastWork:
+class LeastWork(StaysPut):
     """The instance with the fewest outstanding tokens; the first named of several. O(instances)."""
 
     def __init__(self) -> None:

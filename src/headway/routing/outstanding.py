@@ -20,18 +20,24 @@ class OutstandingWork:
         self._ended_tokens = 0
 
     def place(self, job: Job, instance: str) -> None:
-        """A job was sent to an instance."""
+        """A job was sent to an instance, from another if it was placed before."""
+        self._take(job)
         self._placed[job.id] = instance
         self._jobs[instance] = self._jobs.get(instance, 0) + 1
         self._prompt_tokens[instance] = self._prompt_tokens.get(instance, 0) + job.num_prompt_tokens
 
     def end(self, job: Job) -> None:
         """A job has ended, wherever it was."""
-        instance = self._placed.pop(job.id)
-        self._jobs[instance] -= 1
-        self._prompt_tokens[instance] -= job.num_prompt_tokens
+        self._take(job)
         self._ended += 1
         self._ended_tokens += job.num_output_tokens
+
+    def _take(self, job: Job) -> None:
+        """It is no longer where it was placed, if it was."""
+        instance = self._placed.pop(job.id, None)
+        if instance is not None:
+            self._jobs[instance] -= 1
+            self._prompt_tokens[instance] -= job.num_prompt_tokens
 
     def tokens(self, instance: str) -> float:
         """Tokens outstanding at an instance."""

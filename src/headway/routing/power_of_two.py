@@ -7,9 +7,10 @@ from zlib import crc32
 
 from headway.core.job import Job
 from headway.routing.outstanding import OutstandingWork
+from headway.routing.stays_put import StaysPut
 
 
-class PowerOfTwo:
+class PowerOfTwo(StaysPut):
     """Of two instances picked by the job's id, the one with less outstanding work. O(1).
 
     Nearly as even as looking at all, and without the herd that all routers of a fleet send to the same

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.core.job import Job
+from headway.routing.stays_put import StaysPut
 
 
-class RoundRobin:
+class RoundRobin(StaysPut):
     """The next instance of the list, whatever it is doing. O(1)."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""From a request of a trace to the job that a scheduler sees."""
+"""From a request of a trace to the job that a scheduler sees, and to the next one's when it moves."""
 
 from __future__ import annotations
 
@@ -31,4 +31,22 @@ def job_of(
         priority=request.priority,
         tenant=request.tenant,
         predicted_length=predicted_length,
+    )
+
+
+def moved_job(job: Job, now_s: float) -> Job:
+    """A job that its instance gave up unstarted, as a new one for the next: with what is left of its targets, and no
+    third place to go.
+    """
+    return Job(
+        id=job.id,
+        arrival_s=now_s,
+        num_prompt_tokens=job.num_prompt_tokens,
+        max_output_tokens=job.max_output_tokens,
+        slo=job.slo.after(now_s - job.arrival_s),
+        priority=job.priority,
+        tenant=job.tenant,
+        predicted_length=job.predicted_length,
+        lora_id=job.lora_id,
+        may_move=False,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -10,7 +10,7 @@ import msgspec
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
 from headway.sim.watcher import Sight, is_decode
 
 MAX_EVENTS = 1_000_000
@@ -48,14 +48,25 @@ class ChromeTrace:
 
     Each instance is a process: its steps on a track (on as many as may be in flight at once, `lanes`), its
     requests as nested asynchronous slices (waiting, prefill, decode, paused), and counters for the queue,
-    the residents and the free KV blocks. A step is drawn from when the one before it was done, so that steps
+    the residents and the free KV blocks. `instances` are their names, in the order they are shown; a request that
+    is handed over is a slice at each. A step is drawn from when the one before it was done, so that steps
     scheduled ahead do not overlap. After MAX_EVENTS nothing more is written; `cut_at_s` says from when.
     Times are in microseconds, as the format wants. Format: Trace Event Format, Google 2016.
     """
 
-    def __init__(self, file: BinaryIO, *, title: str, lanes: int = 1, max_events: int = MAX_EVENTS) -> None:
+    def __init__(
+        self,
+        file: BinaryIO,
+        *,
+        title: str,
+        instances: Sequence[str] = ("0",),
+        lanes: int = 1,
+        max_events: int = MAX_EVENTS,
+    ) -> None:
         self.cut_at_s: float | None = None
         self.num_events = 0
+        self._pids = {name: number for number, name in enumerate(instances)}
+        self._came_s: dict[str, float] = {}
         self._file = file
         self._title = title
         self._lanes = lanes
@@ -113,18 +124,21 @@ class ChromeTrace:
             ph="X",
             name=name,
             cat="step",
-            pid=int(instance),
+            pid=self._pids[instance],
             tid=_STEP_LANES_FROM + lane,
             dur=_micros(finished_s - began_s),
             args=arguments,
         )
 
     def ended(self, record: Record) -> None:
-        """Draw a request's whole life."""
+        """Draw a request's whole life at the instance where it ends, or that it leaves."""
         life = self._lives.pop(record.id, _Life())
-        end_s = record.arrival_s if record.finished_s is None else record.finished_s
-        pid = int(record.instance or 0)
-        self._instance(record.instance or "0", record.arrival_s)
+        came_s = self._came_s.pop(record.id, record.arrival_s)
+        end_s = came_s if record.finished_s is None else record.finished_s
+        if record.outcome is Outcome.HANDED_OFF:
+            self._came_s[record.id] = end_s
+        pid = self._pids[record.instance]
+        self._instance(record.instance, came_s)
         arguments = {
             "prompt tokens": record.prompt_tokens,
             "output tokens": record.output_tokens,
@@ -133,8 +147,8 @@ class ChromeTrace:
         }
         common: dict[str, Any] = {"cat": "request", "id": record.id, "pid": pid, "tid": 0}
         name = f"request {record.id}"
-        self._write(record.arrival_s, ph="b", name=name, args=arguments, **common)
-        for phase, from_s, to_s in _spans(life, record.arrival_s, end_s):
+        self._write(came_s, ph="b", name=name, args=arguments, **common)
+        for phase, from_s, to_s in _spans(life, came_s, end_s):
             self._write(from_s, ph="b", name=phase, **common)
             self._write(to_s, ph="e", name=phase, **common)
         self._write(end_s, ph="e", name=name, **common)
@@ -151,11 +165,12 @@ class ChromeTrace:
             state = _Instance(self._lanes, free_from_s=[0.0] * self._lanes)
             self._instances[name] = state
             process = f"instance {name}: {self._title}"
-            self._write(now_s, ph="M", name="process_name", pid=int(name), args={"name": process})
+            pid = self._pids[name]
+            self._write(now_s, ph="M", name="process_name", pid=pid, args={"name": process})
             for lane in range(self._lanes):
                 track = "steps" if self._lanes == 1 else f"steps, lane {lane + 1}"
                 tid = _STEP_LANES_FROM + lane
-                self._write(now_s, ph="M", name="thread_name", pid=int(name), tid=tid, args={"name": track})
+                self._write(now_s, ph="M", name="thread_name", pid=pid, tid=tid, args={"name": track})
         return state
 
     def _count(self, instance: str, now_s: float, counts: dict[str, int]) -> None:
@@ -163,7 +178,7 @@ class ChromeTrace:
         for name, value in counts.items():
             if state.counters.get(name) != value:
                 state.counters[name] = value
-                self._write(now_s, ph="C", name=name, pid=int(instance), args={name: value})
+                self._write(now_s, ph="C", name=name, pid=self._pids[instance], args={name: value})
 
     def _write(self, time_s: float, **event: Any) -> None:
         if self.num_events >= self._max_events:
@@ -174,10 +189,10 @@ class ChromeTrace:
         self.num_events += 1
 
 
-def _spans(life: _Life, arrival_s: float, end_s: float) -> Iterator[tuple[str, float, float]]:
+def _spans(life: _Life, came_s: float, end_s: float) -> Iterator[tuple[str, float, float]]:
     """The phases of a request's whole life, each with its start and end, within the life as it was rounded."""
-    changes = [(arrival_s, "waiting"), *life.phases]
-    starts_s = [min(max(from_s, arrival_s), end_s) for from_s, _ in changes]
+    changes = [(came_s, "waiting"), *life.phases]
+    starts_s = [min(max(from_s, came_s), end_s) for from_s, _ in changes]
     for (_, phase), from_s, to_s in zip(changes, starts_s, [*starts_s[1:], end_s], strict=True):
         if to_s > from_s:
             yield phase, from_s, to_s

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from math import inf
 
 from headway.core.job import Job
 from headway.core.record import Outcome, Record
 from headway.errors import SimulationError, TraceError
 from headway.routing import Router
-from headway.sim.arriving import job_of
+from headway.sim.arriving import job_of, moved_job
 from headway.sim.instance import Instance
 from headway.sim.length_source import LengthSource
 from headway.sim.loop import EventLoop, Phase
 from headway.sim.prefix import shared_keys
 from headway.traces import TraceRequest
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that has not ended: what was asked for, and the job that stands for it where it is now."""
+
+    request: TraceRequest
+    job: Job
+    instance: str
 
 
 class Cluster:
@@ -23,6 +33,9 @@ class Cluster:
     `default_max_output_tokens` is the limit policies see for requests that declare none. Requests are read
     as they are due, so memory grows with the live ones alone. `lengths` is asked once for each request as it
     arrives, before it is routed, and told of each answer that finished, wherever it ran.
+
+    A request that its instance gives up unstarted arrives, after all else of that instant, where the router hands it
+    to; if nowhere, again where it was, to stay. Its records keep what the client asked for.
     """
 
     def __init__(
@@ -39,25 +52,59 @@ class Cluster:
         self._router = router
         self._limit = default_max_output_tokens
         self._lengths = lengths
-        self._predicted: dict[str, TraceRequest] = {}
         self._instances: dict[str, Instance] = {}
-        self._names: list[str] = []
-        self._placed: dict[str, Job] = {}
+        self._names: tuple[str, ...] = ()
+        self._live: dict[str, _Live] = {}
+        self._moving: list[_Live] = []
         self._requests: Iterator[TraceRequest] = iter(())
 
     def add(self, instance: Instance) -> None:
         """Put an instance behind the router, under its engine's name."""
         self._instances[instance.engine.name] = instance
-        self._names.append(instance.engine.name)
+        self._names = tuple(self._instances)
+
+    def horizon_s(self, name: str) -> float:
+        """Until when nobody can come to an instance: the next arrival, or, while another has somebody to hand over,
+        whatever happens next. O(instances).
+        """
+        others = (other for other in self._instances.values() if other.engine.name != name)
+        if any(other.engine.ledger.waiting for other in others):
+            return min(self.next_arrival_s, self._loop.next_s)
+        return self.next_arrival_s
+
+    # ---- what instances tell -----------------------------------------------------------------------
+
+    def started(self, job: Job) -> None:
+        """A request's first token is out."""
+        self._router.started(job)
 
     def ended(self, record: Record) -> None:
-        """A request has ended at its instance."""
-        job = self._placed.pop(record.id)
-        self._router.end(job)
-        if self._lengths is not None:
-            request = self._predicted.pop(record.id)
-            if record.outcome is Outcome.FINISHED:
-                self._lengths.finished(request, job.max_output_tokens)
+        """A request has ended at its instance, or leaves it for another; the record gets what was asked for."""
+        live = self._live[record.id]
+        record.arrival_s, record.slo = live.request.arrival_s, live.request.slo
+        if record.outcome is Outcome.HANDED_OFF and record.first_scheduled_s is None:
+            self._give_up(live)
+            return
+        del self._live[record.id]
+        self._router.end(live.job)
+        if self._lengths is not None and record.outcome is Outcome.FINISHED:
+            self._lengths.finished(live.request, live.job.max_output_tokens)
+
+    def _give_up(self, live: _Live) -> None:
+        """It cannot arrive elsewhere before the step that gives it up is planned to its end."""
+        if not self._moving:
+            self._loop.at(self._loop.now_s, Phase.MOVE, self._move)
+        self._moving.append(live)
+
+    def _move(self) -> None:
+        """Those given up at this instant arrive, by id, whichever instance was the first to plan."""
+        moving, self._moving = sorted(self._moving, key=lambda live: live.job.id), []
+        for live in moving:
+            live.instance = self._router.hand_off(live.job, self._names) or live.instance
+            live.job = moved_job(live.job, self._loop.now_s)
+            self._place(live)
+
+    # ---- requests ----------------------------------------------------------------------------------
 
     def run(self, requests: Iterable[TraceRequest]) -> None:
         """Serve all requests (in order of arrival) to their end.
@@ -67,9 +114,9 @@ class Cluster:
         self._requests = iter(requests)
         self._await_next()
         self._loop.run()
-        if self._placed:
-            left = ", ".join(sorted(self._placed)[:5])
-            raise SimulationError(f"{len(self._placed)} requests were never served, among them {left}")
+        if self._live:
+            left = ", ".join(sorted(self._live)[:5])
+            raise SimulationError(f"{len(self._live)} requests were never served, among them {left}")
 
     def _await_next(self) -> None:
         request = next(self._requests, None)
@@ -84,17 +131,20 @@ class Cluster:
         self._await_next()
         self.arrived += 1
         job = self._job(request)
-        name = self._router.route(job, self._names)
-        self._placed[job.id] = job
-        instance = self._instances[name]
-        instance.arrive(job, request.output_tokens, shared_keys(request, instance.engine.limits.block_size))
+        live = self._live[job.id] = _Live(request, job, self._router.route(job, self._names))
+        self._place(live)
 
     def _job(self, request: TraceRequest) -> Job:
         """The job a policy sees, with what is predicted of it."""
-        if request.id in self._placed:
+        if request.id in self._live:
             raise TraceError(f"id {request.id!r} is used by two live requests; accepted: one each")
         job = job_of(request, self._limit)
         if self._lengths is not None:
-            self._predicted[request.id] = request
             job.predicted_length = self._lengths.predict(request, job.max_output_tokens)
         return job
+
+    def _place(self, live: _Live) -> None:
+        """It arrives at its instance now."""
+        instance = self._instances[live.instance]
+        shared = shared_keys(live.request, instance.engine.limits.block_size)
+        instance.arrive(live.job, live.request.output_tokens, shared)

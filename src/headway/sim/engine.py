@@ -24,7 +24,7 @@ class Totals:
     """What an engine did: steps with work, tokens computed, KV lost to preemption, tokens found in the cache.
 
     Swapped blocks are those copied to the host and back, ahead of need ones included. Steps that were killed
-    count as steps, and their tokens not as computed.
+    count as steps, and their tokens not as computed. `busy_s` is the device's time for all steps together.
     """
 
     steps: int = 0
@@ -35,6 +35,7 @@ class Totals:
     cached_tokens: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
+    busy_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -50,8 +51,8 @@ class SimulatedEngine:
 
     `schedule` starts a step, `update` ends the oldest one; with `limits.depth` 2 a step is scheduled
     before the tokens of the one before are known. The true output lengths are known here and nowhere a
-    policy looks. Jobs that end are handed to `on_end` as records. With `check` every invariant of the
-    ledger and the pool is asserted after each step.
+    policy looks. Jobs that end are handed to `on_end` as records, and to `on_first_token` when their first token is
+    out. With `check` every invariant of the ledger and the pool is asserted after each step.
 
     With `limits.host_blocks` jobs can be swapped out: after each `schedule`, `update` and `copied`, whoever
     keeps time takes the copies that start then (`take_copies`) and calls `copied` when one is done.
@@ -63,6 +64,7 @@ class SimulatedEngine:
         policy: Policy,
         *,
         on_end: Callable[[Record], None],
+        on_first_token: Callable[[Job], None] = lambda job: None,
         name: str = "",
         check: bool = False,
     ) -> None:
@@ -80,6 +82,7 @@ class SimulatedEngine:
         self.tier = self._host_tier(limits) if limits.host_blocks else None
         self._kv: KvSide = self.tier or self.pool
         self._on_end = on_end
+        self._on_first_token = on_first_token
         self._check = check
         self._output_tokens: dict[Job, int] = {}
         self._flights: deque[_Flight] = deque()
@@ -275,8 +278,10 @@ class SimulatedEngine:
     def _sampled(self, job: Job, now_s: float, *, is_stale: bool) -> None:
         if is_stale or job.first_token_s is None:
             self.steady = None
-            self.ledger.sampled(job, 1, now_s)
+            is_first = self.ledger.sampled(job, 1, now_s)
             self.policy.touch(job)
+            if is_first:
+                self._on_first_token(job)
         else:
             job.num_output_tokens += 1
         if self.limits.asynchronous and not is_stale:

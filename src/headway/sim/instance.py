@@ -129,6 +129,7 @@ class Instance:
         """Hand a step over; it is killed at `cut_s` if it takes longer."""
         host_s = self._host_s + self._host_job_s * self._shape.num_jobs
         step_s = self._clock.step_s(self._shape)
+        self.engine.totals.busy_s += step_s
         finished_s = self._pipeline.dispatch(now_s, host_s, step_s, self._serial_s)
         killed = cut_s < finished_s
         if killed:

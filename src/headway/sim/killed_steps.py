@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, nextafter
 
+from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
@@ -80,6 +81,10 @@ class _WithoutProfile:
     def prefill_s(self, num_tokens: int) -> float:
         """As one token."""
         return self.cost.prefill_s(1)
+
+    def step_s(self, shape: BatchShape) -> float:
+        """As it is."""
+        return self.cost.step_s(shape)
 
     def swap_out_s(self, num_blocks: int) -> float:
         """As it is."""

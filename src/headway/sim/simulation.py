@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 from headway.core.cost import CostModel
 from headway.core.host_copies import Direction
 from headway.core.record import Record
+from headway.errors import ConfigError
 from headway.policies.policy import Policy
 from headway.predict.calibration import Calibration
 from headway.predict.learned_cost import LearnedCost
 from headway.predict.step_clock import StepClock
 from headway.predict.step_time import StepTimeModel
 from headway.routing import build_router
+from headway.routing.pools import PoolSizes, instance_names, pool_of
 from headway.sim.clock import Clock
 from headway.sim.cluster import Cluster
 from headway.sim.copy_engine import CopyEngine
@@ -28,15 +31,26 @@ from headway.traces import TraceRequest
 PolicyFactory = Callable[[CostModel], Policy]
 """Makes one engine's policy, given the cost model that learns beside it."""
 
+Policies = PolicyFactory | Mapping[str, PolicyFactory]
+"""One for all engines, or one for each pool."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """What serves: `instances` equal engines of the same limits and costs behind a router."""
+    """What serves: `instances` equal engines of the same limits and costs behind a router, or those of `pools`."""
 
     limits: EngineLimits
     calibration: Calibration
     instances: int = 1
     router: str = "round-robin"
+    pools: PoolSizes | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the engines are called: by pool and number, or by number alone."""
+        if self.pools is None:
+            return tuple(map(str, range(self.instances)))
+        return instance_names(self.pools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +63,7 @@ class Result:
 
 def simulate(
     requests: Iterable[TraceRequest],
-    policy: PolicyFactory,
+    policy: Policies,
     system: System,
     *,
     on_record: Callable[[Record], None],
@@ -60,14 +74,17 @@ def simulate(
     check: bool = False,
     lengths: LengthSource | None = None,
 ) -> Result:
-    """Serve `requests` (in order of arrival) to their end, handing on each record as its request ends.
+    """Serve `requests` (in order of arrival) to their end, handing on each record as its request ends or moves.
 
+    With pools, `policy` has a factory for each; a request that an engine hands off arrives at another in the same
+    instant (the way there takes no time), with what is left of its targets, as the router decides.
     `max_output_tokens` is the limit policies see where a request declares none. The clock is the
     calibration's law with its residuals drawn by `seed`; the policies' cost model starts from nothing and
     learns from finished steps and copies alone. The same arguments give the same records. `shortcut` steps over
     stretches in which nothing changes, with the same records; a `watch` of every step switches it off.
     `check` asserts the invariants at every step. `lengths` predicts answers as their requests arrive. Raises
-    SimulationError if a policy leaves work lying, TraceError for a request longer than its limit.
+    SimulationError if a policy leaves work lying, TraceError for a request longer than its limit, ConfigError for a
+    pool without a policy.
     """
     loop = EventLoop()
     cluster = Cluster(
@@ -78,22 +95,35 @@ def simulate(
         cluster.ended(record)
         on_record(record)
 
+    def horizon(name: str) -> Callable[[], float]:
+        if not shortcut:
+            return lambda: -inf
+        # Without pools nobody takes what another gives up.
+        return (lambda: cluster.next_arrival_s) if system.pools is None else partial(cluster.horizon_s, name)
+
     engines = []
-    for number in range(system.instances):
+    for number, name in enumerate(system.names):
         cost = LearnedCost(steps=StepTimeModel(system.calibration.model))
-        engine = SimulatedEngine(system.limits, policy(cost), on_end=ended, name=f"{number}", check=check)
+        engine = SimulatedEngine(
+            system.limits,
+            _factory(policy, name)(cost),
+            on_end=ended,
+            on_first_token=cluster.started,
+            name=name,
+            check=check,
+        )
         engines.append(engine)
         cluster.add(
             Instance(
                 engine,
                 Clock(
-                    system.calibration.step, system.calibration.residuals, seed * system.instances + number
+                    system.calibration.step, system.calibration.residuals, seed * len(system.names) + number
                 ),
                 loop,
                 learn=StepClock(cost.steps),
                 host_s=system.calibration.host_s,
                 host_job_s=system.calibration.host_job_s,
-                horizon_s=(lambda: cluster.next_arrival_s) if shortcut else (lambda: -inf),
+                horizon_s=horizon(name),
                 watch=watch,
                 copiers=_copiers(system),
                 learn_copies={
@@ -104,6 +134,16 @@ def simulate(
         )
     cluster.run(requests)
     return Result(loop.now_s, {engine.name: engine.totals for engine in engines})
+
+
+def _factory(policy: Policies, name: str) -> PolicyFactory:
+    """Makes the policy of an engine, which its pool has a name for; ConfigError if it has none."""
+    if not isinstance(policy, Mapping):
+        return policy
+    pool = pool_of(name)
+    if pool not in policy:
+        raise ConfigError(f"pool {pool!r} has no policy; accepted: {', '.join(policy)}")
+    return policy[pool]
 
 
 def _copiers(system: System) -> dict[Direction, CopyEngine]:

@@ -31,6 +31,7 @@ class Kind(StrEnum):
     ADMITTED = "admitted"
     PREEMPTED = "preempted"
     FIRST_TOKEN = "first token"
+    HANDED_OFF = "handed off"
     ENDED = "ended"
 
 
@@ -93,9 +94,25 @@ class StoryWatcher:
         """Nothing: a step is told when it is scheduled."""
 
     def ended(self, record: Record) -> None:
-        """The end of the story, if it is this request's."""
-        if record.id == self._id and record.outcome is not Outcome.HANDED_OFF:
+        """The end of the story, if it is this request's; or of its stay at one instance."""
+        if record.id != self._id:
+            return
+        if record.outcome is Outcome.HANDED_OFF:
+            self._leave(record)
+        else:
             self._record = record
+
+    def _leave(self, record: Record) -> None:
+        """It goes elsewhere; who finds it there tells on."""
+        assert record.finished_s is not None, "a request moved at no time"
+        if self._job is None:
+            arrived = Chapter(kind=Kind.ARRIVED, start_s=record.arrival_s, end_s=record.arrival_s)
+            self._chapters.append(arrived)
+        self._until(record.finished_s)
+        why = f"instance {record.instance} gave it up before it had started"
+        move = Chapter(kind=Kind.HANDED_OFF, start_s=record.finished_s, end_s=record.finished_s, why=why)
+        self._chapters.append(move)
+        self._job = None
 
     @property
     def story(self) -> Story | None:

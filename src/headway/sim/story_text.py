@@ -17,7 +17,9 @@ _DECIMALS = 6
 _SHOWN = 3  # ids or reasons named in a line
 _ALIKE = (frozenset({Kind.WAITED}), frozenset({Kind.SWAPPED}), frozenset({Kind.DECODE, Kind.PAUSED}))
 """Kinds whose neighbours become one chapter where there are too many, in this order."""
-_INSTANTS = frozenset({Kind.ARRIVED, Kind.ADMITTED, Kind.PREEMPTED, Kind.FIRST_TOKEN, Kind.ENDED})
+_INSTANTS = frozenset(
+    {Kind.ARRIVED, Kind.ADMITTED, Kind.PREEMPTED, Kind.FIRST_TOKEN, Kind.HANDED_OFF, Kind.ENDED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Protocol
 
 from headway.core.cost import CostModel
@@ -13,7 +12,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.record import Record
 from headway.core.view import StepView
 from headway.policies.batching import Batching
-from headway.policies.order import Order
+from headway.policies.order import Learning, Order
 from headway.policies.policy import Policy
 
 
@@ -52,16 +51,18 @@ class Watcher(Protocol):
         ...
 
 
-def watched(build: Callable[[CostModel], Policy], watcher: Watcher) -> Callable[[CostModel], Policy]:
+def watched(
+    build: Callable[[CostModel], Policy], watcher: Watcher, names: Iterable[str]
+) -> Callable[[CostModel], Policy]:
     """A factory of the same policies that tells `watcher` of every step.
 
-    Instances are named by the order in which their policies are built: "0", "1" and so on.
+    `names` are those of the instances, in the order in which their policies are built.
     """
-    names = map(str, count())
+    left = iter(names)
 
     def build_watched(cost: CostModel) -> Policy:
         policy = build(cost)
-        policy.batching = _WatchedBatching(policy.batching, next(names), watcher.saw)
+        policy.batching = _WatchedBatching(policy.batching, next(left), watcher.saw)
         return policy
 
     return build_watched
@@ -84,6 +85,11 @@ class _WatchedBatching:
     def next_change_s(self, view: StepView) -> float:
         """As the batching inside."""
         return self._inner.next_change_s(view)
+
+    def finished(self, job: Job) -> None:
+        """Learn as the batching inside, if it does."""
+        if isinstance(self._inner, Learning):
+            self._inner.finished(job)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn as the batching inside, then tell."""

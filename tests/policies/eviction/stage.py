@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
@@ -60,6 +61,10 @@ class Prices:
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds to compute a prompt."""
         return self.token_s * num_tokens
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step: its tokens."""
+        return self.token_s * shape.num_tokens
 
     def swap_out_s(self, num_blocks: int) -> float:
         """Seconds of a copy to the host."""

@@ -7,7 +7,7 @@ from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.policies.leaving.out_of_memory import OutOfMemory
 from tests.policies.contract import jobs_held_by
-from tests.sim.worlds import preset, request, run, system
+from tests.sim.worlds import moved, preset, request, run, system
 from tests.strategies import ids, make_job
 
 NOW = StepView(now_s=1.0)
@@ -40,7 +40,7 @@ def test_an_engine_that_runs_out_of_memory_hands_back_the_one_it_preempts_by_han
     records, _ = run(trace, preset("vllm", leaving=("out-of-memory",)), system())
     assert {id_: record.outcome for id_, record in records.items()} == {
         "first": Outcome.FINISHED,
-        "second": Outcome.HANDED_OFF,
+        moved("second"): Outcome.HANDED_OFF,
     }
     assert records["first"].output_tokens == 36
-    assert (records["second"].preemptions, records["second"].output_tokens) == (1, 29)
+    assert (records[moved("second")].preemptions, records[moved("second")].output_tokens) == (1, 29)

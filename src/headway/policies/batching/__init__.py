@@ -9,11 +9,13 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.decode_first import DecodeFirst
+from headway.policies.batching.elastic import Elastic
 from headway.policies.batching.iteration_level import IterationLevel
 from headway.policies.batching.prefill_first import PrefillFirst
 from headway.policies.batching.request_level import RequestLevel
 from headway.policies.batching.swapped_or_waiting import SwappedOrWaiting
 from headway.policies.batching.top_jobs import TopJobs
+from headway.policies.batching.within_budgets import WithinBudgets
 from headway.policies.order import Order
 
 
@@ -40,4 +42,6 @@ BATCHINGS: dict[str, type[Batching]] = {
     "request-level": RequestLevel,
     "top-jobs": TopJobs,
     "swapped-or-waiting": SwappedOrWaiting,
+    "within-budgets": WithinBudgets,
+    "elastic": Elastic,
 }

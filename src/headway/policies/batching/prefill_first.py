@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -13,6 +13,9 @@ from headway.policies.batching.candidates import candidates
 from headway.policies.batching.fitting import fitting, fitting_or_ready, residents_next_blocks
 from headway.policies.batching.queues import ranked_queues
 from headway.policies.order import Order
+
+Newcomers = Callable[[StepView, Order, Collection[Job]], Sequence[Job]]
+"""Who of the waiting may start, the most deserving first, without those leaving."""
 
 
 @dataclass(slots=True)
@@ -31,22 +34,7 @@ class PrefillFirst:
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """A prefill step if the first waiting job passes every check, else one decode of every resident."""
-        prefills = [job for job in view.residents if job.prefilling and job not in view.restoring]
-        if view.swapped:
-            back = [] if prefills else self._coming_back(view, order, leaving)
-            return self._plan(view, prefills or order.rank(view.residents, view.now_s), back)
-        admit = [] if prefills else self._candidates(view, order, leaving)
-        starts = bool(admit) and (not view.residents or view.admissible(admit[0]))
-        run = prefills if prefills or starts else order.rank(view.residents, view.now_s)
-        return self._plan(view, run, admit if starts else ())
-
-    def _plan(self, view: StepView, run: Sequence[Job], admit: Sequence[Job]) -> StepPlan:
-        return StepPlan(run=run, admit=admit, token_budget=view.max_tokens, whole_prompts=True)
-
-    def _coming_back(self, view: StepView, order: Order, leaving: Collection[Job]) -> list[Job]:
-        room = view.free_blocks - residents_next_blocks(view)
-        swapped, _ = ranked_queues(view, order, leaving, seats=0)
-        return fitting(view, swapped, room)
+        return prefills_or_decodes(view, order, leaving, self._candidates)
 
     def _candidates(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
         first = candidates(view, order, leaving)
@@ -61,3 +49,27 @@ class PrefillFirst:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn."""
+
+
+def prefills_or_decodes(
+    view: StepView, order: Order, leaving: Collection[Job], newcomers: Newcomers
+) -> StepPlan:
+    """A step of the prompts that are under way, else of those that `newcomers` names, else of every decode."""
+    prefills = [job for job in view.residents if job.prefilling and job not in view.restoring]
+    if view.swapped:
+        back = [] if prefills else _coming_back(view, order, leaving)
+        return _whole(view, prefills or order.rank(view.residents, view.now_s), back)
+    admit = [] if prefills else newcomers(view, order, leaving)
+    starts = bool(admit) and (not view.residents or view.admissible(admit[0]))
+    run = prefills if prefills or starts else order.rank(view.residents, view.now_s)
+    return _whole(view, run, admit if starts else ())
+
+
+def _whole(view: StepView, run: Sequence[Job], admit: Sequence[Job]) -> StepPlan:
+    return StepPlan(run=run, admit=admit, token_budget=view.max_tokens, whole_prompts=True)
+
+
+def _coming_back(view: StepView, order: Order, leaving: Collection[Job]) -> list[Job]:
+    room = view.free_blocks - residents_next_blocks(view)
+    swapped, _ = ranked_queues(view, order, leaving, seats=0)
+    return fitting(view, swapped, room)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headway.core.job import Job
-from headway.core.plan import Departure
+from headway.core.plan import Departure, StepPlan
 from headway.core.view import StepView
+from headway.policies.leaving.at_risk import AtRisk
 from headway.policies.leaving.expired import Expired
 from headway.policies.leaving.out_of_memory import OutOfMemory
 from headway.policies.leaving.queue_bound import QueueBound
@@ -33,7 +34,17 @@ class Leaving(Protocol):
         ...
 
 
+@runtime_checkable
+class SecondLook(Protocol):
+    """A leaving rule that also looks once it is planned who runs and who starts."""
+
+    def leave_unserved(self, view: StepView, plan: StepPlan) -> Mapping[Job, Departure]:
+        """Who of those that this step does not serve leaves, and why."""
+        ...
+
+
 LEAVINGS: dict[str, type[Leaving]] = {
+    "at-risk": AtRisk,
     "expired": Expired,
     "out-of-memory": OutOfMemory,
     "queue-bound": QueueBound,

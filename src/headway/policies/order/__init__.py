@@ -90,7 +90,7 @@ class Foreseeing(Protocol):
 
 @runtime_checkable
 class Learning(Protocol):
-    """An order that learns from answers that came to their end."""
+    """An order, or a batching, that learns from answers that came to their end."""
 
     def finished(self, job: Job) -> None:
         """An answer ended by itself or at its limit; `end` follows. Not called for a job that ended otherwise."""

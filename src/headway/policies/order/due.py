@@ -35,11 +35,15 @@ class DueOrder(KeyedOrder):
         return on_time + self._index.slice(0, min(late, k - len(on_time)))
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` by the same rule."""
+        """`jobs` by the same rule; but one that began in time is in time while what is left of it can be."""
         key = self._keys.__getitem__
         ranked = sorted(jobs, key=key)
         late = bisect_left(ranked, (now_s,), key=key)
-        return ranked[late:] + ranked[:late] if late else ranked
+        if not late:
+            return ranked
+        in_time = [job for job in ranked[:late] if self.due_s(job) >= now_s]
+        too_late = [job for job in ranked[:late] if self.due_s(job) < now_s]
+        return [*in_time, *ranked[late:], *too_late]
 
     def next_change_s(self, view: StepView) -> float:
         """When the next job becomes late."""

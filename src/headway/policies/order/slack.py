@@ -11,8 +11,9 @@ class LeastSlack(DueOrder):
     """The job that must start first to make its next target: deadline minus the predicted prefill.
 
     Slack is deadline - now - prefill; now is the same for all, so the key is the latest start time and
-    does not drift. The prediction is the one at the time a job starts to wait. Source: Ascendra section
-    3.5, with EDF read as least slack (spec gap S1).
+    does not drift. The prediction is the one at the time a job starts to wait. A prompt that has begun keeps its
+    rank by that, or prompts of like slack would take turns and all be late; whether it is late goes by what is left
+    of it. Source: Ascendra section 3.5, with EDF read as least slack (spec gap S1).
     """
 
     def __init__(self, cost: CostModel | None = None) -> None:

@@ -1,0 +1,43 @@
+"""What a plan will make of a step, as far as can be told before it is filled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headway.core.batch_shape import BatchShape
+from headway.core.fill import uncomputed_tokens
+from headway.core.job import Job
+from headway.core.plan import StepPlan
+from headway.core.view import StepView
+
+
+@dataclass(slots=True)
+class ExpectedStep:
+    """The step's work, and the jobs of `admit` that are reached while seats and tokens last."""
+
+    shape: BatchShape = field(default_factory=BatchShape)
+    starting: set[Job] = field(default_factory=set)
+
+
+def expect_step(view: StepView, plan: StepPlan) -> ExpectedStep:
+    """The plan filled as `core.fill` would, were there blocks for all and everybody ready. O(run + started)."""
+    step = ExpectedStep()
+    budget = plan.token_budget
+    for job in plan.run:
+        budget -= _grant(step.shape, job, budget, plan.chunk_cap)
+    for job in plan.admit[: view.seats]:
+        if budget <= 0 or (plan.whole_prompts and step.starting and job.num_tokens > budget):
+            break
+        budget -= _grant(step.shape, job, budget, plan.chunk_cap)
+        step.starting.add(job)
+    return step
+
+
+def _grant(shape: BatchShape, job: Job, budget: int, caps: Mapping[Job, int]) -> int:
+    """Put a job into the shape, and return the tokens it gets."""
+    granted = min(uncomputed_tokens(job), budget, caps.get(job, budget))
+    if granted <= 0:
+        return 0
+    shape.add(granted, job.num_computed_tokens)
+    return granted

@@ -1,0 +1,94 @@
+"""Unstarted jobs that would be late here, and may still be in time elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import CostModel, UnknownCost
+from headway.core.job import Job
+from headway.core.plan import Departure, StepPlan
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.expected_step import expect_step
+from headway.policies.order.sorted_index import Key, SortedIndex
+
+
+class AtRisk:
+    """A job that no step has started, and this one does not, is handed off when the next might be too late.
+
+    Its slack is the time to its first token's deadline less its own predicted prefill. It leaves when that is no more
+    than what may pass before it runs elsewhere: the step about to run here, a step of `hp_tokens` (default: as many as
+    a step here may have) that has just begun there, and `threshold` x its target for first token, which may be below
+    0 to wait longer. One whose slack is below 0 is late wherever it goes, and stays; so does one that may not move,
+    has computed something, or has no such target. While steps have no predicted time the threshold alone decides.
+    The prefill is predicted when the job starts to wait.
+
+    O(log n + leaving) where everybody has the same target, with O(running) for the step while somebody is watched;
+    with unlike targets also those within the largest threshold seen are looked at.
+    Source: Ascendra (Ikram et al. 2025, arXiv:2504.20828), section on offloading; the formula is spec 3.6.
+    """
+
+    def __init__(
+        self, cost: CostModel | None = None, *, threshold: float = 0.05, hp_tokens: int | None = None
+    ) -> None:
+        if not -1 < threshold < 1:
+            raise ConfigError(f"threshold is {threshold}; accepted: a share of the target between -1 and 1")
+        if hp_tokens is not None and hp_tokens < 1:
+            raise ConfigError(f"hp_tokens is {hp_tokens}; accepted: 1 or more tokens a step")
+        self.threshold = threshold
+        self.hp_tokens = hp_tokens
+        self._cost: CostModel = cost or UnknownCost()
+        self._by_latest_start = SortedIndex()
+        self._keys: dict[Job, Key] = {}
+        self._widest_margin_s = 0.0
+
+    def add(self, job: Job) -> None:
+        """Watch a job that has not started, may move, and has a target for its first token."""
+        deadline_s = job.ttft_deadline_s
+        if deadline_s is None or not job.may_move or job.first_scheduled_s is not None:
+            return
+        latest_start_s = deadline_s - self._cost.prefill_s(job.num_tokens)
+        self._keys[job] = (latest_start_s, job.arrival_s, job.id)
+        self._by_latest_start.insert(job, self._keys[job])
+        self._widest_margin_s = max(self._widest_margin_s, self._margin_s(job))
+
+    def remove(self, job: Job) -> None:
+        """Stop watching."""
+        key = self._keys.pop(job, None)
+        if key is not None:
+            self._by_latest_start.remove(job, key)
+
+    def leave(self, view: StepView) -> Mapping[Job, Departure]:
+        """Nobody before it is known who starts in this step."""
+        return {}
+
+    def leave_unserved(self, view: StepView, plan: StepPlan) -> Mapping[Job, Departure]:
+        """Those for whom the step after this one might be too late, and who do not start in this one."""
+        on_time = self._by_latest_start.position((view.now_s,))
+        if on_time == len(self._keys):
+            return {}
+        step = expect_step(view, plan)
+        elsewhere_s = view.now_s + self._wait_elsewhere_s(view) + self._cost.step_s(step.shape)
+        until = self._by_latest_start.position((elsewhere_s + self._widest_margin_s, inf))
+        return {
+            job: Departure.HAND_OFF
+            for job in self._by_latest_start.slice(on_time, until)
+            if job not in step.starting and self._keys[job][0] <= elsewhere_s + self._margin_s(job)
+        }
+
+    def _wait_elsewhere_s(self, view: StepView) -> float:
+        """The longest step there, which may have begun just before."""
+        longest = BatchShape()
+        longest.add(self.hp_tokens or view.max_tokens, 0)
+        return self._cost.step_s(longest)
+
+    def _margin_s(self, job: Job) -> float:
+        assert job.slo.ttft_s is not None, "only jobs with this target are watched"
+        return self.threshold * job.slo.ttft_s
+
+    def next_change_s(self, view: StepView) -> float:
+        """Not known while somebody could still be in time elsewhere: it hangs on what the next step takes."""
+        on_time = self._by_latest_start.position((view.now_s,))
+        return inf if on_time == len(self._keys) else -inf

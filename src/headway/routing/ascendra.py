@@ -1,0 +1,115 @@
+"""Requests go to the low-priority instances, and to a high-priority one by ticket or by hand-off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.job import Job
+from headway.routing.pools import HP, LP, pool_of
+
+
+class Ascendra:
+    """A new job takes the oldest standing ticket to its HP instance, else an LP instance in turn.
+
+    A ticket invites one job to an HP instance at which nobody waits, so that whoever is handed off there waits for
+    one step or so. Each instance has at most one standing; the next is issued once nobody waits there any more, so
+    not before the ticketed job has its first token. A hand-off that lands first leaves the ticket standing, as in
+    the paper, or with `revoke` takes it back. What waits where is known from the calls alone: no instance is asked.
+    `tickets=False` leaves the HP instances to hand-offs.
+
+    Instances whose pool is not `hp` count as LP. Without an LP instance new jobs take the HP ones in turn, and
+    without an HP one nobody takes a hand-off. An instance may come and go: its ticket stands until it is back.
+    O(instances) a call, and memory for each job that waits. Source: Ascendra (Ikram et al. 2025,
+    arXiv:2504.20828), section on the controller; spec 3.3.
+    """
+
+    def __init__(self, *, tickets: bool = True, revoke: bool = False) -> None:
+        self._gives_tickets = tickets
+        self._revokes = revoke
+        self._tickets: dict[str, None] = {}  # in the order of issue
+        self._known: set[str] = set()
+        self._waits_at: dict[str, str] = {}
+        self._waiting: dict[str, int] = {}
+        self._turns = {LP: 0, HP: 0}
+
+    @property
+    def tickets(self) -> tuple[str, ...]:
+        """The HP instances whose ticket stands, oldest first."""
+        return tuple(self._tickets)
+
+    def route(self, job: Job, instances: Sequence[str]) -> str:
+        """The instance of the oldest ticket that can be used, else the next in turn."""
+        self._leave_queue(job)
+        chosen = self._use_ticket(instances) or self._next_in_turn(instances)
+        self._join_queue(job, chosen)
+        self._welcome(instances)
+        return chosen
+
+    def _use_ticket(self, instances: Sequence[str]) -> str | None:
+        ticket = next((name for name in self._tickets if name in instances), None)
+        if ticket is not None:
+            del self._tickets[ticket]
+        return ticket
+
+    def _next_in_turn(self, instances: Sequence[str]) -> str:
+        """An LP instance if there is one, else an HP instance."""
+        high, low = _split(instances)
+        pool, members = (LP, low) if low else (HP, high)
+        chosen = members[self._turns[pool] % len(members)]
+        self._turns[pool] += 1
+        return chosen
+
+    def started(self, job: Job) -> None:
+        """It no longer waits."""
+        self._leave_queue(job)
+
+    def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
+        """The HP instance at which the fewest wait, of equals the next in turn; never the one that gave it up."""
+        gave_up = self._waits_at.get(job.id)
+        high = [name for name in _split(instances)[0] if name != gave_up]
+        if not high:
+            return None
+        first = self._turns[HP] % len(high)
+        self._turns[HP] += 1
+        chosen = min(high[first:] + high[:first], key=lambda name: self._waiting.get(name, 0))
+        if self._revokes:
+            self._tickets.pop(chosen, None)
+        self._leave_queue(job)
+        self._join_queue(job, chosen)
+        self._welcome(instances)
+        return chosen
+
+    def end(self, job: Job) -> None:
+        """If it still waited, it no longer does."""
+        self._leave_queue(job)
+
+    def _welcome(self, instances: Sequence[str]) -> None:
+        """Give each HP instance not seen before its first ticket, behind the job it was first seen with.
+
+        So the first of several jobs that come at once finds none, as in Figure 1 of the paper.
+        """
+        for name in instances:
+            if name not in self._known:
+                self._known.add(name)
+                self._issue(name)
+
+    def _issue(self, name: str) -> None:
+        """A ticket for an HP instance at which nobody waits, unless one stands."""
+        if self._gives_tickets and pool_of(name) == HP and not self._waiting.get(name):
+            self._tickets.setdefault(name)
+
+    def _join_queue(self, job: Job, name: str) -> None:
+        self._waits_at[job.id] = name
+        self._waiting[name] = self._waiting.get(name, 0) + 1
+
+    def _leave_queue(self, job: Job) -> None:
+        name = self._waits_at.pop(job.id, None)
+        if name is not None:
+            self._waiting[name] -= 1
+            self._issue(name)
+
+
+def _split(instances: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The HP instances, and the others."""
+    high = [name for name in instances if pool_of(name) == HP]
+    return high, [name for name in instances if pool_of(name) != HP]

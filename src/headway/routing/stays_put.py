@@ -1,0 +1,18 @@
+"""Routers whose jobs stay where they were put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.job import Job
+
+
+class StaysPut:
+    """What a router does that takes no hand-offs and does not ask who still waits."""
+
+    def started(self, job: Job) -> None:
+        """Nothing depends on it."""
+
+    def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
+        """Nobody takes it."""
+        return None

@@ -1,0 +1,160 @@
+"""Who is handed off, by hand: a tenth of a second a token, blocks and seats for everybody."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.job import Job
+from headway.core.plan import Departure, StepPlan
+from headway.core.slo import Slo
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.leaving.at_risk import AtRisk
+from headway.policies.policy import Policy
+from headway.policies.presets import build_policy, find_preset
+from tests.policies.contract import jobs_held_by
+from tests.policies.instance import LinearCost
+from tests.strategies import UNTIMED, decoding, ids, instants, make_job, waiting_jobs
+
+IDLE = StepPlan(token_budget=64)
+
+
+def view(now_s: float, **fields: Any) -> StepView:
+    """An engine of 30 tokens a step."""
+    return StepView(now_s=now_s, **{"max_run": 8, "max_resident": 8, "max_tokens": 30, **fields})
+
+
+def watching(*jobs: Job, **settings: Any) -> AtRisk:
+    """The rule with these jobs waiting."""
+    rule = AtRisk(LinearCost(), **settings)
+    for job in jobs:
+        rule.add(job)
+    return rule
+
+
+def urgent(id_: str = "a", **fields: Any) -> Job:
+    """10 tokens, due at 10 s: it has to start by 9 s."""
+    return make_job(id_, **{"slo": Slo(ttft_s=10.0), **fields})
+
+
+def left_at(now_s: float, rule: AtRisk, plan: StepPlan = IDLE) -> list[str]:
+    """Who leaves at that time."""
+    leaving = rule.leave_unserved(view(now_s), plan)
+    assert set(leaving.values()) <= {Departure.HAND_OFF}
+    return ids(leaving)
+
+
+def test_it_leaves_when_the_next_chance_might_be_too_late() -> None:
+    # It starts by 9 s. Elsewhere a step of 30 tokens has just begun: 3 s. Two decodes take 0.2 s here, and 0.05 of
+    # 10 s is the margin. So it leaves from 9 - 3 - 0.2 - 0.5 = 5.3 s on.
+    plan = StepPlan(run=[decoding("x"), decoding("y")], token_budget=64)
+    rule = watching(urgent())
+    assert left_at(5.29, rule, plan) == []
+    assert left_at(5.31, rule, plan) == ["a"]
+
+
+def test_one_that_is_late_wherever_it_goes_stays() -> None:
+    rule = watching(urgent())
+    assert left_at(9.0, rule) == ["a"]
+    assert left_at(9.01, rule) == []
+
+
+def test_threshold_and_the_steps_elsewhere_may_be_set() -> None:
+    # By 9 s, less a step of 10 tokens, and 2 s more or less.
+    assert left_at(6.01, watching(urgent(), threshold=0.2, hp_tokens=10)) == ["a"]
+    assert left_at(5.99, watching(urgent(), threshold=0.2, hp_tokens=10)) == []
+    assert left_at(9.0, watching(urgent(), threshold=-0.2, hp_tokens=10)) == []
+    assert left_at(9.0, watching(urgent(), threshold=-0.09, hp_tokens=10)) == ["a"]
+
+
+def test_while_nothing_is_known_of_steps_the_threshold_alone_decides() -> None:
+    rule = AtRisk()
+    rule.add(urgent())
+    assert left_at(9.49, rule) == []
+    assert left_at(9.5, rule) == ["a"]
+
+
+def test_who_starts_in_this_step_stays_and_spares_of_the_plan_leave() -> None:
+    # 25 tokens: a's 10, b's 10 and 5 of c's are in this step; d is not.
+    jobs = [urgent(name) for name in "abcd"]
+    plan = StepPlan(admit=jobs, token_budget=25)
+    assert left_at(8.0, watching(*jobs), plan) == ["d"]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        urgent(may_move=False),
+        urgent(first_scheduled_s=1.0),
+        make_job(),
+        make_job(slo=Slo(deadline_s=10.0, tbt_s=1.0)),
+        urgent(num_output_tokens=1),
+    ],
+    ids=["may not move", "has started", "no targets", "other targets", "has a token"],
+)
+def test_others_are_never_watched(job: Job) -> None:
+    rule = watching(job)
+    assert not jobs_held_by(rule)
+    assert left_at(8.0, rule) == []
+    rule.remove(job)
+
+
+def test_who_leaves_is_planned_to_leave_and_starts_nowhere() -> None:
+    # The order admits both; the step has tokens for a alone.
+    policy: Policy = build_policy(find_preset("vllm", leaving=("at-risk", "expired")), LinearCost())
+    a, b = urgent("a", prompt=30), urgent("b", prompt=30)
+    for job in (a, b):
+        policy.add(job)
+    plan = policy.plan(view(3.9, waiting=[a, b]))
+    assert (ids(plan.admit), plan.leave) == (["a"], {b: Departure.HAND_OFF})
+
+
+def test_a_rule_that_looks_first_decides_first() -> None:
+    # Due, and too old for the queue: it is shed before anybody looks whether it is at risk.
+    policy = build_policy(find_preset("vllm", leaving=("at-risk", "queue-bound:max_age_s=1")), LinearCost())
+    job = urgent()
+    policy.add(job)
+    assert policy.plan(view(8.0, waiting=[job], residents=[decoding(f"{n}") for n in range(8)])).leave == {
+        job: Departure.SHED
+    }
+
+
+def test_the_plan_may_change_while_somebody_can_still_be_in_time() -> None:
+    rule = watching(urgent())
+    assert [rule.next_change_s(view(now_s)) for now_s in (0.0, 9.0, 9.01)] == [-inf, -inf, inf]
+    assert watching().next_change_s(view(0.0)) == inf
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 1.0, 5.0])
+def test_a_threshold_that_is_no_share_is_refused(threshold: float) -> None:
+    with pytest.raises(ConfigError, match="accepted: a share of the target between -1 and 1"):
+        AtRisk(threshold=threshold)
+
+
+def test_no_tokens_elsewhere_are_refused() -> None:
+    with pytest.raises(ConfigError, match="hp_tokens is 0; accepted: 1 or more tokens a step"):
+        AtRisk(hp_tokens=0)
+
+
+@UNTIMED
+@given(jobs=waiting_jobs(), now_s=instants, threshold=st.sampled_from([-0.1, 0.0, 0.05, 0.3]))
+def test_exactly_those_at_risk_leave(jobs: list[Job], now_s: float, threshold: float) -> None:
+    for job in jobs[::3]:
+        job.may_move = False
+    rule = watching(*jobs, threshold=threshold)
+
+    def at_risk(job: Job) -> bool:
+        if job.ttft_deadline_s is None or job.slo.ttft_s is None or not job.may_move:
+            return False
+        latest_start_s = job.ttft_deadline_s - 0.1 * job.num_tokens
+        return now_s <= latest_start_s <= now_s + 3.0 + threshold * job.slo.ttft_s
+
+    assert set(rule.leave_unserved(view(now_s), IDLE)) == {job for job in jobs if at_risk(job)}
+    for job in jobs:
+        rule.remove(job)
+    assert not jobs_held_by(rule)

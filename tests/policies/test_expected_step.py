@@ -1,0 +1,37 @@
+"""A plan's work before it is filled, against the fill rule on an engine that has room for all."""
+
+from __future__ import annotations
+
+from headway.core.batch_shape import BatchShape
+from headway.core.plan import StepPlan
+from headway.core.view import StepView
+from headway.policies.expected_step import expect_step
+from tests.strategies import decoding, ids, make_job, prefilling
+
+ENGINE = StepView(max_run=4, max_resident=4, max_tokens=64)
+
+
+def test_by_hand() -> None:
+    # A decode, 6 of p's 30 tokens by its cap, all 10 of a, and 3 of b's 10: 20 tokens. c is not reached.
+    x, p = decoding("x"), prefilling("p", prompt=40, computed=10)
+    a, b, c = (make_job(name) for name in "abc")
+    plan = StepPlan(run=[x, p], admit=[a, b, c], token_budget=20, chunk_cap={p: 6})
+    step = expect_step(ENGINE, plan)
+    expected = BatchShape()
+    for new, context in ((1, 10), (6, 10), (10, 0), (3, 0)):
+        expected.add(new, context)
+    assert step.shape == expected
+    assert sorted(ids(step.starting)) == ["a", "b"]
+
+
+def test_seats_end_it_too() -> None:
+    jobs = [make_job(name, prompt=1) for name in "abcdef"]
+    view = StepView(residents=[decoding("x")], max_run=3, max_resident=4)
+    assert sorted(ids(expect_step(view, StepPlan(admit=jobs, token_budget=64)).starting)) == ["a", "b"]
+
+
+def test_whole_prompts_do_not_start_in_part() -> None:
+    jobs = [make_job("a", prompt=40), make_job("b", prompt=40)]
+    plan = StepPlan(admit=jobs, token_budget=64, whole_prompts=True)
+    assert ids(expect_step(ENGINE, plan).starting) == ["a"]
+    assert expect_step(ENGINE, plan).shape.num_tokens == 40
