@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from headway.policies.parts import BUILT_IN, part_settings
-from headway.policies.presets import PRESETS
+from headway.policies.presets import POOLED, PRESETS
+
+Printed = tuple[list[list[str]], list[list[str]], list[list[str]]]
 
 
 def run(*flags: str, columns: str = "") -> str:
@@ -44,16 +46,17 @@ def rows(table: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module", params=["", "40"], ids=["any width", "a narrow window's"])
-def printed(request: pytest.FixtureRequest) -> tuple[list[list[str]], list[list[str]]]:
-    """Rows of the table of presets, and of the table of parts."""
+def printed(request: pytest.FixtureRequest) -> Printed:
+    """Rows of the tables of presets, of policies for pools, and of parts."""
     text = run(columns=request.param)
     assert "…" not in text
     assert "\x1b" not in text
-    presets, _, parts = text.partition("Parts")
-    return rows(presets), rows(parts)
+    presets, _, rest = text.partition("Policies of pools")
+    pooled, _, parts = rest.partition("Parts")
+    return rows(presets), rows(pooled), rows(parts)
 
 
-def test_every_preset_is_a_row_with_all_its_parts(printed: tuple[list[list[str]], list[list[str]]]) -> None:
+def test_every_preset_is_a_row_with_all_its_parts(printed: Printed) -> None:
     shown = {row[0]: row[1:] for row in printed[0]}
     assert list(shown) == list(PRESETS)
     for name, preset in PRESETS.items():
@@ -61,10 +64,15 @@ def test_every_preset_is_a_row_with_all_its_parts(printed: tuple[list[list[str]]
         assert shown[name] == [preset.order, preset.batching, preset.eviction, leaving, preset.summary]
 
 
-def test_every_part_is_a_row_with_its_settings_and_summary(
-    printed: tuple[list[list[str]], list[list[str]]],
-) -> None:
-    shown = {(row[0], row[1]): row[2:] for row in printed[1]}
+def test_every_policy_for_pools_is_a_row(printed: Printed) -> None:
+    shown = dict(printed[1])
+    assert list(shown) == list(POOLED)
+    for name, pools in POOLED.items():
+        assert shown[name] == ", ".join(f"{pool}: {preset}" for pool, preset in pools.items())
+
+
+def test_every_part_is_a_row_with_its_settings_and_summary(printed: Printed) -> None:
+    shown = {(row[0], row[1]): row[2:] for row in printed[2]}
     assert list(shown) == [(kind, name) for kind, parts in BUILT_IN.items() for name in parts]
     for (kind, name), (settings, summary) in shown.items():
         part = BUILT_IN[kind][name]
@@ -76,9 +84,11 @@ def test_every_part_is_a_row_with_its_settings_and_summary(
 
 def test_json_is_the_table_as_it_is_in_the_code() -> None:
     table: dict[str, Any] = json.loads(run("--json"))
-    assert list(table) == list(PRESETS)
-    for name, row in table.items():
-        assert row == {**asdict(PRESETS[name]), "leaving": list(PRESETS[name].leaving)}
+    assert list(table) == [*PRESETS, *POOLED]
+    for name, preset in PRESETS.items():
+        assert table[name] == {**asdict(preset), "leaving": list(preset.leaving)}
+    for name, pools in POOLED.items():
+        assert table[name] == {"pools": pools}
 
 
 def test_help_shows_how_parts_are_named() -> None:

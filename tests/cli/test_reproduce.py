@@ -13,6 +13,7 @@ import pytest
 
 from headway.experiments.adaptivellm_errors import PredictorErrors
 from headway.experiments.adaptivellm_scope import Scope
+from headway.experiments.ascendra_scope import Scope as AscendraScope
 from headway.experiments.fastserve_scope import Scope as FastServeScope
 from headway.experiments.magnus_data import find_data
 from headway.experiments.magnus_scope import Scope as MagnusScope
@@ -20,6 +21,7 @@ from headway.experiments.study_runs import FILE
 from tests.cli.conftest import Headway, Refused
 from tests.experiments.magnus_rows import write_rows
 from tests.experiments.test_adaptivellm_study import ERRORS, kept
+from tests.experiments.test_ascendra_study import kept as kept_of_ascendra
 from tests.experiments.test_fastserve_study import kept as kept_of_fastserve
 from tests.experiments.test_magnus_study import keep_all as keep_all_of_magnus
 
@@ -69,8 +71,9 @@ def test_all_papers_have_a_folder_and_a_key_each(headway: Headway, tmp_path: Pat
     (folder / "predictors-quick.json").write_bytes(msgspec.json.encode(PredictorErrors(reason="Not now.")))
     kept_of_fastserve(tmp_path / "fastserve", FastServeScope(quick=True))
     keep_all_of_magnus(tmp_path / "magnus", MagnusScope(source=find_data(data), quick=True))
+    kept_of_ascendra(tmp_path / "ascendra", AscendraScope(quick=True))
     ended = headway("reproduce", "all", "--quick", "--json", "--out", tmp_path, "--data", data)
-    assert list(json.loads(ended.out)) == ["adaptivellm", "fastserve", "magnus"]
+    assert list(json.loads(ended.out)) == ["adaptivellm", "fastserve", "magnus", "ascendra"]
     assert "Not now." in ended.err
     assert (folder / "adaptivellm.html").exists()
     assert (tmp_path / "fastserve" / "end-to-end-rate.svg").exists()
@@ -79,7 +82,7 @@ def test_all_papers_have_a_folder_and_a_key_each(headway: Headway, tmp_path: Pat
 
 def test_what_is_not_accepted_is_named(refused: Refused, tmp_path: Path) -> None:
     assert refused("reproduce", "vidur") == (
-        "error: paper is 'vidur'; accepted: adaptivellm, fastserve, magnus, all\n"
+        "error: paper is 'vidur'; accepted: adaptivellm, fastserve, magnus, ascendra, all\n"
     )
     assert "has no text/mt_en_zh.jsonl.gz" in refused("reproduce", "magnus", "--data", tmp_path)
     assert "--jobs is 0; accepted: 1 or more" in refused("reproduce", "adaptivellm", "--jobs", 0)

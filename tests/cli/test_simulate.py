@@ -121,6 +121,16 @@ def test_a_request_is_explained(simulate: Headway) -> None:
     assert json.loads(out)["sjf"]["id"] == "7"
 
 
+def test_pools_are_served_beside_as_many_equal_instances(simulate: Headway) -> None:
+    code, out, err = simulate("--json", policies="ascendra,vllm", pools="lp=2,hp=1", slo_ttft=0.1)
+    assert code == 0
+    assert {policy: summary["finished"] for policy, summary in json.loads(out).items()} == {
+        "ascendra": 40,
+        "vllm": 40,
+    }
+    assert "on 3 instances of h100, 2 lp and 1 hp under ascendra (" in err
+
+
 def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
     path = tmp_path / "new" / "trace.json"
     code, out, err = simulate("--json", policies="sjf", chrome_trace=path)
@@ -149,6 +159,12 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
         ({"jobs": 0}, "--jobs is 0; accepted: 1 or more"),
         ({"instances": 0}, "instances is 0; accepted: 1 or more"),
         ({"router": "dice"}, "unknown router 'dice'; accepted: "),
+        ({"pools": "two"}, "pools are 'two'; accepted: POOL=COUNT,..."),
+        ({"pools": "lp=1", "instances": 2}, "instances and pools are given; accepted: one of the two"),
+        (
+            {"policies": "ascendra"},
+            "policy 'ascendra' serves pools; give their sizes (of lp, hp), as lp=2,hp=1",
+        ),
         ({"slo_ttft": -1}, "ttft_s is -1.0; accepted"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0; accepted: 1 or more"),
         ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),

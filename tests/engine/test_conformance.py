@@ -16,6 +16,7 @@ from bench.conformance import (
     SHORT_BLOCKS,
     SPARE_BLOCKS,
     Case,
+    FixedCost,
     RealEngine,
     Scripted,
     SimulatedSide,
@@ -118,6 +119,36 @@ def test_offloads_prefetches_and_jobs_put_back_are_the_real_ones(
     assert real.scheduler.counters.policy_faults == 0
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
+@pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
+@pytest.mark.parametrize("preset", ["ascendra-lp", "ascendra-hp"])
+def test_everybody_who_leaves_is_who_leaves_the_real_one(
+    preset: str, prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
+) -> None:
+    free, forced = tallies(Case(preset, prefix_caching, SHORT_BLOCKS, asynchronous), model, script)
+    assert free.first_difference is None
+    assert forced.differing == []
+    assert free.met["expiries"] > 0
+    assert (free.met["hand_offs"] > 0) == (preset == "ascendra-lp")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
+@pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
+def test_prompts_that_take_turns_within_a_small_budget_are_the_real_ones(
+    prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
+) -> None:
+    case = Case("ascendra-lp", prefix_caching, SPARE_BLOCKS, asynchronous)
+    row = find_preset("ascendra-lp", batching="within-budgets:token_budget=64,width=12,patience_s=1")
+    real = RealEngine(case, model, build_policy(row, FixedCost()))
+    ours = SimulatedSide(case, policy=build_policy(row, FixedCost()))
+    free, forced = Tally(), Tally()
+    compare(case, real, ours, list(script), free, forced, every=16)
+    assert free.first_difference is None
+    assert forced.differing == []
+    assert min(free.met["pauses"], free.met["hand_offs"]) > 0, free.met
+    assert real.scheduler.counters.policy_faults == 0
+
+
 AHEAD = ("pauses", "offloads", "prefetches", "put_back", "demotions", "promotions")
 
 
@@ -207,6 +238,19 @@ def test_the_grid_has_host_memory_for_those_that_swap_and_narrow_batches_for_tho
         ],
         "vllm-s": [(0, None), (HOST_BLOCKS, None)],
     }
+
+
+def test_a_request_that_may_move_after_all_is_noticed(
+    model: str, script: Sequence[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moving(scripted: ScriptedRequest, now_s: float) -> Job:
+        job = job_of(scripted, now_s)
+        job.may_move = True
+        return job
+
+    monkeypatch.setattr("bench.conformance.job_of", moving)
+    free, _ = tallies(Case("ascendra-lp", False, SHORT_BLOCKS, False), model, script)
+    assert "departures: simulated" in (free.first_difference or "")
 
 
 def test_a_host_block_too_few_is_noticed(model: str, script: Sequence[Scripted]) -> None:

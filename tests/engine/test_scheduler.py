@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import UnknownCost
 from headway.core.job import Job
-from headway.core.plan import Fate, StepOutcome, StepPlan
+from headway.core.plan import Departure, Fate, StepOutcome, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.model_free import ScriptedRequest, replay
@@ -22,7 +24,7 @@ from headway.engine.watchdog import STALLED_STEPS
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order
-from headway.policies.presets import PRESETS
+from headway.policies.presets import PRESETS, build_policy
 from tests.engine.scripts import HearingEngine, assert_empty, scheduler, steps, stream
 
 pytestmark = pytest.mark.vllm
@@ -244,6 +246,55 @@ def test_expired_and_shed_requests_end_once_with_their_reason(
     aborted = [ending for ending in endings.values() if ending.finish_reason == FinishReason.ABORT]
     assert len(aborted) == reasons["headway:expired"] + reasons["headway:shed"]
     assert len(endings) == 20
+    assert_empty(built)
+
+
+class TokenSeconds(UnknownCost):
+    """A millisecond a token, whatever else is in the step: known from the start."""
+
+    def prefill_s(self, num_tokens: int) -> float:
+        return 1e-3 * num_tokens
+
+    def step_s(self, shape: BatchShape) -> float:
+        return 1e-3 * shape.num_tokens
+
+
+def as_low_priority(built: Any, clock: Callable[[], float]) -> None:
+    """Let the scheduler serve as ascendra-lp, with these costs, on this clock."""
+    built.clock = clock
+    built.guard.policy = build_policy(PRESETS["ascendra-lp"], TokenSeconds())
+
+
+@MODES
+def test_who_would_be_late_is_handed_off_once_with_its_reason(
+    asynchronous: bool, prefix_caching: bool
+) -> None:
+    built = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching)
+    engine = HearingEngine(built)
+    count = iter(range(1_000_000))
+    as_low_priority(built, lambda: next(count) * 0.05)
+    script = stream(60, mean_gap_steps=1, extra_args={"headway_ttft_ms": 3_000})
+    stays = {"headway_ttft_ms": 3_000, "headway_may_move": False}
+    script = [
+        replace(each, extra_args=stays) if number % 4 == 0 else each for number, each in enumerate(script)
+    ]
+    for _ in replay(engine, script, 5_000):
+        pass
+    reasons = {id_: ending.stop_reason for id_, ending in engine.endings().items()}
+    handed_off = {id_ for id_, reason in reasons.items() if reason == "headway:handed_off"}
+    expired = {id_ for id_, reason in reasons.items() if reason == "headway:expired"}
+    assert len(handed_off) > 5
+    assert expired
+    assert handed_off.isdisjoint(each.id for each in script[::4])
+    assert all(engine.endings()[id_].finish_reason == FinishReason.ABORT for id_ in handed_off | expired)
+    heard = {output.request_id for output in engine.heard if output.new_token_ids}
+    assert heard.isdisjoint(handed_off | expired)
+    ended = built.ledger.ended
+    assert (ended[Outcome.HANDED_OFF], ended[Outcome.EXPIRED]) == (len(handed_off), len(expired))
+    assert ended[Outcome.FINISHED] == len(script) - len(handed_off) - len(expired)
+    counted = built.counters.departures
+    assert (counted[Departure.HAND_OFF], counted[Departure.EXPIRED]) == (len(handed_off), len(expired))
+    assert (built.counters.policy_faults, built.counters.watchdog_faults) == (0, 0)
     assert_empty(built)
 
 

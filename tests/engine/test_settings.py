@@ -146,7 +146,7 @@ def test_parts_take_the_place_of_the_presets_own() -> None:
         ({"order": "nope"}, "unknown order 'nope'; accepted: arrival, "),
         ({"batching": "nope"}, "unknown batching 'nope'; accepted: decode-first, "),
         ({"eviction": "nope"}, "unknown eviction 'nope'; accepted: cheapest, proactive, recompute, swap"),
-        ({"leaving": ["expired", "nope"]}, "unknown leaving 'nope'; accepted: expired, "),
+        ({"leaving": ["expired", "nope"]}, "unknown leaving 'nope'; accepted: at-risk, expired, "),
         ({"order": ""}, "unknown order ''"),
         (
             {"batching": "decode-first:colour=red"},

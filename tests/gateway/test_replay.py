@@ -121,6 +121,24 @@ async def test_an_http_error_is_a_failure_with_the_servers_reason(
 
 
 @pytest.mark.parametrize(
+    ("code", "kind", "outcome"),
+    [
+        ("expired", "overloaded", Outcome.EXPIRED),
+        ("queue_full", "overloaded", Outcome.SHED),
+        ("rate_limit_exceeded", "requests", Outcome.FAILED),  # another server's own limit
+    ],
+)
+async def test_what_a_gateway_refuses_is_told_from_what_fails(
+    server: FakeServer, code: str, kind: str, outcome: Outcome
+) -> None:
+    error = {"message": "too much", "type": kind, "param": None, "code": code}
+    server.refusal = web.json_response({"error": error}, status=429)
+    record = (await send(server, requests(1))).records[0]
+    assert record.outcome is outcome
+    assert record.finished_s is not None
+
+
+@pytest.mark.parametrize(
     ("stop_reason", "outcome"),
     [
         ("headway:shed", Outcome.SHED),

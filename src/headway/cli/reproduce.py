@@ -29,13 +29,17 @@ EPILOG = """Examples:
 
   headway reproduce magnus --quick --data ../shared/data --json    Magnus, on text pairs of its eight tasks
 
+  headway reproduce ascendra --quick --json                        Ascendra: pools of instances against vLLM's
+
   headway reproduce all --quick --json
 
 What --quick runs is fixed. Of adaptivellm: one seed; Table 3 whole; Fig. 3 for OPT-13B with Chatbot and Summary at
 16, 64 and 256 tokens; Fig. 4 for the same two at batch caps 64 and 128; predictor errors of one small model. Of
 fastserve: one seed; GPT-175B on 16 GPUs at loads 0.5, 0.9 and 1.25, CV 1 and 8, theta 0.7, 1.1 and 1.5; the
 ablations at load 1.25, those of memory at CV 8 as well. Of magnus: one seed; every policy at loads 0.8, 1.5 and 4; its
-threshold swept at load 4; the toy. Without --quick each takes up to half an hour on two cores.
+threshold swept at load 4; the toy. Of ascendra: one seed; Mistral-7B and Qwen-14B with ShareGPT at seven rates; for the
+first also overload at 1.0 and 1.5 of capacity, targets at three factors, ablations at two rates. Without --quick each
+takes up to half an hour on two cores.
 
 Needs no download and no data: length laws ship with the package, and so do the demo model's tasks with the lengths of
 its own answers, which magnus is run on where the shared text pairs are not there (--data). Magnus learns lengths with
@@ -47,7 +51,7 @@ command goes on.
 
 def reproduce(
     paper: Annotated[
-        str, typer.Argument(metavar="PAPER|all", help="adaptivellm, fastserve, magnus, or all.")
+        str, typer.Argument(metavar="PAPER|all", help="adaptivellm, fastserve, magnus, ascendra, or all.")
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep runs, tables and plots; resumed if there.")

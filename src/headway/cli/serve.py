@@ -1,14 +1,16 @@
-"""`headway serve`: one vLLM server whose scheduling a Headway policy decides."""
+"""`headway serve`: vLLM servers whose scheduling Headway policies decide: one, or several behind a gateway."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headway.cli.host_memory import HostKvBytesPerS, HostKvGib, host_memory
+from headway.cli.serve_flags import GatewayFlags
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,19 +32,46 @@ EPILOG = """Examples:
 
   headway serve ./model --policy predicted --predict-lengths hash --length-model lengths.npz
 
+Several instances behind one address (the page is at /dashboard):
+
+  headway serve demo --pools lp=1,hp=1 --slo-ttft 1 --slo-tbt 0.15
+
+  headway serve Qwen/Qwen3-8B --instances 4 --policy edf --router least-work
+
+  headway serve ./model --pools lp=2,hp=1 --api-keys keys.txt --max-queue 500 --max-age 30 -- -tp 2
+
+  headway serve --join lp=http://10.0.0.2:8000 --join hp=http://10.0.0.3:8000
+
 `headway policies` lists the policies and their parts. `--policy vllm` is stock vLLM's order.
-Every flag after `--` is vLLM's own.
+Every flag after `--` is vLLM's own, for every instance. Instances that are launched here have cores
+(or GPUs) of their own, and are launched again if they end.
 """
 
 PORTS = range(1024, 65536)
 
 
+def _gateway(metavar: str | None = None, text: str | None = None, flag: str | None = None) -> Any:
+    """An option that `--help` lists with those of several instances."""
+    names = () if flag is None else (flag,)
+    return typer.Option(
+        *names, metavar=metavar, help=text, rich_help_panel="Several instances behind one address"
+    )
+
+
 def serve(
-    model: Annotated[str, typer.Argument(help="`demo`, `demo-random`, a directory, or a hub name.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="`demo`, `demo-random`, a directory, or a hub name; none if all servers are joined."
+        ),
+    ] = None,
     vllm_flags: Annotated[
         list[str] | None, typer.Argument(metavar="-- VLLM_FLAGS", help="vLLM's own flags, after `--`.")
     ] = None,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Row of the preset table.")] = "vllm",
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Row of the preset table (default: vllm; with --pools: ascendra)."),
+    ] = None,
     slo_ttft: Annotated[
         float | None,
         typer.Option(metavar="S", help="Target: seconds to the first token, for requests that name none."),
@@ -83,33 +112,131 @@ def serve(
     leaving: Annotated[
         list[str] | None, typer.Option(metavar="PART", help="In place of the policy's rules; repeatable.")
     ] = None,
+    instances: Annotated[int | None, _gateway("N", "Instances to launch, all alike.")] = None,
+    pools: Annotated[str | None, _gateway("lp=N,hp=M", "Instances to launch in each pool.")] = None,
+    join: Annotated[
+        list[str] | None, _gateway("[POOL=]URL", "A server that is there already; repeatable.")
+    ] = None,
+    router: Annotated[
+        str | None, _gateway("NAME", "Who gets which request (default: least-work; with pools: ascendra).")
+    ] = None,
+    tickets: Annotated[
+        bool,
+        _gateway(
+            None,
+            "New requests may go to high-priority instances that wait for work.",
+            "--tickets/--no-tickets",
+        ),
+    ] = True,
+    rebalance: Annotated[
+        bool, _gateway(None, "Move instances between pools when one is short of time.", "--rebalance")
+    ] = False,
+    api_keys: Annotated[
+        Path | None, _gateway("FILE", "Lines KEY [TENANT]; also HEADWAY_API_KEYS. Without any, all may ask.")
+    ] = None,
+    max_queue: Annotated[
+        int | None, _gateway("N", "Requests without their first token at a time; more: 429.")
+    ] = None,
+    max_age: Annotated[
+        float | None, _gateway("S", "Time to the first token; what takes longer: 429.")
+    ] = None,
+    max_in_flight: Annotated[
+        int | None, _gateway("N", "Requests at each instance at a time; others wait (default: no limit).")
+    ] = None,
+    max_per_tenant: Annotated[
+        int | None, _gateway("N", "Requests of each tenant at a time; more: 429.")
+    ] = None,
+    max_body_mib: Annotated[
+        int | None, _gateway("N", "Size of a request (default: 64 MiB); more: 413.")
+    ] = None,
+    access_log: Annotated[Path | None, _gateway("FILE", "A line of JSON for each request.")] = None,
+    resume: Annotated[
+        bool, _gateway(None, "Streams go on at another instance if theirs breaks.", "--resume/--no-resume")
+    ] = True,
+    drain_seconds: Annotated[
+        float | None, _gateway("S", "Time that running requests have when it ends (default: 30).")
+    ] = None,
 ) -> None:
     """Serve a model through vLLM's OpenAI API, with a Headway policy deciding what runs.
 
-    Ends on Ctrl-C or SIGTERM with every process of the server. All messages are on stderr.
+    Ends on Ctrl-C or SIGTERM with every process it started; a second one does not wait. All messages are on stderr.
     """
-    from headway.engine.server_command import server_command
     from headway.engine.settings import EngineSettings
+    from headway.policies.presets import POOLED
 
-    settings = EngineSettings(
-        policy=policy,
-        order=order,
-        batching=batching,
-        eviction=eviction,
-        leaving=tuple(leaving) if leaving else None,
-        slo_ttft_s=slo_ttft,
-        slo_tbt_s=slo_tbt,
-        batch_width=batch_width,
-        host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
-        predict_lengths=predict_lengths,
-        length_model=None if length_model is None else str(length_model.absolute()),
-        records=None if records is None else str(records.absolute()),
+    def settings(preset: str) -> EngineSettings:
+        return EngineSettings(
+            policy=preset,
+            order=order,
+            batching=batching,
+            eviction=eviction,
+            leaving=tuple(leaving) if leaving else None,
+            slo_ttft_s=slo_ttft,
+            slo_tbt_s=slo_tbt,
+            batch_width=batch_width,
+            host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
+            predict_lengths=predict_lengths,
+            length_model=None if length_model is None else str(length_model.absolute()),
+            records=None if records is None else str(records.absolute()),
+        )
+
+    flags = GatewayFlags(
+        instances=instances,
+        pools=pools,
+        join=tuple(join or ()),
+        router=router,
+        tickets=tickets,
+        rebalance=rebalance,
+        api_keys=api_keys,
+        max_queue=max_queue,
+        max_age=max_age,
+        max_in_flight=max_in_flight,
+        max_per_tenant=max_per_tenant,
+        max_body_mib=max_body_mib,
+        access_log=access_log,
+        resume=resume,
+        drain_seconds=drain_seconds,
     )
-    check_address(host, port)
-    command = server_command(model, settings, (host, port), vllm_flags or ())
-    shown = f"[{host}]" if ":" in host else host
-    typer.echo(introduction(model, f"http://{shown}:{port}", command), err=True)
-    raise typer.Exit(_run(command, (host, port)))
+    words = tuple(vllm_flags or ())
+    if flags.want_gateway:
+        raise typer.Exit(_serve_several(model, policy, settings, words, flags, (host, port)))
+    flags.check_none_given()
+    if model is None:
+        raise ConfigError("MODEL is missing; accepted: `demo`, a directory or a hub name, or --join URL")
+    if policy in POOLED:
+        raise ConfigError(f"policy {policy!r} serves pools; accepted with it: --pools lp=2,hp=1")
+    raise typer.Exit(_serve_one(model, settings(policy or "vllm"), words, (host, port)))
+
+
+def _serve_one(
+    model: str, settings: EngineSettings, vllm_flags: Sequence[str], address: tuple[str, int]
+) -> int:
+    """Exit code of one server by itself."""
+    from headway.engine.server_command import server_command
+
+    check_address(*address)
+    command = server_command(model, settings, address, vllm_flags)
+    typer.echo(introduction(model, base_url(address), command), err=True)
+    return _run(command, address)
+
+
+def _serve_several(
+    model: str | None,
+    policy: str | None,
+    settings: Callable[[str], EngineSettings],
+    vllm_flags: tuple[str, ...],
+    flags: GatewayFlags,
+    address: tuple[str, int],
+) -> int:
+    """Exit code of a gateway and its instances."""
+    from headway.cli import serve_site
+    from headway.cli.serve_gateway import run_gateway
+
+    check_address(*address)
+    asked = serve_site.Request(model, policy, settings, vllm_flags)
+    site = serve_site.build_site(asked, flags, address)
+    typer.echo(serve_site.introduction(site, model), err=True)
+    return run_gateway(site)
 
 
 def _run(command: ServerCommand, address: tuple[str, int]) -> int:
@@ -150,7 +277,8 @@ def introduction(model: str, url: str, command: ServerCommand) -> str:
     return "\n".join(
         [
             f"headway: serving {model} at {url} under policy {settings.policy!r} "
-            f"({presets[settings.policy].summary}){_parts(settings)}; {_targets(settings)}.",
+            f"({presets[settings.policy].summary}){_parts(settings)}; "
+            f"{targets(settings.slo_ttft_s, settings.slo_tbt_s)}.",
             *([_host_memory(settings.host_kv)] if settings.host_kv is not None else []),
             *([_predictions(settings)] if settings.predict_lengths is not None else []),
             *([f"Chosen here, as nothing was given: {', '.join(command.chosen)}."] if command.chosen else []),
@@ -179,7 +307,14 @@ def _predictions(settings: EngineSettings) -> str:
     return f"Lengths of answers are predicted with {settings.predict_lengths}; what is learned is {kept}."
 
 
-def _targets(settings: EngineSettings) -> str:
-    targets = {"first token within": settings.slo_ttft_s, "time between tokens": settings.slo_tbt_s}
-    named = [f"{what} {value_s:g} s" for what, value_s in targets.items() if value_s is not None]
+def targets(ttft_s: float | None, tbt_s: float | None) -> str:
+    """The targets of requests that name none, for people."""
+    both = {"first token within": ttft_s, "time between tokens": tbt_s}
+    named = [f"{what} {value_s:g} s" for what, value_s in both.items() if value_s is not None]
     return f"targets: {', '.join(named)}" if named else "no latency targets"
+
+
+def base_url(address: tuple[str, int]) -> str:
+    """Where clients ask a server that listens there."""
+    host, port = address
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

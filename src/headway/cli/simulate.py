@@ -36,6 +36,10 @@ EPILOG = """Examples:
 
       --trace azure.csv --predictor noisy-oracle:tau=0.8             how good must predictions be?
 
+  headway simulate --hardware a100-80g --model Llama-3.1-8B --policies ascendra,vllm,sarathi --pools lp=2,hp=1 \\
+
+      --slo-ttft 1 --slo-tbt 0.15 --trace azure.csv                  low- and high-priority instances
+
   headway simulate --hardware cost.json --model demo --policies edf --trace demo --explain 17
 
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm --trace azure.csv --limit 500 \\
@@ -81,7 +85,8 @@ def simulate(
         str,
         typer.Option(
             metavar="A,B,...",
-            help="Rows of the preset table; also mlfq-preempt, and srpt-oracle, edf-oracle (clairvoyant).",
+            help="Rows of the preset table; also ascendra (with --pools), mlfq-preempt, and srpt-oracle, edf-oracle "
+            "(clairvoyant).",
         ),
     ],
     out: Annotated[
@@ -99,8 +104,13 @@ def simulate(
     slo_tbt: Annotated[
         float | None, _experiment("S", "Target for requests that name none: between tokens.")
     ] = None,
-    instances: Annotated[int, _engine("N", "Engines behind the router.")] = 1,
+    instances: Annotated[int | None, _engine("N", "Engines behind the router (default: 1).")] = None,
+    pools: Annotated[
+        str | None,
+        _engine("lp=N,hp=M", "Engines of each pool, for policies such as ascendra; as many for the others."),
+    ] = None,
     router: Annotated[str, _engine("NAME", "How they share requests.")] = "round-robin",
+    pool_router: Annotated[str, _engine("NAME", "The same, where there are pools.")] = "ascendra",
     tp: Annotated[int, _engine("N", "GPUs of an engine, tensor-parallel.")] = 1,
     pp: Annotated[int, _engine("N", "Pipeline stages of an engine.")] = 1,
     max_num_seqs: Annotated[int | None, _engine("N", "Seats (default: vLLM's).")] = None,
@@ -148,6 +158,7 @@ def simulate(
     from headway.experiments.policy_choice import Parts
     from headway.experiments.simulation_setup import Wish, set_up
     from headway.experiments.stream import Stream
+    from headway.routing.pools import parse_pools
 
     _check_output(out, explain, chrome_trace)
     if jobs is not None and jobs < 1:
@@ -173,7 +184,9 @@ def simulate(
                 pp=pp,
             ),
             instances=instances,
+            pools=None if pools is None else parse_pools(pools),
             router=router,
+            pool_router=pool_router,
             parts=Parts(
                 order=order,
                 batching=batching,

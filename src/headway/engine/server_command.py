@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ class ServerCommand:
     settings: EngineSettings
     chosen: tuple[str, ...]
     drain_s: float
+
+    def on_port(self, port: int) -> ServerCommand:
+        """The same, listening on another port."""
+        at = self.arguments.index("--port") + 1
+        return replace(self, arguments=(*self.arguments[:at], str(port), *self.arguments[at + 1 :]))
 
 
 def server_command(

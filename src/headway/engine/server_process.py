@@ -15,6 +15,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import IO, Self
 
+from headway.engine.labelled_output import LabelledOutput
 from headway.engine.launcher import PARENT_FLAG
 from headway.errors import UpstreamError
 
@@ -43,22 +44,29 @@ class ServerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         log: int | IO[bytes] | None = None,
+        label: str | None = None,
         grace_s: float = GRACE_S,
         program: Sequence[str] = LAUNCHER,
     ) -> None:
-        """Start `vllm ARGUMENTS`, which must listen on `address`; its output goes to `log` (default: stderr)."""
+        """Start `vllm ARGUMENTS`, which must listen on `address`; its output goes to `log` (default: stderr).
+
+        With a `label` it goes there line by line, each with the label in front, and `last_words` can be heard.
+        """
         self.address = address
         self._grace_s = grace_s
         self._ended = False
         output = sys.stderr.fileno() if log is None else log
+        self._output = None if label is None else LabelledOutput(label, output)
         self._process = subprocess.Popen(
             [*program, PARENT_FLAG, str(os.getpid()), *arguments],
             env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdout=output if self._output is None else self._output.pipe,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        if self._output is not None:
+            self._output.start()
 
     @property
     def url(self) -> str:
@@ -70,6 +78,14 @@ class ServerProcess:
     def pid(self) -> int:
         """Process id of the API server, which is also its session's and its process group's."""
         return self._process.pid
+
+    def poll(self) -> int | None:
+        """Exit code of the server if it has ended, without waiting."""
+        return self._process.poll()
+
+    def last_words(self) -> str:
+        """Why it ended, as far as its output says so; empty if it does not, or has no label."""
+        return "" if self._output is None else self._output.last_words()
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Exit code of the server once it has ended (negative: the signal that ended it)."""

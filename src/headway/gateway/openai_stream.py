@@ -26,6 +26,10 @@ ENDED_BY_POLICY = {f"headway:{departure}": Outcome(departure) for departure in D
 """`stop_reason` of a request that a policy ended -> its outcome; its `finish_reason` is "abort"."""
 
 
+OVERLOADED = "overloaded"
+"""`error.type` of a refusal (429) by which Headway's gateway passes on what a policy, or the gateway, decided."""
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
@@ -50,7 +54,8 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 class Reply:
     """What has come back for one request so far; times are seconds of the caller's clock.
 
-    `cut` tells that the connection failed, which is no answer of the server's.
+    `cut` tells that the connection failed, which is no answer of the server's; `refused`, as what a request counts that
+    a gateway of Headway's refused because there was too much to do.
     """
 
     sent_s: float | None = None
@@ -62,6 +67,7 @@ class Reply:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    refused: Outcome | None = None
     cut: bool = False
 
     def take(self, data: bytes, now_s: float) -> None:
@@ -93,6 +99,8 @@ class Reply:
 
     def outcome(self) -> tuple[Outcome, str | None]:
         """How the request ended, by what the server said, and what went wrong if it failed."""
+        if self.refused is not None:
+            return self.refused, None
         if self.error is not None:
             return Outcome.FAILED, self.error
         if self.finish_reason is None:
@@ -124,7 +132,9 @@ async def stream_completion(
     try:
         async with await _post(session, url, body) as response:
             if not response.ok:
-                raise UpstreamError(f"HTTP {response.status}: {_shorten(await _reason(response))}")
+                text = (await response.read()).decode(errors="replace")
+                reply.refused = _refused(text) if response.status == 429 else None
+                raise UpstreamError(f"HTTP {response.status}: {_shorten(_reason(text, response))}")
             async for data in sse_data(response.content.iter_any()):
                 if data == DONE:
                     return
@@ -160,8 +170,27 @@ async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> aiohtt
                 raise
 
 
-async def _reason(response: aiohttp.ClientResponse) -> str:
-    text = (await response.read()).decode(errors="replace")
+class _Refusal(msgspec.Struct):
+    type: str | None = None
+    code: str | int | None = None
+
+
+class _RefusalBody(msgspec.Struct):
+    error: _Refusal
+
+
+def _refused(text: str) -> Outcome | None:
+    """As what a request counts that was answered so; None if the refusal is not of Headway's gateway."""
+    try:
+        error = msgspec.json.decode(text, type=_RefusalBody).error
+    except msgspec.DecodeError:
+        return None
+    if error.type != OVERLOADED:
+        return None
+    return Outcome.EXPIRED if error.code == str(Departure.EXPIRED) else Outcome.SHED
+
+
+def _reason(text: str, response: aiohttp.ClientResponse) -> str:
     try:
         return _message(msgspec.json.decode(text))
     except msgspec.DecodeError:

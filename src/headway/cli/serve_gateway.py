@@ -1,0 +1,165 @@
+"""A gateway and its instances, from the first launch to the last process's end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import typer
+import uvloop
+
+from headway.cli.serve_layout import Place
+from headway.cli.serve_site import Site
+from headway.gateway.app import Gateway, gateway_app, serve
+from headway.gateway.endpoint import open_session
+from headway.gateway.fleet import Fleet, Member
+from headway.gateway.health import NO_FACTS
+from headway.gateway.rebalance import rebalance
+from headway.routing import build_router
+
+if TYPE_CHECKING:
+    from headway.engine.instances_command import LocalInstances
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+STARTS = 2
+"""So often each instance may fail to start before the gateway gives up; once may be a port that somebody took."""
+
+_POLL_S = 0.2
+_LOG = logging.getLogger(__name__)
+
+
+def run_gateway(site: Site) -> int:
+    """Exit code for the shell once the gateway and all it launched have ended.
+
+    The first SIGINT, SIGTERM or SIGHUP lets running requests finish for `drain_s`, a second one ends everything at
+    once. Interrupted: 130; terminated: 0; no instance could be started: 1.
+    """
+    _show_progress()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(_Run(site).run())
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+
+def members(site: Site) -> list[Member]:
+    """The fleet's members: the joined by their URLs, the launched each with what starts it."""
+
+    def member(index: int, place: Place) -> Member:
+        if place.url is not None:
+            return Member(place.name, place.pool, place.url)
+        assert site.local is not None
+        return Member(place.name, place.pool, launch=partial(_launch, site.local, index))
+
+    return [member(index, place) for index, place in enumerate(site.layout.places)]
+
+
+def _launch(local: LocalInstances, index: int, member: Member) -> Any:
+    return local.start(index, member.name, member.pool)
+
+
+class _Run:
+    """One run: what was heard from outside, and in which order everything ends."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._stop = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._received: list[int] = []
+        self._failure = ""
+
+    async def run(self) -> int:
+        """Serve until a signal, or until nothing can be served; exit code."""
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
+        site = self._site
+        async with open_session(site.upstream_key) as session, asyncio.TaskGroup() as group:
+            fleet = Fleet(members(site), session=session, options=site.fleet_options)
+            app = gateway_app(fleet, build_router(site.layout.router), site.options, time.monotonic)
+            serving = group.create_task(serve(app, *site.address, self._stop))
+            others = [group.create_task(work) for work in self._others(fleet, app)]
+            try:
+                await _first(serving, group.create_task(self._stop.wait()))
+                self._stop.set()
+                await self._unless_at_once(serving)
+            finally:
+                await self._close(fleet)
+                for task in (serving, *others):
+                    task.cancel()
+        return self._exit_code()
+
+    def _others(self, fleet: Fleet, app: Gateway) -> list[Coroutine[Any, Any, None]]:
+        """What goes on beside serving."""
+        work = [fleet.run(), self._tell_when_ready(fleet), self._give_up_if_hopeless(fleet)]
+        local = self._site.local
+        if self._site.rebalances and local is not None:
+            live = app.serving.accounts.live
+            work.append(rebalance(fleet, lambda: live, clock=time.monotonic, prepare=local.prepare))
+        return work
+
+    def _hear(self, number: int) -> None:
+        self._received.append(number)
+        (self._at_once if self._stop.is_set() else self._stop).set()
+
+    async def _tell_when_ready(self, fleet: Fleet) -> None:
+        started_s = time.monotonic()
+        await fleet.until_settled()
+        ready = fleet.names()
+        passed_s = time.monotonic() - started_s
+        _LOG.info(
+            "%d of %d instances ready after %.0f s: %s",
+            len(ready),
+            len(fleet.members),
+            passed_s,
+            self._site.url,
+        )
+
+    async def _give_up_if_hopeless(self, fleet: Fleet) -> None:
+        """Stop if everything is launched here, and none of it ever comes up."""
+        while fleet.facts is NO_FACTS:
+            if all(member.failures >= STARTS for member in fleet.members):
+                reasons = dict.fromkeys(member.reason for member in fleet.members)
+                self._failure = f"no instance could be started: {'; '.join(reasons)}"
+                self._stop.set()
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def _unless_at_once(self, task: asyncio.Task[None]) -> None:
+        """Wait for a task, but no longer than until somebody insists."""
+        insisted = asyncio.create_task(self._at_once.wait())
+        await _first(task, insisted)
+        insisted.cancel()
+
+    async def _close(self, fleet: Fleet) -> None:
+        closing = asyncio.create_task(fleet.close(at_once=self._at_once.is_set()))
+        await self._unless_at_once(closing)
+        if not closing.done():
+            await fleet.close(at_once=True)
+        await closing
+
+    def _exit_code(self) -> int:
+        if self._received:
+            return EXIT_INTERRUPTED if self._received[0] == signal.SIGINT else 0
+        if self._failure:
+            typer.echo(f"error: {self._failure}", err=True)
+        return EXIT_FAILED
+
+
+async def _first(*tasks: asyncio.Task[Any]) -> None:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _show_progress() -> None:
+    """Let the gateway's own log be read on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s headway: %(message)s", "%H:%M:%S"))
+    log = logging.getLogger("headway")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)

@@ -1,0 +1,153 @@
+"""Which instances `headway serve` puts behind one address, under which policies: read off its flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headway.errors import ConfigError
+from headway.policies.presets import POOLED
+from headway.routing import build_router
+from headway.routing.pools import PoolSizes, instance_name, parse_pools
+
+NO_POOL = ""
+ROUTER = "least-work"
+POOLED_ROUTER = "ascendra"
+NO_TICKET_ROUTER = "ascendra-no-ticket"
+POLICY = "vllm"
+POOLED_POLICY = "ascendra"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One instance: launched here, or joined at its URL."""
+
+    name: str
+    pool: str
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All instances, those launched here first; the policy's name and, of the launched, pool -> preset; the router."""
+
+    places: tuple[Place, ...]
+    policy: str
+    presets: Mapping[str, str]
+    router: str
+
+    @property
+    def launched(self) -> tuple[Place, ...]:
+        """The instances that are started here."""
+        return tuple(place for place in self.places if place.url is None)
+
+    @property
+    def joined(self) -> tuple[Place, ...]:
+        """The instances that are there already."""
+        return tuple(place for place in self.places if place.url is not None)
+
+
+def read_layout(
+    *,
+    instances: int | None = None,
+    pools: str | None = None,
+    join: Sequence[str] = (),
+    policy: str | None = None,
+    router: str | None = None,
+    tickets: bool = True,
+) -> Layout:
+    """The layout that the flags of `headway serve` ask for. Raises ConfigError if they contradict one another."""
+    if instances is not None and pools is not None:
+        raise ConfigError("--instances and --pools are both given; accepted: one of them (--pools lp=2,hp=1)")
+    if instances is not None and instances < 1:
+        raise ConfigError(f"--instances is {instances}; accepted: 1 or more")
+    joined = [_joined(text) for text in join]
+    _check_urls(joined)
+    pooled = pools is not None or any(pool for pool, _ in joined)
+    sizes: PoolSizes = {NO_POOL: instances} if instances is not None else parse_pools(pools) if pools else {}
+    _check_pools(pooled, [*sizes, *(pool for pool, _ in joined)])
+    if policy is not None and not sizes:
+        raise ConfigError(
+            f"--policy is {policy!r}, but no instance is started here; joined servers keep the policy they were "
+            "started with. Accepted: --policy with --instances or --pools"
+        )
+    name = policy or (POOLED_POLICY if pooled else POLICY)
+    return Layout(
+        tuple(_places(sizes, joined)),
+        name,
+        _presets(name, sizes, pooled=pooled),
+        _router(router, pooled=pooled, tickets=tickets),
+    )
+
+
+def _joined(text: str) -> tuple[str, str]:
+    """Pool (may be empty) and URL of a `--join`."""
+    pool, _, url = (NO_POOL, "", text) if "://" in text.partition("=")[0] else text.partition("=")
+    if pool:
+        parse_pools(f"{pool}=1")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--join is {text!r}; accepted: URL or POOL=URL, as hp=http://10.0.0.2:8000")
+    return pool, url.rstrip("/").removesuffix("/v1")
+
+
+def _check_urls(joined: Sequence[tuple[str, str]]) -> None:
+    urls = [url for _, url in joined]
+    for url in urls:
+        if urls.count(url) > 1:
+            raise ConfigError(f"--join names {url} twice; accepted: each server once")
+
+
+def _check_pools(pooled: bool, given: Iterable[str]) -> None:
+    """Raise ConfigError where some instances are in a pool and some are in none."""
+    if pooled and NO_POOL in given:
+        raise ConfigError(
+            "some instances are in a pool and some are not; accepted: a pool for each (--pools, --join POOL=URL), or "
+            "for none (--instances, --join URL)"
+        )
+
+
+def _presets(policy: str, sizes: PoolSizes, *, pooled: bool) -> Mapping[str, str]:
+    """Pool -> preset of the instances launched there."""
+    rows = ", ".join(POOLED)
+    if not pooled:
+        if policy in POOLED:
+            raise ConfigError(f"policy {policy!r} serves pools; accepted with it: --pools lp=2,hp=1")
+        return dict.fromkeys(sizes, policy)
+    if not sizes:
+        return {}
+    if policy not in POOLED:
+        raise ConfigError(
+            f"policy {policy!r} is for instances that are all alike, but there are pools; accepted there: {rows}; "
+            f"or --instances {sum(sizes.values())} --policy {policy}"
+        )
+    if unknown := [pool for pool in sizes if pool not in POOLED[policy]]:
+        served = ", ".join(POOLED[policy])
+        raise ConfigError(f"policy {policy!r} has none for pool {unknown[0]!r}; accepted: {served}")
+    return {pool: POOLED[policy][pool] for pool in sizes}
+
+
+def _router(router: str | None, *, pooled: bool, tickets: bool) -> str:
+    chosen = router or (POOLED_ROUTER if pooled else ROUTER)
+    if not tickets:
+        if chosen != POOLED_ROUTER:
+            raise ConfigError(f"--no-tickets with router {chosen!r}; accepted: with router {POOLED_ROUTER}")
+        chosen = NO_TICKET_ROUTER
+    build_router(chosen)
+    if not pooled and chosen in (POOLED_ROUTER, NO_TICKET_ROUTER):
+        raise ConfigError(
+            f"router {chosen!r} tells pools apart, and there are none; accepted with it: --pools"
+        )
+    return chosen
+
+
+def _places(sizes: PoolSizes, joined: Sequence[tuple[str, str]]) -> list[Place]:
+    """Every instance under its name: its pool and a number, the launched ones of a pool first."""
+    numbers: dict[str, int] = {}
+
+    def place(pool: str, url: str | None = None) -> Place:
+        number = numbers.get(pool, 0)
+        numbers[pool] = number + 1
+        return Place(instance_name(pool, number), pool, url)
+
+    launched = [place(pool) for pool, count in sizes.items() for _ in range(count)]
+    return [*launched, *(place(pool, url) for pool, url in joined)]

@@ -1,0 +1,184 @@
+"""What `headway serve` puts behind one address: checked before anything is started, and introduced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from headway.cli.serve import base_url, targets
+from headway.cli.serve_flags import GatewayFlags
+from headway.cli.serve_layout import Layout, Place, read_layout
+from headway.engine.instances_command import InstancesPlan, LocalInstances, bind_instances, check_memory
+from headway.engine.server_command import ServerCommand
+from headway.engine.settings import EngineSettings
+from headway.engine.vllm_flags import parse_vllm_flags, value_of
+from headway.errors import ConfigError
+from headway.gateway.fleet import FleetOptions
+from headway.gateway.keys import read_keys
+from headway.gateway.options import MIB, GatewayOptions
+from headway.policies.presets import known_presets
+
+VLLM_KEY = "VLLM_API_KEY"
+"""vLLM's own: a server that was given a key wants it from the gateway too."""
+
+DRAIN_S = 30.0
+"""How long running requests have when the gateway ends, if nothing is said."""
+
+_PARTS = ("order", "batching", "eviction", "leaving")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for: the model and vLLM's flags (for instances launched here), and settings under any policy."""
+
+    model: str | None
+    policy: str | None
+    settings: Callable[[str], EngineSettings]
+    vllm_flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What is served where: the layout, how its instances are launched (None: they are all joined), and the limits."""
+
+    layout: Layout
+    address: tuple[str, int]
+    options: GatewayOptions
+    fleet_options: FleetOptions
+    local: LocalInstances | None = None
+    upstream_key: str | None = None
+    rebalances: bool = False
+
+    @property
+    def url(self) -> str:
+        """Where clients ask."""
+        return base_url(self.address)
+
+
+def build_site(asked: Request, flags: GatewayFlags, address: tuple[str, int]) -> Site:
+    """The site, with everything that can be checked before a start checked. Raises ConfigError."""
+    layout = read_layout(
+        instances=flags.instances,
+        pools=flags.pools,
+        join=flags.join,
+        policy=asked.policy,
+        router=flags.router,
+        tickets=flags.tickets,
+    )
+    _check_model(asked, flags)
+    drain_s = DRAIN_S if flags.drain_seconds is None else flags.drain_seconds
+    return Site(
+        layout,
+        address,
+        _options(asked, flags, drain_s),
+        FleetOptions(drain_s=drain_s),
+        local=_local(asked, layout, address[1]) if layout.launched else None,
+        upstream_key=_upstream_key(asked.vllm_flags),
+        rebalances=_rebalances(flags, layout),
+    )
+
+
+def introduction(site: Site, model: str | None) -> str:
+    """What is about to run where, for people."""
+    layout, count = site.layout, len(site.layout.places)
+    served = f"{model} from " if model else ""
+    policy = f" under policy {layout.policy!r}" if layout.launched else ""
+    width = max(len(place.name) for place in layout.places)
+    commands = _commands(site)
+    chosen = next((command.chosen for command in commands), ())
+    warnings = site.local.binding.warnings if site.local is not None else ()
+    return "\n".join(
+        [
+            f"headway: serving {served}{count} instance{'s' if count > 1 else ''} at {site.url}{policy}, "
+            f"router {layout.router!r}; {targets(site.options.slo.ttft_s, site.options.slo.tbt_s)}.",
+            *(f"  {place.name:{width}}  {_what(site, place)}" for place in layout.places),
+            *([f"Chosen here, as nothing was given: {', '.join(chosen)}."] if chosen else []),
+            *(f"Warning: {warning}." for warning in warnings),
+            f"What is going on: {site.url}/dashboard (page), /metrics (Prometheus), /ready.",
+        ]
+    )
+
+
+def _what(site: Site, place: Place) -> str:
+    """One instance, for people: its policy and its devices, or where it is."""
+    if site.local is None or place.url is not None:
+        return f"joined at {place.url}"
+    preset = site.layout.presets[place.pool]
+    shown = site.local.binding.shown
+    devices = f", {shown[site.layout.places.index(place)]}" if shown else ""
+    return f"{preset} ({known_presets()[preset].summary}){devices}"
+
+
+def _commands(site: Site) -> list[ServerCommand]:
+    if site.local is None:
+        return []
+    return [site.local.prepare(place.name, place.pool) for place in site.layout.launched]
+
+
+def _check_model(asked: Request, flags: GatewayFlags) -> None:
+    """Raise ConfigError unless what is launched has a model, and nothing is said of what is not launched."""
+    if flags.launches and (asked.model is None or asked.model.startswith("-")):
+        raise ConfigError("MODEL is missing; accepted: headway serve MODEL --pools lp=1,hp=1")
+    if flags.launches:
+        return
+    if asked.model is not None or asked.vllm_flags:
+        words = " ".join(filter(None, [asked.model, *asked.vllm_flags]))
+        raise ConfigError(
+            f"no instance is started here, so {words!r} is for nobody: joined servers have their model. Accepted: "
+            "--instances N or --pools beside it, or --join alone"
+        )
+    given, without = asked.settings("vllm"), EngineSettings()
+    if replace(given, slo_ttft_s=None, slo_tbt_s=None) != without:
+        raise ConfigError(
+            "settings of an engine (--records, --batch-width, --host-kv-gib, --order, ...) are for instances that are "
+            "started here; joined servers keep their own. Accepted: --instances N or --pools"
+        )
+
+
+def _local(asked: Request, layout: Layout, port: int) -> LocalInstances:
+    """What launches the instances, every command of theirs checked."""
+    assert asked.model is not None
+    settings = {pool: asked.settings(preset) for pool, preset in layout.presets.items()}
+    for pool, one in settings.items():
+        if pool and any(getattr(one, part) is not None for part in _PARTS):
+            raise ConfigError(
+                "--order, --batching, --eviction or --leaving with --pools: each pool has parts of its own; accepted: "
+                "a --policy made for pools, as `headway policies` lists them"
+            )
+    plan = InstancesPlan(asked.model, settings, asked.vllm_flags)
+    count = len(layout.launched)
+    check_memory(next(iter(settings.values())), count)
+    local = LocalInstances(plan, bind_instances(plan, count), port + 1)
+    for place in layout.launched:
+        local.prepare(place.name, place.pool)
+    return local
+
+
+def _options(asked: Request, flags: GatewayFlags, drain_s: float) -> GatewayOptions:
+    limits = {} if flags.max_body_mib is None else {"max_body_bytes": flags.max_body_mib * MIB}
+    return GatewayOptions(
+        slo=asked.settings("vllm").default_slo(),
+        resume=flags.resume,
+        keys=read_keys(flags.api_keys, os.environ),
+        access_log=flags.access_log,
+        max_in_flight=flags.max_in_flight,
+        max_queue=flags.max_queue,
+        max_age_s=flags.max_age,
+        max_per_tenant=flags.max_per_tenant,
+        drain_s=drain_s,
+        **limits,
+    )
+
+
+def _upstream_key(vllm_flags: Sequence[str]) -> str | None:
+    """The key that the instances want, if they were given one."""
+    return value_of(parse_vllm_flags(vllm_flags), "--api-key") or os.environ.get(VLLM_KEY)
+
+
+def _rebalances(flags: GatewayFlags, layout: Layout) -> bool:
+    if flags.rebalance and len(layout.presets) < 2:
+        raise ConfigError(
+            "--rebalance moves instances between pools; accepted with --pools of two pools or more"
+        )
+    return flags.rebalance

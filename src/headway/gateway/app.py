@@ -1,0 +1,247 @@
+"""The gateway as an ASGI app, and the server that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from uuid import uuid4
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.core.slo import NO_TARGETS
+from headway.errors import ConfigError
+from headway.gateway.access_log import AccessLog
+from headway.gateway.ask import CHAT_PATH, COMPLETIONS_PATH, Ask, read_ask
+from headway.gateway.dashboard import Dashboard, dashboard_routes
+from headway.gateway.edge import Client, ClientGone, Headers, Receive, Scope, Send, read_body, watch_client
+from headway.gateway.fleet import Fleet
+from headway.gateway.interrupt import Interrupt
+from headway.gateway.metrics import CONTENT_TYPE, GatewayMetrics, build_registry, exposition
+from headway.gateway.openapi import openapi_route
+from headway.gateway.options import GatewayOptions
+from headway.gateway.passthrough import PassThrough
+from headway.gateway.refusal import Refusal, no_instance
+from headway.gateway.serving import Serving
+from headway.routing import Router
+
+_LOG = logging.getLogger(__name__)
+
+_HOT = (COMPLETIONS_PATH, CHAT_PATH)
+_OPEN = ("/health", "/ready")
+_MAX_ID_BYTES = 256
+_KEEP_ALIVE_S = 75
+"""Longer than load balancers keep theirs, so that it is they who close."""
+
+
+class Gateway:
+    """The ASGI app: completions and chats by the serving path, its own pages, and all the rest to an instance."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        router: Router,
+        options: GatewayOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        log = None if options.access_log is None else AccessLog(options.access_log)
+        self.serving = Serving(fleet, router, options, clock=clock, log=log)
+        self._fleet = fleet
+        self._options = options
+        self._clock = clock
+        self._passthrough = PassThrough(self.serving)
+        self._own = self._own_pages(router)
+        self._paths = {route.path for route in self._own.routes if isinstance(route, Route)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; or run the app's lifespan."""
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._own(scope, receive, send)
+        elif kind == "http":
+            await self._answer(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": "accepted: HTTP"})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, client = scope["path"], Client(send)
+        try:
+            tenant = "" if path in _OPEN else self._tenant(scope["headers"])
+            if path in _HOT and scope["method"] == "POST":
+                await self._serve(scope, receive, client, tenant)
+            elif path in self._paths:
+                await self._own(scope, receive, send)
+            else:
+                await self._passthrough(scope, receive, client)
+        except Refusal as refusal:
+            if client.began:
+                raise
+            await self.serving.refuse(client, refusal, NO_TARGETS, "")
+        except ClientGone:
+            pass
+
+    async def _serve(self, scope: Scope, receive: Receive, client: Client, tenant: str) -> None:
+        arrival_s, headers = self._clock(), scope["headers"]
+        client.request_id = _request_id(headers)
+        body = await read_body(headers, receive, self._options.max_body_bytes)
+        ask = self._read(scope, headers, body, tenant, client.request_id.decode("latin-1"))
+        interrupt = Interrupt()
+        watcher = asyncio.create_task(watch_client(receive, interrupt))
+        try:
+            await self.serving.serve(ask, client, headers, interrupt, arrival_s)
+        finally:
+            watcher.cancel()
+
+    def _read(self, scope: Scope, headers: Headers, body: bytes, tenant: str, request_id: str) -> Ask:
+        query = scope["query_string"]
+        return read_ask(
+            scope["path"] if not query else f"{scope['path']}?{query.decode('latin-1')}",
+            headers,
+            body,
+            request_id=request_id,
+            default_slo=self._options.slo,
+            key_tenant=tenant,
+        )
+
+    def _tenant(self, headers: Headers) -> str:
+        """The tenant of the request's key, empty without one. Raises Refusal (401) for a missing or unknown key."""
+        keys = self._options.keys
+        if not keys:
+            return ""
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        tenant = keys.tenant_of(given)
+        if tenant is None:
+            raise Refusal(
+                401,
+                "invalid_api_key",
+                "no API key, or one that is not known; accepted: Authorization: Bearer KEY",
+            )
+        return tenant
+
+    def _own_pages(self, router: Router) -> Starlette:
+        serving = self.serving
+        dashboard = Dashboard(
+            serving.accounts, self._fleet, router, max_queue=self._options.max_queue, clock=self._clock
+        )
+        registry = build_registry(
+            GatewayMetrics(serving.accounts, serving.turnstile, self._fleet, clock=self._clock)
+        )
+
+        async def metrics(_request: Request) -> Response:
+            return Response(exposition(registry), headers={"content-type": CONTENT_TYPE.decode()})
+
+        @asynccontextmanager
+        async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+            sampling = asyncio.create_task(dashboard.run())
+            yield
+            sampling.cancel()
+            serving.close()
+
+        routes = [
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/v1/models", self._models),
+            Route("/metrics", metrics),
+            openapi_route(),
+            *dashboard_routes(dashboard),
+        ]
+        return Starlette(routes=routes, lifespan=lifespan)
+
+    async def _health(self, _request: Request) -> Response:
+        return Response()
+
+    async def _ready(self, _request: Request) -> Response:
+        if self.serving.closing or not self._fleet.names():
+            return _refused(no_instance())
+        return Response()
+
+    async def _models(self, _request: Request) -> Response:
+        models = self._fleet.models
+        return Response(models, media_type="application/json") if models else _refused(no_instance())
+
+
+def gateway_app(
+    fleet: Fleet,
+    router: Router,
+    options: GatewayOptions,
+    clock: Callable[[], float] = time.monotonic,
+) -> Gateway:
+    """The app. Raises ConfigError if the access log cannot be written."""
+    return Gateway(fleet, router, options, clock)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket to serve on; port 0 takes a free one. Raises ConfigError if the address cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048, reuse_port=False)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without hands on the process's signals: whoever runs it says when it stops."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield
+
+
+async def serve(app: Gateway, host: str, port: int, stop: asyncio.Event) -> None:
+    """Serve there until `stop` is set. Raises ConfigError if the address cannot be had. See `serve_on`."""
+    await serve_on(app, listen(host, port), stop)
+
+
+async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set; then take nothing new, and give what runs the drain time before it is cut off.
+
+    Returns when every connection is closed.
+    """
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        backlog=2048,
+    )
+    server = _Server(config)
+    ending = asyncio.create_task(_end(app, server, stop))
+    try:
+        with listener:  # uvicorn leaves it open if it is told to stop while it starts
+            await server.serve(sockets=[listener])
+    finally:
+        ending.cancel()
+
+
+async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> None:
+    await stop.wait()
+    server.should_exit = True
+    await asyncio.sleep(app.serving.options.drain_s)
+    _LOG.warning("%d requests are cut off after %g s", len(app.serving.running), app.serving.options.drain_s)
+    app.serving.cut_all()
+
+
+def _request_id(headers: Headers) -> bytes:
+    """The client's name for its request, if it is one that can be written down; else a new one."""
+    given = next((value for name, value in headers if name == b"x-request-id"), b"")
+    fits = 0 < len(given) <= _MAX_ID_BYTES and given.isascii() and given.decode().isprintable()
+    return given if fits else uuid4().hex.encode()
+
+
+def _refused(refusal: Refusal) -> Response:
+    headers = {name.decode(): value.decode() for name, value in refusal.headers}
+    return Response(refusal.body, status_code=refusal.status, headers=headers)

@@ -1,0 +1,202 @@
+"""A completion or chat request, read once: what the gateway needs of it, the rest as the bytes that came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from headway.core.slo import NO_TARGETS, Slo
+from headway.gateway.hints import DEADLINE, MAY_MOVE, TBT, TENANT, TTFT, read_hints
+from headway.gateway.refusal import Refusal, bad_request
+
+T = TypeVar("T")
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
+
+Fields = dict[str, msgspec.Raw]
+
+_BYTES_PER_TOKEN = 4
+"""A prompt in text is taken to have so many; only routers that weigh prompts use it."""
+_DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, for completions; a chat without a limit is taken to have none."""
+
+
+class _Kind(Generic[T]):
+    """What a field may be, apart from null. Decoders are made once: making one costs more than using it."""
+
+    def __init__(self, kind: type[T], accepted: str) -> None:
+        self.decode: Callable[[msgspec.Raw], T | None] = msgspec.json.Decoder(kind | None).decode
+        self.accepted = accepted
+
+
+_NUMBER = _Kind(int, "a whole number")
+_YES_OR_NO = _Kind(bool, "true or false")
+_TEXT = _Kind(str, "a text")
+_OBJECT = _Kind(dict[str, Any], "an object")
+
+_decode_fields = msgspec.json.Decoder(Fields).decode
+_encode = msgspec.json.encode
+_TRUE = msgspec.Raw(b"true")
+
+
+@dataclass(slots=True, kw_only=True)
+class Ask:
+    """What a client wants. `max_tokens` is None for a chat that sets no limit.
+
+    `answers` is how many answers it gets (prompts times `n`), `prompt_tokens` a guess unless the prompt came as
+    token ids. `path` is the path with its query. `wants_ids` and `wants_usage`: whether the client itself asked for
+    token ids, and for a last event with the token counts.
+    """
+
+    path: str
+    fields: Fields
+    chat: bool
+    stream: bool
+    answers: int
+    prompt_tokens: int
+    max_tokens: int | None
+    request_id: str
+    slo: Slo
+    tenant: str
+    priority: int | None
+    may_move: bool
+    wants_ids: bool
+    wants_usage: bool
+    xargs: dict[str, Any]
+
+    @property
+    def one_answer(self) -> bool:
+        """Whether it is one job of an engine, which can move, rather than several with one answer."""
+        return self.answers == 1
+
+    def body(self, *, hints: dict[str, Any] | None, request_id: bool, ids: bool) -> bytes:
+        """The body for an instance: the client's fields, with what this instance is told beside them.
+
+        `hints` are for Headway's `vllm_xargs` (None: none are understood there); `request_id`: whether it takes
+        one; `ids`: whether it is asked for token ids.
+        """
+        fields = dict(self.fields)
+        if hints is not None and (hints or self.xargs):
+            fields["vllm_xargs"] = _raw({**self.xargs, **hints})
+        if self.priority is not None:
+            fields["priority"] = _raw(self.priority)
+        if request_id:
+            fields.setdefault("request_id", _raw(self.request_id))
+        if ids:
+            fields["return_token_ids"] = _TRUE
+        return _encode(fields)
+
+    def hints(self, slo: Slo, *, may_move: bool) -> dict[str, Any]:
+        """What Headway's scheduler is told: these targets, and whether another instance would take it."""
+        said: dict[str, Any] = {}
+        for key, target_s in ((TTFT, slo.ttft_s), (TBT, slo.tbt_s), (DEADLINE, slo.deadline_s)):
+            if target_s is not None:
+                said[key] = target_s * 1000
+        if self.tenant:
+            said[TENANT] = self.tenant
+        if not (may_move and self.may_move and self.one_answer):
+            said[MAY_MOVE] = 0
+        return said
+
+
+def read_ask(
+    path: str,
+    headers: Sequence[tuple[bytes, bytes]],
+    body: bytes,
+    *,
+    request_id: str,
+    default_slo: Slo = NO_TARGETS,
+    key_tenant: str = "",
+) -> Ask:
+    """Read a request. A `request_id` of the body goes before the given one; a key's tenant before all others.
+
+    What is not Headway's is left for the instance to judge, as long as the gateway needs nothing of it. Raises
+    Refusal (400, or 403 for another tenant than the key's).
+    """
+    fields = _read_fields(body)
+    chat = path.startswith(CHAT_PATH)
+    xargs = _value(fields, "vllm_xargs", _OBJECT) or {}
+    hints = read_hints(headers, xargs, _value(fields, "priority", _NUMBER), default_slo)
+    prompts, prompt_tokens = (1, _guess(fields.get("messages"))) if chat else _prompts(fields.get("prompt"))
+    options = _value(fields, "stream_options", _OBJECT) or {}
+    return Ask(
+        path=path,
+        fields=fields,
+        chat=chat,
+        stream=_value(fields, "stream", _YES_OR_NO) or False,
+        answers=prompts * (_value(fields, "n", _NUMBER) or 1),
+        prompt_tokens=prompt_tokens,
+        max_tokens=_limit(fields, chat),
+        request_id=_value(fields, "request_id", _TEXT) or request_id,
+        slo=hints.slo,
+        tenant=_tenant(hints.tenant, key_tenant),
+        priority=hints.priority,
+        may_move=hints.may_move,
+        wants_ids=_value(fields, "return_token_ids", _YES_OR_NO) or False,
+        wants_usage=bool(options.get("include_usage")),
+        xargs=xargs,
+    )
+
+
+def _read_fields(body: bytes) -> Fields:
+    try:
+        return _decode_fields(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not a JSON object ({error}); accepted: an object") from None
+
+
+def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:
+    """A field's value; None if it is absent or null."""
+    raw = fields.get(name)
+    if raw is None:
+        return None
+    try:
+        return kind.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        shown = bytes(raw)[:80].decode(errors="replace")
+        raise bad_request(f"{name} is {shown}; accepted: {kind.accepted}", name) from None
+
+
+def _limit(fields: Fields, chat: bool) -> int | None:
+    names = ("max_completion_tokens", "max_tokens") if chat else ("max_tokens",)
+    for name in names:
+        limit = _value(fields, name, _NUMBER)
+        if limit is not None:
+            return limit
+    return None if chat else _DEFAULT_MAX_TOKENS
+
+
+def _prompts(raw: msgspec.Raw | None) -> tuple[int, int]:
+    """How many prompts there are, and how many tokens they have, roughly if they are text. O(bytes)."""
+    if raw is None:
+        return 1, 0
+    text = bytes(raw)
+    inner = text[1:].lstrip()
+    if not text.startswith(b"[") or inner.startswith(b"]"):
+        return 1, _guess(raw)
+    if inner[:1] not in (b'"', b"["):
+        return 1, text.count(b",") + 1
+    parts = msgspec.json.decode(text, type=list[msgspec.Raw])
+    return len(parts), sum(_prompts(part)[1] for part in parts)
+
+
+def _guess(raw: msgspec.Raw | None) -> int:
+    return 0 if raw is None else max(1, len(bytes(raw)) // _BYTES_PER_TOKEN)
+
+
+def _tenant(named: str, of_key: str) -> str:
+    if of_key and named not in ("", of_key):
+        raise Refusal(
+            403,
+            "wrong_tenant",
+            f"the tenant is {named!r}, the key's is {of_key!r}; accepted: the key's, or none",
+        )
+    return of_key or named
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(_encode(value))

@@ -1,0 +1,241 @@
+"""One request to one instance: its answer passed to the client as it comes, and how that ended."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from io import BytesIO
+
+import aiohttp
+
+from headway.core.plan import Departure
+from headway.errors import UpstreamError
+from headway.gateway.edge import EVENT_STREAM, Client, client_headers
+from headway.gateway.events import Events, Halt, halt_of
+from headway.gateway.interrupt import Cut, Interrupt, WaitCut
+
+_FIRST_FAULT_OF_SERVER = 500
+_OK = 200
+_LARGE_BYTES = 2**20
+"""Bodies above this are sent piece by piece, so that others are served in between."""
+_MAX_ANSWER_BYTES = 256 * 2**20
+_BODY_END_S = 5.0
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?([0-9]{1,9})')
+
+
+class End(Enum):
+    """How an attempt ended."""
+
+    PASSED = "the client has the whole answer"
+    REFUSED = "the client has the instance's error (4xx)"
+    LEFT = "a policy ended it before its first token"
+    BROKEN = "the instance broke, or answered what is no answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How, and why for people. `garbage`: the instance spoke, but not as one does; `refused`: it does not take it."""
+
+    end: End
+    reason: str = ""
+    departure: Departure | None = None
+    garbage: bool = False
+    refused: bool = False
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An instance's own error (5xx), whole: the client gets it if nobody serves the request."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is sent to an instance."""
+
+    url: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class Attempt:
+    """Sends a call and passes its answer on.
+
+    The head and what came before the first token are held back, so that nothing of it is the client's until the
+    instance has begun: up to then another one can be asked. `on_tokens` is told how many tokens a piece of the
+    answer brought. Raises WaitCut if the interrupt cuts it short; the instance's connection is closed then.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        client: Client,
+        interrupt: Interrupt,
+        on_tokens: Callable[[int], None],
+    ) -> None:
+        self._session = session
+        self._client = client
+        self._interrupt = interrupt
+        self._on_tokens = on_tokens
+        self.first_events = b""
+        """The first events that the client got."""
+
+    async def run(self, call: Call, events: Events, *, stream: bool, judged: bool) -> Ending:
+        """Send it once. `stream`: whether events were asked for; `judged`: whether the answer can say that the request
+        left unserved."""
+        try:
+            response = await self._send(call)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _broken(error)
+        try:
+            if response.status >= _FIRST_FAULT_OF_SERVER:
+                return await self._fault(response)
+            if response.headers.get("content-type", "").encode().startswith(EVENT_STREAM):
+                if not stream:
+                    return Ending(End.BROKEN, "a stream of events, which nobody asked for", garbage=True)
+                return await self._stream(response, events)
+            if self._client.began:
+                return await self._no_continuation(response)
+            return await self._whole(response, judged=judged)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _broken(error)
+        except UpstreamError as error:
+            return Ending(End.BROKEN, str(error), garbage=True)
+        finally:
+            response.close()
+
+    async def _send(self, call: Call) -> aiohttp.ClientResponse:
+        """The head of the answer. A kept connection may have been closed meanwhile: then once more, on another."""
+        try:
+            return await self._post(call)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if isinstance(error, aiohttp.ClientConnectorError):
+                raise
+            return await self._post(call)
+
+    async def _post(self, call: Call) -> aiohttp.ClientResponse:
+        body = call.body if len(call.body) <= _LARGE_BYTES else BytesIO(call.body)
+        return await self._interrupt.wait(
+            self._session.post(call.url, data=body, headers=call.headers, allow_redirects=False)
+        )
+
+    async def _fault(self, response: aiohttp.ClientResponse) -> Ending:
+        body = await self._read(response)
+        fault = Fault(response.status, client_headers(response), body)
+        return Ending(
+            End.BROKEN, f"HTTP {response.status}: {body[:200].decode(errors='replace')}", fault=fault
+        )
+
+    async def _whole(self, response: aiohttp.ClientResponse, *, judged: bool) -> Ending:
+        """An answer in one piece: read, judged, passed on."""
+        body = await self._read(response)
+        served = response.status == _OK
+        if served and judged and (b'"headway:' in body):
+            halt = halt_of(b"data: " + body)
+            if halt is not None:
+                return _left(halt)
+        if served and not body.lstrip().startswith(b"{"):
+            return Ending(End.BROKEN, f"an answer that is no JSON object: {body[:80]!r}", garbage=True)
+        if served:
+            count = _COMPLETION_TOKENS.search(body)
+            self._on_tokens(int(count[1]) if count else 0)
+        await self._client.begin(response.status, _sized(client_headers(response), body))
+        await self._client.end(body)
+        return Ending(End.PASSED if served else End.REFUSED, f"HTTP {response.status}")
+
+    async def _no_continuation(self, response: aiohttp.ClientResponse) -> Ending:
+        """An answer in one piece, where a stream was to go on."""
+        body = await self._read(response)
+        reason = f"HTTP {response.status}: {body[:200].decode(errors='replace')}"
+        return Ending(End.BROKEN, reason, garbage=response.status == _OK, refused=response.status != _OK)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        parts, size = [], 0
+        while data := await self._interrupt.wait(response.content.readany()):
+            parts.append(data)
+            size += len(data)
+            if size > _MAX_ANSWER_BYTES:
+                raise UpstreamError(f"the answer is longer than {_MAX_ANSWER_BYTES} bytes")
+        return b"".join(parts)
+
+    async def _stream(self, response: aiohttp.ClientResponse, events: Events) -> Ending:
+        """An answer in events. Whatever ends it too early, the client has whole events."""
+        wait, read, client = self._interrupt.wait, response.content.readany, self._client
+        if not client.began:
+            ending = await self._until_begun(response, events)
+            if ending is not None:
+                return ending
+        tokens = events.tokens
+        try:
+            while not events.halt and (data := await wait(read())):
+                out = events.take(data)
+                if events.tokens != tokens:
+                    self._on_tokens(events.tokens - tokens)
+                    tokens = events.tokens
+                if out:
+                    await client.pass_on(out)
+        except WaitCut as cut:
+            if not events.done or cut.reason is not Cut.GONE:
+                raise
+            await _drained(response)  # many a client leaves at the end mark, and has its answer then
+        if events.halt is not None:
+            return _halted(events.halt)
+        if not events.done:
+            return Ending(End.BROKEN, "the stream ended without its end mark")
+        await client.end(events.rest)
+        return Ending(End.PASSED)
+
+    async def _until_begun(self, response: aiohttp.ClientResponse, events: Events) -> Ending | None:
+        """Hold back everything up to the first token, and send it with that. An ending, if that comes first."""
+        held = b""
+        while data := await self._interrupt.wait(response.content.readany()):
+            out = events.take(data)
+            held += out
+            begun = bool(out) and events.begins(out)
+            if events.halt is not None and not begun:
+                return _left(events.halt)
+            if begun:
+                self.first_events = held
+                self._on_tokens(events.tokens)
+                await self._client.begin(response.status, client_headers(response))
+                await self._client.pass_on(held)
+                return None
+        return Ending(End.BROKEN, "the stream ended before its first token")
+
+
+async def _drained(response: aiohttp.ClientResponse) -> None:
+    """Read what follows the end mark, which is the end of the body, so that the connection can be kept."""
+    with suppress(aiohttp.ClientError, TimeoutError, OSError):
+        async with asyncio.timeout(_BODY_END_S):
+            while await response.content.readany():
+                pass
+
+
+def _left(halt: Halt) -> Ending:
+    end = End.BROKEN if halt.departure is None else End.LEFT
+    return Ending(end, halt.message, departure=halt.departure)
+
+
+def _halted(halt: Halt) -> Ending:
+    """The end of a stream that had begun: whoever ended it, the answer is not whole."""
+    return Ending(End.BROKEN, halt.message, departure=halt.departure)
+
+
+def _broken(error: Exception) -> Ending:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return Ending(End.BROKEN, text, garbage=isinstance(error, aiohttp.ClientResponseError))
+
+
+def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
+    return [
+        *(each for each in headers if each[0] != b"content-length"),
+        (b"content-length", b"%d" % len(body)),
+    ]

@@ -1,0 +1,140 @@
+"""The client's side of a request, in ASGI's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from headway.gateway.hints import HINT_HEADERS
+from headway.gateway.interrupt import Cut, Interrupt
+from headway.gateway.refusal import Refusal, too_large
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_NOT_TO_INSTANCES = _HOP_BY_HOP | HINT_HEADERS | {b"host", b"content-length", b"accept-encoding", b"expect"}
+_NOT_TO_CLIENTS = _HOP_BY_HOP | {b"date", b"server"}
+"""uvicorn writes its own date."""
+_NOT_DECODED = _NOT_TO_CLIENTS | {b"content-encoding", b"content-length"}
+"""What an instance sent compressed, although it was asked not to, is plain by now."""
+
+_REQUEST_ID = b"x-request-id"
+EVENT_STREAM = b"text/event-stream"
+
+
+class ClientGone(Exception):
+    """The client closed its connection before its request had come whole."""
+
+
+class Client:
+    """Where one request's answer goes. `began`: its head is out; `ended`: its end is.
+
+    Answers carry `request_id`, unless it is empty or the instance named one itself.
+    """
+
+    __slots__ = ("_send", "began", "ended", "request_id", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.request_id = b""
+        self.began = False
+        self.ended = False
+        self.status = 0
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        """The head of the answer."""
+        self.began, self.status = True, status
+        if self.request_id and all(name != _REQUEST_ID for name, _ in headers):
+            headers = [*headers, (_REQUEST_ID, self.request_id)]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def pass_on(self, data: bytes) -> None:
+        """Some of its body."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        """The rest of its body."""
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """An error of the gateway's own, in place of an answer."""
+        await self.begin(refusal.status, refusal.headers)
+        await self.end(refusal.body)
+
+
+async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
+    """The whole body of a request. Raises Refusal (413) for a longer one, ClientGone if it breaks off."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > limit_bytes:
+            raise too_large(limit_bytes)
+    message = await receive()
+    if message["type"] != "http.request":
+        raise ClientGone
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        if len(body) > limit_bytes:
+            raise too_large(limit_bytes)
+        return body
+    parts, size = [body], len(body)
+    while message.get("more_body", False):
+        if size > limit_bytes:
+            raise too_large(limit_bytes)
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+    if size > limit_bytes:
+        raise too_large(limit_bytes)
+    return b"".join(parts)
+
+
+async def watch_client(receive: Receive, interrupt: Interrupt) -> None:
+    """Cut the request short once the client has gone; returns then, or when its answer is over."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    interrupt.cut(Cut.GONE)
+
+
+def upstream_headers(headers: Headers, *, with_key: bool) -> list[tuple[str, str]]:
+    """A client's headers for an instance: end-to-end ones, without what is said in the body or is the gateway's.
+
+    `with_key`: whether the client's key is for the instance, since the gateway asks for none.
+    """
+    found = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in headers
+        if name not in _NOT_TO_INSTANCES and (with_key or name != b"authorization")
+    ]
+    found.append(("accept-encoding", "identity"))
+    return found
+
+
+def passes_keys(session: aiohttp.ClientSession, *, checks_keys: bool) -> bool:
+    """Whether a client's key goes on to the instance: neither does the gateway ask for one, nor has it its own."""
+    return not checks_keys and "Authorization" not in session.headers
+
+
+def client_headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+    """An instance's headers for the client."""
+    left_out = _NOT_DECODED if "Content-Encoding" in response.headers else _NOT_TO_CLIENTS
+    return [
+        (lowered, value) for name, value in response.raw_headers if (lowered := name.lower()) not in left_out
+    ]

@@ -1,0 +1,151 @@
+"""Events of an answer: which begin it, and which say that it will not go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from headway.core.plan import Departure
+from headway.errors import UpstreamError
+
+DONE = b"data: [DONE]\n\n"
+
+_FIELD = b"data:"
+_REASON = "headway:"
+_FIRST_FAULT_OF_SERVER = 500
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: object = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    delta: _Delta | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: int | str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: _Error | str | None = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_any = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """An event that is not passed on: a policy's departure, or (`departure` None) an error of the instance."""
+
+    departure: Departure | None
+    message: str
+
+
+class Events(Protocol):
+    """What a stream's bytes go through on their way to the client.
+
+    `halt` is set once an event says that the answer will not go on; nothing after it is returned. `finished`: its
+    finish reason has passed; `counted`: the token counts after that have; `done`: the end mark has. `parsed`: a
+    parser of the instance made something of the text (reasoning, tool calls). `tokens` have passed, or events where
+    token ids were not asked for. `sent_ids` are the ids of the tokens that passed, `prompt_ids` those of the prompt,
+    both as JSON numbers with commas between, empty where they were not asked for.
+    """
+
+    halt: Halt | None
+    finished: bool
+    done: bool
+    counted: bool
+    parsed: bool
+    tokens: int
+    sent_ids: bytearray
+    prompt_ids: bytes
+
+    @property
+    def rest(self) -> bytes:
+        """What came after the last whole line, to be passed on when the stream ends well."""
+        ...
+
+    def begins(self, data: bytes) -> bool:
+        """Whether what `take` returned has more than a chat's role and comments.
+
+        Raises UpstreamError if it has what is no event of an answer.
+        """
+        ...
+
+    def take(self, data: bytes) -> bytes:
+        """What of it can be sent on now: whole lines. Raises UpstreamError for what is no stream of events."""
+        ...
+
+
+def payload(line: bytes) -> bytes | None:
+    """What a `data:` line holds; None for any other line, and for the end mark."""
+    if not line.startswith(_FIELD):
+        return None
+    found = line[len(_FIELD) :].strip()
+    return None if found == b"[DONE]" else found
+
+
+def halt_of(line: bytes) -> Halt | None:
+    """Whether a line says that the answer will not go on here."""
+    found = payload(line)
+    if found is None or (b"headway:" not in found and b'"error"' not in found):
+        return None
+    event = _decode(found)
+    if event.error is not None:
+        return _fault(event.error)
+    for choice in event.choices:
+        reason = choice.stop_reason
+        if choice.finish_reason == "abort" and isinstance(reason, str) and reason.startswith(_REASON):
+            return Halt(Departure(reason.removeprefix(_REASON)), f"ended by the policy ({reason})")
+    return None
+
+
+def begins_answer(line: bytes) -> bool:
+    """Whether an event is more than the role that a chat's stream begins with.
+
+    Raises UpstreamError if it is no event of an answer.
+    """
+    found = payload(line)
+    if found is None:
+        return line.startswith(_FIELD)
+    event = _decode(found)
+    return not all(_role_only(choice) for choice in event.choices) or not event.choices
+
+
+def _role_only(choice: _Choice) -> bool:
+    delta = choice.delta
+    return choice.finish_reason is None and delta is not None and delta.role is not None and not delta.content
+
+
+def _fault(error: _Error | str) -> Halt | None:
+    """An error of the instance's own; an error in the request is the client's to see."""
+    if isinstance(error, str):
+        return Halt(None, error)
+    code = error.code
+    if isinstance(code, int) and code < _FIRST_FAULT_OF_SERVER:
+        return None
+    return Halt(None, error.message)
+
+
+def read_event(found: bytes) -> dict[str, Any]:
+    """An event whole. Raises UpstreamError for what is none."""
+    try:
+        return _decode_any(found)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UpstreamError(f"the stream holds what is no event of an answer ({error})") from None
+
+
+def _decode(found: bytes) -> _Event:
+    try:
+        return _decode_event(found)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UpstreamError(f"the stream holds what is no event of an answer ({error})") from None

@@ -1,0 +1,121 @@
+"""Whether a server is well, and what it says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from headway.gateway.endpoint import api_url
+
+_OK = 200
+_LONGEST_BODY_BYTES = 4 << 20
+"""vLLM's metrics are about 100 kB; what goes on for ever is no answer."""
+_ONCE = {"Connection": "close"}
+"""A connection kept from before would say how the server was when it was opened, not how it is."""
+
+
+class _Card(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a server says of itself.
+
+    `models` is its answer to `/v1/models` as it came, `model` the first one there. `max_model_len` is the tokens that
+    prompt and answer may have together, None if it does not say. `version` is vLLM's, None if it is no vLLM.
+    """
+
+    models: bytes = b""
+    model: str = ""
+    max_model_len: int | None = None
+    version: str | None = None
+    is_headway: bool = False
+
+    @property
+    def is_vllm(self) -> bool:
+        """Whether it told a version as vLLM does."""
+        return self.version is not None
+
+
+NO_FACTS = Facts()
+
+
+async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: float) -> str | None:
+    """Why a server is not well, for people; None if it is: `/health` answers 200 within `timeout_s`.
+
+    A server without `/health` (404) is well, as it answers.
+    """
+    try:
+        status, _ = await _get(session, _root(url, "health"), timeout_s)
+    except TimeoutError:
+        return f"no answer to /health within {timeout_s:g} s"
+    except aiohttp.ClientConnectorError:
+        return f"nobody listens at {url}"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return f"/health: {type(error).__name__}: {error}"
+    return None if status in (_OK, 404) else f"/health answered HTTP {status}"
+
+
+async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Facts | str:
+    """What a server says of itself; or why it is no server that can be used, for people."""
+    try:
+        status, models = await _get(session, api_url(url, "models"), timeout_s)
+        card = msgspec.json.decode(models, type=_Models).data[0]
+    except TimeoutError:
+        return f"no answer to /v1/models within {timeout_s:g} s"
+    except (aiohttp.ClientError, OSError) as error:
+        return f"/v1/models: {type(error).__name__}: {error}"
+    except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
+        return f"/v1/models answered HTTP {status}, and not with a list of models: {models[:80]!r}"
+    metrics = await _optional(session, _root(url, "metrics"), timeout_s)
+    return Facts(
+        models=models,
+        model=card.id,
+        max_model_len=card.max_model_len,
+        version=_version(await _optional(session, _root(url, "version"), timeout_s)),
+        is_headway=b"\nheadway_" in metrics,
+    )
+
+
+def _version(body: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(body, type=_Version).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+async def _optional(session: aiohttp.ClientSession, address: str, timeout_s: float) -> bytes:
+    """The body that is there, or nothing where there is none."""
+    try:
+        status, body = await _get(session, address, timeout_s)
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return b""
+    return body if status == _OK else b""
+
+
+async def _get(session: aiohttp.ClientSession, address: str, timeout_s: float) -> tuple[int, bytes]:
+    limit = aiohttp.ClientTimeout(total=timeout_s)
+    async with session.get(address, timeout=limit, headers=_ONCE, allow_redirects=False) as response:
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > _LONGEST_BODY_BYTES:
+                raise aiohttp.ClientPayloadError(f"more than {_LONGEST_BODY_BYTES} bytes")
+        return response.status, bytes(body)
+
+
+def _root(url: str, path: str) -> str:
+    """URL of a path beside `/v1`."""
+    return api_url(url, "").removesuffix("v1/") + path

@@ -1,0 +1,89 @@
+"""API keys: who may ask, and as which tenant."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headway.errors import ConfigError
+from headway.gateway.hints import MAX_TENANT_CHARACTERS
+
+ENVIRONMENT = "HEADWAY_API_KEYS"
+"""Keys without tenants, with commas or white space between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Accepted keys, each with its tenant (empty: the client names its own). Without any, all may ask."""
+
+    tenants: Mapping[bytes, str] = field(default_factory=dict, repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.tenants)
+
+    def tenant_of(self, authorization: bytes) -> str | None:
+        """The tenant of the key in an `Authorization` header (a bearer token, or a basic password); None: no such key.
+
+        Every key is compared, each in constant time. O(keys).
+        """
+        given = _given_key(authorization)
+        found: str | None = None
+        for key, tenant in self.tenants.items():
+            if hmac.compare_digest(key, given):
+                found = tenant
+        return found
+
+
+NO_KEYS = Keys()
+
+
+def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
+    """Keys from a file (a line: KEY [TENANT]; # begins a comment line) and from HEADWAY_API_KEYS.
+
+    Raises ConfigError for a file that cannot be read, or holds no key, a line of more than two words, a key twice, or
+    a tenant that is too long.
+    """
+    found = {key.encode(): "" for key in environment.get(ENVIRONMENT, "").replace(",", " ").split()}
+    if path is None:
+        return Keys(found)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"API keys cannot be read from {path}: {error}") from None
+    count = len(found)
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        key, tenant = _key_and_tenant(words, f"{path}, line {number}")
+        if key in found:
+            raise ConfigError(f"{path}, line {number}: a key that was there before; accepted: each key once")
+        found[key] = tenant
+    if len(found) == count:
+        raise ConfigError(f"{path} holds no API key; accepted: a line KEY [TENANT] for each")
+    return Keys(found)
+
+
+def _key_and_tenant(words: list[str], where: str) -> tuple[bytes, str]:
+    if len(words) > 2:
+        raise ConfigError(f"{where}: {len(words)} words; accepted: KEY [TENANT]")
+    key, tenant = words[0], words[1] if len(words) == 2 else ""
+    if len(tenant) > MAX_TENANT_CHARACTERS:
+        raise ConfigError(f"{where}: a tenant of {len(tenant)} characters; accepted: {MAX_TENANT_CHARACTERS}")
+    return key.encode(), tenant
+
+
+def _given_key(authorization: bytes) -> bytes:
+    scheme, _, rest = authorization.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return rest.strip()
+    if scheme.lower() == b"basic":
+        try:
+            return base64.b64decode(rest.strip(), validate=True).partition(b":")[2]
+        except binascii.Error:
+            return b""
+    return b""

@@ -1,0 +1,279 @@
+"""One request on its way: to an instance, to another if that gives it up or breaks, and to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from headway.core.job import Job
+from headway.core.plan import Departure
+from headway.core.record import Outcome
+from headway.gateway.accounts import Entry
+from headway.gateway.ask import Ask
+from headway.gateway.attempt import Attempt, Call, End, Ending
+from headway.gateway.edge import Client, Headers, upstream_headers
+from headway.gateway.event_bytes import PassedEvents
+from headway.gateway.events import DONE, Events
+from headway.gateway.interrupt import Cut, Interrupt, WaitCut
+from headway.gateway.member import Member
+from headway.gateway.refusal import Refusal, closing, error_event, no_instance
+from headway.gateway.resumable import resumable
+from headway.gateway.resume import Continuation, continue_from, half_a_character
+from headway.gateway.resumed_events import ResumedEvents
+from headway.gateway.turnstile import Visit
+
+if TYPE_CHECKING:
+    from headway.gateway.serving import Serving
+
+_TOO_MANY = 429
+_FIRST_PAUSE_S = 0.05
+"""Before a request goes to an instance that broke it a moment ago: the fleet looks at it meanwhile."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One request on its way. `run` returns its outcome, and why for people; raises Refusal or WaitCut."""
+
+    serving: Serving
+    ask: Ask
+    client: Client
+    headers: Headers
+    interrupt: Interrupt
+    entry: Entry
+    job: Job
+    rejected: bool = False
+    _visit: Visit | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _events: Events | None = None
+    _attempt: Attempt | None = None
+    _continuation: Continuation | None = None
+    _may_move: bool = True
+    _started: bool = False
+    _routed: bool = False
+
+    async def run(self) -> tuple[Outcome, str]:
+        """See the class."""
+        await self._enter()
+        self._attempt = Attempt(self.serving.session, self.client, self.interrupt, self._tokens)
+        tried: list[str] = []
+        name = self._route(tried)
+        while True:
+            ending = await self._ask_for_it(name)
+            if ending.end is End.PASSED:
+                return Outcome.FINISHED, ""
+            if ending.end is End.REFUSED:
+                self.rejected = self.client.status != _TOO_MANY
+                return Outcome.FAILED if self.rejected else Outcome.SHED, ending.reason
+            if ending.end is End.LEFT:
+                name = self._after_departure(name, ending)
+                continue
+            tried.append(name)
+            self._tell_fleet(name, ending)
+            if self._has_all_tokens():
+                return await self._finish()
+            name = await (self._resume if self.client.began else self._retry)(tried, ending)
+            if not name:
+                return Outcome.FAILED, ending.reason
+
+    async def _enter(self) -> None:
+        """Wait for a place. Raises Refusal or WaitCut if there is none for it."""
+        serving = self.serving
+        if serving.closing:
+            raise closing()
+        self._names()
+        if serving.options.max_age_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(serving.options.max_age_s, self.interrupt.cut, Cut.TOO_OLD)
+        self._visit = await serving.turnstile.enter(self.ask.tenant, self.job.priority, self.interrupt)
+        if not self.ask.stream:
+            self._no_longer_waits()
+
+    def close(self) -> None:
+        """Whatever became of it, it is nowhere any longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._routed:
+            self.job.num_output_tokens = self.entry.tokens
+            self.serving.router.end(self.job)
+        if self._visit is not None:
+            self.serving.turnstile.leave(self._visit)
+
+    # ---- where to -------------------------------------------------------------------------------------------------
+
+    def _names(self) -> tuple[str, ...]:
+        names = self.serving.fleet.names()
+        if not names:
+            raise no_instance()
+        return names
+
+    def _route(self, avoided: Sequence[str]) -> str:
+        names = self._names()
+        name = self.serving.router.route(self.job, [each for each in names if each not in avoided] or names)
+        self._routed, self._started = True, False
+        return name
+
+    def _after_departure(self, name: str, ending: Ending) -> str:
+        """Where a request goes that a policy ended unstarted. Raises Refusal (429) if that was its end."""
+        serving = self.serving
+        moves_left = self.entry.moves < serving.options.max_moves
+        if ending.departure is not Departure.HAND_OFF or not moves_left:
+            expired = ending.departure is Departure.EXPIRED
+            refusal = serving.turnstile.overloaded(
+                str(ending.departure or Departure.SHED),
+                "its time ran out before it was begun" if expired else "too much is waiting; try again later",
+            )
+            if expired:
+                refusal.outcome = Outcome.EXPIRED
+            raise refusal
+        self._may_move = False
+        target = serving.router.hand_off(self.job, self._names())
+        if target is None and name not in self._names():
+            target = self._route(())
+        target = target or name
+        serving.accounts.hand_off(self.entry, target)
+        return target
+
+    async def _retry(self, tried: list[str], ending: Ending) -> str:
+        """Another instance for a request of which nothing has come; empty if the client got the instance's error."""
+        serving = self.serving
+        untried = [name for name in serving.fleet.names() if name not in tried]
+        if len(tried) >= serving.options.max_tries or (ending.fault is not None and not untried):
+            if ending.fault is None:
+                raise Refusal(502, "bad_instance", f"no instance answered it ({ending.reason})")
+            await self.client.begin(ending.fault.status, ending.fault.headers)
+            await self.client.end(ending.fault.body)
+            return ""
+        if not untried:
+            await self.interrupt.wait(asyncio.sleep(_FIRST_PAUSE_S * 2 ** len(tried)))
+        serving.accounts.retry(self.entry)
+        return self._route(tried)
+
+    async def _resume(self, tried: list[str], ending: Ending) -> str:
+        """Where a stream goes on that has begun; empty if it cannot, and the client was told so."""
+        serving = self.serving
+        reason = self._cannot_resume(tried, ending)
+        if not reason:
+            try:
+                name = self._route(tried)
+                assert self._continuation is not None
+                member = serving.fleet.member(name)
+                dropped = await self.interrupt.wait(
+                    half_a_character(serving.session, member.url, self._continuation)
+                )
+                self._continuation = self._continuation.without(dropped)
+                serving.accounts.resume(self.entry)
+                return name
+            except Refusal as refusal:
+                reason = refusal.message
+        await self.client.end(error_event(f"{ending.reason}; {reason}", "interrupted"))
+        return ""
+
+    def _cannot_resume(self, tried: list[str], ending: Ending) -> str:
+        """Why a stream that has begun does not go on; empty if it does, and how is in `_continuation`."""
+        serving, events, attempt = self.serving, self._events, self._attempt
+        if not serving.options.resume or events is None or attempt is None:
+            return "it does not go on elsewhere"
+        if ending.refused or ending.departure not in (None, Departure.HAND_OFF):
+            return "nobody takes the rest of it"
+        if len(tried) >= serving.options.max_tries:
+            return f"it broke {len(tried)} times"
+        found = continue_from(self.ask, events, attempt.first_events, self._context())
+        if isinstance(found, str):
+            return found
+        self._continuation = found
+        return ""
+
+    def _has_all_tokens(self) -> bool:
+        events = self._events
+        if events is None or not self.client.began:
+            return False
+        return events.done or (events.finished and self.ask.one_answer)
+
+    async def _finish(self) -> tuple[Outcome, str]:
+        """All of its tokens have come, and no more than usage and end mark may be missing."""
+        events, attempt = self._events, self._attempt
+        assert events is not None
+        assert attempt is not None
+        if events.done or events.counted or not self.ask.wants_usage:
+            await self.client.end(b"" if events.done else DONE)
+            return Outcome.FINISHED, ""
+        found = continue_from(self.ask, events, attempt.first_events, self._context())
+        if isinstance(found, str):
+            await self.client.end(error_event(f"its token counts are lost; {found}", "interrupted"))
+            return Outcome.FAILED, found
+        await self.client.end(found.end())
+        return Outcome.FINISHED, ""
+
+    def _context(self) -> int | None:
+        return self.serving.fleet.facts.max_model_len
+
+    # ---- one attempt ----------------------------------------------------------------------------------------------
+
+    async def _ask_for_it(self, name: str) -> Ending:
+        """Send it to an instance, and pass on what comes back."""
+        serving = self.serving
+        try:
+            member = serving.fleet.member(name)
+        except KeyError:
+            return Ending(End.BROKEN, f"{name} is no longer there")
+        call, events = self._call(member)
+        self._events = events
+        serving.accounts.place(self.entry, name)
+        member.in_flight += 1
+        attempt = self._attempt
+        assert attempt is not None
+        try:
+            with serving.losses.cutting(serving.fleet.lost(name), self.interrupt):
+                ending = await attempt.run(call, events, stream=self.ask.stream, judged=self.ask.one_answer)
+        except WaitCut as cut:
+            if cut.reason is not Cut.LOST:
+                raise
+            return Ending(End.BROKEN, f"its instance was lost ({member.reason})")
+        finally:
+            member.in_flight -= 1
+        member.served += ending.end in (End.PASSED, End.REFUSED)
+        return ending
+
+    def _call(self, member: Member) -> tuple[Call, Events]:
+        """What this instance is sent, and how its events are read."""
+        serving, ask, rest = self.serving, self.ask, self._continuation
+        facts = member.facts
+        spent_s = serving.clock() - self.entry.arrival_s
+        left = ask.slo.after(spent_s)
+        ids = facts.is_vllm and serving.options.resume and resumable(ask)
+        events: Events
+        if rest is None:
+            events = PassedEvents(with_ids=ids, hide_ids=not ask.wants_ids, judged=ask.one_answer)
+        else:
+            ask, events = rest.rest(), ResumedEvents(continuation=rest)
+            left = replace(left, ttft_s=ask.slo.ttft_s)
+        hints = ask.hints(left, may_move=self._may_move and rest is None) if facts.is_headway else None
+        body = ask.body(hints=hints, request_id=facts.is_vllm, ids=ids)
+        headers = upstream_headers(self.headers, with_key=serving.passes_keys)
+        return Call(member.url.rstrip("/").removesuffix("/v1") + ask.path, headers, body), events
+
+    def _tell_fleet(self, name: str, ending: Ending) -> None:
+        if ending.garbage:
+            self.serving.fleet.garbage(name)
+        elif not ending.refused and ending.departure is None:
+            self.serving.fleet.suspect(name)
+
+    def _tokens(self, tokens: int) -> None:
+        """So many more have gone to the client."""
+        serving, now_s = self.serving, self.serving.clock()
+        if not self._started:
+            self._started = True
+            serving.router.started(self.job)
+            serving.accounts.first_token(self.entry, now_s)
+            self._no_longer_waits()
+        serving.accounts.progress(self.entry, tokens, now_s)
+
+    def _no_longer_waits(self) -> None:
+        """It has begun; or it may have, and will not say so before it is whole (no stream)."""
+        if self._visit is not None:
+            self.serving.turnstile.began(self._visit)
+        if self._timer is not None:
+            self._timer.cancel()
+            self.interrupt.clear(Cut.TOO_OLD)

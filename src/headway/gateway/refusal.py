@@ -1,0 +1,96 @@
+"""Errors that the gateway answers with itself, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.core.record import Outcome
+
+_STATUS_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    429: "overloaded",
+    500: "internal_error",
+    502: "upstream_error",
+    503: "unavailable",
+}
+RETRY_NO_INSTANCE_S = 5
+_OUTCOMES = {429: Outcome.SHED}
+
+
+class Refusal(Exception):
+    """A request is answered with an HTTP error of the gateway's own, nothing of an answer having been sent.
+
+    `code` is the reason for machines, `retry_after_s` whole seconds after which to try again. `outcome` is what
+    the request counts as, if it had been taken in.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.outcome = outcome or _OUTCOMES.get(status, Outcome.FAILED)
+
+    @property
+    def body(self) -> bytes:
+        """`{"error": {"message", "type", "param", "code"}}`."""
+        return error_body(self.message, _STATUS_TYPES[self.status], self.code, self.param)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of the answer."""
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b'Basic realm="headway", charset="UTF-8"'))
+        return headers
+
+
+def bad_request(message: str, param: str | None = None) -> Refusal:
+    """HTTP 400."""
+    return Refusal(400, "bad_request", message, param=param)
+
+
+def too_large(limit_bytes: int) -> Refusal:
+    """HTTP 413."""
+    return Refusal(
+        413, "body_too_large", f"the body is longer than {limit_bytes} bytes; accepted: up to so many"
+    )
+
+
+def no_instance() -> Refusal:
+    """HTTP 503: nobody is there to serve. An instance that restarts needs longer than one that missed a check."""
+    return Refusal(
+        503, "no_instance", "no instance is ready; try again later", retry_after_s=RETRY_NO_INSTANCE_S
+    )
+
+
+def closing() -> Refusal:
+    """HTTP 503: the gateway is on its way out; behind a load balancer another one is there at once."""
+    return Refusal(503, "closing", "the gateway is being stopped", retry_after_s=1)
+
+
+def error_body(message: str, kind: str, code: str | int, param: str | None = None) -> bytes:
+    """An error as OpenAI's API words it, as JSON."""
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_event(message: str, code: str) -> bytes:
+    """The end of a stream that cannot go on: the error as an event, and the end mark."""
+    return b"data: " + error_body(message, _STATUS_TYPES[502], code) + b"\n\ndata: [DONE]\n\n"

@@ -1,0 +1,68 @@
+"""The events of the rest of an answer, made to continue those of the first instance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headway.gateway.event_bytes import Lines
+from headway.gateway.events import DONE, Halt, halt_of, payload, read_event
+from headway.gateway.resume import Continuation
+
+
+@dataclass(slots=True, kw_only=True)
+class ResumedEvents:
+    """The rest of a stream: decoded, and made to look like what came before. See `event_bytes.Events`."""
+
+    continuation: Continuation
+    halt: Halt | None = None
+    finished: bool = False
+    done: bool = False
+    counted: bool = False
+    parsed: bool = False
+    tokens: int = 0
+    sent_ids: bytearray = field(default_factory=bytearray)
+    prompt_ids: bytes = b""
+    _lines: Lines = field(default_factory=Lines)
+
+    def __post_init__(self) -> None:
+        self.sent_ids = bytearray(self.continuation.sent_ids)
+        self.prompt_ids = self.continuation.prompt_ids
+        self.tokens = self.continuation.sent
+
+    def take(self, data: bytes) -> bytes:
+        """See `Events`."""
+        shown = bytearray()
+        for line in self._lines.take(data).split(b"\n"):
+            if self.halt is None:
+                shown += self._line(line)
+        return bytes(shown)
+
+    def begins(self, data: bytes) -> bool:
+        """It has begun long ago."""
+        return True
+
+    @property
+    def rest(self) -> bytes:
+        """Nothing: what has no end is not passed on."""
+        return b""
+
+    def _line(self, line: bytes) -> bytes:
+        self.halt = halt_of(line)
+        if self.halt is not None:
+            return b""
+        found = payload(line)
+        if found is None:
+            self.done = self.done or line.startswith(b"data:")
+            return DONE if line.startswith(b"data:") else b""
+        event = read_event(found)
+        if "error" in event:
+            return line + b"\n\n"
+        choices = event.get("choices") or []
+        self.counted = self.counted or not choices
+        for choice in choices:
+            ids = choice.get("token_ids") or []
+            self.tokens += len(ids)
+            text = ",".join(map(str, ids)).encode()
+            self.sent_ids += b"," + text if self.sent_ids and text else text
+            self.finished = self.finished or choice.get("finish_reason") is not None
+        return self.continuation.render(event)

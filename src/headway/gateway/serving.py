@@ -1,0 +1,153 @@
+"""One request's life at the gateway: let in, routed, handed off, resumed, and ended exactly once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+
+from headway.core.job import Job
+from headway.core.record import Outcome
+from headway.core.slo import Slo
+from headway.gateway.access_log import AccessLog
+from headway.gateway.accounts import Accounts, RefusalNote, slo_label
+from headway.gateway.ask import Ask
+from headway.gateway.edge import Client, Headers, passes_keys
+from headway.gateway.fleet import Fleet
+from headway.gateway.interrupt import Cut, Interrupt, WaitCut
+from headway.gateway.life import Life
+from headway.gateway.losses import Losses
+from headway.gateway.options import GatewayOptions
+from headway.gateway.refusal import Refusal, closing, error_event
+from headway.gateway.turnstile import Turnstile
+from headway.routing import Router
+
+_LOG = logging.getLogger(__name__)
+
+_NO_LIMIT_TOKENS = 2**31 - 1
+
+
+class Serving:
+    """Serves requests from the fleet. Everything on one event loop.
+
+    `running` are the interrupts of the requests that are here, so that they can be cut short together.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        router: Router,
+        options: GatewayOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        log: AccessLog | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.router = router
+        self.session = fleet.session
+        self.options = options
+        self.clock = clock
+        self.log = log
+        self.accounts = Accounts()
+        self.losses = Losses()
+        self.turnstile = Turnstile(
+            self._places,
+            max_queue=options.max_queue,
+            max_per_tenant=options.max_per_tenant,
+            clock=clock,
+        )
+        self.running: set[Interrupt] = set()
+        self.closing = False
+        self.passes_keys = passes_keys(fleet.session, checks_keys=bool(options.keys))
+        self._numbers = count()
+
+    async def serve(
+        self, ask: Ask, client: Client, headers: Headers, interrupt: Interrupt, arrival_s: float
+    ) -> None:
+        """Answer one request, whatever happens. Its one end is in the accounts afterwards, and in the log."""
+        entry = self.accounts.offer(ask.request_id, ask.slo, ask.tenant, arrival_s)
+        life = Life(self, ask, client, headers, interrupt, entry, self._job(ask, arrival_s))
+        outcome, reason = Outcome.FAILED, "the gateway broke off"
+        self.running.add(interrupt)
+        try:
+            outcome, reason = await life.run()
+        except Refusal as refusal:
+            outcome, reason = refusal.outcome, refusal.message
+            await self.refuse(client, refusal, entry.slo, entry.key.tenant)
+        except WaitCut as cut:
+            outcome, reason = await self._cut_short(life, cut.reason)
+        except Exception:
+            _LOG.exception("request %s", ask.request_id)
+            reason = "an error of the gateway's own"
+            await self._give_up(life, reason)
+        finally:
+            self.running.discard(interrupt)
+            life.close()
+            now_s = self.clock()
+            self.accounts.end(entry, outcome, now_s, rejected=life.rejected)
+            if self.log is not None:
+                self.log.write(entry, ask, client.status, now_s, reason)
+
+    async def refuse(self, client: Client, refusal: Refusal, slo: Slo, tenant: str) -> None:
+        """Answer with an error of the gateway's own, and note it."""
+        self.accounts.refuse(
+            RefusalNote(self.clock(), refusal.status, refusal.code, refusal.message, slo_label(slo), tenant)
+        )
+        await client.refuse(refusal)
+
+    def cut_all(self) -> None:
+        """End every request that is still here: with an error, as far as its client can be told."""
+        self.closing = True
+        for interrupt in self.running:
+            interrupt.cut(Cut.CLOSING)
+
+    def close(self) -> None:
+        """Nothing is served any longer."""
+        self.losses.close()
+        if self.log is not None:
+            self.log.close()
+
+    def _places(self) -> int | None:
+        limit = self.options.max_in_flight
+        return None if limit is None else limit * len(self.fleet.names())
+
+    def _job(self, ask: Ask, arrival_s: float) -> Job:
+        """The request as routers see it. Clients may use a name twice, so it has a number of its own."""
+        return Job(
+            id=str(next(self._numbers)),
+            arrival_s=arrival_s,
+            num_prompt_tokens=ask.prompt_tokens,
+            max_output_tokens=_NO_LIMIT_TOKENS if ask.max_tokens is None else ask.max_tokens,
+            slo=ask.slo,
+            priority=ask.priority or 0,
+            tenant=ask.tenant,
+            may_move=ask.may_move and ask.one_answer,
+        )
+
+    async def _cut_short(self, life: Life, cut: Cut) -> tuple[Outcome, str]:
+        if cut is Cut.GONE:
+            return Outcome.CANCELLED, "the client left"
+        if cut is Cut.TOO_OLD:
+            refusal = self.turnstile.overloaded(
+                "too_old", f"no answer had begun within {self.options.max_age_s:g} s; try again later"
+            )
+        else:
+            refusal = closing()
+        if life.client.began:
+            await self._give_up(life, refusal.message)
+            return Outcome.FAILED, refusal.message
+        await self.refuse(life.client, refusal, life.entry.slo, life.entry.key.tenant)
+        return refusal.outcome, refusal.message
+
+    async def _give_up(self, life: Life, reason: str) -> None:
+        """The end of an answer that cannot go on, as far as the client can be told."""
+        client = life.client
+        if client.ended:
+            return
+        with suppress(Exception):
+            if client.began:
+                await client.end(error_event(reason, "interrupted"))
+            else:
+                await client.refuse(Refusal(500, "internal", reason))

@@ -1,0 +1,160 @@
+"""How many requests may be inside, how many may wait, and what those are told who may not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from headway.gateway.interrupt import Interrupt
+from headway.gateway.refusal import Refusal, no_instance
+
+LONGEST_RETRY_S = 60
+_WINDOW_S = 30.0
+_KEPT_STARTS = 512
+_LOOK_AGAIN_S = 1.0
+"""Places may come free without anybody leaving: an instance that becomes ready brings its own."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many requests get their first token a second, over the last half minute."""
+
+    _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STARTS))
+
+    def began(self, now_s: float) -> None:
+        """One got its first token."""
+        self._starts_s.append(now_s)
+
+    def per_s(self, now_s: float) -> float:
+        """0 while fewer than two have."""
+        while self._starts_s and self._starts_s[0] < now_s - _WINDOW_S:
+            self._starts_s.popleft()
+        if len(self._starts_s) < 2:
+            return 0.0
+        return len(self._starts_s) / max(now_s - self._starts_s[0], 1e-3)
+
+    def retry_after_s(self, waiting: int, now_s: float) -> int:
+        """Seconds until those who wait now have begun at that pace: 1 to 60, and 1 where no pace is known."""
+        per_s = self.per_s(now_s)
+        if not per_s:
+            return 1
+        return min(LONGEST_RETRY_S, max(1, math.ceil(waiting / per_s)))
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One request's stay. It waits until its first token, and is inside once it may be sent to an instance."""
+
+    tenant: str
+    waiting: bool = True
+    inside: bool = False
+
+
+class Turnstile:
+    """Lets requests in by priority, then arrival, as far as the limits allow.
+
+    `places` says how many may be inside, None for no limit; `max_queue` how many may be without their first token
+    and `max_per_tenant` how many a tenant may have. O(log waiting) a call.
+    """
+
+    def __init__(
+        self,
+        places: Callable[[], int | None],
+        *,
+        max_queue: int | None = None,
+        max_per_tenant: int | None = None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.max_queue = max_queue
+        self.waiting = 0
+        self.inside = 0
+        self.pace = Pace()
+        self._places = places
+        self._max_per_tenant = max_per_tenant
+        self._clock = clock
+        self._tenants: Counter[str] = Counter()
+        self._door: list[tuple[int, int, asyncio.Future[None], Visit]] = []
+        self._turn = 0
+
+    async def enter(self, tenant: str, priority: int, interrupt: Interrupt) -> Visit:
+        """Come in, waiting at the door if there is no place; the visit must be left.
+
+        Raises Refusal (429) if the queue or the tenant's share is full, and (503) if no place is left at all;
+        WaitCut if the wait is cut short.
+        """
+        visit = self._take_in(tenant)
+        places = self._places()
+        if places is None or (self.inside < places and not self._door):
+            visit.inside = True
+            self.inside += 1
+            return visit
+        try:
+            await self._wait(visit, priority, interrupt)
+        except BaseException:
+            self.leave(visit)
+            raise
+        return visit
+
+    def began(self, visit: Visit) -> None:
+        """Its first token is out. Later calls change nothing."""
+        if visit.waiting:
+            visit.waiting = False
+            self.waiting -= 1
+            self.pace.began(self._clock())
+
+    def leave(self, visit: Visit) -> None:
+        """It is over."""
+        self.waiting -= visit.waiting
+        self.inside -= visit.inside
+        visit.waiting = visit.inside = False
+        self._tenants[visit.tenant] -= 1
+        if not self._tenants[visit.tenant]:
+            del self._tenants[visit.tenant]
+        self._admit()
+
+    def overloaded(self, code: str, message: str) -> Refusal:
+        """HTTP 429, with the time in which those who wait now will have begun."""
+        return Refusal(429, code, message, retry_after_s=self.pace.retry_after_s(self.waiting, self._clock()))
+
+    def _take_in(self, tenant: str) -> Visit:
+        if self.max_queue is not None and self.waiting >= self.max_queue:
+            raise self.overloaded(
+                "queue_full", f"{self.waiting} requests wait for their first token already; try again later"
+            )
+        if self._max_per_tenant is not None and self._tenants[tenant] >= self._max_per_tenant:
+            raise self.overloaded(
+                "tenant_limit", f"tenant {tenant!r} has {self._max_per_tenant} requests here already"
+            )
+        self._tenants[tenant] += 1
+        self.waiting += 1
+        return Visit(tenant)
+
+    async def _wait(self, visit: Visit, priority: int, interrupt: Interrupt) -> None:
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = (priority, self._turn, called, visit)
+        self._turn += 1
+        heappush(self._door, place)
+        try:
+            while not visit.inside:
+                self._admit()
+                await interrupt.wait(asyncio.wait([called], timeout=_LOOK_AGAIN_S))
+                if self._places() == 0:
+                    raise no_instance()
+        finally:
+            if not visit.inside:
+                self._door.remove(place)
+                heapify(self._door)
+
+    def _admit(self) -> None:
+        """Let in whom there are places for."""
+        places = self._places()
+        while self._door and (places is None or self.inside < places):
+            called, visit = heappop(self._door)[2:]
+            visit.inside = True
+            self.inside += 1
+            if not called.done():
+                called.set_result(None)

@@ -1,0 +1,160 @@
+"""What several instances are started with, and what is said of it; nothing is started here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headway.cli.serve_flags import GatewayFlags
+from headway.cli.serve_site import Request, Site, build_site, introduction
+from headway.core.slo import Slo
+from headway.engine.core_binding import CORES_VARIABLE
+from headway.engine.server_command import is_cpu_build
+from headway.engine.settings import EngineSettings
+from headway.errors import ConfigError
+from headway.policies.presets import PRESETS
+from tests.cli.conftest import Refused
+
+ADDRESS = ("127.0.0.1", 8000)
+
+
+def site(model: str | None, *vllm_flags: str, policy: str | None = None, **flags: object) -> Site:
+    def settings(preset: str) -> EngineSettings:
+        return EngineSettings(policy=preset, slo_ttft_s=1.0, slo_tbt_s=0.15)
+
+    asked = Request(model, policy, settings, vllm_flags)
+    return build_site(asked, GatewayFlags(**flags), ADDRESS)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv(CORES_VARIABLE, raising=False)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    return str(tmp_path)
+
+
+@pytest.mark.skipif(not is_cpu_build(), reason="cores are bound where vLLM computes on the CPU")
+def test_the_introduction_says_what_runs_where(model: str) -> None:
+    text = introduction(site(model, pools="lp=1,hp=1", join=("hp=http://10.0.0.3:8000",)), "demo")
+    lines = text.splitlines()
+    assert lines[0] == (
+        "headway: serving demo from 3 instances at http://127.0.0.1:8000 under policy 'ascendra', router 'ascendra'; "
+        "targets: first token within 1 s, time between tokens 0.15 s."
+    )
+    assert lines[1].startswith(f"  lp-0  ascendra-lp ({PRESETS['ascendra-lp'].summary}), core")
+    assert lines[2].startswith(f"  hp-0  ascendra-hp ({PRESETS['ascendra-hp'].summary}), core")
+    assert lines[3] == "  hp-1  joined at http://10.0.0.3:8000"
+    assert lines[4].startswith("Chosen here, as nothing was given: --dtype bfloat16")
+    assert lines[-1].startswith("What is going on: http://127.0.0.1:8000/dashboard")
+
+
+@pytest.mark.skipif(not is_cpu_build(), reason="cores are bound where vLLM computes on the CPU")
+def test_instances_that_share_cores_are_warned_of(model: str) -> None:
+    crowd = len(os.sched_getaffinity(0)) + 1
+    assert f"Warning: {crowd} workers share" in introduction(site(model, instances=crowd), "m")
+
+
+def test_joined_servers_need_no_model() -> None:
+    made = site(None, join=("http://10.0.0.3:8000",))
+    assert made.local is None
+    lines = introduction(made, None).splitlines()
+    assert lines[0].startswith(
+        "headway: serving 1 instance at http://127.0.0.1:8000, router 'least-work'; targets"
+    )
+    assert lines[1] == "  0  joined at http://10.0.0.3:8000"
+
+
+def test_limits_reach_the_gateway(model: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret team-a\n")
+    made = site(
+        model,
+        instances=1,
+        api_keys=keys,
+        max_queue=5,
+        max_age=2.5,
+        max_in_flight=3,
+        max_per_tenant=4,
+        max_body_mib=2,
+        access_log=tmp_path / "log",
+        resume=False,
+        drain_seconds=7.0,
+    )
+    options = made.options
+    assert options.slo == Slo(ttft_s=1.0, tbt_s=0.15)
+    assert (options.max_queue, options.max_age_s, options.max_in_flight, options.max_per_tenant) == (
+        5,
+        2.5,
+        3,
+        4,
+    )
+    assert (options.max_body_bytes, options.access_log, options.resume) == (2 << 20, tmp_path / "log", False)
+    assert options.drain_s == made.fleet_options.drain_s == 7.0
+    assert options.keys.tenant_of(b"Bearer secret") == "team-a"
+    assert site(model, instances=1).options.drain_s == 30.0
+
+
+def test_the_key_that_vllm_wants_is_sent_to_it(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert site(model, instances=1).upstream_key is None
+    assert site(model, "--api-key", "abc", instances=1).upstream_key == "abc"
+    monkeypatch.setenv("VLLM_API_KEY", "def")
+    assert site(None, join=("http://10.0.0.3:8000",)).upstream_key == "def"
+
+
+def test_moving_between_pools_needs_two(model: str) -> None:
+    assert site(model, pools="lp=2,hp=1", rebalance=True).rebalances
+    for flags in ({"instances": 3}, {"pools": "lp=3"}):
+        with pytest.raises(ConfigError, match="--rebalance moves instances between pools"):
+            site(model, rebalance=True, **flags)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "error: MODEL is missing; accepted: `demo`, a directory or a hub name, or --join URL"),
+        (["--pools", "lp=1"], "error: MODEL is missing; accepted: headway serve MODEL"),
+        (["--instances", "1", "--", "--max-num-seqs", "4"], "error: MODEL is missing"),
+        (["demo", "--join", "http://x"], "error: no instance is started here, so 'demo' is for nobody"),
+        (
+            ["--join", "http://x", "--", "--seed", "1"],
+            "error: no instance is started here, so '--seed 1' is for",
+        ),
+        (["--join", "http://x", "--records", "r"], "error: settings of an engine (--records, "),
+        (
+            ["demo", "--pools", "lp=1,hp=1", "--order", "edf"],
+            "error: --order, --batching, --eviction or --leaving",
+        ),
+        (
+            ["demo", "--pools", "lp=1,hp=1", "--policy", "vllm"],
+            "error: policy 'vllm' is for instances that are all",
+        ),
+        (["demo", "--max-queue", "4"], "error: --max-queue is for several instances behind one address"),
+        (["demo", "--no-resume"], "error: --no-resume is for several instances"),
+        (["demo", "--rebalance"], "error: --rebalance is for several instances"),
+        (["demo", "--instances", "1", "--max-queue", "0"], "error: max_queue is 0; accepted: 1 or more"),
+        (
+            ["demo", "--instances", "1", "--drain-seconds", "-1"],
+            "error: drain_s is -1.0; accepted: 0 or more",
+        ),
+        (["demo", "--instances", "1", "--api-keys", "/none"], "error: API keys cannot be read from /none"),
+        (["demo", "--instances", "1", "--", "-tp", "x"], "error: --tensor-parallel-size is 'x'; accepted"),
+        (["demo", "--instances", "1", "--", "--model", "x"], "error: --model cannot be used under Headway"),
+        (["./none", "--instances", "1"], "error: model './none' does not exist"),
+        (
+            ["demo", "--instances", "2", "--host-kv-gib", "1e9"],
+            "error: host_kv.gib is 2e+09 but this machine has",
+        ),
+        (["demo", "--instances", "1", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
+        (
+            ["demo", "--policy", "ascendra"],
+            "error: policy 'ascendra' serves pools; accepted with it: --pools",
+        ),
+        (["demo", "--instances", "1", "--policy", "tea"], "error: unknown policy 'tea'; accepted: "),
+    ],
+)
+def test_flags_are_checked_before_anything_starts(
+    refused: Refused, arguments: list[str], complaint: str
+) -> None:
+    assert refused("serve", *arguments).startswith(complaint)

@@ -1,0 +1,72 @@
+"""A small server run as a process of its own: `small_server.py --end-with-parent PID ... --port PORT`.
+
+It answers what vLLM answers on `/health`, `/v1/models`, `/version` and `/metrics`, and reads the file named by
+$SMALL_STATE (JSON) at every request, so that a test can change its ways while it runs:
+    crash: text      say so on stderr, as Headway's launcher does, and end with code 3 instead of starting
+    starts_after_s   answer nothing before
+    health: status   of /health
+    models: text     in place of the list of models
+    slow_s           until `/slow` is answered
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from headway.engine.launcher import end_with_parent
+
+MODELS = '{"object": "list", "data": [{"id": "small", "max_model_len": 4096}]}'
+
+
+def state(file: Path) -> dict[str, Any]:
+    """What the test wants now."""
+    known: dict[str, Any] = json.loads(file.read_text())
+    return known
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One answer a connection."""
+
+    state_file: Path
+
+    def do_GET(self) -> None:
+        wanted = state(self.state_file)
+        if self.path == "/slow":
+            time.sleep(wanted["slow_s"])
+        status, body = {
+            "/health": (wanted.get("health", 200), ""),
+            "/v1/models": (200, wanted.get("models", MODELS)),
+            "/slow": (200, "at last"),
+            "/version": (200, '{"version": "0.32.0"}'),
+            "/metrics": (200, "# a comment\nheadway_steps_total 3.0\n"),
+        }.get(self.path, (404, ""))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing."""
+
+
+def main() -> None:
+    """Serve until told to end."""
+    end_with_parent(int(sys.argv[2]))
+    port = sys.argv[sys.argv.index("--port") + 1]
+    Handler.state_file = Path(os.environ["SMALL_STATE"])
+    wanted = state(Handler.state_file)
+    if "crash" in wanted:
+        print(f"error: {wanted['crash']}", file=sys.stderr, flush=True)
+        sys.exit(3)
+    time.sleep(wanted.get("starts_after_s", 0))
+    http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,410 @@
+"""The gateway's own pages, its door, what it passes through, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from headway.errors import ConfigError
+from headway.gateway.access_log import AccessLog
+from headway.gateway.app import gateway_app, listen, serve, serve_on
+from headway.gateway.endpoint import open_session
+from headway.gateway.fleet import Fleet, Member
+from headway.gateway.keys import Keys
+from headway.gateway.options import GatewayOptions
+from headway.routing import build_router
+from tests.gateway.fleets import until
+from tests.gateway.front import CHAT, PROMPT, Answer, Front, gateway
+from tests.gateway.loopback import serving
+from tests.gateway.upstream import Turn, upstream
+
+KEYS = Keys({b"k1": "", b"k2": "blue"})
+STREAM = {**PROMPT, "stream": True}
+
+
+async def hang(turn: Turn) -> None:
+    """One token, and nothing more."""
+    await turn.begin()
+    await turn.token()
+    await asyncio.sleep(3600)
+
+
+# ---- pages --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_pages_of_its_own() -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        assert ((await front.get("/health")).status, (await front.get("/ready")).status) == (200, 200)
+        models = await front.get("/v1/models")
+        assert (models.headers["content-type"], models.json["data"][0]["id"]) == ("application/json", "small")
+        assert (await front.get("/openapi.json")).json["openapi"].startswith("3.1")
+        assert (await front.get("/dashboard")).headers["content-type"].startswith("text/html")
+        state = (await front.get("/dashboard/state")).json
+        assert [each["name"] for each in state["instances"]] == ["0"]
+        assert (await front.post({}, "/health")).status == 405
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_every_answer_has_the_requests_id(path: str) -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        body = PROMPT if path == "/v1/completions" else CHAT
+        answer = await front.post(body, path, x_request_id="mine")
+        assert answer.headers["x-request-id"] == "mine"
+        assert len((await front.post(body, path)).headers["x-request-id"]) == 32
+        assert (await front.post(b"{", path, x_request_id="bad")).headers["x-request-id"] == "bad"
+        assert instance.turns[0].request.headers["x-request-id"] == "mine"
+
+
+# ---- the door -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/metrics"),
+        ("GET", "/dashboard"),
+        ("GET", "/dashboard/state"),
+        ("GET", "/openapi.json"),
+        ("GET", "/anything"),
+    ],
+)
+async def test_a_key_is_wanted_everywhere(method: str, path: str) -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+
+        async def send(**headers: str) -> Answer:
+            return await (
+                front.post(PROMPT, path, **headers) if method == "POST" else front.get(path, **headers)
+            )
+
+        for headers in ({}, {"Authorization": "Bearer k3"}):
+            answer = await send(**headers)
+            assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+            assert answer.headers["www-authenticate"].startswith("Basic ")
+        assert not instance.turns
+        password = base64.b64encode(b"me:k1").decode()
+        for key in ("Bearer k1", f"Basic {password}"):
+            assert (await send(Authorization=key)).status in (200, 202)
+
+
+async def test_health_needs_no_key() -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+        assert ((await front.get("/health")).status, (await front.get("/ready")).status) == (200, 200)
+
+
+async def test_a_keys_tenant_is_the_requests_and_the_key_goes_no_further() -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+        assert (await front.post(PROMPT, Authorization="Bearer k2")).status == 200
+        assert instance.bodies[0]["vllm_xargs"]["headway_tenant"] == "blue"
+        assert "authorization" not in {name.lower() for name in instance.turns[0].request.headers}
+        assert next(iter(front.accounts.classes)).tenant == "blue"
+        assert (await front.post(PROMPT, Authorization="Bearer k2", x_tenant="red")).status == 403
+
+
+async def test_without_keys_the_clients_key_is_the_instances_to_check() -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        await front.post(PROMPT, Authorization="Bearer theirs")
+        assert instance.turns[0].request.headers["authorization"] == "Bearer theirs"
+
+
+async def test_an_instances_own_key_is_not_the_clients() -> None:
+    """The session has the instances' key, so what clients send for one (all do) goes no further."""
+    async with upstream("a") as instance, open_session("ours") as session:
+        fleet = Fleet([Member("a", url=instance.url)], session=session)
+        running = asyncio.create_task(fleet.run())
+        await until(fleet.names)
+        app = gateway_app(fleet, build_router("round-robin"), GatewayOptions())
+        async with serving(app) as url, aiohttp.ClientSession() as client:
+            for path in ("/v1/completions", "/elsewhere"):
+                headers = {"Authorization": "Bearer EMPTY"}
+                async with client.post(url + path, json=PROMPT, headers=headers) as response:
+                    answer = await response.json()
+            assert instance.turns[0].request.headers["authorization"] == "Bearer ours"
+            assert answer["headers"]["Authorization"] == "Bearer ours"
+        await fleet.close()
+        running.cancel()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_over_the_limit_is_a_413(chunked: bool) -> None:
+    async def parts() -> Any:
+        for _ in range(20):
+            yield b"x" * 1000
+
+    async with upstream() as instance, gateway(instance, max_body_bytes=10_000) as front:
+        for path in ("/v1/completions", "/elsewhere"):
+            data = parts() if chunked else b"x" * 10_001
+            async with front.session.post(front.url + path, data=data) as response:
+                assert response.status == 413
+                assert (await response.json())["error"]["code"] == "body_too_large"
+        assert not instance.turns
+        assert (await front.post(json.dumps(PROMPT).encode().ljust(10_000))).status == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": "x", "stream": 1}'])
+async def test_a_body_that_is_none_is_a_400(body: bytes) -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        answer = await front.post(body)
+        assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+        assert not instance.turns
+        assert not front.accounts.totals.offered
+        assert front.accounts.refusals[0].status == 400
+
+
+async def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
+    async def wait(turn: Turn) -> None:
+        await turn.begin()
+        await release.wait()
+        await turn.token(finish="stop")
+        await turn.end()
+
+    release = asyncio.Event()
+    async with upstream(act=wait) as instance, gateway(instance, max_queue=2) as front:
+        waiting = [asyncio.create_task(front.post(STREAM)) for _ in range(2)]
+        await until(lambda: instance.running == 2)
+        answer = await front.post(STREAM)
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (
+            429,
+            "queue_full",
+            "1",
+        )
+        release.set()
+        assert [each.status for each in await asyncio.gather(*waiting)] == [200, 200]
+        assert (await front.post(STREAM)).status == 200
+        await front.idle()
+        assert front.accounts.totals.shed == 1
+
+
+async def test_only_so_many_are_sent_to_an_instance_at_a_time() -> None:
+    async def watch(turn: Turn) -> None:
+        seen.append(turn.upstream.running)
+        await asyncio.sleep(0.01)
+        await turn.answer()
+
+    seen: list[int] = []
+    async with upstream(act=watch) as instance, gateway(instance, max_in_flight=2) as front:
+        answers = await asyncio.gather(*(front.post(STREAM) for _ in range(10)))
+        assert {answer.status for answer in answers} == {200}
+        assert max(seen) == 2
+
+
+async def test_who_waits_too_long_for_a_first_token_is_told_so() -> None:
+    async def slow(turn: Turn) -> None:
+        if turn.streams:
+            await turn.begin()
+        await asyncio.sleep(0.3)
+        await turn.whole()
+
+    async with upstream(act=slow) as instance, gateway(instance, max_age_s=0.1) as front:
+        answer = await front.post(STREAM)
+        assert (answer.status, answer.error["code"]) == (429, "too_old")
+        await asyncio.wait_for(instance.gone.wait(), 1)
+        # An answer in one piece does not say when it was begun: only the door can be too slow for it.
+        assert (await front.post(PROMPT)).status == 200
+        await front.idle()
+        assert front.accounts.totals.shed == 1
+
+
+async def test_a_stream_that_has_begun_is_never_too_old() -> None:
+    async def slow(turn: Turn) -> None:
+        await turn.begin()
+        await turn.token()
+        await asyncio.sleep(0.2)
+        await turn.token(finish="stop")
+        await turn.end()
+
+    async with upstream(act=slow) as instance, gateway(instance, max_age_s=0.1) as front:
+        assert len((await front.post(STREAM)).events) == 2
+
+
+# ---- everything else ----------------------------------------------------------------------------------------------
+
+
+async def test_the_rest_of_the_api_goes_to_an_instance() -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        answer = await front.post(b'{"input": "x"}', "/v1/embeddings?a=b%20c&d=1", x_other="1")
+        assert answer.status == 202
+        seen = answer.json
+        assert (seen["method"], seen["body"]) == ("POST", '{"input": "x"}')
+        assert seen["path"] in ("/v1/embeddings?a=b+c&d=1", "/v1/embeddings?a=b%20c&d=1")
+        headers = {name.lower(): value for name, value in seen["headers"].items()}
+        assert (headers["x-other"], headers["content-type"]) == ("1", "application/json")
+        assert headers["host"] == instance.url.removeprefix("http://")
+        assert (await front.get("/v1/completions")).json["method"] == "GET"
+        assert not front.accounts.totals.offered
+        assert front.fleet.member("0").served == 2
+
+
+async def test_what_comes_compressed_goes_on_plain() -> None:
+    async def act(turn: Turn) -> None:
+        text = gzip.compress(b'{"choices": []}')
+        await turn.refuse(200, text, **{"Content-Type": "application/json", "Content-Encoding": "gzip"})
+
+    async with upstream(act=act) as instance, gateway(instance) as front:
+        for path in ("/v1/completions", "/zipped"):
+            answer = await front.post(PROMPT, path)
+            assert answer.body == b'{"choices": []}'
+            assert "content-encoding" not in answer.headers
+
+
+async def test_the_rest_is_spread_and_refused_as_the_others() -> None:
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        hosts = {(await front.get("/x")).json["headers"]["Host"] for _ in range(4)}
+        assert hosts == {each.url.removeprefix("http://") for each in (first, second)}
+        first.sick = second.sick = True
+        await until(lambda: not front.fleet.names())
+        assert (await front.get("/x")).status == 503
+
+
+async def test_who_leaves_or_is_lost_elsewhere_ends_there_too() -> None:
+    async with upstream("a") as instance, gateway(instance, drain_s=0.1) as front:
+        for body in (None, b"x" * 100):
+            instance.gone.clear()
+            asking = asyncio.create_task(front.session.post(front.url + "/hang", data=body))
+            await until(lambda: instance.running)
+            asking.cancel()
+            await asyncio.wait_for(instance.gone.wait(), 1)
+        asking = asyncio.create_task(front.session.post(front.url + "/hang"))
+        await until(lambda: instance.running)
+        instance.sick = True
+        async with await asking as response:
+            assert response.status == 502
+
+
+async def test_what_hangs_elsewhere_does_not_hold_up_the_end() -> None:
+    async with upstream("a") as instance, gateway(instance, drain_s=0.1) as front:
+        asking = asyncio.create_task(front.session.post(front.url + "/hang"))
+        await until(lambda: instance.running)
+        front.stop.set()
+        async with await asking as response:
+            assert response.status == 502
+        await front.task
+
+
+# ---- the end ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_runs_may_end_when_the_gateway_stops() -> None:
+    async def slowly(turn: Turn) -> None:
+        await turn.begin()
+        await turn.token()
+        await release.wait()
+        await turn.token(finish="stop")
+        await turn.end()
+
+    release = asyncio.Event()
+    async with upstream(act=slowly) as instance, gateway(instance) as front:
+        running = asyncio.create_task(front.post(STREAM))
+        await until(lambda: instance.running and front.accounts.output_tokens)
+        front.stop.set()
+        await until(lambda: refuses(front))
+        release.set()
+        assert len((await running).events) == 2
+        await front.task
+        assert front.accounts.totals.finished == 1
+
+
+def refuses(front: Front) -> bool:
+    """Whether nobody listens any longer."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", int(front.url.rpartition(":")[2]))) != 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_what_does_not_end_in_time_is_cut_with_a_clear_error(begun: bool) -> None:
+    async def act(turn: Turn) -> None:
+        if begun:
+            await hang(turn)
+        await asyncio.sleep(3600)
+
+    async with upstream(act=act) as instance, gateway(instance, drain_s=0.1) as front:
+        running = asyncio.create_task(front.post(STREAM))
+        await until(lambda: instance.running and bool(front.accounts.output_tokens) is begun)
+        front.stop.set()
+        answer = await running
+        if begun:
+            assert answer.status == 200
+            assert "being stopped" in answer.events[-1]["error"]["message"]
+        else:
+            assert (answer.status, answer.error["code"]) == (503, "closing")
+        await front.task
+        await asyncio.wait_for(instance.gone.wait(), 1)
+        assert front.accounts.totals.failed == 1
+
+
+async def test_a_gateway_that_is_stopped_while_it_starts_leaves_nothing_open() -> None:
+    async with open_session() as session:
+        app = gateway_app(Fleet([], session=session), build_router("round-robin"), GatewayOptions())
+        listener, stop = listen("127.0.0.1", 0), asyncio.Event()
+        stop.set()
+        await serve_on(app, listener, stop)
+        assert listener.fileno() == -1
+
+
+async def test_an_address_that_is_taken_is_a_clear_error() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        async with open_session() as session:
+            app = gateway_app(Fleet([], session=session), build_router("round-robin"), GatewayOptions())
+            with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:"):
+                await serve(app, "127.0.0.1", taken.getsockname()[1], asyncio.Event())
+
+
+# ---- the log ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_access_log_has_a_line_for_each_request(tmp_path: Path) -> None:
+    async def expire(turn: Turn) -> None:
+        await turn.leave("expired")
+
+    path = tmp_path / "access.jsonl"
+    async with upstream("lp-0") as instance, gateway(instance, access_log=path) as front:
+        await front.post(STREAM, x_request_id="a", x_slo_ttft_ms="9000", x_tenant="blue")
+        instance.act = expire
+        await front.post(PROMPT, x_request_id="b")
+        await front.idle()
+        first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first.pop("ms") >= first.pop("ttft_ms") > 0
+    assert first.pop("at") > 1.7e9
+    assert first == {
+        "id": "a",
+        "path": "/v1/completions",
+        "status": 200,
+        "outcome": "finished",
+        "tokens": 8,
+        "stream": True,
+        "slo": "ttft=9s",
+        "met": True,
+        "tenant": "blue",
+        "instance": "lp-0",
+    }
+    assert (second["id"], second["status"], second["outcome"]) == ("b", 429, "expired")
+    assert "ran out" in second["reason"]
+
+
+def test_a_log_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the access log cannot be written to"):
+        AccessLog(tmp_path / "none" / "log")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_queue": 0}, "max_queue is 0; accepted: 1 or more"),
+        ({"max_tries": 0}, "max_tries is 0"),
+        ({"max_moves": -1}, "max_moves is -1; accepted: 0 or more"),
+        ({"max_age_s": 0.0}, "max_age_s is 0.0; accepted: more than 0"),
+        ({"drain_s": -1.0}, "drain_s is -1.0"),
+    ],
+)
+def test_limits_that_are_none_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        GatewayOptions(**options)

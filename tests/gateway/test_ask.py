@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.slo import NO_TARGETS, Slo
+from headway.engine import targets
+from headway.gateway.ask import Ask, read_ask
+from headway.gateway.refusal import Refusal
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
+
+
+def read(body: dict[str, Any] | bytes, path: str = "/v1/completions", /, **options: Any) -> Ask:
+    headers = [
+        (name.replace("_", "-").encode(), value.encode())
+        for name, value in options.pop("headers", {}).items()
+    ]
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return read_ask(path, headers, data, request_id="r1", **options)
+
+
+def refused(body: dict[str, Any] | bytes, status: int = 400, **options: Any) -> Refusal:
+    with pytest.raises(Refusal) as raised:
+        read(body, **options)
+    assert raised.value.status == status
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answers", "tokens"),
+    [
+        ("x" * 40, 1, 10),  # about four bytes a token, quotes and all
+        ([1, 2, 3], 1, 3),
+        (["a" * 38, "b" * 38], 2, 20),
+        ([[1, 2], [3]], 2, 3),
+        ([], 1, 1),
+        (None, 1, 1),
+    ],
+)
+def test_how_much_there_is_to_do(prompt: Any, answers: int, tokens: int) -> None:
+    ask = read({"prompt": prompt})
+    assert (ask.answers, ask.prompt_tokens) == (answers, tokens)
+    assert read({"prompt": prompt, "n": 3}).answers == 3 * answers
+
+
+def test_limits_of_answers() -> None:
+    assert read({"prompt": "x"}).max_tokens == 16
+    assert read({"prompt": "x", "max_tokens": 5}).max_tokens == 5
+    assert read(CHAT, "/v1/chat/completions").max_tokens is None
+    assert read({**CHAT, "max_tokens": 5}, "/v1/chat/completions").max_tokens == 5
+    assert read({**CHAT, "max_tokens": 5, "max_completion_tokens": 4}, "/v1/chat/completions").max_tokens == 4
+
+
+def test_what_the_client_wants_of_a_stream() -> None:
+    ask = read(
+        {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    )
+    assert (ask.stream, ask.wants_usage, ask.wants_ids, ask.one_answer) == (True, True, True, True)
+    ask = read({"prompt": "x", "stream": None, "stream_options": None, "n": None})
+    assert (ask.stream, ask.wants_usage, ask.wants_ids, ask.one_answer) == (False, False, False, True)
+
+
+# ---- targets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["x-slo-", "x-llm-d-slo-"])
+@pytest.mark.parametrize("tbt", ["tpot-ms", "tbt-ms"])
+def test_targets_may_come_in_headers(prefix: str, tbt: str) -> None:
+    headers = {f"{prefix}ttft-ms": "250", f"{prefix}{tbt}": "12.5", f"{prefix}deadline-ms": " 30000 "}
+    assert read({"prompt": "x"}, headers=headers).slo == Slo(ttft_s=0.25, tbt_s=0.0125, deadline_s=30)
+
+
+def test_targets_may_come_in_the_body_and_the_others_by_default() -> None:
+    default = Slo(ttft_s=1, tbt_s=0.1)
+    xargs = {"headway_ttft_ms": 250, "headway_deadline_ms": "5000", "headway_tenant": "blue", "other": [1]}
+    ask = read({"prompt": "x", "vllm_xargs": xargs}, default_slo=default)
+    assert ask.slo == Slo(ttft_s=0.25, tbt_s=0.1, deadline_s=5)
+    assert (ask.tenant, ask.priority, ask.may_move) == ("blue", None, True)
+    assert read({"prompt": "x"}, default_slo=default).slo is default
+    assert read({"prompt": "x"}).slo is NO_TARGETS
+
+
+def test_both_may_say_the_same_and_not_two_things() -> None:
+    body = {"prompt": "x", "vllm_xargs": {"headway_ttft_ms": 250}}
+    assert read(body, headers={"x-slo-ttft-ms": "250.0"}).slo.ttft_s == 0.25
+    refusal = refused(body, headers={"x-slo-ttft-ms": "300"})
+    assert "250" in refusal.message
+    assert "300" in refusal.message
+    assert (
+        refused({"prompt": "x"}, headers={"x-slo-tpot-ms": "1", "x-slo-tbt-ms": "2"}).param == "x-slo-tbt-ms"
+    )
+    assert refused({"prompt": "x", "priority": 1}, headers={"x-vllm-priority": "2"}).param == "priority"
+    assert (
+        refused({"prompt": "x", "vllm_xargs": {"headway_tenant": "a"}}, headers={"x-tenant": "b"}).param
+        == "headway_tenant"
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "", "604800001", "1e400"])
+@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-slo-deadline-ms"])
+def test_no_target_out_of_range_is_read_as_another(name: str, value: str) -> None:
+    refusal = refused({"prompt": "x"}, headers={name: value})
+    assert refusal.message.startswith(f"{name} is {value!r}; accepted: milliseconds in (0, 6.048e+08]")
+
+
+def test_priorities_are_turned_round_once() -> None:
+    assert read({"prompt": "x"}, headers={"x-vllm-priority": "-3"}).priority == -3
+    assert read({"prompt": "x"}, headers={"x-dynamo-request-priority": "3"}).priority == -3
+    assert read({"prompt": "x", "priority": 7}).priority == 7
+    assert read({"prompt": "x", "priority": 0}).priority == 0
+    assert "whole number" in refused({"prompt": "x"}, headers={"x-vllm-priority": "high"}).message
+    assert (
+        "whole number" in refused({"prompt": "x"}, headers={"x-dynamo-request-priority": str(2**70)}).message
+    )
+
+
+def test_a_key_says_whose_request_it_is() -> None:
+    assert read({"prompt": "x"}, key_tenant="blue").tenant == "blue"
+    assert read({"prompt": "x"}, headers={"x-tenant": "blue"}, key_tenant="blue").tenant == "blue"
+    assert (
+        refused({"prompt": "x"}, 403, headers={"x-tenant": "red"}, key_tenant="blue").code == "wrong_tenant"
+    )
+    assert "up to 128" in refused({"prompt": "x"}, headers={"x-tenant": "t" * 129}).message
+    assert "printable" in refused({"prompt": "x", "vllm_xargs": {"headway_tenant": "a\nb"}}).message
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "no JSON object"),
+        (b"[]", "no JSON object"),
+        (b'{"prompt": }', "no JSON object"),
+        (b"\xff", "no JSON object"),
+        ({"prompt": "x", "stream": "yes"}, 'stream is "yes"; accepted: true or false'),
+        ({"prompt": "x", "n": "two"}, 'n is "two"; accepted: a whole number'),
+        ({"prompt": "x", "max_tokens": 1.5}, "max_tokens is 1.5; accepted: a whole number"),
+        ({"prompt": "x", "vllm_xargs": [1]}, "vllm_xargs is [1]; accepted: an object"),
+        (
+            {"prompt": "x", "vllm_xargs": {"headway_tbt_ms": True}},
+            "headway_tbt_ms is True; accepted: milliseconds",
+        ),
+    ],
+)
+def test_clear_words_for_what_cannot_be_read(body: dict[str, Any] | bytes, words: str) -> None:
+    assert words.replace("no JSON", "not a JSON") in refused(body).message
+
+
+# ---- bodies -------------------------------------------------------------------------------------------------------
+
+
+def body_of(ask: Ask, **options: Any) -> dict[str, Any]:
+    given = {"hints": None, "request_id": False, "ids": False, **options}
+    decoded: dict[str, Any] = json.loads(ask.body(**given))
+    return decoded
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(extra=st.dictionaries(st.text(min_size=1, max_size=6).map(lambda name: f"x_{name}"), JSON, max_size=4))
+def test_what_is_not_headways_goes_on_as_it_came(extra: dict[str, Any]) -> None:
+    body = {"model": "m", "prompt": "a\u2028b", "max_tokens": 3, **extra}
+    assert body_of(read(body)) == body
+
+
+def test_what_an_instance_is_told() -> None:
+    ask = read(
+        {"prompt": "x", "vllm_xargs": {"other": 1, "headway_ttft_ms": 900}},
+        headers={"x-slo-tbt-ms": "50", "x-tenant": "blue", "x-vllm-priority": "4"},
+    )
+    hints = ask.hints(ask.slo.after(0.4), may_move=True)
+    assert hints == {"headway_ttft_ms": 500, "headway_tbt_ms": 50, "headway_tenant": "blue"}
+    sent = body_of(ask, hints=hints, request_id=True, ids=True)
+    assert sent == {
+        "prompt": "x",
+        "vllm_xargs": {"other": 1, **hints},
+        "priority": 4,
+        "request_id": "r1",
+        "return_token_ids": True,
+    }
+    assert "headway_ttft_ms" in body_of(ask)["vllm_xargs"]
+
+
+def test_a_request_id_of_the_clients_stays() -> None:
+    ask = read({"prompt": "x", "request_id": "mine"})
+    assert ask.request_id == "mine"
+    assert body_of(ask, request_id=True)["request_id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("body", "may_move", "expected"),
+    [
+        ({"prompt": "x"}, True, True),
+        ({"prompt": "x"}, False, False),
+        ({"prompt": "x", "n": 2}, True, False),
+        ({"prompt": ["x", "y"]}, True, False),
+        ({"prompt": "x", "vllm_xargs": {"headway_may_move": 0}}, True, False),
+        ({"prompt": "x", "vllm_xargs": {"headway_may_move": 1}}, True, True),
+    ],
+)
+def test_only_one_job_alone_may_move(body: dict[str, Any], may_move: bool, expected: bool) -> None:
+    ask = read(body)
+    hints = ask.hints(NO_TARGETS, may_move=may_move)
+    assert hints.get("headway_may_move", True) == expected
+    # The engine reads it as it is meant.
+    sent = {**ask.xargs, **hints}
+    assert targets.read_hints(sent).may_move is expected
+
+
+@given(
+    slo=st.builds(
+        Slo,
+        ttft_s=st.none() | st.floats(0.001, 600000),
+        tbt_s=st.none() | st.floats(0.001, 600000),
+        deadline_s=st.none() | st.floats(0.001, 600000),
+    ),
+    spent_s=st.floats(0, 1e6),
+)
+def test_the_engine_accepts_what_is_left_of_any_targets(slo: Slo, spent_s: float) -> None:
+    ask = read({"prompt": "x"})
+    left = slo.after(spent_s)
+    told = targets.read_hints(msgspec.json.decode(msgspec.json.encode(ask.hints(left, may_move=False))))
+    for name in ("ttft_s", "tbt_s", "deadline_s"):
+        assert getattr(told.slo, name) == pytest.approx(getattr(left, name))
+    assert told.may_move is False

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from importlib import resources
+
+import aiohttp
+import msgspec
+import pytest
+from starlette.applications import Starlette
+
+from headway.core.job import Job
+from headway.core.slo import Slo
+from headway.gateway.accounts import RefusalNote
+from headway.gateway.dashboard import MOST_CLASSES, dashboard_routes, slack_bands
+from headway.gateway.dashboard_state import SLACK_BANDS, DashboardState
+from headway.gateway.fleet import Condition
+from tests.gateway.dashboard_scene import WALL_S, Scene
+from tests.gateway.loopback import serving
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with aiohttp.ClientSession() as session:
+        yield Scene(session)
+
+
+async def test_an_idle_gateway_shows_its_instances_and_no_share_of_nothing(scene: Scene) -> None:
+    state = scene.state
+    assert [(one.name, one.pool, one.condition) for one in state.instances] == [
+        ("lp-0", "lp", "starting"),
+        ("hp-0", "hp", "starting"),
+    ]
+    assert state.overall.minute.goodput is None
+    assert state.load.requests_per_s == 0.0
+    assert set(state.overall.spark) == {None}
+    assert state.classes == []
+
+
+async def test_goodput_is_of_the_last_minute_and_of_five(scene: Scene) -> None:
+    scene.serve(ttft_s=3.0)  # late: 1 s was wanted
+    scene.dashboard.sample()
+    scene.clock.now_s += 100.0
+    scene.dashboard.sample()
+    scene.serve(ttft_s=0.5)
+    minute, five_minutes = scene.state.overall.minute, scene.state.overall.five_minutes
+    assert (minute.offered, minute.finished, minute.met, minute.goodput) == (1, 1, 1, 1.0)
+    assert (five_minutes.offered, five_minutes.finished, five_minutes.met, five_minutes.goodput) == (
+        2,
+        2,
+        1,
+        0.5,
+    )
+    judged = [share for share in scene.state.overall.spark if share is not None]
+    assert judged == [0.0, 1.0]
+
+
+async def test_rates_are_over_the_time_there_is(scene: Scene) -> None:
+    for _ in range(4):  # 0.55 s + 9 x 0.05 s = 1 s each
+        scene.serve(ttft_s=0.55)
+    load = scene.state.load
+    assert load.requests_per_s == pytest.approx(4 / 4.0)
+    assert load.output_tokens_per_s == pytest.approx(40 / 4.0)
+    assert sum(load.requests_spark) * 5.0 == pytest.approx(4)
+
+
+async def test_each_pair_of_targets_and_tenant_has_a_row(scene: Scene) -> None:
+    scene.serve(ttft_s=0.5, tenant="b")
+    scene.serve(ttft_s=0.5, tenant="a")
+    scene.serve(ttft_s=3.0, tenant="a", slo=Slo(ttft_s=5.0))
+    rows = {(row.slo, row.tenant): row.minute.met for row in scene.state.classes}
+    assert rows == {("ttft=1s tbt=0.1s", "a"): 1, ("ttft=1s tbt=0.1s", "b"): 1, ("ttft=5s", "a"): 1}
+
+
+async def test_of_many_classes_the_busiest_are_shown(scene: Scene) -> None:
+    for tenant in range(MOST_CLASSES + 3):
+        scene.serve(ttft_s=0.1, tenant=f"t{tenant}")
+    for _ in range(2):
+        scene.serve(ttft_s=0.1, tenant="t1")
+        scene.serve(ttft_s=0.1, tenant="zz")
+    state = scene.state
+    assert len(state.classes) == MOST_CLASSES
+    assert {"t1", "zz"} <= {row.tenant for row in state.classes}
+    assert state.classes_left_out == 4
+    assert state.overall.minute.offered == MOST_CLASSES + 7
+
+
+async def test_instances_show_what_they_have_and_how_fast_they_are(scene: Scene) -> None:
+    for ttft_s in (0.2, 0.4, 0.6):
+        scene.serve(ttft_s=ttft_s)
+    scene.offer()
+    scene.fleet.member("hp-0").condition = Condition.LOST
+    scene.fleet.member("hp-0").reason = "ended by signal 9"
+    scene.clock.now_s += 7.0
+    scene.fleet.member("lp-0").since_s = scene.clock.now_s - 4.0
+    low, high = scene.state.instances
+    assert (low.in_flight, low.waiting, low.for_s) == (1, 1, 4.0)
+    assert [low.ttft_p50_s, low.ttft_p99_s] == pytest.approx([0.4, 0.6])
+    assert (high.condition, high.reason, high.ttft_p50_s) == ("lost", "ended by signal 9", None)
+
+
+async def test_a_standing_ticket_is_shown_until_it_is_used(scene: Scene) -> None:
+    names = ("lp-0", "hp-0")
+    first, second = (Job(id=name, arrival_s=0.0, num_prompt_tokens=1, max_output_tokens=1) for name in "xy")
+    assert scene.router.route(first, names) == "lp-0"
+    assert [one.ticket for one in scene.state.instances] == [False, True]
+    assert scene.router.route(second, names) == "hp-0"
+    assert not any(one.ticket for one in scene.state.instances)
+
+
+async def test_hand_offs_are_counted_by_pair_and_lately(scene: Scene) -> None:
+    scene.accounts.hand_off(scene.offer(), "hp-0")
+    scene.dashboard.sample()
+    scene.clock.now_s += 90.0
+    scene.dashboard.sample()
+    scene.accounts.hand_off(scene.offer(), "hp-0")
+    (pair,) = scene.state.hand_offs
+    assert (pair.source, pair.target, pair.total, pair.minute) == ("lp-0", "hp-0", 2, 1)
+
+
+async def test_the_door_tells_how_many_wait_and_how_long_the_first_has(scene: Scene) -> None:
+    assert (scene.state.door.waiting, scene.state.door.oldest_s) == (0, None)
+    assert scene.state.max_queue == 8
+    scene.offer(instance="")
+    scene.clock.now_s += 2.0
+    scene.offer(instance="")
+    assert (scene.state.door.waiting, scene.state.door.oldest_s) == (2, 2.0)
+
+
+def test_slack_falls_into_bands() -> None:
+    bands = slack_bands([-0.2, 0.0, 0.1, 0.25, 0.5, 0.74, 0.75, 1.0, None])
+    assert [(band.name, band.waiting) for band in bands] == list(
+        zip(SLACK_BANDS, (1, 2, 1, 2, 2, 1), strict=True)
+    )
+
+
+async def test_those_who_wait_are_in_the_bands_and_those_in_flight_judged_so_far(scene: Scene) -> None:
+    scene.offer()
+    scene.offer(slo=Slo(ttft_s=10.0))
+    scene.clock.now_s += 2.0  # the first is late, the second has 80 % left
+    state = scene.state
+    assert [band.waiting for band in state.slack] == [1, 0, 0, 0, 1, 0]
+    assert state.in_time_so_far == 1
+
+
+async def test_refusals_have_the_time_of_day(scene: Scene) -> None:
+    scene.accounts.refuse(RefusalNote(scene.clock.now_s, 429, "queue_full", "8 wait already", "none", "a"))
+    scene.clock.now_s += 5.0
+    (refusal,) = scene.state.refusals
+    assert refusal.at_s == WALL_S + 100.0
+    assert (refusal.status, refusal.code, refusal.reason) == (429, "queue_full", "8 wait already")
+
+
+async def test_many_who_look_share_one_state_for_half_a_second(scene: Scene) -> None:
+    first = scene.dashboard.state_json()
+    scene.offer()
+    assert scene.dashboard.state_json() is first
+    scene.clock.now_s += 0.5
+    assert msgspec.json.decode(scene.dashboard.state_json(), type=DashboardState).instances[0].in_flight == 1
+
+
+async def test_it_is_served_with_all_it_needs_and_nothing_from_outside(scene: Scene) -> None:
+    app = Starlette(routes=list(dashboard_routes(scene.dashboard)))
+    async with serving(app) as url, aiohttp.ClientSession() as client:
+        async with client.get(f"{url}/dashboard/") as answer:
+            page = await answer.text()
+            assert answer.url.path == "/dashboard"
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+        for name, kind in (("dashboard.css", "text/css"), ("dashboard.js", "text/javascript")):
+            assert f'"dashboard/{name}"' in page
+            async with client.get(f"{url}/dashboard/{name}") as answer:
+                assert answer.status == 200
+                assert answer.headers["Content-Type"].startswith(kind)
+        async with client.get(f"{url}/dashboard/state") as answer:
+            assert answer.headers["Cache-Control"] == "no-store"
+            state = msgspec.json.decode(await answer.read(), type=DashboardState)
+    assert [one.name for one in state.instances] == ["lp-0", "hp-0"]
+
+
+@pytest.mark.parametrize("name", ["dashboard.html", "dashboard.css", "dashboard.js"])
+def test_pages_name_no_other_server_and_set_no_markup(name: str) -> None:
+    text = (resources.files("headway.gateway") / "pages" / name).read_text()
+    assert re.findall(r"//[^\s/]+", text.replace("http://www.w3.org/2000/svg", "")) == []
+    assert "innerHTML" not in text
+    assert "insertAdjacentHTML" not in text

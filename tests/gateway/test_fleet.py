@@ -1,0 +1,408 @@
+"""Instances that are killed, frozen, slow, sick and back again: each a real process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.errors import ConfigError, UpstreamError
+from headway.gateway.endpoint import open_session
+from headway.gateway.fleet import Condition, Fleet, FleetOptions, Member
+from headway.gateway.fleet_process import LaunchedServer
+from headway.gateway.health import NO_FACTS
+from tests.gateway.fleets import QUICK, SmallServer, running, until
+from tests.gateway.small_server import MODELS
+
+NEVER_S = 1000.0
+
+Small = Callable[[str], SmallServer]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Small:
+    return lambda name: SmallServer(tmp_path, name)
+
+
+def is_(member: Member, condition: Condition) -> Callable[[], bool]:
+    return lambda: member.condition is condition
+
+
+def process_of(member: Member) -> LaunchedServer:
+    assert member.process is not None
+    return member.process
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and has not ended; one that nobody has waited for yet has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# ---- coming up ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_launched_instance_is_ready_when_it_answers(small: Small) -> None:
+    server = small("lp-0")
+    server.behave(starts_after_s=0.3)
+    async with running(server.launched("lp")) as fleet:
+        await until(lambda: fleet.members[0].process)
+        assert (fleet.names(), fleet.member("lp-0").condition) == ((), Condition.STARTING)
+        assert (fleet.models, fleet.facts) == (b"", NO_FACTS)
+        await fleet.until_settled()
+        assert fleet.names() == ("lp-0",)
+        assert fleet.member("lp-0").url == f"http://127.0.0.1:{server.port}"
+        assert fleet.models == MODELS.encode()
+        facts = fleet.facts
+        assert (facts.model, facts.max_model_len, facts.version) == ("small", 4096, "0.32.0")
+        assert facts.is_vllm
+        assert facts.is_headway
+
+
+async def test_names_are_of_those_that_serve_in_the_order_given(small: Small) -> None:
+    servers = [small(name) for name in ("b", "a", "c")]
+    async with running(*(server.launched() for server in servers)) as fleet:
+        await until(lambda: len(fleet.names()) == 3)
+        assert fleet.names() == ("b", "a", "c")
+        os.kill(process_of(fleet.member("a")).pid, signal.SIGSTOP)
+        await until(lambda: fleet.names() == ("b", "c"))
+        assert [member.name for member in fleet.members] == ["b", "a", "c"]
+
+
+async def test_one_that_crashes_at_every_start_is_tried_again_and_says_why(small: Small) -> None:
+    server = small("0")
+    server.behave(crash="no memory for a block")
+    async with running(server.launched()) as fleet:
+        member = fleet.members[0]
+        await until(lambda: member.reason == "ended with code 3: no memory for a block")
+        await until(lambda: member.restarts >= 2)
+        assert member.failures >= 2
+        assert fleet.names() == ()
+        server.behave()
+        await until(is_(member, Condition.READY))
+        assert (member.reason, member.loss.is_set()) == ("", False)
+
+
+async def test_one_that_cannot_be_launched_says_why() -> None:
+    def launch(_member: Member) -> LaunchedServer:
+        raise UpstreamError("no port is free")
+
+    async with running(Member("0", launch=launch)) as fleet:
+        await until(lambda: fleet.members[0].failures >= 2)
+        assert fleet.members[0].reason == "cannot be launched: no port is free"
+
+
+async def test_one_that_is_never_ready_is_launched_anew(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = small("0")
+    server.behave(starts_after_s=NEVER_S)
+    async with running(server.launched(), options=replace(QUICK, start_s=0.3)) as fleet:
+        member = fleet.members[0]
+        await until(lambda: member.process)
+        first = process_of(member).pid
+        await until(lambda: member.failures >= 1)
+        assert caplog.records[0].getMessage().startswith("0 is lost: not well for ")
+        server.behave()
+        await until(is_(member, Condition.READY))
+        assert process_of(member).pid != first
+        assert not is_alive(first)
+
+
+async def test_what_is_no_openai_server_never_serves(small: Small) -> None:
+    server = small("0")
+    server.behave(models="<html>")
+    async with running(server.launched()) as fleet:
+        await until(lambda: "list of models" in fleet.members[0].reason)
+        assert fleet.members[0].condition is Condition.STARTING
+
+
+# ---- killed, frozen, sick -------------------------------------------------------------------------------------------
+
+
+async def test_a_killed_instance_is_lost_and_launched_again(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(small("0").launched()) as fleet:
+        member = fleet.members[0]
+        await fleet.until_settled()
+        lost, killed = fleet.lost("0"), process_of(member).pid
+        os.kill(killed, signal.SIGKILL)
+        await lost.wait()
+        assert (member.condition, member.failures) == (Condition.LOST, 1)
+        assert fleet.names() == ()
+        await until(is_(member, Condition.READY))
+        assert caplog.records[-1].getMessage() == "0 is launched again in 0.05 s: ended by signal 9"
+        assert process_of(member).pid != killed
+        assert member.restarts == 1
+        assert lost.is_set()
+        assert not fleet.lost("0").is_set()
+
+
+async def test_a_broken_connection_is_looked_into_at_once(small: Small) -> None:
+    patient = replace(QUICK, interval_s=NEVER_S)
+    async with running(small("0").launched(), small("1").launched(), options=patient) as fleet:
+        # The first check comes too early, and the next one would come too late.
+        while len(fleet.names()) < 2:
+            for member in fleet.members:
+                fleet.suspect(member.name)
+            await asyncio.sleep(0.02)
+        os.kill(process_of(fleet.member("0")).pid, signal.SIGKILL)
+        while not fleet.lost("0").is_set():
+            fleet.suspect("0")
+            await asyncio.sleep(0.02)
+        assert fleet.names() == ("1",)
+        fleet.suspect("no longer there")
+
+
+async def test_a_frozen_instance_is_lost_and_welcome_when_it_wakes(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(small("0").launched()) as fleet:
+        member = fleet.members[0]
+        await fleet.until_settled()
+        lost, pid = fleet.lost("0"), process_of(member).pid
+        os.kill(pid, signal.SIGSTOP)
+        await lost.wait()
+        assert member.condition is Condition.LOST
+        assert [record.getMessage() for record in caplog.records[-2:]] == [
+            "0 is unwell: no answer to /health within 0.5 s",
+            "0 is lost: no answer to /health within 0.5 s",
+        ]
+        os.kill(pid, signal.SIGCONT)
+        await until(is_(member, Condition.READY))
+        assert (process_of(member).pid, member.restarts) == (pid, 0)
+        assert not fleet.lost("0").is_set()
+
+
+async def test_one_that_stays_frozen_is_launched_anew(small: Small) -> None:
+    async with running(small("0").launched(), options=replace(QUICK, frozen_s=0.2)) as fleet:
+        member = fleet.members[0]
+        await fleet.until_settled()
+        frozen = process_of(member).pid
+        os.kill(frozen, signal.SIGSTOP)
+        await until(lambda: process_of(member).pid != frozen and member.condition is Condition.READY)
+        assert not is_alive(frozen)
+        assert member.restarts == 1
+
+
+async def test_a_sick_instance_gets_nothing_new_and_is_lost_if_it_stays_sick(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = small("0")
+    async with running(server.launched()) as fleet:
+        member = fleet.members[0]
+        await fleet.until_settled()
+        server.behave(health=503)
+        await until(lambda: fleet.names() == ())
+        await until(is_(member, Condition.LOST))
+        assert [record.getMessage() for record in caplog.records[-2:]] == [
+            "0 is unwell: /health answered HTTP 503",
+            "0 is lost: /health answered HTTP 503",
+        ]
+        server.behave()
+        await until(is_(member, Condition.READY))
+        assert member.restarts == 0
+
+
+async def test_garbage_in_a_row_pauses_an_instance(small: Small) -> None:
+    async with running(small("0").launched()) as fleet:
+        member = fleet.members[0]
+        await fleet.until_settled()
+        fleet.garbage("0")
+        fleet.garbage("0")
+        member.served += 1  # a good answer between them
+        fleet.garbage("0")
+        fleet.garbage("0")
+        assert (member.condition, member.failures) == (Condition.READY, 0)
+        fleet.garbage("0")
+        assert (member.condition, member.failures) == (Condition.UNWELL, 1)
+        assert member.reason == "it answers garbage"
+        assert not fleet.lost("0").is_set()
+        await until(is_(member, Condition.READY))
+        fleet.garbage("0")
+        assert member.condition is Condition.READY
+        fleet.garbage("no longer there")
+
+
+async def test_a_server_that_never_stops_talking_is_not_well(unused_tcp_port: int) -> None:
+    async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while True:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        except ConnectionError:
+            writer.close()
+
+    async with await asyncio.start_server(talk, "127.0.0.1", unused_tcp_port):
+        joined = Member("0", url=f"http://127.0.0.1:{unused_tcp_port}")
+        async with running(joined, options=replace(QUICK, timeout_s=60.0)) as fleet:
+            await until(lambda: "more than" in fleet.members[0].reason)
+            assert fleet.names() == ()
+
+
+# ---- joined ones ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_joined_server_may_come_late_go_and_come_back(small: Small) -> None:
+    server = small("0")
+    joined = server.joined()
+    async with running(joined) as fleet:
+        await until(lambda: joined.reason == f"nobody listens at {joined.url}")
+        assert (joined.condition, joined.failures) == (Condition.STARTING, 0)
+        for failures in (1, 2):
+            process = server.launch(joined)
+            await until(is_(joined, Condition.READY))
+            assert not fleet.lost("0").is_set()
+            await asyncio.to_thread(process.stop)
+            await until(is_(joined, Condition.LOST))
+            assert (joined.failures, joined.restarts) == (failures, 0)
+            assert fleet.lost("0").is_set()
+
+
+async def test_a_joined_server_is_left_as_it_is(small: Small) -> None:
+    server = small("0")
+    joined = server.joined()
+    process = server.launch(joined)
+    async with running(joined) as fleet:
+        await fleet.until_settled()
+        with pytest.raises(ConfigError, match="0 was not launched here"):
+            await fleet.recast("0", "1", "")
+    assert joined.condition is Condition.STOPPED
+    assert process.poll() is None
+    process.stop()
+
+
+# ---- leaving --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_drained_instance_finishes_what_it_has(small: Small) -> None:
+    async with running(small("0").launched()) as fleet:
+        member = fleet.members[0]
+        await fleet.until_settled()
+        member.in_flight = 2
+        draining = asyncio.create_task(fleet.drain("0"))
+        await until(is_(member, Condition.DRAINING))
+        await asyncio.sleep(4 * QUICK.interval_s)  # health checks do not bring it back
+        assert (fleet.names(), draining.done(), fleet.lost("0").is_set()) == ((), False, False)
+        member.in_flight = 0
+        assert await draining
+        assert member.condition is Condition.DRAINING
+
+
+async def test_draining_has_an_end(small: Small) -> None:
+    async with running(small("0").launched(), options=replace(QUICK, drain_s=0.1)) as fleet:
+        await fleet.until_settled()
+        fleet.members[0].in_flight = 1
+        assert not await fleet.drain("0")
+
+
+async def test_an_instance_is_recast_in_another_pool(small: Small) -> None:
+    server = small("lp-1")
+    async with running(
+        small("lp-0").launched("lp"), server.launched("lp"), small("hp-0").launched("hp")
+    ) as fleet:
+        await until(lambda: len(fleet.names()) == 3)
+        lost, pid = fleet.lost("lp-1"), process_of(fleet.member("lp-1")).pid
+        with pytest.raises(ConfigError, match="there is an instance 'hp-0' already"):
+            await fleet.recast("lp-1", "hp-0", "hp")
+        await fleet.recast("lp-1", "hp-1", "hp")
+        assert lost.is_set()
+        await until(lambda: fleet.names() == ("lp-0", "hp-1", "hp-0"))
+        member = fleet.member("hp-1")
+        assert (member.pool, member.failures, member.restarts) == ("hp", 0, 0)
+        assert process_of(member).pid != pid
+        assert not is_alive(pid)
+        assert server.launches == [("lp-1", "lp"), ("hp-1", "hp")]
+        assert not fleet.lost("hp-1").is_set()
+        with pytest.raises(KeyError):
+            fleet.member("lp-1")
+
+
+async def test_nothing_launched_is_left_when_the_fleet_closes(small: Small) -> None:
+    servers = [small(name) for name in "012"]
+    servers[2].behave(crash="never mind")
+    async with running(*(server.launched() for server in servers)) as fleet:
+        await until(lambda: len(fleet.names()) == 2)
+        pids = [process_of(member).pid for member in fleet.members]
+        await fleet.close()
+        assert {member.condition for member in fleet.members} == {Condition.STOPPED}
+        assert not any(map(is_alive, pids))
+        assert all(member.loss.is_set() for member in fleet.members)
+        launches = [len(server.launches) for server in servers]
+        await asyncio.sleep(2 * QUICK.longest_backoff_s)
+        assert [len(server.launches) for server in servers] == launches
+
+
+async def test_a_frozen_one_is_ended_at_once(small: Small) -> None:
+    async with running(small("0").launched()) as fleet:
+        await fleet.until_settled()
+        pid = process_of(fleet.members[0]).pid
+        os.kill(pid, signal.SIGSTOP)
+        await fleet.close(at_once=True)
+        assert not is_alive(pid)
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from tests.gateway.fleets import SmallServer, running
+
+async def main():
+    async with running(SmallServer(Path(sys.argv[1]), "0").launched()) as fleet:
+        await fleet.until_settled()
+        print(fleet.members[0].process.pid, flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+def test_an_instance_does_not_outlive_a_gateway_that_is_killed(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    assert is_alive(pid)
+    owner.kill()
+    owner.communicate()
+    while is_alive(pid):
+        time.sleep(0.02)
+
+
+# ---- what is not accepted -------------------------------------------------------------------------------------------
+
+
+async def test_instances_have_names_of_their_own_and_somewhere_to_be() -> None:
+    async with open_session() as session:
+        with pytest.raises(ConfigError, match="two instances are named 'a'"):
+            Fleet([Member("a", url="http://x"), Member("a", url="http://y")], session=session)
+        with pytest.raises(ConfigError, match="instance 'a' has no URL"):
+            Fleet([Member("a")], session=session)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("interval_s", 0.0),
+        ("timeout_s", float("inf")),
+        ("timeout_s", float("nan")),
+        ("misses", 0),
+        ("garbage_in_a_row", 0),
+        ("drain_s", -1.0),
+        ("longest_backoff_s", 0.5),
+    ],
+)
+def test_options_that_are_not_accepted(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is {value}; accepted: "):
+        FleetOptions(**{name: value})  # type: ignore[arg-type]

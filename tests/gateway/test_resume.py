@@ -1,0 +1,317 @@
+"""Instances that break in the middle of a stream: the client gets the answer it would have got."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.gateway.ask import Ask, read_ask
+from headway.gateway.resumable import resumable
+from tests.gateway.front import CHAT, PROMPT, Answer, Front, gateway
+from tests.gateway.upstream import SPLIT, Turn, Upstream, answer_ids, prompt_ids, text_of, upstream
+
+LIMIT = 24
+PATHS = {"completion": "/v1/completions", "chat": "/v1/chat/completions"}
+BODIES = {"completion": PROMPT, "chat": CHAT}
+IDS = {
+    "completion": answer_ids(prompt_ids("one two three"), LIMIT),
+    "chat": answer_ids([1, *prompt_ids("one two three")], LIMIT),
+}
+
+
+def streamed(kind: str, **fields: Any) -> dict[str, Any]:
+    options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": LIMIT}
+    return {**BODIES[kind], **options, "request_id": "r", **fields}
+
+
+def breaking(instance: Upstream, after: int, how: str = "abort") -> None:
+    """Have an instance break its first stream after so many tokens."""
+
+    async def act(turn: Turn) -> None:
+        if len(instance.turns) > 1:
+            await turn.answer()
+            return
+        await turn.begin()
+        for _ in range(after):
+            await turn.token()
+        if how == "abort":
+            await asyncio.sleep(0.01)  # so that the gateway has read what was sent
+            turn.die()
+        elif how == "half":
+            await turn.raw(b'data: {"id":"r","choi')
+            await asyncio.sleep(0.01)
+            turn.die()
+        elif how == "error":
+            await turn.raw(b'data: {"error": {"message": "EngineCore died", "type": "x", "code": 500}}\n\n')
+            await turn.raw(b"data: [DONE]\n\n")
+        elif how == "handed_off":
+            await turn.event(
+                {**turn.head, "choices": [turn._choice("", [], "abort", "headway:handed_off", first=False)]}
+            )
+            await turn.end()
+
+    instance.act = act
+
+
+async def whole(kind: str, **fields: Any) -> Answer:
+    """The answer of an instance that does not break."""
+    async with upstream() as instance, gateway(instance) as front:
+        return await front.post(streamed(kind, **fields), PATHS[kind])
+
+
+def shapes(answer: Answer) -> set[str]:
+    """What kinds of events there are: everything but the texts, which may be cut differently."""
+    found = set()
+    for event in answer.events:
+        choices = [
+            {**choice, "text": "", "delta": sorted(choice.get("delta", ()))} for choice in event["choices"]
+        ]
+        found.add(json.dumps({**event, "choices": choices}, sort_keys=True))
+    return found
+
+
+@pytest.mark.parametrize("kind", PATHS)
+async def test_the_answer_holds_characters_of_several_tokens(kind: str) -> None:
+    """So that a break can fall inside one."""
+    assert {*SPLIT} <= {*IDS[kind]}
+    assert (await whole(kind)).text == text_of(IDS[kind])
+
+
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize("after", range(1, LIMIT))
+async def test_wherever_it_breaks_the_stream_is_the_same(kind: str, after: int) -> None:
+    plain = await whole(kind)
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        breaking(first, after)
+        answer = await front.post(streamed(kind), PATHS[kind])
+        assert answer.text == plain.text
+        assert {event["created"] for event in answer.events} == {1001}
+        assert answer.events[-1] == plain.events[-1]
+        assert shapes(answer) == shapes(plain)
+        (rest,) = second.bodies
+        assert "messages" not in rest
+        sent = len(rest["prompt"]) - len(first.turns[0].prompt)
+        assert rest["prompt"] == [*first.turns[0].prompt, *IDS[kind][:sent]]
+        assert rest["max_tokens"] == LIMIT - sent
+        # No more than the tokens of one character are made again.
+        assert after - 2 <= sent <= after
+        await front.idle()
+        entry = front.accounts.totals
+        assert (entry.finished, front.accounts.resumed) == (1, 1)
+
+
+@pytest.mark.parametrize("how", ["abort", "half", "error", "handed_off"])
+@pytest.mark.parametrize("kind", PATHS)
+async def test_however_it_breaks_the_text_is_whole(kind: str, how: str) -> None:
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        breaking(first, 5, how)
+        answer = await front.post(streamed(kind), PATHS[kind])
+        assert answer.text == text_of(IDS[kind])
+        assert answer.events[-1]["usage"]["completion_tokens"] == LIMIT
+
+
+async def test_a_second_break_is_survived_too() -> None:
+    async with (
+        upstream("a") as first,
+        upstream("b") as second,
+        upstream("c") as third,
+        gateway(first, second, third) as front,
+    ):
+        breaking(first, 3)
+        breaking(second, 4)
+        answer = await front.post(streamed("chat"), PATHS["chat"])
+        assert answer.text == text_of(IDS["chat"])
+        assert len(third.turns) == 1
+        assert answer.events[-1]["usage"] == {"prompt_tokens": 4, "total_tokens": 28, "completion_tokens": 24}
+
+
+async def test_sampled_and_forced_lengths_are_carried_on() -> None:
+    fields = {"temperature": 0.7, "min_tokens": 20, "ignore_eos": True, "stop": ["#"], "seed": 3}
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        breaking(first, 6)
+        await front.post(streamed("completion", **fields), PATHS["completion"])
+        (rest,) = second.bodies
+        assert {name: rest[name] for name in fields} == {
+            **fields,
+            "min_tokens": 20 - (LIMIT - rest["max_tokens"]),
+        }
+
+
+async def test_a_chat_without_a_limit_may_use_what_the_context_holds() -> None:
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        breaking(first, 7)
+        body = streamed("chat")
+        del body["max_tokens"]
+        await front.post(body, PATHS["chat"])
+        (rest,) = second.bodies
+        assert rest["max_tokens"] == 400 - len(rest["prompt"])
+
+
+async def test_a_client_that_asked_for_ids_keeps_getting_them() -> None:
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        breaking(first, 3)
+        answer = await front.post(streamed("completion", return_token_ids=True), PATHS["completion"])
+        choices = [choice for event in answer.events for choice in event["choices"]]
+        assert [token for choice in choices for token in choice["token_ids"]] == IDS["completion"]
+        assert choices[0]["prompt_token_ids"] == prompt_ids("one two three")
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("kind", PATHS)
+async def test_only_the_end_mark_was_missing(kind: str, counted: bool, usage: bool) -> None:
+    """All tokens came, and what follows them is known without another instance."""
+    body = streamed(kind, stream_options={"include_usage": usage})
+
+    async def act(turn: Turn) -> None:
+        await turn.begin()
+        for left in range(LIMIT, 0, -1):
+            await turn.token(finish="length" if left == 1 else None)
+        if usage and counted:
+            await turn.event({**turn.head, "choices": [], "usage": turn._usage(LIMIT)})
+        await asyncio.sleep(0.01)
+        turn.die()
+
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        plain = await front.post(body, PATHS[kind])
+        first.act = second.act = act
+        answer = await front.post(body, PATHS[kind])
+        assert len(first.turns) + len(second.turns) == 2
+        heads = {event["created"] for event in answer.events}
+        assert heads == {1001}
+        assert answer.body == plain.body
+        assert front.accounts.totals.finished == 2
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+async def test_nothing_was_missing_but_the_end_of_the_body(answers: int) -> None:
+    body = streamed("completion", n=answers)
+
+    async def act(turn: Turn) -> None:
+        await turn.begin()
+        for index in range(answers):
+            await turn.event({"choices": [{"index": index, "text": "x", "finish_reason": "stop"}]})
+        await turn.end()
+        await asyncio.sleep(0.01)
+        turn.die()
+
+    async with upstream(act=act) as instance, gateway(instance) as front:
+        assert (await front.post(body, PATHS["completion"])).body.count(b"data: [DONE]\n\n") == 1
+        assert front.accounts.totals.finished == len(instance.turns) == 1
+
+
+async def broken(front: Front, first: Upstream, body: dict[str, Any], path: str) -> Answer:
+    breaking(first, 4)
+    answer = await front.post(body, path)
+    assert answer.status == 200
+    assert answer.body.endswith(b"\n\ndata: [DONE]\n\n")
+    await front.idle()
+    assert front.accounts.totals.failed == 1
+    return answer
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": ["ab"]},
+        {"logprobs": 1},
+        {"presence_penalty": 0.5},
+        {"response_format": {"type": "json_object"}},
+        {"bad_words": ["x"]},
+        {"something_new": 1},
+    ],
+)
+async def test_what_cannot_go_on_ends_in_a_clear_error(fields: dict[str, Any]) -> None:
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        answer = await broken(front, first, streamed("completion", **fields), PATHS["completion"])
+        error = answer.events[-1]["error"]
+        assert error["type"] == "upstream_error"
+        assert error["code"] == "interrupted"
+        assert "its tokens are not known" in error["message"]
+        assert not second.turns
+        assert "return_token_ids" not in first.bodies[0]
+
+
+async def test_no_resume_is_no_resume() -> None:
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second, resume=False) as front:
+        answer = await broken(front, first, streamed("chat"), PATHS["chat"])
+        assert "error" in answer.events[-1]
+        assert "return_token_ids" not in first.bodies[0]
+
+
+async def test_nobody_is_left_to_go_on() -> None:
+    async with upstream("a") as only, gateway(only) as front:
+
+        async def act(turn: Turn) -> None:
+            await turn.begin()
+            await turn.token()
+            only.sick = True
+            while front.fleet.names():
+                await asyncio.sleep(0.01)
+            turn.die()
+
+        only.act = act
+        answer = await front.post(streamed("chat"), PATHS["chat"])
+        assert "no instance is ready" in answer.events[-1]["error"]["message"]
+        assert front.accounts.totals.failed == 1
+
+
+async def test_pictures_and_parsed_answers_do_not_go_on() -> None:
+    picture = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        body = streamed("chat", messages=[{"role": "user", "content": picture}])
+        answer = await broken(front, first, body, PATHS["chat"])
+        assert "more than text" in answer.events[-1]["error"]["message"]
+        assert not second.turns
+
+
+async def test_a_parsed_answer_does_not_go_on() -> None:
+    async def act(turn: Turn) -> None:
+        await turn.begin()
+        await turn.token()
+        delta = {"index": 0, "delta": {"reasoning": "hm"}, "finish_reason": None, "token_ids": [5]}
+        await turn.event({**turn.head, "choices": [delta]})
+        await asyncio.sleep(0.01)
+        turn.die()
+
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        first.act = act
+        answer = await front.post(streamed("chat"), PATHS["chat"])
+        assert "made by a parser" in answer.events[-1]["error"]["message"]
+        assert not second.turns
+
+
+def an_ask(**fields: Any) -> Ask:
+    body = msgspec.json.encode({"model": "m", "prompt": "x", "stream": True, **fields})
+    return read_ask("/v1/completions", [], body, request_id="r")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, True),
+        ({"stream": False}, False),
+        ({"n": 2}, False),
+        ({"prompt": ["a", "b"]}, False),
+        ({"prompt": ["a"]}, True),
+        ({"stop": None}, True),
+        ({"stop": []}, True),
+        ({"stop": "\n"}, True),
+        ({"stop": ["\n", "."]}, True),
+        ({"stop": "\n\n"}, False),
+        ({"echo": False, "logprobs": None, "best_of": 0, "frequency_penalty": 0.0}, True),
+        ({"echo": True}, False),
+        ({"frequency_penalty": 0.1}, False),
+        ({"response_format": {"type": "text"}}, True),
+        ({"tools": []}, True),
+        ({"tools": [{"type": "function"}]}, False),
+        ({"tool_choice": "none"}, True),
+        ({"repetition_penalty": 1.3, "logit_bias": {"3": 1.0}, "top_k": 4}, True),
+    ],
+)
+def test_what_can_go_on(fields: dict[str, Any], expected: bool) -> None:
+    assert resumable(an_ask(**fields)) is expected
