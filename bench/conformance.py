@@ -334,7 +334,7 @@ def _wish(rng: random.Random) -> dict[str, float | bool]:
     """A target between tokens, for three in four, that decodes alone may miss, or a long chunk, or none; who stays."""
     between_ms = rng.choice([None, 12, 40, 120])
     wish: dict[str, float | bool] = {} if between_ms is None else {"headway_tbt_ms": between_ms}
-    return wish if rng.random() < 0.8 else {**wish, "headway_may_move": False}
+    return {**wish, "headway_may_move": rng.random() < 0.8}
 
 
 def run_case(case: Case, model: str, script: list[Scripted], free: Tally, forced: Tally, every: int) -> None:

@@ -274,10 +274,8 @@ def test_who_would_be_late_is_handed_off_once_with_its_reason(
     count = iter(range(1_000_000))
     as_low_priority(built, lambda: next(count) * 0.05)
     script = stream(60, mean_gap_steps=1, extra_args={"headway_ttft_ms": 3_000})
-    stays = {"headway_ttft_ms": 3_000, "headway_may_move": False}
-    script = [
-        replace(each, extra_args=stays) if number % 4 == 0 else each for number, each in enumerate(script)
-    ]
+    moves = {"headway_ttft_ms": 3_000, "headway_may_move": True}
+    script = [replace(each, extra_args=moves) if number % 4 else each for number, each in enumerate(script)]
     for _ in replay(engine, script, 5_000):
         pass
     reasons = {id_: ending.stop_reason for id_, ending in engine.endings().items()}

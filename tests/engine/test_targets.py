@@ -137,9 +137,9 @@ def test_anything_else_is_refused_in_a_short_message(value: object) -> None:
     assert len(str(raised.value)) < 200
 
 
-def test_a_request_may_move_unless_it_says_otherwise() -> None:
-    assert read_hints(None).may_move
-    assert read_hints({"headway_tenant": "t"}).may_move
+def test_a_request_stays_unless_it_says_otherwise() -> None:
+    assert not read_hints(None).may_move
+    assert not read_hints({"headway_tenant": "t"}).may_move
 
 
 def test_a_request_overrides_only_what_it_names() -> None:

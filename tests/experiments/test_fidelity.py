@@ -12,6 +12,7 @@ from bench.fidelity import (
     METRICS,
     PLAIN,
     SWAPS,
+    TARGETED,
     Cell,
     RealSide,
     Run,
@@ -25,6 +26,7 @@ from bench.fidelity import (
 )
 from bench.fidelity_plot import fidelity_svg
 from headway.core.batch_shape import BatchShape
+from headway.core.record import Outcome
 from headway.engine.demo_model import DemoRecipe, ensure_demo_random, ensure_model
 from headway.policies.presets import PRESETS
 from headway.predict.calibration import Calibration
@@ -88,6 +90,21 @@ def test_the_simulated_side_ends_every_request(setup: Setup, policy: str) -> Non
     }
     assert all(value > 0 for value in served.values.values())
     assert served.counts["steps"] >= max(request.output_tokens for request in trace)
+
+
+@pytest.mark.parametrize("policy", TARGETED.policies)
+def test_with_targets_some_are_given_up_and_the_others_end(policy: str) -> None:
+    # About 75 requests a second is what this engine serves.
+    side = RealSide(setup=TARGETED, sizes=SIZES, capacity_rps=75.0, run_s=10.0, runs=1)
+    trace = side.trace(1.3)
+    served = simulated(CALIBRATION, trace, policy, side)
+    assert all(request.slo == TARGETED.slo for request in trace)
+    ended = {record.id: record for record in served.records if record.outcome is not Outcome.HANDED_OFF}
+    assert ended.keys() == {request.id for request in trace}
+    finished = [request for request in trace if ended[request.id].outcome is Outcome.FINISHED]
+    assert all(ended[request.id].output_tokens == request.output_tokens for request in finished)
+    assert served.counts["expired"] == len(trace) - len(finished) > 0
+    assert (served.counts["handed_off"] > 0) == (policy == "ascendra-lp")
 
 
 def test_the_setup_with_swaps_serves_every_preset_that_swaps_or_takes_its_place() -> None:

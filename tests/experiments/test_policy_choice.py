@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,11 @@ from headway.experiments.policy_choice import (
     Parts,
     check_policies,
     label,
+    policies_of,
     policy_factory,
     uses_predictions,
 )
+from headway.policies.order.edf import EarliestDeadline
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 from headway.policies.presets import PRESETS, find_preset
 
@@ -27,6 +30,16 @@ def test_names_say_what_no_engine_has() -> None:
         "mlfq-preempt (simulator only)",
         "srpt-oracle (clairvoyant)",
     ]
+
+
+def test_a_policy_of_pools_is_a_policy_for_each() -> None:
+    check_policies(["ascendra"], OWN_PARTS, {"lp": 2, "hp": 1})
+    policies = policies_of("ascendra", Parts(order="edf"), ())
+    assert isinstance(policies, Mapping)
+    built = {pool: build(UnknownCost()) for pool, build in policies.items()}
+    assert {pool: policy.name for pool, policy in built.items()} == {"lp": "ascendra-lp", "hp": "ascendra-hp"}
+    assert {type(policy.order) for policy in built.values()} == {EarliestDeadline}
+    assert not uses_predictions("ascendra", OWN_PARTS)
 
 
 def test_an_engine_refuses_what_the_simulator_alone_has() -> None:

@@ -34,7 +34,8 @@ class Sent:
         self, request_id: str, prompt: Sequence[int], output_tokens: int, hints: dict[str, object]
     ) -> None:
         self.id, self.prompt, self.left, self.limit = request_id, prompt, output_tokens, output_tokens
-        self.sampling_params = SimpleNamespace(extra_args=hints)
+        self.prompt_token_ids = list(prompt)
+        self.sampling_params = SimpleNamespace(extra_args=hints, max_tokens=output_tokens, ignore_eos=True)
         self.arrival_time = 0.0
         self.made = 0
 
@@ -111,6 +112,29 @@ class StubEngine:
         return SteppedStep(shape=shape, seconds=STEP_S, schedule_s=0.0)
 
 
+class GivesUp(StubEngine):
+    """Hands off, as a step begins, who waits behind another, unless it is to stay."""
+
+    def fresh_id(self) -> str:
+        return f"again-{len(self.sent)}"
+
+    def step(self) -> SteppedStep:
+        for request in [request for request in list(self.queue)[1:] if read_hints(request.hints).may_move]:
+            self.queue.remove(request)
+            now_s = time.monotonic()
+            self.on_record(
+                Record(
+                    id=request.id,
+                    arrival_s=now_s - (time.time() - request.arrival_time),
+                    prompt_tokens=len(request.prompt),
+                    outcome=Outcome.HANDED_OFF,
+                    finished_s=now_s,
+                    slo=read_hints(request.hints).slo,
+                )
+            )
+        return super().step()
+
+
 def served(requests: Sequence[TraceRequest], **how: Any) -> tuple[StubEngine, Any]:
     engine = StubEngine()
     return engine, run_real(cast(SteppedEngine, engine), requests, EngineSettings(policy="sjf"), **how)
@@ -164,6 +188,28 @@ def test_a_model_cannot_stop_by_itself_without_a_prompt() -> None:
         served([TraceRequest("a", 0.0, 8, 3)], own_stops=True)
 
 
+def test_what_is_handed_off_is_asked_once_more_to_stay_with_what_is_left_of_its_time() -> None:
+    slo = Slo(ttft_s=0.5, tbt_s=0.1)
+    engine = GivesUp()
+    requests = [TraceRequest("a", 0.0, 8, 5), TraceRequest("b", 0.03, 9, 2, slo=slo, tenant="t")]
+    run = run_real(cast(SteppedEngine, engine), requests, EngineSettings(policy="ascendra-lp"))
+    # b is due at 30 ms, joins at 40 ms, when a's second step is over, and is given up at once.
+    assert [record.outcome for record in run.records] == [
+        Outcome.HANDED_OFF,
+        Outcome.FINISHED,
+        Outcome.FINISHED,
+    ]
+    move, _, end = run.records
+    assert (move.id, end.id, end.slo, end.output_tokens) == ("b", "b", slo, 2)
+    assert end.arrival_s == pytest.approx(0.03, abs=0.002)
+    _, first, again = engine.sent
+    assert (again.prompt, again.limit) == (first.prompt, first.limit)
+    hints = read_hints(again.hints)
+    assert (hints.may_move, hints.tenant, hints.slo.tbt_s) == (False, "t", 0.1)
+    assert move.finished_s is not None
+    assert hints.slo.ttft_s == pytest.approx(0.5 - (move.finished_s - move.arrival_s), abs=1e-6)
+
+
 def test_requests_join_when_they_are_due_and_times_count_from_the_start() -> None:
     engine, run = served(
         [TraceRequest("a", 0.0, 8, 3), TraceRequest("b", 0.03, 9, 2), TraceRequest("c", 0.3, 7, 1)]
@@ -199,8 +245,9 @@ def test_policies_hear_of_targets_and_the_declared_limit_but_not_of_the_length()
         "headway_deadline_ms": 4000.0,
         "headway_tenant": "chat",
         "headway_max_output_tokens": 50,
+        "headway_may_move": True,
     }
-    assert second.hints == {"headway_max_output_tokens": 1000}
+    assert second.hints == {"headway_max_output_tokens": 1000, "headway_may_move": True}
 
 
 def test_prompts_share_what_their_prefix_blocks_share_and_nothing_else() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, TraceError
 from headway.experiments.cell_folder import CellFolder
@@ -20,6 +20,7 @@ from headway.experiments.simulation_setup import Setup, Wish, set_up
 from headway.experiments.stream import Stream
 from headway.experiments.watch_cell import explain, trace_schedule
 from headway.results import labelled_summaries, read_records, read_run, read_runs, sections, summarize
+from headway.routing.pools import parse_pools
 from tests.sim.worlds import SECOND_STEPS, Linear
 
 TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=60"
@@ -32,6 +33,17 @@ WISH = Wish(
 )
 ONE_SEAT = Sizes(max_num_seqs=1, num_blocks=120)
 SINGLE = replace(WISH, grid=Grid(policies=("vllm", "sjf")))
+POOLED = replace(
+    SINGLE,
+    stream=Stream(TRACE.replace("rate=30", "rate=300"), slo=Slo(ttft_s=0.1, tbt_s=0.05)),
+    grid=Grid(policies=("ascendra", "vllm"), num_seeds=2),
+    sizes=Sizes(max_num_seqs=2, max_num_batched_tokens=512, num_blocks=120),
+    pools=parse_pools("lp=2,hp=1"),
+)
+"""So much for so few seats that LP instances hand requests off."""
+
+
+UNSERVED: dict[str, object] = {"grid": Grid(policies=("ascendra",))}
 
 
 def simulated(wish: Wish, root: Path, jobs: int = 1) -> list[CellResult]:
@@ -115,6 +127,51 @@ def test_several_instances_share_the_requests(tmp_path: Path) -> None:
     assert {record.instance for record in read_records(tmp_path / "vllm.records.jsonl")} == {"0", "1"}
 
 
+def test_pools_serve_the_policies_that_are_for_them_and_as_many_equal_instances_the_others(
+    tmp_path: Path,
+) -> None:
+    wish = replace(POOLED, grid=Grid(policies=("ascendra", "vllm")))
+    results = {result.cell.policy: result for result in simulated(wish, tmp_path)}
+    records = {policy: read_records(tmp_path / f"{policy}.records.jsonl") for policy in ("ascendra", "vllm")}
+    assert {record.instance for record in records["ascendra"]} == {"lp-0", "lp-1", "hp-0"}
+    assert {record.instance for record in records["vllm"]} == {"0", "1", "2"}
+    moves = [record for record in records["ascendra"] if record.outcome is Outcome.HANDED_OFF]
+    assert len(moves) == results["ascendra"].summary.handed_off > 0
+    assert results["ascendra"].summary.requests == results["vllm"].summary.requests == 60
+
+
+def test_without_tickets_hp_is_left_to_hand_offs(tmp_path: Path) -> None:
+    wish = replace(POOLED, grid=Grid(policies=("ascendra",)), pool_router="ascendra-no-ticket")
+    simulated(wish, tmp_path)
+    records = read_records(tmp_path / "ascendra.records.jsonl")
+    moved = {record.id for record in records if record.outcome is Outcome.HANDED_OFF}
+    at_hp = {record.id for record in records if record.instance == "hp-0"}
+    assert moved == at_hp != set()
+
+
+def test_what_serves_is_said_of_pools_too() -> None:
+    setup = set_up(POOLED)
+    assert "3 instances of h100, 2 lp and 1 hp under ascendra (" in setup.hardware()
+    assert setup.manifest()["pools"] == {"lp": 2, "hp": 1}
+    assert "pools" not in set_up(SINGLE).manifest()
+
+
+def test_pools_give_the_same_bytes_on_any_number_of_processes_and_count_each_request_once(
+    tmp_path: Path,
+) -> None:
+    ended = 0
+
+    def tick(requests: int) -> None:
+        nonlocal ended
+        ended += requests
+
+    setup = set_up(POOLED)
+    one = run_cells(setup.scenario, opened(setup, tmp_path / "one"), jobs=1, tick=tick)
+    assert one == simulated(POOLED, tmp_path / "two", jobs=2)
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert ended == setup.num_requests == 240
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -128,6 +185,20 @@ def test_several_instances_share_the_requests(tmp_path: Path) -> None:
         ({"sizes": Sizes(pp=2, asynchronous=True)}, "asynchronous scheduling with pipeline stages"),
         ({"sizes": Sizes(tp=3)}, "tensor parallelism 3"),
         ({"instances": 0}, "instances is 0; accepted: 1 or more"),
+        (
+            {"instances": 3, "pools": {"lp": 2, "hp": 1}},
+            "instances and pools are given; accepted: one of the",
+        ),
+        (
+            {"grid": Grid(policies=("ascendra",))},
+            "policy 'ascendra' serves pools; give their sizes (of lp, hp)",
+        ),
+        (
+            {**UNSERVED, "pools": {"lp": 1, "mp": 1}},
+            "policy 'ascendra' has none for pool 'mp'; accepted: lp, hp",
+        ),
+        ({**UNSERVED, "pools": {"lp": 1}, "pool_router": "dice"}, "unknown router 'dice'; accepted: "),
+        ({**UNSERVED, "pools": {"lp": 1}, "parts": Parts(order="nope")}, "unknown order 'nope'; accepted: "),
     ],
 )
 def test_what_is_not_accepted_is_said_before_anything_runs(change: dict[str, object], complaint: str) -> None:
@@ -380,6 +451,35 @@ def test_the_story_and_the_trace_are_of_the_same_run(tmp_path: Path) -> None:
     result, trace = trace_schedule(scenario, Cell("sjf"), tmp_path / "trace.json.gz")
     assert result == next(result for result in results if result.cell.policy == "sjf")
     assert trace.cut_at_s is None
+
+
+def test_the_story_and_the_trace_of_a_request_that_moved(tmp_path: Path) -> None:
+    simulated(replace(POOLED, grid=Grid(policies=("ascendra",))), tmp_path / "run")
+    records = read_records(tmp_path / "run/ascendra.records.jsonl")
+    moved = next(record for record in records if record.outcome is Outcome.HANDED_OFF)
+    end = next(record for record in records if record.id == moved.id and record is not moved)
+    scenario = set_up(POOLED).scenario
+    story = explain(scenario, Cell("ascendra"), moved.id)
+    assert story.record == end
+    assert f"instance {moved.instance} gave it up" in " ".join(chapter.why for chapter in story.chapters)
+    assert [chapter.end_s for chapter in story.chapters][-1] == end.finished_s
+    trace_schedule(scenario, Cell("ascendra"), tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
+    slices = [
+        (event["ph"], event["pid"], event["ts"])
+        for event in events
+        if event.get("id") == moved.id and event["name"] == f"request {moved.id}"
+    ]
+    came, left, ended = (pytest.approx(time_s * 1e6, abs=1) for time_s in times(moved, end))
+    lp = int(moved.instance.removeprefix("lp-"))
+    assert slices == [("b", lp, came), ("e", lp, left), ("b", 2, left), ("e", 2, ended)]
+
+
+def times(moved: Record, end: Record) -> tuple[float, float, float]:
+    """When it came, when it moved and when it ended."""
+    assert moved.finished_s is not None
+    assert end.finished_s is not None
+    return moved.arrival_s, moved.finished_s, end.finished_s
 
 
 def test_a_story_follows_the_load() -> None:

@@ -179,7 +179,8 @@ def test_what_an_instance_is_told() -> None:
         headers={"x-slo-tbt-ms": "50", "x-tenant": "blue", "x-vllm-priority": "4"},
     )
     hints = ask.hints(ask.slo.after(0.4), may_move=True)
-    assert hints == {"headway_ttft_ms": 500, "headway_tbt_ms": 50, "headway_tenant": "blue"}
+    targets_ms = {"headway_ttft_ms": 500, "headway_tbt_ms": 50}
+    assert hints == {**targets_ms, "headway_tenant": "blue", "headway_may_move": 1}
     sent = body_of(ask, hints=hints, request_id=True, ids=True)
     assert sent == {
         "prompt": "x",
@@ -211,7 +212,7 @@ def test_a_request_id_of_the_clients_stays() -> None:
 def test_only_one_job_alone_may_move(body: dict[str, Any], may_move: bool, expected: bool) -> None:
     ask = read(body)
     hints = ask.hints(NO_TARGETS, may_move=may_move)
-    assert hints.get("headway_may_move", True) == expected
+    assert hints["headway_may_move"] == expected
     # The engine reads it as it is meant.
     sent = {**ask.xargs, **hints}
     assert targets.read_hints(sent).may_move is expected

@@ -252,6 +252,35 @@ async def test_a_server_that_never_stops_talking_is_not_well(unused_tcp_port: in
             assert fleet.names() == ()
 
 
+async def test_connections_that_are_kept_and_closed_are_no_sign_of_ill_health(
+    unused_tcp_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says that it keeps them, and closes each when the next request comes."""
+    checks = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal checks
+        head = await reader.readuntil(b"\r\n\r\n")
+        checks += head.startswith(b"GET /health")
+        body = MODELS.encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        await reader.read(1)
+        writer.close()
+
+    async def ask(fleet: Fleet) -> None:
+        async with fleet.session.get(f"{fleet.member('0').url}/") as response:
+            assert response.status == 200
+
+    joined = Member("0", url=f"http://127.0.0.1:{unused_tcp_port}")
+    async with await asyncio.start_server(serve, "127.0.0.1", unused_tcp_port), running(joined) as fleet:
+        await until(fleet.names)
+        # What requests leave behind is no news of the server.
+        await asyncio.gather(*(ask(fleet) for _ in range(5)))
+        seen = checks
+        await until(lambda: checks > seen + 10)
+    assert not caplog.records
+
+
 # ---- joined ones ----------------------------------------------------------------------------------------------------
 
 

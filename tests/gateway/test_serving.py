@@ -184,7 +184,8 @@ async def test_what_the_instance_is_sent() -> None:
         sent = dict(turn.body)
         xargs = sent.pop("vllm_xargs")
         assert 1900 < xargs.pop("headway_ttft_ms") <= 2000
-        assert xargs == {"other": "kept", "headway_tbt_ms": 80, "headway_tenant": "blue"}
+        told = {"headway_tbt_ms": 80, "headway_tenant": "blue", "headway_may_move": 1}
+        assert xargs == {"other": "kept", **told}
         assert len(sent.pop("request_id")) == 32
         expected = {**body, "priority": 3, "return_token_ids": True}
         assert sent == {name: value for name, value in expected.items() if name != "vllm_xargs"}
@@ -224,7 +225,7 @@ async def test_a_hand_off_is_invisible(path: str, body: dict[str, Any], stream: 
         assert answer.body == plain.body
         (first,), second = low.turns, front.accounts
         assert 4800 < first.xargs["headway_ttft_ms"] <= 5000
-        assert "headway_may_move" not in first.xargs
+        assert first.xargs["headway_may_move"] == 1
         assert dict(second.moves) == {("lp-0", "hp-0"): 1}
         counts(front, finished=1)
 
@@ -248,7 +249,7 @@ async def test_with_nobody_to_take_it_it_goes_back_and_stays() -> None:
 
     async with upstream("lp-0", act=acts(act)) as low, ascendra(low) as front:
         assert (await front.post({**PROMPT, "stream": True})).text == TEXT
-        assert [turn.xargs.get("headway_may_move") for turn in low.turns] == [None, 0]
+        assert [turn.xargs.get("headway_may_move") for turn in low.turns] == [1, 0]
 
 
 async def test_one_that_is_always_handed_back_is_refused_in_the_end() -> None:

@@ -15,6 +15,8 @@ from headway.traces.lengths import LengthLaw, Quantiles
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
+ARXIV = "lengths/arxiv_summarization_llama2"
+
 pytestmark = pytest.mark.skipif(not (DATA / "traces").is_dir(), reason="the shared traces are not here")
 
 
@@ -72,6 +74,10 @@ def lengths(name: str, column: str) -> np.ndarray:
     [
         (NAMED_LAWS["sharegpt"].input, "lengths/sharegpt_val10k_llama2", "input_tokens", 0.016, 0.008),
         (NAMED_LAWS["sharegpt"].output, "lengths/sharegpt_val10k_llama2", "output_tokens", 0.004, 0.012),
+        (NAMED_LAWS["sharegpt-turns"].input, "lengths/sharegpt_llama2", "input_tokens", 0.003, 0.008),
+        (NAMED_LAWS["sharegpt-turns"].output, "lengths/sharegpt_llama2", "output_tokens", 0.001, 0.005),
+        (NAMED_LAWS["arxiv-summarization"].input, ARXIV, "input_tokens", 0.001, 0.005),
+        (NAMED_LAWS["arxiv-summarization"].output, ARXIV, "output_tokens", 0.017, 0.02),
         (NAMED_LAWS["azure-conversation"].input, "traces/azure2023_conv", "input_tokens", 0.012, 0.047),
         (NAMED_LAWS["azure-conversation"].output, "traces/azure2023_conv", "output_tokens", 0.012, 0.022),
     ],

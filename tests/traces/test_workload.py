@@ -126,7 +126,7 @@ def test_a_line_of_text_describes_a_workload(text: str, workload: Workload) -> N
         ("at-once/input=sharegpt/output=sharegpt/count=0", "count is 0; accepted: 1 to 10000000"),
         (
             "at-once/input=sharegtp/output=sharegpt/count=1",
-            "input is 'sharegtp'; accepted: constant, zipf, lognormal, lognormal-fitted, sharegpt, azure",
+            "input is 'sharegtp'; accepted: constant, zipf, lognormal, lognormal-fitted, sharegpt, sharegpt-turns",
         ),
         ("at-once/input=sharegpt:max=9/output=sharegpt/count=1", "input is 'sharegpt'; accepted: "),
         (

@@ -23,7 +23,7 @@ LENGTH = "headway_length"
 _LENGTH_ENDS = ("headway_length_low", "headway_length_high")
 """What one answer in ten stays below, and one in ten exceeds."""
 MAY_MOVE = "headway_may_move"
-"""False where no other instance would take the request, so that it is never handed off."""
+"""True where somebody stands in front who would send the request to another instance; else it is never handed off."""
 MAX_TENANT_CHARACTERS = 128
 
 
@@ -31,14 +31,15 @@ MAX_TENANT_CHARACTERS = 128
 class RequestHints:
     """A request's own targets (over the engine's defaults), tenant, declared limit and predicted length.
 
-    `may_move`: another instance would take it, if this one gave it up before it started.
+    `may_move`: another instance would take it, if this one gave it up before it started. Nobody would but a gateway,
+    which says so; a client that asks the server itself would get an error for an answer.
     """
 
     slo: Slo = NO_TARGETS
     tenant: str = ""
     max_output_tokens: int | None = None
     predicted_length: LengthEstimate | None = None
-    may_move: bool = True
+    may_move: bool = False
 
 
 def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGETS) -> RequestHints:
@@ -63,7 +64,7 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
         tenant=values.get("headway_tenant", ""),
         max_output_tokens=None if limit is None else int(limit),
         predicted_length=_predicted_length(values),
-        may_move=values.get(MAY_MOVE, True),
+        may_move=values.get(MAY_MOVE, False),
     )
 
 

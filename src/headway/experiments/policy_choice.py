@@ -1,4 +1,4 @@
-"""From a name given to a simulation to the policy of each engine."""
+"""From a name given to a simulation to the policies of its engines."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
-from headway.policies.presets import build_policy, find_preset, known_presets
+from headway.policies.presets import POOLED, build_policy, find_preset, known_presets
+from headway.routing.pools import PoolSizes
 from headway.sim.killed_steps import KILLING_ROWS, build_killing
 from headway.sim.oracle import ORACLES
-from headway.sim.simulation import PolicyFactory
+from headway.sim.simulation import Policies, PolicyFactory
 from headway.traces import TraceRequest
 
 ORACLE_NOTE = "clairvoyant"
@@ -51,6 +52,11 @@ def is_oracle(name: str) -> bool:
     return name in ORACLES
 
 
+def is_pooled(name: str) -> bool:
+    """Whether a name stands for a policy for each pool of instances."""
+    return name in POOLED
+
+
 def label(name: str) -> str:
     """How tables and files call it, so that it is never taken for a policy."""
     if is_oracle(name):
@@ -58,26 +64,50 @@ def label(name: str) -> str:
     return f"{name} ({KILLING_NOTE})" if name in KILLING_ROWS else name
 
 
-def check_policies(names: Sequence[str], parts: Parts) -> None:
-    """Raise ConfigError unless every name is of a policy or an oracle and every part is accepted."""
+def check_policies(names: Sequence[str], parts: Parts, pools: PoolSizes | None = None) -> None:
+    """Raise ConfigError unless every name is of a policy or an oracle and every part is accepted.
+
+    A name that is of a policy for each pool needs `pools` it has policies for.
+    """
     for name in names:
-        if is_oracle(name):
+        if is_pooled(name):
+            _check_pools(name, pools)
+            for policy in POOLED[name].values():
+                policy_factory(policy, parts, ())(UnknownCost())
+        elif is_oracle(name):
             if parts:
                 raise ConfigError(
                     f"parts are given for all policies, but {name!r} is an oracle, which has no parts"
                 )
         elif name not in known_presets() and name not in KILLING_ROWS:
-            accepted = ", ".join([*known_presets(), *KILLING_ROWS, *ORACLES])
+            accepted = ", ".join([*known_presets(), *POOLED, *KILLING_ROWS, *ORACLES])
             raise ConfigError(f"unknown policy {name!r}; accepted: {accepted}")
         else:
             policy_factory(name, parts, ())(UnknownCost())
+
+
+def _check_pools(name: str, pools: PoolSizes | None) -> None:
+    """Raise ConfigError unless a pooled policy has a policy for each of the pools."""
+    served = ", ".join(POOLED[name])
+    if pools is None:
+        raise ConfigError(f"policy {name!r} serves pools; give their sizes (of {served}), as lp=2,hp=1")
+    if unserved := [pool for pool in pools if pool not in POOLED[name]]:
+        raise ConfigError(f"policy {name!r} has none for pool {unserved[0]!r}; accepted: {served}")
 
 
 def uses_predictions(name: str, parts: Parts) -> bool:
     """Whether predicted lengths make a difference to a policy, so that it is worth while to predict them."""
     if is_oracle(name):
         return False
-    return policy_factory(name, parts, ())(UnknownCost()).uses_predictions
+    policies = POOLED[name].values() if is_pooled(name) else [name]
+    return any(policy_factory(policy, parts, ())(UnknownCost()).uses_predictions for policy in policies)
+
+
+def policies_of(name: str, parts: Parts, requests: Sequence[TraceRequest]) -> Policies:
+    """What makes the policies of all engines: as `policy_factory`, or one for each pool where the name is of such."""
+    if not is_pooled(name):
+        return policy_factory(name, parts, requests)
+    return {pool: policy_factory(policy, parts, requests) for pool, policy in POOLED[name].items()}
 
 
 def policy_factory(name: str, parts: Parts, requests: Sequence[TraceRequest]) -> PolicyFactory:

@@ -110,6 +110,9 @@ class Returning:
     def __init__(self, engine: SteppedEngine, made: Iterable[tuple[TraceRequest, Any]]) -> None:
         self._engine = engine
         self._made = {request.id: (request, its) for request, its in made}
+        for _, its in self._made.values():
+            sampling = its.sampling_params
+            sampling.extra_args = {**(sampling.extra_args or {}), MAY_MOVE: True}
         self._moves: dict[str, Record] = {}
         self._given_up: list[Record] = []
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from headway.errors import ConfigError
 from headway.experiments.adaptivellm_study import AdaptiveLlm
+from headway.experiments.ascendra_study import Ascendra
 from headway.experiments.fastserve_study import FastServe
 from headway.experiments.magnus_study import Magnus
 from headway.experiments.paper import Paper
 
-PAPERS: dict[str, Paper] = {"adaptivellm": AdaptiveLlm(), "fastserve": FastServe(), "magnus": Magnus()}
+PAPERS: dict[str, Paper] = {
+    "adaptivellm": AdaptiveLlm(),
+    "fastserve": FastServe(),
+    "magnus": Magnus(),
+    "ascendra": Ascendra(),
+}
 """Another paper is a module of its own and a row here."""
 
 ALL = "all"

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from typing import TypeVar
 
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
 from headway.errors import SimulationError
 from headway.experiments.cell_folder import CellFolder
 from headway.experiments.grid import Cell
@@ -60,7 +60,7 @@ def run_to_folder(
 
             def keep(record: Record) -> None:
                 writer.append(record)
-                tick(1)
+                tick(record.outcome is not Outcome.HANDED_OFF)
 
             result = run_cell(scenario, cell, keep)
         folder.finish(result)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from hashlib import sha256
 
@@ -11,15 +11,25 @@ from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome, Record
 from headway.errors import HeadwayError
 from headway.experiments.grid import Cell
-from headway.experiments.policy_choice import OWN_PARTS, Parts, policy_factory, uses_predictions
+from headway.experiments.policy_choice import (
+    OWN_PARTS,
+    Parts,
+    is_pooled,
+    policies_of,
+    uses_predictions,
+)
 from headway.experiments.predictor_choice import NONE, length_source, predictor_label
 from headway.experiments.stream import Stream
 from headway.predict.calibration import Calibration
 from headway.results import RunInfo, Summary, summarize
 from headway.results.records import TIME_DECIMALS
-from headway.sim.simulation import Result, System, simulate
+from headway.routing.pools import PoolSizes, pool_of
+from headway.sim.simulation import Policies, Result, System, simulate
 from headway.sim.watcher import Watcher, watched
 from headway.traces import TraceRequest, scale_rate
+
+POOL_ROUTER = "ascendra"
+"""Which instance of which pool serves a request, where nothing else is asked for."""
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 _PROBES = ((1, 1, 0), (64, 1, 1000), (1, 512, 0), (4, 2048, 4096))
@@ -30,7 +40,8 @@ _PROBES = ((1, 1, 0), (64, 1, 1000), (1, 512, 0), (4, 2048, 4096))
 class Scenario:
     """All that cells share: who serves what, with which parts in place of the policies' own.
 
-    `predictor` says how long answers will be, to the policies that go by it.
+    `predictor` says how long answers will be, to the policies that go by it. A policy for each pool is served by
+    `pools` behind `pool_router`, every other one by `system`, which has as many instances.
     """
 
     system: System
@@ -38,6 +49,14 @@ class Scenario:
     max_output_tokens: int
     parts: Parts = OWN_PARTS
     predictor: str = NONE
+    pools: PoolSizes | None = None
+    pool_router: str = POOL_ROUTER
+
+    def system_of(self, policy: str) -> System:
+        """What serves under a policy."""
+        if not is_pooled(policy):
+            return self.system
+        return replace(self.system, pools=self.pools, router=self.pool_router)
 
     def predictor_of(self, policy: str) -> str:
         """Who predicts for a policy; nobody where it makes no difference."""
@@ -66,7 +85,7 @@ class CellResult:
 def run_cell(
     scenario: Scenario, cell: Cell, on_record: Callable[[Record], None], watcher: Watcher | None = None
 ) -> CellResult:
-    """Simulate one cell, handing on each record as its request ends, its times rounded as they are stored.
+    """Simulate one cell, handing on each record as its request ends or moves, its times rounded as they are stored.
 
     The same arguments give the same records and result, with or without a `watcher`. Errors raised on purpose
     name the cell. Holds the requests and the records in memory.
@@ -100,20 +119,31 @@ def _simulate(
     requests = _requests(scenario.stream, cell.seed)
     if cell.load != 1:
         requests = scale_rate(requests, cell.load)
-    build = policy_factory(cell.policy, scenario.parts, requests)
+    build = policies_of(cell.policy, scenario.parts, requests)
+    system = scenario.system_of(cell.policy)
     predictor = scenario.predictor_of(cell.policy)
     if watcher is not None:
-        build = watched(build, watcher)
+        build = _all_watched(build, watcher, system)
     return simulate(
         requests,
         build,
-        scenario.system,
+        system,
         on_record=on_record,
         max_output_tokens=scenario.max_output_tokens,
         seed=cell.seed,
         watch=None if watcher is None else watcher.stepped,
         lengths=length_source(predictor, requests, cell.seed),
     )
+
+
+def _all_watched(build: Policies, watcher: Watcher, system: System) -> Policies:
+    """The same policies, all of whose steps are watched."""
+    if not isinstance(build, Mapping):
+        return watched(build, watcher, system.names)
+    return {
+        pool: watched(factory, watcher, [name for name in system.names if pool_of(name) == pool])
+        for pool, factory in build.items()
+    }
 
 
 def _round_times(record: Record) -> None:

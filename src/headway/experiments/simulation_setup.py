@@ -9,14 +9,22 @@ from importlib.metadata import version
 from headway.errors import ConfigError
 from headway.experiments.engine_sizes import Sizes, engine_limits
 from headway.experiments.grid import Grid
-from headway.experiments.policy_choice import OWN_PARTS, Parts, check_policies, label, uses_predictions
+from headway.experiments.policy_choice import (
+    OWN_PARTS,
+    Parts,
+    check_policies,
+    is_pooled,
+    label,
+    uses_predictions,
+)
 from headway.experiments.predictor_choice import DEFAULT, NONE, check_predictor, predictor_label
-from headway.experiments.simulation import Scenario, fingerprint
+from headway.experiments.simulation import POOL_ROUTER, Scenario, fingerprint
 from headway.experiments.stream import Stream, StreamFacts, stream_facts
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.results import RunMeta
 from headway.routing import build_router
+from headway.routing.pools import PoolSizes
 from headway.sim.simulation import System
 
 
@@ -29,8 +37,10 @@ class Wish:
     stream: Stream
     grid: Grid
     sizes: Sizes = Sizes()  # noqa: RUF009 - a frozen value
-    instances: int = 1
+    instances: int | None = None
+    pools: PoolSizes | None = None
     router: str = "round-robin"
+    pool_router: str = POOL_ROUTER
     parts: Parts = OWN_PARTS
     max_output_tokens: int | None = None
     predictor: str | None = None
@@ -68,9 +78,16 @@ class Setup:
             "predictor": self.scenario.predictor,
             "instances": system.instances,
             "router": system.router,
+            **self._pools(),
             "engine": asdict(system.limits),
             "max_output_tokens": self.scenario.max_output_tokens,
         }
+
+    def _pools(self) -> dict[str, object]:
+        """Of the manifest; nothing without pools, so that older folders go on."""
+        if self.wish.pools is None:
+            return {}
+        return {"pools": dict(self.wish.pools), "pool_router": self.wish.pool_router}
 
     def meta(self, command: str) -> RunMeta:
         """What the run folders say of themselves."""
@@ -98,7 +115,14 @@ class Setup:
         known = "DERIVED, not measured: " if costs.derived else ""
         stages = "" if system.limits.pipeline_stages == 1 else f", {system.limits.pipeline_stages} stages"
         instances = "1 instance" if system.instances == 1 else f"{system.instances} instances"
-        return f"{instances} of {costs.name}{stages} ({known}{costs.provenance})"
+        return f"{instances} of {costs.name}{stages}{self._said_of_pools()} ({known}{costs.provenance})"
+
+    def _said_of_pools(self) -> str:
+        pooled = list(filter(is_pooled, self.wish.grid.policies))
+        if self.wish.pools is None or not pooled:
+            return ""
+        sizes = " and ".join(f"{count} {pool}" for pool, count in self.wish.pools.items())
+        return f", {sizes} under {', '.join(pooled)}"
 
 
 def set_up(wish: Wish) -> Setup:
@@ -106,16 +130,16 @@ def set_up(wish: Wish) -> Setup:
 
     Raises ConfigError or TraceError for anything that is not accepted.
     """
-    check_policies(wish.grid.policies, wish.parts)
-    if wish.instances < 1:
-        raise ConfigError(f"instances is {wish.instances}; accepted: 1 or more")
+    instances = _instances(wish)
+    check_policies(wish.grid.policies, wish.parts, wish.pools)
     build_router(wish.router)
+    build_router(wish.pool_router)
     model = model_shape(wish.model)
     costs = calibration(wish.hardware, model, wish.sizes.tp, wish.sizes.pp)
     system = System(
         limits=engine_limits(wish.sizes, wish.hardware, costs),
         calibration=costs,
-        instances=wish.instances,
+        instances=instances,
         router=wish.router,
     )
     predictor = wish.predictor
@@ -130,5 +154,20 @@ def set_up(wish: Wish) -> Setup:
         max_output_tokens=facts.output_limit(wish.max_output_tokens),
         parts=wish.parts,
         predictor=predictor,
+        pools=wish.pools,
+        pool_router=wish.pool_router,
     )
     return Setup(wish, scenario, facts)
+
+
+def _instances(wish: Wish) -> int:
+    """How many instances serve under every policy. Raises ConfigError for a number that is not accepted."""
+    if wish.pools is None:
+        instances = 1 if wish.instances is None else wish.instances
+    elif wish.instances is None:
+        instances = sum(wish.pools.values())
+    else:
+        raise ConfigError("instances and pools are given; accepted: one of the two")
+    if instances < 1:
+        raise ConfigError(f"instances is {instances}; accepted: 1 or more")
+    return instances

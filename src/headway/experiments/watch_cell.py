@@ -8,7 +8,7 @@ from gzip import GzipFile
 from pathlib import Path
 from typing import BinaryIO
 
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
 from headway.errors import ConfigError
 from headway.experiments.grid import Cell
 from headway.experiments.policy_choice import label
@@ -41,14 +41,15 @@ def trace_schedule(
     limits = scenario.system.limits
     title = f"{label(cell.policy)}, load {cell.load:g}, seed {cell.seed}, simulated"
     with _appearing(path) as file:
-        trace = ChromeTrace(file, title=title, lanes=limits.pipeline_stages)
+        names = scenario.system_of(cell.policy).names
+        trace = ChromeTrace(file, title=title, instances=names, lanes=limits.pipeline_stages)
         result = run_cell(scenario, cell, _ticking(tick), trace)
         trace.close()
     return result, trace
 
 
 def _ticking(tick: Tick) -> Callable[[Record], None]:
-    return lambda record: tick(1)
+    return lambda record: tick(record.outcome is not Outcome.HANDED_OFF)
 
 
 def _find(requests: list[TraceRequest], request_id: str) -> TraceRequest:

@@ -98,8 +98,7 @@ class Ask:
                 said[key] = target_s * 1000
         if self.tenant:
             said[TENANT] = self.tenant
-        if not (may_move and self.may_move and self.one_answer):
-            said[MAY_MOVE] = 0
+        said[MAY_MOVE] = int(may_move and self.may_move and self.one_answer)
         return said
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import aiohttp
 
 from headway.errors import ConfigError
-from headway.gateway.health import NO_FACTS, Facts
+from headway.gateway.health import NO_FACTS, Facts, probing_session
 from headway.gateway.member import Condition, Launch, Member
 from headway.gateway.watch import FleetOptions, Watch
 
@@ -46,7 +46,7 @@ class Fleet:
                 raise ConfigError(f"two instances are named {member.name!r}; accepted: each name once")
             if member.launch is None and not member.url:
                 raise ConfigError(f"instance {member.name!r} has no URL; accepted: one to launch, or a URL")
-            self._watches[member.name] = Watch(member, session, options, clock)
+            self._watches[member.name] = Watch(member, options, clock)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -93,9 +93,9 @@ class Fleet:
 
     async def run(self) -> None:
         """Launch and watch the instances until they are closed."""
-        async with asyncio.TaskGroup() as group:
+        async with probing_session(self.session) as session, asyncio.TaskGroup() as group:
             for watch in self._watches.values():
-                group.create_task(watch.run())
+                group.create_task(watch.run(session))
 
     async def until_settled(self) -> None:
         """Return once every instance has been READY, or has failed to be."""

@@ -12,8 +12,6 @@ from headway.gateway.endpoint import api_url
 _OK = 200
 _LONGEST_BODY_BYTES = 4 << 20
 """vLLM's metrics are about 100 kB; what goes on for ever is no answer."""
-_ONCE = {"Connection": "close"}
-"""A connection kept from before would say how the server was when it was opened, not how it is."""
 
 
 class _Card(msgspec.Struct):
@@ -50,6 +48,16 @@ class Facts:
 
 
 NO_FACTS = Facts()
+
+
+def probing_session(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
+    """A session for health checks, with the headers of the one that requests go out on.
+
+    It keeps no connection: one from before may be closed by now, which says nothing of the server.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True), headers=session.headers
+    )
 
 
 async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: float) -> str | None:
@@ -107,7 +115,7 @@ async def _optional(session: aiohttp.ClientSession, address: str, timeout_s: flo
 
 async def _get(session: aiohttp.ClientSession, address: str, timeout_s: float) -> tuple[int, bytes]:
     limit = aiohttp.ClientTimeout(total=timeout_s)
-    async with session.get(address, timeout=limit, headers=_ONCE, allow_redirects=False) as response:
+    async with session.get(address, timeout=limit, allow_redirects=False) as response:
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk

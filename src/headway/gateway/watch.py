@@ -63,17 +63,10 @@ class Watch:
     role) an answer to a health check says nothing.
     """
 
-    def __init__(
-        self,
-        member: Member,
-        session: aiohttp.ClientSession,
-        options: FleetOptions,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, member: Member, options: FleetOptions, clock: Callable[[], float]) -> None:
         self.member = member
         self.closing = False
         self.parting = False
-        self._session = session
         self._options = options
         self._clock = clock
         self._backoff = Backoff(options.backoff_s, options.longest_backoff_s, options.longest_backoff_s)
@@ -85,13 +78,13 @@ class Watch:
         self._ready_s: float | None = None
         member.since_s = clock()
 
-    async def run(self) -> None:
-        """Launch it, if it is ours to launch, and watch it, until it is closed."""
+    async def run(self, session: aiohttp.ClientSession) -> None:
+        """Launch it, if it is ours to launch, and watch it, until it is closed; health checks go out on `session`."""
         if self.member.launch is not None:
-            await self._lives()
+            await self._lives(session)
             return
         while not self.closing:
-            await self._check()
+            await self._check(session)
             await self._rest()
 
     def suspect(self) -> None:
@@ -157,12 +150,12 @@ class Watch:
 
     # ---- launched ones ------------------------------------------------------------------------------------------
 
-    async def _lives(self) -> None:
+    async def _lives(self, session: aiohttp.ClientSession) -> None:
         """One process after the other."""
         while not self.closing:
             self._ready_s = None
             try:
-                await self._live()
+                await self._live(session)
             except (OSError, HeadwayError) as error:
                 self.lose(f"cannot be launched: {error}")
             if self.closing or self.parting:
@@ -173,7 +166,7 @@ class Watch:
             await asyncio.sleep(wait_s)
             self.member.restarts += 1
 
-    async def _live(self) -> None:
+    async def _live(self, session: aiohttp.ClientSession) -> None:
         """Launch it, and watch it until its process has ended. Raises what launching raises."""
         member = self.member
         assert member.launch is not None
@@ -182,7 +175,7 @@ class Watch:
         member.process, member.url, member.facts = process, process.url, NO_FACTS
         self.become(Condition.STARTING, f"launched as process {process.pid}")
         while (code := process.poll()) is None:
-            await self._check()
+            await self._check(session)
             if self._is_hopeless():
                 silent_s = self._clock() - member.since_s
                 self.lose(f"not well for {silent_s:.0f} s ({member.reason}), so it was killed")
@@ -210,11 +203,11 @@ class Watch:
 
     # ---- health -------------------------------------------------------------------------------------------------
 
-    async def _check(self) -> None:
+    async def _check(self, session: aiohttp.ClientSession) -> None:
         """Ask once, and let the condition follow from the answer."""
-        problem = await health_problem(self._session, self.member.url, self._options.timeout_s)
+        problem = await health_problem(session, self.member.url, self._options.timeout_s)
         if problem is None and self.member.facts is NO_FACTS:
-            problem = await self._learn_facts()
+            problem = await self._learn_facts(session)
         process = self.member.process
         if self.parting or (process is not None and process.poll() is not None):
             return
@@ -223,9 +216,9 @@ class Watch:
         else:
             self._is_ill(problem)
 
-    async def _learn_facts(self) -> str | None:
+    async def _learn_facts(self, session: aiohttp.ClientSession) -> str | None:
         """Hear what it says of itself; why that is nothing to go by, if so."""
-        facts = await read_facts(self._session, self.member.url, self._options.timeout_s)
+        facts = await read_facts(session, self.member.url, self._options.timeout_s)
         if isinstance(facts, str):
             return facts
         self.member.facts = replace(facts, is_headway=facts.is_headway or self.member.launch is not None)

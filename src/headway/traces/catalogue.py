@@ -35,6 +35,28 @@ _SHAREGPT_OUTPUT = _quantiles(  # mean 326.4; +0.3 %, 0.011
     937, 1000, 1042, 1125, 1346
 )  # fmt: skip
 
+# 24,584 turns of ShareGPT conversations, each a prompt with all that was said before it, of up to 8,192 Llama-2 tokens
+# with its answer (project-etalon, counts only).
+_SHAREGPT_TURNS_INPUT = _quantiles(  # mean 2344.4; +0.2 %, 0.008
+    1, 12, 29, 74, 183, 386, 585, 781, 976, 1204, 1456, 1733, 2060, 2404, 2801, 3240, 3738, 4291,
+    4938, 5706, 6573, 7074, 7435, 7628, 7884, 8141
+)  # fmt: skip
+_SHAREGPT_TURNS_OUTPUT = _quantiles(  # mean 436.4; +0.1 %, 0.004
+    2, 8, 44, 83, 129, 179, 227, 269, 309, 343, 377, 411, 448, 488, 530, 577, 625, 681, 752, 831, 919,
+    966, 998, 1011, 1021, 1024
+)  # fmt: skip
+
+# 22,605 arXiv papers with their abstracts, 4,096 Llama-2 tokens together at most, as in Vidur's length set (MIT).
+# Drawn independently of each other, as here, both together can be more.
+_ARXIV_INPUT = _quantiles(  # mean 2580.9; -0.1 %, 0.004
+    1, 73, 736, 1226, 1555, 1795, 1979, 2144, 2303, 2447, 2589, 2720, 2850, 2985, 3115, 3241, 3365,
+    3484, 3591, 3701, 3813, 3877, 3935, 3963, 4015, 4054
+)  # fmt: skip
+_ARXIV_OUTPUT = _quantiles(  # mean 294.8; +1.6 %, 0.019
+    5, 36, 60, 78, 92, 104, 115, 125, 135, 145, 156, 167, 179, 192, 206, 222, 242, 269, 305, 374, 758,
+    2568, 3297, 3603, 3872, 4056
+)  # fmt: skip
+
 # First 75 % (15,460 requests) of the Azure LLM inference trace 2023, conversation (CC BY 4.0).
 # Source: Patel et al. 2024 (Splitwise), ISCA 2024.
 _AZURE_INPUT = _quantiles(  # mean 1180.4; +1.1 %, 0.046
@@ -72,14 +94,17 @@ def _adaptivellm_input(mean: float, sigma: float) -> LogNormal:
 
 NAMED_LAWS: dict[str, LengthPair] = {
     "sharegpt": LengthPair(_SHAREGPT_INPUT, _SHAREGPT_OUTPUT),
+    "sharegpt-turns": LengthPair(_SHAREGPT_TURNS_INPUT, _SHAREGPT_TURNS_OUTPUT),
+    "arxiv-summarization": LengthPair(_ARXIV_INPUT, _ARXIV_OUTPUT),
     "azure-conversation": LengthPair(_AZURE_INPUT, _AZURE_OUTPUT),
     "sharegpt-1024": LengthPair(_SHAREGPT_INPUT.up_to(1024), _SHAREGPT_OUTPUT),
     "adaptivellm-chatbot": LengthPair(_adaptivellm_input(17.02, _CHAT_SIGMA), _CHAT_OUTPUT),
     "adaptivellm-alpaca": LengthPair(_adaptivellm_input(19.66, _CHAT_SIGMA), _CHAT_OUTPUT),
     "adaptivellm-summary": LengthPair(_adaptivellm_input(340.48, _SUMMARY_SIGMA), _SUMMARY_OUTPUT),
 }
-"""Laws by name. `sharegpt` and `azure-conversation` are quantile tables of the data they are named after;
-`sharegpt-1024` is of prompts of 1,024 tokens or fewer, as FastServe's released code takes the same data.
+"""Laws by name. `sharegpt` (first turns), `sharegpt-turns` (any turn, with its history), `arxiv-summarization` and
+`azure-conversation` are quantile tables of the data they are named after; `sharegpt-1024` is of prompts of 1,024
+tokens or fewer, as FastServe's released code takes the same data.
 
 The inputs of AdaptiveLLM's three data sets are log-normal on 1..1024 with the published means 17.02, 19.66
 and 340.48, met within `lengths.FIT_TOLERANCE`; their outputs are chat answers and meeting summaries.

@@ -1,0 +1,149 @@
+"""From the records of a run to what Ascendra's experiments ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import numpy as np
+
+from headway.core.record import Outcome, Record
+from headway.results import summarize
+from headway.results.metrics import end_s, ends, met_targets, tbt_s, ttft_s
+from headway.routing.pools import pool_of
+
+STEADY = 0.9
+QUANTILES = 100
+"""Steps of the distribution of times to first token that is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUse:
+    """How busy the instances of a pool were, as a share of the run."""
+
+    instances: int
+    busy_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolResult:
+    """What a pool's instances did: `delay_s` is the mean wait there, from coming to the first step, of those that
+    started there; `first_tokens` how many did.
+    """
+
+    busy_share: float
+    first_tokens: int
+    delay_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AscendraResult:
+    """What a run came to.
+
+    `met` of `requests` finished within both targets; `late` finished outside; `dropped` never started. `needed_scale`
+    is the least factor on both targets that nine in ten would have met, None where fewer finished. `ttft_s` are
+    quantiles at equal distances from 0 to 1. `steady_rps` is the rate at which the first nine tenths ended, so that
+    a few long answers at the end do not count. `pools` has one entry, "", where there are none. `step_errors` are mean
+    relative errors of predicted step times, minute by minute, of each kind of step; None for a minute without.
+    """
+
+    requests: int
+    finished: int
+    met: int
+    late: int
+    dropped: int
+    moves: int
+    throughput_rps: float | None
+    total_tps: float | None
+    mean_ttft_s: float | None
+    p99_ttft_s: float | None
+    mean_tbt_s: float | None
+    p99_tbt_s: float | None
+    needed_scale: float | None
+    preemptions: int
+    steady_rps: float | None
+    ttft_s: tuple[float, ...]
+    pools: dict[str, PoolResult]
+    step_errors: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+
+    @property
+    def goodput(self) -> float:
+        """Share of all requests that finished within both targets."""
+        return self.met / self.requests
+
+
+def measure(records: Sequence[Record], use: Mapping[str, PoolUse], good: float = 0.9) -> AscendraResult:
+    """What the records of a run say, moves among them."""
+    summary, ended = summarize(records), ends(records)
+    met = sum(map(met_targets, ended))
+    finished = [record for record in ended if record.outcome is Outcome.FINISHED]
+    return AscendraResult(
+        requests=len(ended),
+        finished=len(finished),
+        met=met,
+        late=len(finished) - met,
+        dropped=summary.expired + summary.shed,
+        moves=summary.handed_off,
+        throughput_rps=summary.throughput_rps,
+        total_tps=summary.total_tps,
+        mean_ttft_s=summary.mean_ttft_s,
+        p99_ttft_s=summary.p99_ttft_s,
+        mean_tbt_s=summary.mean_tbt_s,
+        p99_tbt_s=summary.p99_tbt_s,
+        needed_scale=needed_scale(finished, len(ended), good),
+        preemptions=summary.preemptions,
+        ttft_s=_quantiles(finished),
+        steady_rps=_steady_rps(ended),
+        pools={pool: _pool_result(pool, found, records) for pool, found in use.items()},
+    )
+
+
+def _steady_rps(ended: Sequence[Record]) -> float | None:
+    times_s = sorted(map(end_s, ended))
+    count = int(STEADY * len(times_s))
+    began_s = min(record.arrival_s for record in ended)
+    return count / (times_s[count - 1] - began_s) if count and times_s[count - 1] > began_s else None
+
+
+def needed_scale(finished: Sequence[Record], requests: int, good: float) -> float | None:
+    """The least factor on all targets at which a share `good` of all requests is within both; O(n log n)."""
+    scales = sorted(map(_own_scale, finished))
+    wanted = int(np.ceil(good * requests))
+    return scales[wanted - 1] if 0 < wanted <= len(scales) else None
+
+
+def _own_scale(record: Record) -> float:
+    """The least factor at which one request is within both targets; one token has no time between tokens."""
+    first_s, between_s = ttft_s(record), tbt_s(record) or 0.0
+    assert first_s is not None
+    assert record.slo.ttft_s is not None
+    assert record.slo.tbt_s is not None
+    return max(first_s / record.slo.ttft_s, between_s / record.slo.tbt_s)
+
+
+def _quantiles(finished: Sequence[Record]) -> tuple[float, ...]:
+    times_s = [time_s for record in finished if (time_s := ttft_s(record)) is not None]
+    if not times_s:
+        return ()
+    found = np.quantile(times_s, np.linspace(0, 1, QUANTILES + 1))
+    return tuple(round(float(time_s), 6) for time_s in found)
+
+
+def _pool_result(pool: str, use: PoolUse, records: Sequence[Record]) -> PoolResult:
+    came_s = {record.id: end_s(record) for record in records if record.outcome is Outcome.HANDED_OFF}
+    started = [
+        record
+        for record in records
+        if record.first_scheduled_s is not None and pool_of(record.instance) == pool
+    ]
+    delays_s = [
+        record.first_scheduled_s - came_s.get(record.id, record.arrival_s)
+        for record in started
+        if record.first_scheduled_s is not None
+    ]
+    return PoolResult(
+        busy_share=use.busy_share,
+        first_tokens=len(started),
+        delay_s=fmean(delays_s) if delays_s else None,
+    )

@@ -1,0 +1,32 @@
+"""What the simulator says beside `bench/gateway_real.py`: of every system, on engines with known costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.gateway_real_simulated import Simulated
+from headway.core.slo import Slo
+from headway.experiments.ascendra_real_stream import bursty_stream
+from headway.experiments.ascendra_real_systems import SYSTEMS
+from headway.predict.hardware import calibration
+from headway.predict.known_models import model_shape
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Simulated:
+    """Two GPUs in place of this machine; the file's name only says that they were measured."""
+    return Simulated(
+        Path("cost.json"), calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"), 1, 1), 2
+    )
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_can_be_simulated(simulated: Simulated, system: str) -> None:
+    # At one request a second everybody is in time; with a first token due within a microsecond nobody is.
+    requests = bursty_stream(1.0, 8.0, 1, Slo(ttft_s=10.0, tbt_s=1.0))
+    hopeless = [replace(request, slo=Slo(ttft_s=1e-6)) for request in requests]
+    assert simulated.goodput(system, requests, 1) == 1.0
+    assert simulated.goodput(system, hopeless, 1) == 0.0
