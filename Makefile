@@ -44,6 +44,11 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/length.py --json
 	$(BIN)/python bench/predicted.py --json
 	$(BIN)/python bench/predicted_real.py --out $(OUT)/predicted-real --json
+	$(BIN)/python bench/fidelity.py --targets --out $(OUT)/fidelity-targets --json
+	$(BIN)/python bench/gateway_overhead.py --json
+	$(BIN)/python bench/gateway_real.py --out $(OUT)/gateway-real --json
+	$(BIN)/python bench/gateway_storm.py --json
+	$(BIN)/python bench/clients.py --json
 	$(BIN)/python bench/outputs.py --json
 	$(BIN)/python bench/soak.py --json
 

@@ -140,6 +140,7 @@ async def _run(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
     recovered_s = time.monotonic() - calmed_s
     watching.cancel()
     memory.end = gateway.resident_mib()
+    memory.peak = max(memory.peak, memory.end)
     told = gateway.instances()
     exit_code = await asyncio.to_thread(gateway.stop)
     lines = [json.loads(line) for line in gateway.access_log.read_bytes().splitlines()]
