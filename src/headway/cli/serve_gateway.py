@@ -80,7 +80,10 @@ class _Run:
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
         site = self._site
-        async with open_session(site.upstream_key, fills_lines=False) as session, asyncio.TaskGroup() as group:
+        async with (
+            open_session(site.upstream_key, fills_lines=False) as session,
+            asyncio.TaskGroup() as group,
+        ):
             fleet = Fleet(members(site), session=session, options=site.fleet_options)
             app = gateway_app(fleet, build_router(site.layout.router), site.options, time.monotonic)
             serving = group.create_task(serve(app, *site.address, self._stop))
