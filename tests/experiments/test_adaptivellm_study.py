@@ -258,4 +258,4 @@ def test_without_the_engine_the_reason_is_given(tmp_path: Path, monkeypatch: pyt
 
 def test_papers_are_found_by_name() -> None:
     assert list(papers("adaptivellm")) == ["adaptivellm"]
-    assert list(papers("all")) == ["adaptivellm", "ascendra", "fastserve", "magnus"]
+    assert list(papers("all")) == ["adaptivellm", "fastserve", "magnus", "ascendra"]
