@@ -31,7 +31,7 @@ from headway.engine.server_command import server_command
 from headway.engine.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
 from headway.gateway import ReplayOptions, replay
-from headway.gateway.scrape import scrape
+from headway.gateway.client.scrape import scrape
 from headway.results import read_records
 from headway.traces import TraceRequest, load_trace, scale_lengths, scale_rate
 

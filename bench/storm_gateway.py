@@ -15,7 +15,7 @@ from headway.cli.serve_site import Site
 from headway.engine.core_binding import Binding
 from headway.engine.instances_command import InstancesPlan, LocalInstances
 from headway.engine.settings import EngineSettings
-from headway.gateway.fleet import FleetOptions
+from headway.gateway.instances.fleet import FleetOptions
 from headway.gateway.options import GatewayOptions
 
 UPSTREAM = Path(__file__).with_name("storm_upstream.py")

@@ -7,7 +7,7 @@ import pytest
 from headway.cli.replay import remarks
 from headway.core.record import Outcome, Record
 from headway.gateway import ReplayReport
-from headway.gateway.replay_book import BatchCounts
+from headway.gateway.client.replay_book import BatchCounts
 from tests.cli.conftest import Refused, words
 
 GENERATED = "gen:fixed:interval=0.01/input=constant:tokens=8/output=constant:tokens=4/count=3"

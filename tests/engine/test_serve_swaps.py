@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.record import Outcome
 from headway.gateway import ReplayOptions, replay
-from headway.gateway.scrape import scrape
+from headway.gateway.client.scrape import scrape
 from headway.results import read_records
 from headway.traces import TraceRequest
 from tests.engine.test_serve_demo import Serving, is_alive

@@ -7,9 +7,9 @@ import aiohttp
 from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.gateway.accounts import Accounts, Entry
-from headway.gateway.dashboard import Dashboard
-from headway.gateway.dashboard_state import DashboardState
-from headway.gateway.fleet import Fleet, Member
+from headway.gateway.instances.fleet import Fleet, Member
+from headway.gateway.page.dashboard import Dashboard
+from headway.gateway.page.dashboard_state import DashboardState
 from headway.routing.ascendra import Ascendra
 
 CHAT = Slo(ttft_s=1.0, tbt_s=0.1)

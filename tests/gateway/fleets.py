@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.engine.server_process import ServerProcess
 from headway.gateway.endpoint import open_session
-from headway.gateway.fleet import Fleet, FleetOptions, Member
+from headway.gateway.instances.fleet import Fleet, FleetOptions, Member
 
 SCRIPT = Path(__file__).with_name("small_server.py")
 

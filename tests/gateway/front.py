@@ -13,7 +13,7 @@ import aiohttp
 
 from headway.gateway.accounts import Accounts
 from headway.gateway.app import Gateway, gateway_app, listen, serve_on
-from headway.gateway.fleet import Fleet, FleetOptions, Member
+from headway.gateway.instances.fleet import Fleet, FleetOptions, Member
 from headway.gateway.options import GatewayOptions
 from headway.routing import build_router
 from tests.gateway.fleets import running, until

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from headway.gateway.app import gateway_app, listen, serve_on
-from headway.gateway.fleet import Member
+from headway.gateway.instances.fleet import Member
 from headway.gateway.options import GatewayOptions
 from headway.routing import build_router
 from tests.gateway.fleets import running, until

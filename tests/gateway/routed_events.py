@@ -18,7 +18,7 @@ from headway.core.job import Job
 from headway.core.record import Outcome, Record
 from headway.gateway.app import gateway_app
 from headway.gateway.endpoint import open_session
-from headway.gateway.fleet import Fleet, Member
+from headway.gateway.instances.fleet import Fleet, Member
 from headway.gateway.options import GatewayOptions
 from headway.routing import Router, build_router
 from headway.routing.pools import pool_of

@@ -17,7 +17,7 @@ from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
 from headway.gateway.app import gateway_app, listen, serve, serve_on
 from headway.gateway.endpoint import open_session
-from headway.gateway.fleet import Fleet, Member
+from headway.gateway.instances.fleet import Fleet, Member
 from headway.gateway.keys import Keys
 from headway.gateway.options import GatewayOptions
 from headway.routing import build_router

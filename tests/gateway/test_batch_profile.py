@@ -8,9 +8,9 @@ import pytest
 
 from headway.errors import UpstreamError
 from headway.gateway import ReplayOptions
-from headway.gateway.batch_profile import BatchLengths, ClockedTimes, continued_s, measured_times
+from headway.gateway.client.batch_profile import BatchLengths, ClockedTimes, continued_s, measured_times
+from headway.gateway.client.instance import KvMemory, ServedInstance
 from headway.gateway.endpoint import open_session
-from headway.gateway.instance import KvMemory, ServedInstance
 from headway.predict.batch_time import BatchTimeModel
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from starlette.applications import Starlette
 from headway.core.job import Job
 from headway.core.slo import Slo
 from headway.gateway.accounts import RefusalNote
-from headway.gateway.dashboard import MOST_CLASSES, dashboard_routes, slack_bands
-from headway.gateway.dashboard_state import SLACK_BANDS, DashboardState
-from headway.gateway.fleet import Condition
+from headway.gateway.instances.fleet import Condition
+from headway.gateway.page.dashboard import MOST_CLASSES, dashboard_routes, slack_bands
+from headway.gateway.page.dashboard_state import SLACK_BANDS, DashboardState
 from tests.gateway.dashboard_scene import WALL_S, Scene
 from tests.gateway.loopback import serving
 

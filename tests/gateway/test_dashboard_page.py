@@ -12,10 +12,10 @@ from starlette.applications import Starlette
 from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.gateway.accounts import RefusalNote
-from headway.gateway.dashboard import dashboard_routes
-from headway.gateway.fleet import Condition
+from headway.gateway.instances.fleet import Condition
 from headway.gateway.keys import Keys
 from headway.gateway.options import GatewayOptions
+from headway.gateway.page.dashboard import dashboard_routes
 from tests.gateway.chromium import Tab, chromium
 from tests.gateway.dashboard_scene import Scene
 from tests.gateway.loopback import serving

@@ -16,9 +16,9 @@ import pytest
 
 from headway.errors import ConfigError, UpstreamError
 from headway.gateway.endpoint import open_session
-from headway.gateway.fleet import Condition, Fleet, FleetOptions, Member
-from headway.gateway.fleet_process import LaunchedServer
-from headway.gateway.health import NO_FACTS
+from headway.gateway.instances.fleet import Condition, Fleet, FleetOptions, Member
+from headway.gateway.instances.fleet_process import LaunchedServer
+from headway.gateway.instances.health import NO_FACTS
 from tests.gateway.fleets import QUICK, SmallServer, running, until
 from tests.gateway.small_server import MODELS
 

@@ -14,7 +14,7 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.gateway import BatchPlan
-    from headway.gateway.replay_book import BatchCounts
+    from headway.gateway.client.replay_book import BatchCounts
     from headway.predict.length import LengthPredictor
 
 Batches = Annotated[

@@ -17,9 +17,9 @@ from headway.cli.serve_layout import Place
 from headway.cli.serve_site import Site
 from headway.gateway.app import Gateway, gateway_app, serve
 from headway.gateway.endpoint import open_session
-from headway.gateway.fleet import Fleet, Member
-from headway.gateway.health import NO_FACTS
-from headway.gateway.rebalance import rebalance
+from headway.gateway.instances.fleet import Fleet, Member
+from headway.gateway.instances.health import NO_FACTS
+from headway.gateway.instances.rebalance import rebalance
 from headway.routing import build_router
 
 if TYPE_CHECKING:

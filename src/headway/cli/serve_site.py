@@ -14,7 +14,7 @@ from headway.engine.server_command import ServerCommand
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm_flags import parse_vllm_flags, value_of
 from headway.errors import ConfigError
-from headway.gateway.fleet import FleetOptions
+from headway.gateway.instances.fleet import FleetOptions
 from headway.gateway.keys import read_keys
 from headway.gateway.options import MIB, GatewayOptions
 from headway.policies.presets import known_presets

@@ -20,7 +20,7 @@ from headway.experiments.both_sides import add_engine_side
 from headway.experiments.predictor_choice import NONE, check_predictor, is_made, length_source
 from headway.experiments.real_engine import own_prompt
 from headway.gateway import ReplayOptions, ReplayReport
-from headway.gateway.scrape import scrape
+from headway.gateway.client.scrape import scrape
 from headway.results import RunInfo, RunMeta, read_records, record_writer, start_run, write_info
 from headway.traces import TraceRequest, take
 

@@ -20,13 +20,13 @@ from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
 from headway.gateway.ask import CHAT_PATH, COMPLETIONS_PATH, Ask, read_ask
-from headway.gateway.dashboard import Dashboard, dashboard_routes
 from headway.gateway.edge import Client, ClientGone, Headers, Receive, Scope, Send, read_body, watch_client
-from headway.gateway.fleet import Fleet
+from headway.gateway.instances.fleet import Fleet
 from headway.gateway.interrupt import Interrupt
 from headway.gateway.metrics import CONTENT_TYPE, GatewayMetrics, build_registry, exposition
 from headway.gateway.openapi import openapi_route
 from headway.gateway.options import GatewayOptions
+from headway.gateway.page.dashboard import Dashboard, dashboard_routes
 from headway.gateway.passthrough import PassThrough
 from headway.gateway.refusal import Refusal, no_instance
 from headway.gateway.serving import Serving

@@ -16,8 +16,8 @@ from headway.gateway.attempt import Attempt, Call, End, Ending
 from headway.gateway.edge import Client, Headers, upstream_headers
 from headway.gateway.event_bytes import PassedEvents
 from headway.gateway.events import DONE, Events
+from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.member import Member
 from headway.gateway.refusal import Refusal, closing, error_event, no_instance
 from headway.gateway.resumable import resumable
 from headway.gateway.resume import Continuation, continue_from, half_a_character

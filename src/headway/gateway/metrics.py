@@ -17,9 +17,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headway.gateway.accounts import Accounts, ClassAccount, ClassKey
-from headway.gateway.fleet import Fleet
 from headway.gateway.histogram import Histogram
-from headway.gateway.member import Condition
+from headway.gateway.instances.fleet import Fleet
+from headway.gateway.instances.member import Condition
 from headway.gateway.turnstile import Turnstile
 
 PREFIX = "headway_gateway_"

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headway.gateway.dashboard_state import DashboardState
 from headway.gateway.openapi_schemas import DEADLINE, NUMBER, SCHEMAS, TBT, TENANT, TTFT, Json
+from headway.gateway.page.dashboard_state import DashboardState
 
 _ABOUT = """\
 One address in front of several vLLM instances, which holds latency targets as load rises.

@@ -17,8 +17,8 @@ from headway.gateway.edge import (
     upstream_headers,
     watch_client,
 )
+from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.member import Member
 from headway.gateway.refusal import Refusal, no_instance, too_large
 from headway.gateway.serving import Serving
 

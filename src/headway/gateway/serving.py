@@ -15,7 +15,7 @@ from headway.gateway.access_log import AccessLog
 from headway.gateway.accounts import Accounts, RefusalNote, slo_label
 from headway.gateway.ask import Ask
 from headway.gateway.edge import Client, Headers, passes_keys
-from headway.gateway.fleet import Fleet
+from headway.gateway.instances.fleet import Fleet
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.life import Life
 from headway.gateway.losses import Losses

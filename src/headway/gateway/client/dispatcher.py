@@ -12,12 +12,12 @@ import aiohttp
 
 from headway.core.job import Job
 from headway.core.record import Outcome
-from headway.gateway.batch_streams import BatchEnd, BatchStreams
+from headway.gateway.client.batch_streams import BatchEnd, BatchStreams
+from headway.gateway.client.foresight import Foresight
+from headway.gateway.client.instance import ServedInstance
+from headway.gateway.client.openai_stream import Reply, stream_completion
+from headway.gateway.client.replay_book import BatchCounts, ReplayBook
 from headway.gateway.endpoint import api_url
-from headway.gateway.foresight import Foresight
-from headway.gateway.instance import ServedInstance
-from headway.gateway.openai_stream import Reply, stream_completion
-from headway.gateway.replay_book import BatchCounts, ReplayBook
 from headway.predict.length import RequestFacts
 from headway.routing.batch import Batch
 from headway.routing.batch_queue import BatchQueue

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 import aiohttp
 
 from headway.errors import ConfigError
-from headway.gateway.health import NO_FACTS, Facts, probing_session
-from headway.gateway.member import Condition, Launch, Member
-from headway.gateway.watch import FleetOptions, Watch
+from headway.gateway.instances.health import NO_FACTS, Facts, probing_session
+from headway.gateway.instances.member import Condition, Launch, Member
+from headway.gateway.instances.watch import FleetOptions, Watch
 
 __all__ = ["Condition", "Fleet", "FleetOptions", "Launch", "Member"]
 

@@ -12,10 +12,10 @@ import aiohttp
 from headway.core.job import Job
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
-from headway.gateway.batch_streams import BatchStreams
+from headway.gateway.client.batch_streams import BatchStreams
+from headway.gateway.client.instance import KvMemory, ServedInstance
+from headway.gateway.client.openai_stream import Reply, stream_completion
 from headway.gateway.endpoint import api_url
-from headway.gateway.instance import KvMemory, ServedInstance
-from headway.gateway.openai_stream import Reply, stream_completion
 from headway.predict.batch_time import BatchRow, BatchTimeModel
 from headway.traces import TraceRequest
 

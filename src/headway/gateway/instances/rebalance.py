@@ -10,7 +10,7 @@ from itertools import count
 from headway.core.job import Job
 from headway.errors import HeadwayError
 from headway.gateway.accounts import Entry
-from headway.gateway.fleet import Fleet
+from headway.gateway.instances.fleet import Fleet
 from headway.routing.pools import instance_name, pool_of
 from headway.routing.roles import RoleChange, Roles, share_left
 

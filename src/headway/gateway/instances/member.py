@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headway.gateway.fleet_process import LaunchedServer
-from headway.gateway.health import NO_FACTS, Facts
+from headway.gateway.instances.fleet_process import LaunchedServer
+from headway.gateway.instances.health import NO_FACTS, Facts
 
 
 class Condition(StrEnum):

@@ -9,7 +9,7 @@ from enum import Enum
 
 from headway.core.job import Job
 from headway.core.record import Outcome
-from headway.gateway.openai_stream import Reply
+from headway.gateway.client.openai_stream import Reply
 
 SILENCE_S = 5.0
 """A batch of which no token came for so long has its server asked whether it is still there."""

@@ -11,15 +11,15 @@ import aiohttp
 
 from headway.core.record import Record
 from headway.errors import ConfigError
-from headway.gateway.batch_plan import BatchPlan
-from headway.gateway.batch_profile import BatchLengths, ClockedTimes, measured_times
-from headway.gateway.dispatcher import Dispatcher
+from headway.gateway.client.batch_plan import BatchPlan
+from headway.gateway.client.batch_profile import BatchLengths, ClockedTimes, measured_times
+from headway.gateway.client.dispatcher import Dispatcher
+from headway.gateway.client.foresight import Foresight
+from headway.gateway.client.instance import KvMemory, ServedInstance, find_instances
+from headway.gateway.client.replay_book import ReplayBook, ReplayReport
+from headway.gateway.client.replay_options import ReplayOptions
+from headway.gateway.client.stopping import unless
 from headway.gateway.endpoint import open_session
-from headway.gateway.foresight import Foresight
-from headway.gateway.instance import KvMemory, ServedInstance, find_instances
-from headway.gateway.replay_book import ReplayBook, ReplayReport
-from headway.gateway.replay_options import ReplayOptions
-from headway.gateway.stopping import unless
 from headway.routing.batch_queue import BatchQueue
 from headway.traces import TraceRequest
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import aiohttp
 
 from headway.errors import ConfigError, UpstreamError
+from headway.gateway.client.prompts import Dialect
+from headway.gateway.client.replay_options import ReplayOptions
+from headway.gateway.client.scrape import scrape, scrape_labels
 from headway.gateway.endpoint import CONNECT_TIMEOUT_S, api_url, find_model
-from headway.gateway.prompts import Dialect
-from headway.gateway.replay_options import ReplayOptions
-from headway.gateway.scrape import scrape, scrape_labels
 
 SETTLE_S = 0.5
 """A server that does not tell how many requests it has is given so long to let go of those that were cut off."""

@@ -14,7 +14,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from headway.gateway.accounts import Accounts, ClassKey, InstanceAccount, Totals
-from headway.gateway.dashboard_state import (
+from headway.gateway.instances.fleet import Fleet, Member
+from headway.gateway.page.dashboard_state import (
     SLACK_BANDS,
     SPARK_STEP_S,
     SPARK_STEPS,
@@ -28,8 +29,7 @@ from headway.gateway.dashboard_state import (
     SlackBand,
     Span,
 )
-from headway.gateway.fleet import Fleet, Member
-from headway.gateway.recent import Recent
+from headway.gateway.page.recent import Recent
 from headway.routing import Router
 from headway.routing.ascendra import Ascendra
 
@@ -195,7 +195,7 @@ def slack_bands(slacks: Iterable[float | None]) -> list[SlackBand]:
 
 def dashboard_routes(dashboard: Dashboard) -> list[Route]:
     """The page, its style and script, and its state: everything it needs is served here, so it works offline."""
-    pages = resources.files("headway.gateway") / "pages"
+    pages = resources.files("headway.gateway.page")
 
     async def page(_request: Request) -> Response:
         return Response(html, media_type="text/html", headers=_HEADERS)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
+from headway.gateway.client.prompts import Dialect, TokenIds
 from headway.gateway.endpoint import api_url
-from headway.gateway.prompts import Dialect, TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

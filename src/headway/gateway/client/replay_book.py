@@ -8,9 +8,9 @@ from typing import Any
 
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError
-from headway.gateway.openai_stream import Reply
-from headway.gateway.prompts import Dialect
-from headway.gateway.replay_options import ReplayOptions
+from headway.gateway.client.openai_stream import Reply
+from headway.gateway.client.prompts import Dialect
+from headway.gateway.client.replay_options import ReplayOptions
 from headway.traces import TraceRequest
 
 

@@ -11,8 +11,8 @@ import msgspec
 from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
+from headway.gateway.client.sse import sse_data
 from headway.gateway.endpoint import Line
-from headway.gateway.sse import sse_data
 
 DONE = b"[DONE]"
 

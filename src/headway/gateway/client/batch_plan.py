@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import ConfigError
-from headway.gateway.batch_streams import SILENCE_S
+from headway.gateway.client.batch_streams import SILENCE_S
+from headway.gateway.client.instance import KvMemory
 from headway.gateway.endpoint import api_url
-from headway.gateway.instance import KvMemory
 from headway.predict.length import LengthPredictor
 from headway.routing.batch_queue import BatchQueue
 from headway.routing.choosing import BatchTime

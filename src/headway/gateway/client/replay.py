@@ -11,12 +11,12 @@ from random import Random
 import aiohttp
 
 from headway.core.record import Outcome, Record
+from headway.gateway.client.openai_stream import Reply, stream_completion
+from headway.gateway.client.prompts import Dialect
+from headway.gateway.client.replay_book import ReplayBook, ReplayReport
+from headway.gateway.client.replay_options import ReplayOptions
+from headway.gateway.client.stopping import unless
 from headway.gateway.endpoint import api_url, find_model, open_session
-from headway.gateway.openai_stream import Reply, stream_completion
-from headway.gateway.prompts import Dialect
-from headway.gateway.replay_book import ReplayBook, ReplayReport
-from headway.gateway.replay_options import ReplayOptions
-from headway.gateway.stopping import unless
 from headway.traces import TraceRequest
 
 VANISHED = "the client went away, as asked for"

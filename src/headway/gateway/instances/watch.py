@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import aiohttp
 
 from headway.errors import ConfigError, HeadwayError
-from headway.gateway.fleet_process import Backoff, how_it_ended, kill_process, stop_process
-from headway.gateway.health import NO_FACTS, health_problem, read_facts
-from headway.gateway.member import Condition, Member
+from headway.gateway.instances.fleet_process import Backoff, how_it_ended, kill_process, stop_process
+from headway.gateway.instances.health import NO_FACTS, health_problem, read_facts
+from headway.gateway.instances.member import Condition, Member
 
 _LOG = logging.getLogger(__name__)
 _SERVING = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
