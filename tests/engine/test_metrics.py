@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 
 from headway.core.plan import Departure, Reason
+from headway.engine import HeadwayScheduler
 from headway.engine.counters import Counters
 from headway.engine.metrics import PREFIX, HeadwayStatLogger
 from headway.engine.model_free import headway_builder, make_scheduler, replay
@@ -21,8 +23,27 @@ NOT_A_TOTAL = {
 }
 
 
+def config(scheduler: object = None, **additional: object) -> SimpleNamespace:
+    """As much of vLLM's configuration as a stat logger looks at."""
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(scheduler_cls=scheduler), additional_config=additional
+    )
+
+
 def logger() -> HeadwayStatLogger:
-    return HeadwayStatLogger(None, [0])
+    return HeadwayStatLogger(config(), [0])
+
+
+def named(policy: str) -> float | None:
+    return REGISTRY.get_sample_value("headway_policy", {"policy": policy})
+
+
+def test_a_fresh_server_tells_whose_scheduler_it_has() -> None:
+    HeadwayStatLogger(config("vllm.v1.core.sched.scheduler.Scheduler", headway={"policy": "edf"}), [0])
+    assert named("edf") is None
+    HeadwayStatLogger(config("headway.engine.HeadwayScheduler", headway={"policy": "sjf"}), [0])
+    HeadwayStatLogger(config(HeadwayScheduler, headway={"policy": "hrrn"}), [0])
+    assert (named("sjf"), named("hrrn")) == (1, 1)
 
 
 def carrying(**grown: int) -> SchedulerStats:

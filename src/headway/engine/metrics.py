@@ -11,8 +11,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
+
+from headway.engine.settings import EngineSettings
 
 PREFIX = "headway."
 
@@ -61,11 +63,20 @@ def _counter(name: str, description: str, *labels: str) -> Counter:
     return Counter(name, description, ["engine", *labels])
 
 
+@cache
+def _policy() -> Gauge:
+    """There from the start, so that whoever asks a fresh server knows whose scheduler it has."""
+    return Gauge("headway_policy", "1 for the policy that Headway's scheduler serves by", ["policy"])
+
+
 class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
-    """Adds up each engine's totals in Prometheus counters; silent while stock schedules."""
+    """Names the policy, and adds up each engine's totals in Prometheus counters; silent while stock schedules."""
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
         """Engines name themselves in `record`."""
+        if _is_headways(vllm_config):
+            settings = EngineSettings.from_additional_config(vllm_config.additional_config)
+            _policy().labels(settings.policy).set(1)
 
     def record(
         self,
@@ -83,6 +94,13 @@ class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
 
     def log_engine_initialized(self) -> None:
         """Nothing to say: the scheduler announces its policy itself."""
+
+
+def _is_headways(vllm_config: Any) -> bool:
+    """Whether the scheduler is Headway's: named, as on a command line, or given as an object."""
+    scheduler = vllm_config.scheduler_config.scheduler_cls
+    name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
+    return name.startswith("headway.")
 
 
 def _grow(engine: str, name: str, grown: int) -> None:
