@@ -4,7 +4,7 @@ BIN := .venv/bin
 OUT ?= out
 DEMO := $(OUT)/demo
 
-.PHONY: help setup demo test lint check bench golden lock
+.PHONY: help setup demo test lint check soak bench golden lock
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -27,8 +27,11 @@ lint: setup ## style, import rules, types
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-check: lint test ## everything CI runs: lint, all tests, the real engine's too
-	$(BIN)/pytest -m engine --numprocesses 2 --dist loadfile
+check: lint test ## everything CI runs: lint, the fast tests, the real engine's
+	$(BIN)/pytest -m "engine and not long" --numprocesses 2 --dist loadfile
+
+soak: setup ## the long tests of the real engine: instances killed and frozen, soaks, a resumed training
+	$(BIN)/pytest -m long
 
 bench: setup ## every figure of our own
 	$(BIN)/python bench/parity.py --json

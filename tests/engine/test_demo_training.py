@@ -97,6 +97,7 @@ def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     """Six steps at once against four steps, a new process, and two more."""
     state = ["--state", str(tmp_path / "state.pt"), "--save-every", "4", "--steps", "6"]

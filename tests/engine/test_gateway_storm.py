@@ -12,6 +12,7 @@ from bench.gateway_storm import REAL
 
 
 @pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_request_ends_once_whatever_happens_to_the_instances(tmp_path: Path) -> None:
     # This seed freezes hp-0 after 5.6 s and kills lp-0, with its streams, after 12.1 s of 16.

@@ -38,9 +38,9 @@ def knock(url: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "leaving", "host_kv", "batch_width"),
     [
-        ("sjf", ["queue-bound:max_waiting=48"], None, None),
+        pytest.param("sjf", ["queue-bound:max_waiting=48"], None, None, marks=pytest.mark.long),
         (soak.SWAPPING_POLICY, [], HostKv(gib=0.05), None),
-        ("fastserve", [], HostKv(gib=0.1), 3),
+        pytest.param("fastserve", [], HostKv(gib=0.1), 3, marks=pytest.mark.long),
     ],
     ids=["sjf", "swapping", "pausing"],
 )
