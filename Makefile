@@ -30,7 +30,7 @@ lint: setup ## style, import rules, types
 check: lint test ## everything CI runs: lint, the fast tests, the real engine's
 	$(BIN)/pytest -m "engine and not long" --numprocesses 2 --dist loadfile
 
-soak: setup ## the long tests of the real engine: instances killed and frozen, soaks, a resumed training
+soak: setup ## the long tests of the real engine: instances killed and frozen, soaks, the demo model
 	$(BIN)/pytest -m long
 
 bench: setup ## every figure of our own

@@ -144,6 +144,7 @@ def test_every_step_fits_the_engine_it_is_started_for(tokens: set[int], batches:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_the_real_engine_takes_exactly_these_steps(tmp_path: Path) -> None:
     # In a process of its own: workers are spawned, and would run this file again.

@@ -109,6 +109,7 @@ def test_a_chat_and_its_text_are_the_same_prompt(tokenizer: Any) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_vllm_decodes_it_to_ends_of_its_own_where_they_should_be(tmp_path: Path) -> None:
     """16 tasks under the real engine, greedily, by the script that made the packaged lengths."""
     words = [str(DECODE), "--model", str(MODEL), "--tasks", "2", "--dry"]
