@@ -30,6 +30,7 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 
 from headway.core.batch_shape import BatchShape
+from headway.core.hints import read_hints
 from headway.core.host_copies import Copy
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
@@ -45,7 +46,6 @@ from headway.engine.model_free import (
     make_scheduler,
     to_request,
 )
-from headway.engine.targets import read_hints
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
 from headway.sim.engine import SimulatedEngine

@@ -14,6 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
+from headway.core.hints import read_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.engine import register
 from headway.engine.demo_model import ensure_demo_random
@@ -21,7 +22,6 @@ from headway.engine.length_facts import DECODED_TOKENS
 from headway.engine.length_forecasts import Forecasts
 from headway.engine.length_metrics import LengthMetrics
 from headway.engine.model_free import engine_config
-from headway.engine.targets import read_hints
 from headway.predict.length import RequestFacts
 from headway.predict.shared_prefix import SharedPrefix
 

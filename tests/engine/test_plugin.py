@@ -42,9 +42,12 @@ def test_vllm_finds_both_plugins_without_a_flag() -> None:
     [
         ({"headway_ttft_ms": -1}, "headway_ttft_ms is -1; accepted: milliseconds in (0, 6.048e+08]"),
         ({"headway_tbt_ms": float("nan")}, "headway_tbt_ms is nan; accepted: milliseconds in (0, 6.048e+08]"),
-        ({"headway_deadline_ms": True}, "headway_deadline_ms is True; accepted: a number"),
-        ({"headway_length": [5]}, "headway_length is [5]; accepted: a number"),
-        ({"headway_tenant": 5}, "headway_tenant is 5; accepted: up to 128 characters"),
+        (
+            {"headway_deadline_ms": True},
+            "headway_deadline_ms is True; accepted: milliseconds in (0, 6.048e+08]",
+        ),
+        ({"headway_length": [5]}, "headway_length is [5]; accepted: 1 or more tokens"),
+        ({"headway_tenant": 5}, "headway_tenant is 5; accepted: up to 128 printable characters"),
         ({"headway_ttft": 5}, "unknown headway_ttft in vllm_xargs; accepted: headway_deadline_ms, "),
     ],
 )

@@ -21,7 +21,7 @@ def knock(url: str) -> None:
     bad_hints: dict[str, tuple[str, object]] = {
         "headway_ttft_ms is -5; accepted: milliseconds in": ("headway_ttft_ms", -5),
         "headway_tbt_ms is 1000000000000": ("headway_tbt_ms", 1e12),
-        "headway_deadline_ms is 'soon'; accepted: a number": ("headway_deadline_ms", "soon"),
+        "headway_deadline_ms is 'soon'; accepted: milliseconds in": ("headway_deadline_ms", "soon"),
         "unknown headway_urgency in vllm_xargs; accepted:": ("headway_urgency", 1),
     }
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:

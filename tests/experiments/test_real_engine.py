@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from headway.core.batch_shape import BatchShape
+from headway.core.hints import read_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import SteppedEngine, SteppedStep
-from headway.engine.targets import read_hints
 from headway.errors import ConfigError
 from headway.experiments.real_engine import prompt_ids, run_real
 from headway.traces import TraceRequest

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core import hints as engine_hints
 from headway.core.slo import NO_TARGETS, Slo
-from headway.engine import targets
 from headway.gateway.ask import Ask, read_ask
 from headway.gateway.refusal import Refusal
 
@@ -215,7 +215,7 @@ def test_only_one_job_alone_may_move(body: dict[str, Any], may_move: bool, expec
     assert hints["headway_may_move"] == expected
     # The engine reads it as it is meant.
     sent = {**ask.xargs, **hints}
-    assert targets.read_hints(sent).may_move is expected
+    assert engine_hints.read_hints(sent).may_move is expected
 
 
 @given(
@@ -230,7 +230,7 @@ def test_only_one_job_alone_may_move(body: dict[str, Any], may_move: bool, expec
 def test_the_engine_accepts_what_is_left_of_any_targets(slo: Slo, spent_s: float) -> None:
     ask = read({"prompt": "x"})
     left = slo.after(spent_s)
-    told = targets.read_hints(msgspec.json.decode(msgspec.json.encode(ask.hints(left, may_move=False))))
+    told = engine_hints.read_hints(msgspec.json.decode(msgspec.json.encode(ask.hints(left, may_move=False))))
     for name in ("ttft_s", "tbt_s", "deadline_s"):
         assert getattr(told.slo, name) == pytest.approx(getattr(left, name))
     assert told.may_move is False

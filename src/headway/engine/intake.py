@@ -6,9 +6,9 @@ import time
 
 from vllm.v1.request import Request
 
+from headway.core.hints import RequestHints, read_hints
 from headway.core.job import Job
 from headway.core.slo import Slo
-from headway.engine.targets import RequestHints, read_hints
 from headway.errors import ConfigError
 
 

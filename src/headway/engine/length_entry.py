@@ -11,12 +11,12 @@ from copy import copy
 from functools import wraps
 from typing import Any
 
+from headway.core.hints import LENGTH, length_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.engine.last_words import reason_left
 from headway.engine.length_facts import facts_of
 from headway.engine.length_forecasts import Arrival
 from headway.engine.length_service import LengthService, open_service
-from headway.engine.targets import LENGTH, length_hints
 
 _ARRIVING: ContextVar[Arrival | None] = ContextVar("headway_arriving", default=None)
 """The request whose `add_request` is running in this task; its output states, several if n > 1, keep it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.engine.targets import read_hints
+from headway.core.hints import read_hints
 from headway.predict.length import RequestFacts
 from headway.predict.shared_prefix import SharedPrefix
 

@@ -6,10 +6,10 @@ import os
 from functools import wraps
 from typing import Any
 
+from headway.core.hints import read_hints
 from headway.engine.cpu_cores import compute_on_as_many_cores_as_without_connector
 from headway.engine.length_entry import predict_at_entry
 from headway.engine.stream_endings import show_endings
-from headway.engine.targets import read_hints
 from headway.errors import ConfigError
 
 CPU_ASYNC_SWITCH = "HEADWAY_CPU_ASYNC"

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from headway.core.hints import MAX_OUTPUT_TOKENS, MAY_MOVE, TENANT, length_hints, target_hints
 from headway.core.record import Outcome, Record
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import Hints, SteppedEngine, SteppedStep
-from headway.engine.targets import MAY_MOVE, length_hints
 from headway.errors import ConfigError
 from headway.sim.length_source import LengthSource
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
@@ -242,14 +242,10 @@ def output_limit(request: TraceRequest, max_model_len: int) -> int:
 
 def _hints(request: TraceRequest, max_model_len: int) -> Hints:
     """What a client says of the request: its targets, its tenant, and the limit of its output, never its length."""
-    slo = request.slo
-    targets_s = {"ttft": slo.ttft_s, "tbt": slo.tbt_s, "deadline": slo.deadline_s}
-    hints: Hints = {
-        f"headway_{name}_ms": target_s * 1000 for name, target_s in targets_s.items() if target_s is not None
-    }
+    hints: Hints = {**target_hints(request.slo), MAX_OUTPUT_TOKENS: output_limit(request, max_model_len)}
     if request.tenant:
-        hints["headway_tenant"] = request.tenant
-    return {**hints, "headway_max_output_tokens": output_limit(request, max_model_len)}
+        hints[TENANT] = request.tenant
+    return hints
 
 
 def prompt_ids(request: TraceRequest, seed: int) -> list[int]:

@@ -8,8 +8,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from headway.core.hints import MAY_MOVE, TENANT, target_hints
 from headway.core.slo import NO_TARGETS, Slo
-from headway.gateway.hints import DEADLINE, MAY_MOVE, TBT, TENANT, TTFT, read_hints
+from headway.gateway.hints import read_hints
 from headway.gateway.refusal import Refusal, bad_request
 
 T = TypeVar("T")
@@ -92,10 +93,7 @@ class Ask:
 
     def hints(self, slo: Slo, *, may_move: bool) -> dict[str, Any]:
         """What Headway's scheduler is told: these targets, and whether another instance would take it."""
-        said: dict[str, Any] = {}
-        for key, target_s in ((TTFT, slo.ttft_s), (TBT, slo.tbt_s), (DEADLINE, slo.deadline_s)):
-            if target_s is not None:
-                said[key] = target_s * 1000
+        said: dict[str, Any] = {**target_hints(slo)}
         if self.tenant:
             said[TENANT] = self.tenant
         said[MAY_MOVE] = int(may_move and self.may_move and self.one_answer)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
+from headway.core.hints import (
+    DEADLINE,
+    MAY_MOVE,
+    TBT,
+    TENANT,
+    TTFT,
+    quoted,
+    slo_of_ms,
+    target_ms,
+    tenant_name,
+)
+from headway.core.slo import NO_TARGETS, Slo
+from headway.errors import ConfigError
 from headway.gateway.refusal import bad_request
 
 T = TypeVar("T")
 
-TTFT, TBT, DEADLINE = "headway_ttft_ms", "headway_tbt_ms", "headway_deadline_ms"
-TENANT = "headway_tenant"
-MAY_MOVE = "headway_may_move"
-MAX_TENANT_CHARACTERS = 128
 _MAX_PRIORITY = 2**63 - 1
 
 _TARGET_HEADERS = {
@@ -60,14 +67,14 @@ def read_hints(
             _read_header(said, name, value.decode("latin-1").strip())
     for key in (TTFT, TBT, DEADLINE):
         if key in xargs:
-            _agree(said, key, _milliseconds(xargs[key], key), key)
+            _agree(said, key, _checked(target_ms, key, xargs[key]), key)
     if TENANT in xargs:
-        _agree(said, TENANT, _tenant(xargs[TENANT], TENANT), TENANT)
+        _agree(said, TENANT, _checked(tenant_name, TENANT, xargs[TENANT]), TENANT)
     if priority is not None:
         _agree(said, "priority", priority, "priority")
     targets = (said.get(TTFT), said.get(TBT), said.get(DEADLINE))
     return Hints(
-        slo=default_slo if targets == (None, None, None) else _slo(*targets, default_slo),
+        slo=default_slo if targets == (None, None, None) else slo_of_ms(*targets, default_slo),
         tenant=said.get(TENANT, ""),
         priority=said.get("priority"),
         may_move=bool(xargs.get(MAY_MOVE, True)),
@@ -77,9 +84,9 @@ def read_hints(
 def _read_header(said: dict[str, Any], name: bytes, value: str) -> None:
     where = name.decode()
     if name in _TARGET_HEADERS:
-        _agree(said, _TARGET_HEADERS[name], _milliseconds(value, where), where)
+        _agree(said, _TARGET_HEADERS[name], _checked(target_ms, where, value), where)
     elif name == _TENANT_HEADER:
-        _agree(said, TENANT, _tenant(value, where), where)
+        _agree(said, TENANT, _checked(tenant_name, where, value), where)
     else:
         _agree(said, "priority", _PRIORITY_HEADERS[name] * _priority(value, where), where)
 
@@ -89,32 +96,17 @@ def _agree(said: dict[str, T], key: str, value: T, where: str) -> None:
     known = said.setdefault(key, value)
     if known != value:
         raise bad_request(
-            f"{where} says {value!r} where another header or the body says {known!r}; accepted: one value",
+            f"{where} says {quoted(value)} where another header or the body says {quoted(known)}; accepted: one value",
             where,
         )
 
 
-def _milliseconds(value: Any, where: str) -> float:
-    """Milliseconds from a header or the body."""
+def _checked(check: Callable[[str, Any], T], where: str, value: Any) -> T:
+    """What the engine would read from a value; raises Refusal where it would refuse it."""
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = 0.0
-    if not 0 < number / 1000 <= MAX_TARGET_S:  # as seconds, where the smallest numbers become 0
-        raise bad_request(
-            f"{where} is {_shown(value)}; accepted: milliseconds in (0, {MAX_TARGET_S * 1000:g}]", where
-        )
-    return number
-
-
-def _tenant(value: Any, where: str) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TENANT_CHARACTERS or not value.isprintable():
-        raise bad_request(
-            f"{where} is {_shown(value)}; accepted: up to {MAX_TENANT_CHARACTERS} printable characters", where
-        )
-    return value
+        return check(where, value)
+    except ConfigError as error:
+        raise bad_request(str(error), where) from None
 
 
 def _priority(value: str, where: str) -> int:
@@ -123,21 +115,5 @@ def _priority(value: str, where: str) -> int:
     except ValueError:
         number = _MAX_PRIORITY + 1
     if abs(number) > _MAX_PRIORITY:
-        raise bad_request(f"{where} is {_shown(value)}; accepted: a whole number", where)
+        raise bad_request(f"{where} is {quoted(value)}; accepted: a whole number", where)
     return number
-
-
-def _shown(value: Any) -> str:
-    """A value as a message shows it: cut short, since a client may send anything."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-@lru_cache(maxsize=4096)
-def _slo(ttft_ms: float | None, tbt_ms: float | None, deadline_ms: float | None, default: Slo) -> Slo:
-    """Requests of a class name the same targets, so they share one object."""
-    return Slo(
-        ttft_s=default.ttft_s if ttft_ms is None else ttft_ms / 1000,
-        tbt_s=default.tbt_s if tbt_ms is None else tbt_ms / 1000,
-        deadline_s=default.deadline_s if deadline_ms is None else deadline_ms / 1000,
-    )

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headway.core.hints import MAX_TENANT_CHARACTERS
 from headway.errors import ConfigError
-from headway.gateway.hints import MAX_TENANT_CHARACTERS
 
 ENVIRONMENT = "HEADWAY_API_KEYS"
 """Keys without tenants, with commas or white space between them."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.core import hints
 from headway.core.slo import MAX_TARGET_S
-from headway.gateway.hints import MAX_TENANT_CHARACTERS
 
 Json = dict[str, Any]
 
@@ -20,7 +20,7 @@ def _target_ms(meaning: str) -> Json:
 TTFT = _target_ms("Milliseconds until the first token.")
 TBT = _target_ms("Mean milliseconds between tokens.")
 DEADLINE = _target_ms("Milliseconds until the whole answer.")
-TENANT: Json = {"type": "string", "maxLength": MAX_TENANT_CHARACTERS}
+TENANT: Json = {"type": "string", "maxLength": hints.MAX_TENANT_CHARACTERS}
 NUMBER: Json = {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
 
 _MESSAGE: Json = {
@@ -35,10 +35,10 @@ _XARGS: Json = {
     "type": "object",
     "description": "Further arguments for vLLM; those that begin with `headway_` are Headway's.",
     "properties": {
-        "headway_ttft_ms": TTFT,
-        "headway_tbt_ms": TBT,
-        "headway_deadline_ms": DEADLINE,
-        "headway_tenant": TENANT,
+        hints.TTFT: TTFT,
+        hints.TBT: TBT,
+        hints.DEADLINE: DEADLINE,
+        hints.TENANT: TENANT,
     },
 }
 _GENERATION: Json = {

@@ -11,6 +11,7 @@ from headway.core.record import Outcome, Record
 from headway.errors import SimulationError, TraceError
 from headway.routing import Router
 from headway.sim.arriving import job_of, moved_job
+from headway.sim.engine import Totals
 from headway.sim.instance import Instance
 from headway.sim.length_source import LengthSource
 from headway.sim.loop import EventLoop, Phase
@@ -71,6 +72,11 @@ class Cluster:
         if any(other.engine.ledger.waiting for other in others):
             return min(self.next_arrival_s, self._loop.next_s)
         return self.next_arrival_s
+
+    @property
+    def totals(self) -> dict[str, Totals]:
+        """What each instance's engine has counted, by name."""
+        return {name: instance.engine.totals for name, instance in self._instances.items()}
 
     # ---- what instances tell -----------------------------------------------------------------------
 

@@ -101,7 +101,6 @@ def simulate(
         # Without pools nobody takes what another gives up.
         return (lambda: cluster.next_arrival_s) if system.pools is None else partial(cluster.horizon_s, name)
 
-    engines = []
     for number, name in enumerate(system.names):
         cost = LearnedCost(steps=StepTimeModel(system.calibration.model))
         engine = SimulatedEngine(
@@ -112,28 +111,38 @@ def simulate(
             name=name,
             check=check,
         )
-        engines.append(engine)
-        cluster.add(
-            Instance(
-                engine,
-                Clock(
-                    system.calibration.step, system.calibration.residuals, seed * len(system.names) + number
-                ),
-                loop,
-                learn=StepClock(cost.steps),
-                host_s=system.calibration.host_s,
-                host_job_s=system.calibration.host_job_s,
-                horizon_s=horizon(name),
-                watch=watch,
-                copiers=_copiers(system),
-                learn_copies={
-                    Direction.TO_HOST: cost.to_host.observe,
-                    Direction.TO_DEVICE: cost.to_device.observe,
-                },
-            )
-        )
+        clock_seed = seed * len(system.names) + number
+        cluster.add(_instance(engine, system, cost, clock_seed, loop, horizon(name), watch))
     cluster.run(requests)
-    return Result(loop.now_s, {engine.name: engine.totals for engine in engines})
+    return Result(loop.now_s, cluster.totals)
+
+
+def _instance(
+    engine: SimulatedEngine,
+    system: System,
+    cost: LearnedCost,
+    clock_seed: int,
+    loop: EventLoop,
+    horizon_s: Callable[[], float],
+    watch: StepObserver | None,
+) -> Instance:
+    """The engine with a clock and copiers of its own; `cost` learns from what they do."""
+    calibration = system.calibration
+    return Instance(
+        engine,
+        Clock(calibration.step, calibration.residuals, clock_seed),
+        loop,
+        learn=StepClock(cost.steps),
+        host_s=calibration.host_s,
+        host_job_s=calibration.host_job_s,
+        horizon_s=horizon_s,
+        watch=watch,
+        copiers=_copiers(system),
+        learn_copies={
+            Direction.TO_HOST: cost.to_host.observe,
+            Direction.TO_DEVICE: cost.to_device.observe,
+        },
+    )
 
 
 def _factory(policy: Policies, name: str) -> PolicyFactory:

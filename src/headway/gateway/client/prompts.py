@@ -10,6 +10,7 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
+from headway.core.hints import MAX_OUTPUT_TOKENS, TENANT, length_hints, target_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
@@ -120,21 +121,14 @@ class Dialect:
 
     def _hints(self, request: TraceRequest) -> dict[str, object]:
         """Targets, tenant and the declared output limit; the forced length is no estimate and stays unsaid."""
-        slo = request.slo
-        targets_s = {"ttft": slo.ttft_s, "tbt": slo.tbt_s, "deadline": slo.deadline_s}
-        hints: dict[str, object] = {
-            f"headway_{name}_ms": target_s * 1000
-            for name, target_s in targets_s.items()
-            if target_s is not None
-        }
+        hints: dict[str, object] = {**target_hints(request.slo)}
         if request.tenant:
-            hints["headway_tenant"] = request.tenant
+            hints[TENANT] = request.tenant
         limit = request.max_output_tokens
         if limit is None and self.max_model_len is not None and request.prompt is None:
             limit = self.max_model_len - request.input_tokens
         if limit is not None:
-            hints["headway_max_output_tokens"] = limit
+            hints[MAX_OUTPUT_TOKENS] = limit
         if (estimate := self.estimates.get(request.id)) is not None:
-            names = ("headway_length", "headway_length_low", "headway_length_high")
-            hints |= zip(names, estimate.said_tokens, strict=True)
+            hints |= length_hints(estimate)
         return hints

@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import nan
 from typing import Any
 
 from headway.core.length_estimate import LengthEstimate
@@ -13,11 +14,9 @@ from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
 from headway.errors import ConfigError
 
 PREFIX = "headway_"
-_TARGETS_MS = {
-    "headway_ttft_ms": "ttft_s",
-    "headway_tbt_ms": "tbt_s",
-    "headway_deadline_ms": "deadline_s",
-}
+TTFT, TBT, DEADLINE = "headway_ttft_ms", "headway_tbt_ms", "headway_deadline_ms"
+TENANT = "headway_tenant"
+MAX_OUTPUT_TOKENS = "headway_max_output_tokens"
 LENGTH = "headway_length"
 """By this a client, or whoever predicts for it, says how long the answer will be."""
 _LENGTH_ENDS = ("headway_length_low", "headway_length_high")
@@ -46,7 +45,7 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
     """Hints from `sampling_params.extra_args`; keys that are not Headway's are left alone.
 
     Raises ConfigError for an unknown `headway_` key, a target that is not a positive number of
-    milliseconds up to a week, a token count below 1, a tenant that is not a short string, or a `headway_may_move`
+    milliseconds up to a week, a token count below 1, a tenant that is no short text, or a `headway_may_move`
     that is neither true nor false.
     """
     if not extra_args:
@@ -58,14 +57,20 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
         unknown = ", ".join(sorted(given.keys() - _CHECKS.keys()))
         raise ConfigError(f"unknown {unknown} in vllm_xargs; accepted: {', '.join(sorted(_CHECKS))}")
     values = {key: _CHECKS[key](key, value) for key, value in given.items()}
-    limit = values.get("headway_max_output_tokens")
+    limit = values.get(MAX_OUTPUT_TOKENS)
     return RequestHints(
-        slo=_targets(values, default_slo),
-        tenant=values.get("headway_tenant", ""),
+        slo=slo_of_ms(values.get(TTFT), values.get(TBT), values.get(DEADLINE), default_slo),
+        tenant=values.get(TENANT, ""),
         max_output_tokens=None if limit is None else int(limit),
         predicted_length=_predicted_length(values),
         may_move=values.get(MAY_MOVE, False),
     )
+
+
+def target_hints(slo: Slo) -> dict[str, float]:
+    """The hints that say these targets; none for a target that is not set."""
+    targets_s = {TTFT: slo.ttft_s, TBT: slo.tbt_s, DEADLINE: slo.deadline_s}
+    return {key: target_s * 1000 for key, target_s in targets_s.items() if target_s is not None}
 
 
 def length_hints(estimate: LengthEstimate) -> dict[str, float]:
@@ -88,47 +93,42 @@ def _predicted_length(values: Mapping[str, Any]) -> LengthEstimate | None:
     return LengthEstimate(tokens, low, high)
 
 
-def _targets(values: Mapping[str, Any], default_slo: Slo) -> Slo:
-    ttft_s, tbt_s, deadline_s = (values.get(key) for key in _TARGETS_MS)
-    return _slo(ttft_s, tbt_s, deadline_s, default_slo)
-
-
 @lru_cache(maxsize=4096)
-def _slo(ttft_s: float | None, tbt_s: float | None, deadline_s: float | None, default: Slo) -> Slo:
-    """Requests of a class name the same targets, so they share one object."""
+def slo_of_ms(ttft_ms: float | None, tbt_ms: float | None, deadline_ms: float | None, default: Slo) -> Slo:
+    """Targets in milliseconds, over the defaults. Requests of a class name the same ones, so they share one object."""
     return Slo(
-        ttft_s=default.ttft_s if ttft_s is None else ttft_s,
-        tbt_s=default.tbt_s if tbt_s is None else tbt_s,
-        deadline_s=default.deadline_s if deadline_s is None else deadline_s,
+        ttft_s=default.ttft_s if ttft_ms is None else ttft_ms / 1000,
+        tbt_s=default.tbt_s if tbt_ms is None else tbt_ms / 1000,
+        deadline_s=default.deadline_s if deadline_ms is None else deadline_ms / 1000,
     )
 
 
-def _target_s(key: str, value: Any) -> float:
-    target_s = _number(key, value) / 1000
-    if not 0 < target_s <= MAX_TARGET_S:
+def target_ms(where: str, value: Any) -> float:
+    """A target as a client gave it, a number or its text, in milliseconds; ConfigError names `where` it stood."""
+    number = _number(value)
+    if not 0 < number / 1000 <= MAX_TARGET_S:  # as seconds, where the smallest numbers become 0
         raise ConfigError(
-            f"{key} is {_quoted(value)}; accepted: milliseconds in (0, {MAX_TARGET_S * 1000:g}]"
+            f"{where} is {quoted(value)}; accepted: milliseconds in (0, {MAX_TARGET_S * 1000:g}]"
         )
-    return target_s
-
-
-def _tokens(key: str, value: Any) -> float:
-    number = _number(key, value)
-    if not 1 <= number < 2**31:
-        raise ConfigError(f"{key} is {_quoted(value)}; accepted: 1 or more tokens")
     return number
 
 
-def _number(key: str, value: Any) -> float:
+def _tokens(key: str, value: Any) -> float:
+    number = _number(value)
+    if not 1 <= number < 2**31:
+        raise ConfigError(f"{key} is {quoted(value)}; accepted: 1 or more tokens")
+    return number
+
+
+def _number(value: Any) -> float:
+    """A number or the text of one; NaN, which lies in no range, for anything else."""
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        return float(value)
+        return nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{key} is {_quoted(value)}; accepted: a number") from None
+        return nan
 
 
-def _quoted(value: Any) -> str:
+def quoted(value: Any) -> str:
     """A value as a message shows it: cut short, since a client may send anything."""
     try:
         return reprlib.repr(value)
@@ -136,24 +136,26 @@ def _quoted(value: Any) -> str:
         return "a huge number"
 
 
-def _tenant(key: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TENANT_CHARACTERS:
-        raise ConfigError(f"{key} is {_quoted(value)}; accepted: up to {MAX_TENANT_CHARACTERS} characters")
+def tenant_name(where: str, value: Any) -> str:
+    """A tenant as a client gave it; ConfigError names `where` it stood."""
+    if not isinstance(value, str) or len(value) > MAX_TENANT_CHARACTERS or not value.isprintable():
+        accepted = f"up to {MAX_TENANT_CHARACTERS} printable characters"
+        raise ConfigError(f"{where} is {quoted(value)}; accepted: {accepted}")
     return value
 
 
 def _yes_or_no(key: str, value: Any) -> bool:
     """JSON's true and false reach us as 1 and 0: vLLM's `vllm_xargs` knows numbers and strings alone."""
     if not isinstance(value, bool | int | float) or value not in (0, 1):
-        raise ConfigError(f"{key} is {_quoted(value)}; accepted: true or false")
+        raise ConfigError(f"{key} is {quoted(value)}; accepted: true or false")
     return bool(value)
 
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(_TARGETS_MS, _target_s),
+    **dict.fromkeys((TTFT, TBT, DEADLINE), target_ms),
     **dict.fromkeys((LENGTH, *_LENGTH_ENDS), _tokens),
-    "headway_max_output_tokens": _tokens,
-    "headway_tenant": _tenant,
+    MAX_OUTPUT_TOKENS: _tokens,
+    TENANT: tenant_name,
     MAY_MOVE: _yes_or_no,
 }
 """Every accepted key, with what turns its value into ours or refuses it."""
