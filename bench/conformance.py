@@ -93,6 +93,11 @@ class Case:
 class FixedCost:
     """Costs of a made-up engine: a prompt of 160 tokens costs about as much as moving its KV out and in."""
 
+    @property
+    def kv_tokens(self) -> int:
+        """Not known."""
+        return 0
+
     def prefill_s(self, num_tokens: int) -> float:
         """A quarter of a millisecond a token."""
         return 0.25e-3 * num_tokens
@@ -100,6 +105,10 @@ class FixedCost:
     def step_s(self, shape: BatchShape) -> float:
         """5 ms, a quarter of a millisecond a token, and a microsecond for each that a decode reads."""
         return 5e-3 + 0.25e-3 * shape.num_tokens + 1e-6 * shape.decode_context_tokens
+
+    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
+        """That with a probability of a half, and never a tenth more."""
+        return self.step_s(shape) * (1 + 0.1 * (2 * confidence - 1))
 
     def swap_out_s(self, num_blocks: int) -> float:
         """A fixed start, and 2 ms a block."""

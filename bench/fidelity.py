@@ -117,7 +117,7 @@ SWAPS = Setup(
         *("adaptivellm", "adaptivellm-plus", "vllm-s", "vllm-s-fallback"),
         *("adaptivellm-memory", "adaptivellm-fairness", "adaptivellm-predict-only"),
         *("fastserve", "fastserve-v3", "fastserve-artifact", "fastserve-fcfs", "fixed-priority"),
-        *("mlfq-no-preempt", "defer", "reactive-swap", "recompute", "predicted"),
+        *("mlfq-no-preempt", "defer", "reactive-swap", "recompute", "predicted", "headway"),
     ),
     loads=(0.9,),
     num_blocks=48,

@@ -108,7 +108,9 @@ def test_with_targets_some_are_given_up_and_the_others_end(policy: str) -> None:
 
 
 def test_the_setup_with_swaps_serves_every_preset_that_swaps_or_takes_its_place() -> None:
-    swapping = {name for name, row in PRESETS.items() if not row.eviction.startswith("recompute")}
+    # Ablations of `headway` move KV as it does; what they are worth is bench/regret.py's to say.
+    rows = {name: row for name, row in PRESETS.items() if not name.startswith("headway-")}
+    swapping = {name for name, row in rows.items() if not row.eviction.startswith("recompute")}
     assert set(SWAPS.policies) == swapping | {"adaptivellm-fairness", "defer"}
     assert "49" in SWAPS.vllm_flags()  # one block more: vLLM's null block
 

@@ -70,6 +70,12 @@ class Workload:
         return sum(arrival.prompt + arrival.output for arrival in self.arrivals)
 
 
+def hurried(workload: Workload, tbt_s: float) -> Workload:
+    """The same requests, all with this target between tokens."""
+    arrivals = (replace(each, slo=replace(each.slo, tbt_s=tbt_s)) for each in workload.arrivals)
+    return replace(workload, arrivals=tuple(arrivals))
+
+
 estimates: st.SearchStrategy[LengthEstimate | None] = st.none() | st.builds(
     LengthEstimate, st.sampled_from([1.0, 3.0, 6.0]), st.just(1.0), st.sampled_from([6.0, 9.0, 40.0])
 )

@@ -65,6 +65,11 @@ class WatchedPolicy(Policy):
 class LinearCost:
     """A tenth of a second a token to compute; a copy 0.2 s and 0.1 s a block of four: long prompts are swapped."""
 
+    @property
+    def kv_tokens(self) -> int:
+        """Those of `small_engine`."""
+        return 64
+
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds to compute a prompt."""
         return 0.1 * num_tokens
@@ -72,6 +77,10 @@ class LinearCost:
     def step_s(self, shape: BatchShape) -> float:
         """Seconds of a step: its tokens, whatever it reads."""
         return 0.1 * shape.num_tokens
+
+    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
+        """That with a probability of a half, and never twice that."""
+        return 2 * confidence * self.step_s(shape)
 
     def swap_out_s(self, num_blocks: int) -> float:
         """Seconds of a copy to the host."""

@@ -33,19 +33,20 @@ SETTINGS = {
     "top-jobs": ["", ":reserve=true", ":reserve_confidence=0.5"],
     "within-budgets": ["", ":token_budget=3,width=2,patience_s=4"],
     "elastic": ["", ":elastic=false,width=2", ":statistic=p90,window=2"],
+    "paced": ["", ":reserve_confidence=0.5,least_tokens=3,share=0.5"],
 }
 """Other settings a batching is tried with."""
 EVICTION_SETTINGS = {
     "swap": [":serial=true", ":fallback=false"],
     "cheapest": ["", ":serial=true,min_residency=2"],
-    "proactive": ["", ":min_residency=0,max_preemptions=2,idle_jobs=1"],
+    "proactive": ["", ":min_residency=0,max_preemptions=2,idle_jobs=1", ":by_cost=true"],
 }
 """The same for the evictions."""
 NEEDS_SETTINGS = {"queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9"}
 """Leaving rules that their name alone does not describe."""
 TRUSTING = "governed:trusted_at_first=true,min_answers=2"
 """An order that goes by predictions until the second answer, and then as they deserve."""
-FIFO = ("arrival", "skip-join-mlfq", "governed")
+FIFO = ("arrival", "skip-join-mlfq", "governed", "on-time")
 """Orders with queues in which simultaneous arrivals stand as they were added."""
 MAY_IDLE = ("iteration-level", "request-level", "top-jobs:reserve=true")
 """Batchings that reserve for, or wait for, a member that is not ready; the others then start someone else."""

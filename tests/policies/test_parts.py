@@ -83,7 +83,7 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
         (
             "batching",
             "",
-            "unknown batching ''; accepted: decode-first, elastic, iteration-level, prefill-first, request-",
+            "unknown batching ''; accepted: decode-first, elastic, iteration-level, paced, prefill-first, request-",
         ),
         ("eviction", "drop", "unknown eviction 'drop'; accepted: cheapest, proactive, recompute, swap"),
         (

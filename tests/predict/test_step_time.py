@@ -14,7 +14,7 @@ from headway.core.cost import CostModel
 from headway.predict.known_models import model_shape
 from headway.predict.learned_cost import LearnedCost
 from headway.predict.roofline import Roofline
-from headway.predict.step_time import READY_STEPS, StepTimeModel
+from headway.predict.step_time import READY_STEPS, StepSecondsPrediction, StepTimeModel
 from tests.predict.shapes import batch, batches, decodes
 from tests.strategies import UNTIMED
 
@@ -158,6 +158,15 @@ def test_a_long_decode_does_not_forget_what_prompts_cost() -> None:
         model.observe(decodes(16, 2000), FAST.step_s(decodes(16, 2000)) * rng.gauss(1, NOISE))
     assert_knows(model, FAST, rel=0.5)
     assert model.step_s(decodes(16, 2000)) == pytest.approx(FAST.step_s(decodes(16, 2000)), rel=0.03)
+
+
+def test_what_a_step_stays_within_goes_through_the_mean_and_the_ends() -> None:
+    # Nine in ten lie between 8 and 20 s, so one in twenty above 20.
+    prediction = StepSecondsPrediction(10.0, 8.0, 20.0)
+    within = [prediction.within_s(confidence) for confidence in (0.05, 0.5, 0.95)]
+    assert within == pytest.approx([8.0, 10.0, 20.0])
+    assert prediction.within_s(0.99) > 20.0
+    assert StepSecondsPrediction(0.0, 0.0, 0.0).within_s(0.99) == 0.0
 
 
 def test_the_interval_holds_nine_steps_in_ten() -> None:

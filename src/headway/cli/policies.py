@@ -19,7 +19,7 @@ Other packages add parts by entry points in the groups headway.order, headway.ba
 and headway.leaving, and rows in headway.preset.
 """
 
-PIPED_WIDTH = 240
+PIPED_WIDTH = 300
 """Columns when the table goes to a file or another program: nothing is cut off."""
 
 

@@ -10,12 +10,21 @@ from headway.core.batch_shape import BatchShape
 class CostModel(Protocol):
     """Predictions of work on this engine, learned from finished steps and copies only; 0 while unknown."""
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV the device holds at most."""
+        ...
+
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""
         ...
 
     def step_s(self, shape: BatchShape) -> float:
         """Seconds a step of this shape takes."""
+        ...
+
+    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
+        """Seconds that a step of this shape stays within with this probability (0-1, exclusive)."""
         ...
 
     def swap_out_s(self, num_blocks: int) -> float:
@@ -30,11 +39,20 @@ class CostModel(Protocol):
 class UnknownCost:
     """Cost before anything was measured: nothing takes time, so slack is plain time to the deadline."""
 
+    @property
+    def kv_tokens(self) -> int:
+        """Not known."""
+        return 0
+
     def prefill_s(self, num_tokens: int) -> float:
         """Zero for every prompt."""
         return 0.0
 
     def step_s(self, shape: BatchShape) -> float:
+        """Zero for every step."""
+        return 0.0
+
+    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
         """Zero for every step."""
         return 0.0
 

@@ -15,6 +15,7 @@ class Counters:
     steps: int = 0
     planned_steps: int = 0
     distrusting_steps: int = 0
+    untimed_steps: int = 0
     empty_steps: int = 0
     scheduled_tokens: int = 0
     admissions: int = 0
@@ -48,6 +49,7 @@ class Counters:
             "steps": self.steps,
             "planned_steps": self.planned_steps,
             "distrusting_steps": self.distrusting_steps,
+            "untimed_steps": self.untimed_steps,
             "empty_steps": self.empty_steps,
             "scheduled_tokens": self.scheduled_tokens,
             "admissions": self.admissions,

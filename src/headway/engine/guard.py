@@ -9,7 +9,7 @@ from headway.core.ledger import Ledger
 from headway.core.plan import StepOutcome, StepPlan, check_plan
 from headway.core.view import StepView
 from headway.engine.counters import Counters
-from headway.policies.order import Predicting
+from headway.engine.trust import TrustWatch
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
 
@@ -30,7 +30,7 @@ class GuardedPolicy:
 
     def __init__(self, policy: Policy, ledger: Ledger, counters: Counters) -> None:
         self.policy = policy
-        self._predicting = _predicting(policy)
+        self._trust: TrustWatch | None = TrustWatch(policy.order, counters)
         self._ledger = ledger
         self._counters = counters
 
@@ -72,8 +72,8 @@ class GuardedPolicy:
             self._take_over("plan")
             plan = self.policy.plan(view)
         self._counters.planned_steps += 1
-        if self._predicting is not None and not self._predicting.trusts_predictions:
-            self._counters.distrusting_steps += 1
+        if self._trust is not None:
+            self._trust.planned()
         return plan
 
     def _take_over(self, call: str) -> None:
@@ -84,15 +84,10 @@ class GuardedPolicy:
         """Serve in stock order from now on, starting with the jobs that wait."""
         logger.error("%s; serving goes on in stock order", why, exc_info=exc_info)
         self.policy = stock_policy()
-        self._predicting = None
+        self._trust = None
         queued = [*self._ledger.waiting.values(), *self._ledger.swapped.values()]
         by_arrival = sorted(queued, key=lambda job: (job.arrival_s, job.id))
         # Each preempted job goes to the front of the queue, so the oldest of them has to come last.
         preempted = [job for job in reversed(by_arrival) if job.num_preemptions]
         for job in [*preempted, *(job for job in by_arrival if not job.num_preemptions)]:
             self.policy.add(job)
-
-
-def _predicting(policy: Policy) -> Predicting | None:
-    """The order of a policy that goes by predicted lengths; asked once, as the answer takes microseconds."""
-    return policy.order if isinstance(policy.order, Predicting) else None

@@ -37,6 +37,7 @@ _TOTALS = {
     "steps": "Calls of schedule()",
     "planned_steps": "Steps decided by a policy's plan",
     "distrusting_steps": "Steps in which a policy that goes by predicted lengths did not trust them",
+    "untimed_steps": "Steps in which a policy that goes by predicted step times did not trust them",
     "empty_steps": "Steps that computed nothing",
     "scheduled_tokens": "Tokens granted",
     "admissions": "Requests started or resumed",

@@ -46,6 +46,15 @@ class KnownCost:
         """By its tokens alone."""
         return self.per_token_s * shape.num_tokens
 
+    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
+        """No step takes anything else."""
+        return self.step_s(shape)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Not known."""
+        return 0
+
     def prefill_s(self, num_tokens: int) -> float:
         """By its tokens alone."""
         return self.per_token_s * num_tokens

@@ -18,6 +18,7 @@ class LearnedCost:
     """
 
     steps: StepTimeModel
+    kv_tokens: int = 0
     to_host: CopyTimeModel = field(default_factory=CopyTimeModel)
     to_device: CopyTimeModel = field(default_factory=CopyTimeModel)
 
@@ -28,6 +29,10 @@ class LearnedCost:
     def step_s(self, shape: BatchShape) -> float:
         """Seconds a step of this shape takes."""
         return self.steps.step_s(shape)
+
+    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
+        """Seconds that a step of this shape stays within with this probability (0-1, exclusive)."""
+        return self.steps.predict(shape).within_s(confidence)
 
     def swap_out_s(self, num_blocks: int) -> float:
         """Seconds a copy of `num_blocks` KV blocks to the host takes once it has begun."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from headway.core.batch_shape import BatchShape
 from headway.predict.calibration import StepSeconds
@@ -39,6 +40,7 @@ _RESIDUALS = 200
 _REFRESH = 16
 """New ratios after which the interval is computed anew."""
 _OUTLIER_SPREADS = 4.0
+_OUTLIERS_IN_A_ROW = 4
 _LEAST_SPREAD = 0.01
 _TAIL = 0.05
 """Share of steps outside each end of the interval."""
@@ -52,7 +54,17 @@ class StepSecondsPrediction:
     low: float
     high: float
 
+    def within_s(self, confidence: float) -> float:
+        """Seconds that the step stays within with this probability: a log-normal through `mean` and the near end."""
+        if not self.mean:
+            return 0.0
+        z = _NORMAL.inv_cdf(confidence)
+        ratio = self.high / self.mean if z > 0 else self.mean / self.low
+        return float(self.mean * ratio ** (z / _TAIL_Z))
 
+
+_NORMAL = NormalDist()
+_TAIL_Z = _NORMAL.inv_cdf(1 - _TAIL)
 _UNKNOWN = StepSecondsPrediction(0.0, 0.0, 0.0)
 
 
@@ -64,8 +76,8 @@ class StepTimeModel:
     The paper's features (Ascendra section 4.2: tM + tF, max(tM, tF), tM, tF, 1) span the same space and are
     nearly parallel; these are not, so that few steps settle them. Relative errors are made small by
     recursive least squares with forgetting; a step far from its prediction, by the spread of late, counts
-    as one at the edge of that spread, so a stall teaches little. What steps of late say nothing of, such
-    as the cost of a prompt during a long decode, stays as it was last known.
+    as one at the edge of that spread, so a stall teaches little, unless it is the fourth such in a row. What steps
+    of late say nothing of, such as the cost of a prompt during a long decode, stays as it was last known.
 
     Until 20 steps were seen it answers from `prior`, or 0 without one, so that nothing is decided by a
     guess. Memory is bounded: 6 coefficients, their 36 products, and 200 ratios for the interval.
@@ -88,6 +100,7 @@ class StepTimeModel:
         self._ratios: deque[float] = deque(maxlen=_RESIDUALS)
         self._since_refresh = 0
         self._spread = self._low = self._high = 1.0
+        self._run_beyond = 0
         self._prefills: dict[int, float] = {}
         self.observed_steps = 0
 
@@ -169,6 +182,10 @@ class StepTimeModel:
         self._ratios.append(seconds / expected)
         reach = _OUTLIER_SPREADS * self._spread * expected
         taken = min(max(seconds, expected - reach), expected + reach)
+        side = (seconds > taken) - (seconds < taken)
+        self._run_beyond = self._run_beyond + side if side * self._run_beyond >= 0 and side else side
+        if abs(self._run_beyond) >= _OUTLIERS_IN_A_ROW:
+            taken = seconds  # so many in a row on one side are no outliers: the prediction is wrong
         self._fit.forget()
         self._fit.add(features, taken, 1.0 / expected)
         self._fit.solve(_SWEEPS)

@@ -10,13 +10,13 @@ from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
+from headway.core.story import is_decode
 from headway.errors import ConfigError
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 from headway.policies.parts import build_part
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy
 from headway.sim.limits import EngineLimits
-from headway.sim.watcher import is_decode
 
 MLFQ_PREEMPT = Preset(
     name="mlfq-preempt",
@@ -78,6 +78,11 @@ class _WithoutProfile:
 
     cost: CostModel
 
+    @property
+    def kv_tokens(self) -> int:
+        """As it is."""
+        return self.cost.kv_tokens
+
     def prefill_s(self, num_tokens: int) -> float:
         """As one token."""
         return self.cost.prefill_s(1)
@@ -85,6 +90,10 @@ class _WithoutProfile:
     def step_s(self, shape: BatchShape) -> float:
         """As it is."""
         return self.cost.step_s(shape)
+
+    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
+        """As it is."""
+        return self.cost.step_within_s(shape, confidence)
 
     def swap_out_s(self, num_blocks: int) -> float:
         """As it is."""

@@ -102,7 +102,10 @@ def simulate(
         return (lambda: cluster.next_arrival_s) if system.pools is None else partial(cluster.horizon_s, name)
 
     for number, name in enumerate(system.names):
-        cost = LearnedCost(steps=StepTimeModel(system.calibration.model))
+        cost = LearnedCost(
+            steps=StepTimeModel(system.calibration.model),
+            kv_tokens=system.limits.num_blocks * system.limits.block_size,
+        )
         engine = SimulatedEngine(
             system.limits,
             _factory(policy, name)(cost),

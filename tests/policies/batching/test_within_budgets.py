@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil, inf
 from typing import Any
 
@@ -20,7 +19,7 @@ from headway.policies.expected_step import expect_step
 from headway.policies.order.prompt_length import ShortestPrompt
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
-from tests.policies.contract import Arrival, Workload, drive, from_preset, workloads
+from tests.policies.contract import Arrival, Workload, drive, from_preset, hurried, workloads
 from tests.policies.instance import STEP_S, LinearCost, small_engine
 from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
 
@@ -286,12 +285,6 @@ def test_every_budget_is_kept_but_for_the_oldest_prompt(made: Scene) -> None:
 
 LP = find_preset("ascendra-lp", leaving=())
 ROOMY = {"num_blocks": 400, "max_num_seqs": 8, "max_num_batched_tokens": 16}
-
-
-def hurried(workload: Workload, tbt_s: float) -> Workload:
-    """The same requests, all with this target between tokens."""
-    arrivals = (replace(each, slo=replace(each.slo, tbt_s=tbt_s)) for each in workload.arrivals)
-    return replace(workload, arrivals=tuple(arrivals))
 
 
 @FEW

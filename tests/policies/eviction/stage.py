@@ -58,6 +58,11 @@ class Prices:
     out_s: float = 1.0
     in_s: float = 1.0
 
+    @property
+    def kv_tokens(self) -> int:
+        """Not known."""
+        return 0
+
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds to compute a prompt."""
         return self.token_s * num_tokens
@@ -65,6 +70,10 @@ class Prices:
     def step_s(self, shape: BatchShape) -> float:
         """Seconds of a step: its tokens."""
         return self.token_s * shape.num_tokens
+
+    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
+        """Steps take what is predicted."""
+        return self.step_s(shape)
 
     def swap_out_s(self, num_blocks: int) -> float:
         """Seconds of a copy to the host."""

@@ -158,3 +158,17 @@ def test_exactly_those_at_risk_leave(jobs: list[Job], now_s: float, threshold: f
     for job in jobs:
         rule.remove(job)
     assert not jobs_held_by(rule)
+
+
+def test_the_less_is_sure_the_earlier_it_leaves() -> None:
+    # What a step stays within, with a probability of 0.75, is one and a half times what is likeliest. Its own 1 s
+    # counts as 1.5, so it starts by 8.5 s; a step of 3 s elsewhere as 4.5: from 4 s on, without a margin.
+    assert left_at(4.01, watching(urgent(), threshold=0.0, confidence=0.75)) == ["a"]
+    assert left_at(3.99, watching(urgent(), threshold=0.0, confidence=0.75)) == []
+    assert left_at(4.01, watching(urgent(), threshold=0.0)) == []  # 10 - 1 - 3 = 6 s
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0])
+def test_a_confidence_that_is_none_is_refused(confidence: float) -> None:
+    with pytest.raises(ConfigError, match=r"confidence is .*; accepted: a probability between 0 and 1"):
+        AtRisk(confidence=confidence)

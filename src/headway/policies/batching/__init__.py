@@ -11,6 +11,7 @@ from headway.core.view import StepView
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.batching.elastic import Elastic
 from headway.policies.batching.iteration_level import IterationLevel
+from headway.policies.batching.paced import Paced
 from headway.policies.batching.prefill_first import PrefillFirst
 from headway.policies.batching.request_level import RequestLevel
 from headway.policies.batching.swapped_or_waiting import SwappedOrWaiting
@@ -44,4 +45,5 @@ BATCHINGS: dict[str, type[Batching]] = {
     "swapped-or-waiting": SwappedOrWaiting,
     "within-budgets": WithinBudgets,
     "elastic": Elastic,
+    "paced": Paced,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome
@@ -71,6 +71,8 @@ class Outlook:
         self._expected = expected
         self._begun = view.block_size / 2
         self._room = view.total_blocks * view.block_size - sum(map(self._held, view.residents))
+        self._secured: set[Job] = set()
+        self._urgent: Collection[Job] = ()
         self._passed: list[Job] = []
         self._ends: list[tuple[float, float]] = []
         self._all_tokens = 0.0
@@ -78,9 +80,19 @@ class Outlook:
     def _held(self, job: Job) -> float:
         return job.num_prompt_tokens + job.num_output_tokens + self._begun
 
+    def secure(self, residents: Iterable[Job]) -> None:
+        """The room of these to their end is nobody's to take, whatever their rank."""
+        self._passed += residents
+        self._secured.update(self._passed)
+
+    def hurry(self, newcomers: Collection[Job]) -> None:
+        """These start if there is room now, whatever comes of it: who is in time is worth a victim that is not."""
+        self._urgent = newcomers
+
     def passes(self, resident: Job) -> None:
         """A resident ranks before the newcomers still to be asked about."""
-        self._passed.append(resident)
+        if resident not in self._secured:
+            self._passed.append(resident)
 
     def takes(self, job: Job) -> bool:
         """Whether there is room for a newcomer; if so it counts from now on. One alone always has some."""
@@ -91,7 +103,8 @@ class Outlook:
         alone = len(self._ends) == 1 and not self._view.residents
         # Enough for all that they will ever hold, however they end, is enough.
         all_tokens = self._all_tokens + held - minus_to_come
-        if all_tokens > self._room and not alone and self._most_while(minus_to_come) > self._room:
+        sure = alone or job in self._urgent
+        if all_tokens > self._room and not sure and self._most_while(minus_to_come) > self._room:
             self._ends.remove(end)
             return False
         self._all_tokens = all_tokens

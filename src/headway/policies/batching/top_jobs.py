@@ -14,7 +14,7 @@ from headway.policies.batching.candidates import SCAN_AHEAD
 from headway.policies.batching.decode_first import decodes_first
 from headway.policies.batching.outlook import ExpectedTokens, Outlook
 from headway.policies.batching.reservation import reservable
-from headway.policies.order import Order, Predicting
+from headway.policies.order import KnowsLate, Order, Predicting
 
 MOST_MISFITS = 8
 """Newcomers that rank high and cannot start, looked at in one step: who comes behind them waits for the next."""
@@ -32,7 +32,9 @@ class TopJobs:
     each of the highest that are not in another. With `reserve` a job starts only if blocks for its longest
     possible answer can be set aside, so no KV is ever taken away for another's. With `reserve_confidence` it starts
     if memory lasts to its end beside those that rank before it, by what answers stay within with that probability
-    (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set aside.
+    (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set aside. Where it
+    knows who can be in time, residents that can keep their room whatever their rank, and newcomers that can take what
+    is free.
     O((residents + seats) log) a step, and a memory check for each newcomer of the top.
     """
 
@@ -57,7 +59,7 @@ class TopJobs:
         pending = [job for job in view.residents if _pending(job)]
         if view.restoring:
             pending = [job for job in pending if job not in view.restoring]
-        outlook = self._outlook(view, order) if queued else None
+        outlook = self._outlook(view, order, queued) if queued else None
         run, starting = self._top(view, order, pending, queued, outlook)
         # With room set aside only who has some may start; in an empty engine whoever is ready.
         others = _others(queued, starting) if outlook is None or not (view.residents or starting) else ()
@@ -78,11 +80,15 @@ class TopJobs:
             first = [job for job in first if job not in leaving][:wanted]
         return reservable(view, first) if self.reserve else first
 
-    def _outlook(self, view: StepView, order: Order) -> Outlook | None:
+    def _outlook(self, view: StepView, order: Order, queued: Sequence[Job]) -> Outlook | None:
         """What newcomers have room beside; None while nothing is set aside."""
         if self._expected is None or (isinstance(order, Predicting) and not order.trusts_predictions):
             return None
-        return Outlook(view, self._expected)
+        outlook = Outlook(view, self._expected)
+        if isinstance(order, KnowsLate):
+            outlook.secure(order.on_time(view.residents, view.now_s))
+            outlook.hurry(set(order.on_time(queued, view.now_s)))
+        return outlook
 
     def _top(
         self,

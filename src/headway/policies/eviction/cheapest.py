@@ -8,6 +8,7 @@ from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.policies.eviction.fate import cheaper_fate
 from headway.policies.eviction.making_room import make_room
 from headway.policies.eviction.residency import Residency
 from headway.policies.order import Order
@@ -43,15 +44,10 @@ class Cheapest:
         """The lowest ranked leave, as many as the step lacks blocks, each the cheaper way."""
 
         def fate(job: Job, has_room: bool) -> Fate:
-            cheaper = self._swap_s(view, job) < self._cost.prefill_s(job.num_computed_tokens)
-            return Fate.SWAP if cheaper and has_room and not self.always_recompute else Fate.RECOMPUTE
+            cheaper = cheaper_fate(self._cost, view, job, has_room)
+            return Fate.RECOMPUTE if self.always_recompute else cheaper
 
         return make_room(view, plan, order, fate, serial=self.serial, spared=self._residency.recent())
-
-    def _swap_s(self, view: StepView, job: Job) -> float:
-        """Seconds predicted for a resident's way to the host and back."""
-        blocks = view.blocks(job.num_computed_tokens)
-        return self._cost.swap_out_s(view.uncopied_blocks(job)) + self._cost.swap_in_s(blocks)
 
     def next_change_s(self, view: StepView) -> float:
         """Never: it acts when blocks run out, and what is stepped over ends before that."""

@@ -23,7 +23,9 @@ class AtRisk:
     a step here may have) that has just begun there, and `threshold` x its target for first token, which may be below
     0 to wait longer. One whose slack is below 0 is late wherever it goes, and stays; so does one that may not move,
     has computed something, or has no such target. While steps have no predicted time the threshold alone decides.
-    The prefill is predicted when the job starts to wait.
+    The prefill is predicted when the job starts to wait. With `confidence` the two steps and the prefill count with
+    what they stay within with that probability, by the intervals of past predictions, in place of what is likeliest:
+    the less is known, the earlier a job leaves.
 
     O(log n + leaving) where everybody has the same target, with O(running) for the step while somebody is watched;
     with unlike targets also those within the largest threshold seen are looked at.
@@ -31,14 +33,22 @@ class AtRisk:
     """
 
     def __init__(
-        self, cost: CostModel | None = None, *, threshold: float = 0.05, hp_tokens: int | None = None
+        self,
+        cost: CostModel | None = None,
+        *,
+        threshold: float = 0.05,
+        hp_tokens: int | None = None,
+        confidence: float | None = None,
     ) -> None:
         if not -1 < threshold < 1:
             raise ConfigError(f"threshold is {threshold}; accepted: a share of the target between -1 and 1")
         if hp_tokens is not None and hp_tokens < 1:
             raise ConfigError(f"hp_tokens is {hp_tokens}; accepted: 1 or more tokens a step")
+        if confidence is not None and not 0 < confidence < 1:
+            raise ConfigError(f"confidence is {confidence}; accepted: a probability between 0 and 1")
         self.threshold = threshold
         self.hp_tokens = hp_tokens
+        self.confidence = confidence
         self._cost: CostModel = cost or UnknownCost()
         self._by_latest_start = SortedIndex()
         self._keys: dict[Job, Key] = {}
@@ -49,7 +59,7 @@ class AtRisk:
         deadline_s = job.ttft_deadline_s
         if deadline_s is None or not job.may_move or job.first_scheduled_s is not None:
             return
-        latest_start_s = deadline_s - self._cost.prefill_s(job.num_tokens)
+        latest_start_s = deadline_s - self._prefill_s(job.num_tokens)
         self._keys[job] = (latest_start_s, job.arrival_s, job.id)
         self._by_latest_start.insert(job, self._keys[job])
         self._widest_margin_s = max(self._widest_margin_s, self._margin_s(job))
@@ -70,7 +80,7 @@ class AtRisk:
         if on_time == len(self._keys):
             return {}
         step = expect_step(view, plan)
-        elsewhere_s = view.now_s + self._wait_elsewhere_s(view) + self._cost.step_s(step.shape)
+        elsewhere_s = view.now_s + self._wait_elsewhere_s(view) + self._step_s(step.shape)
         until = self._by_latest_start.position((elsewhere_s + self._widest_margin_s, inf))
         return {
             job: Departure.HAND_OFF
@@ -80,9 +90,19 @@ class AtRisk:
 
     def _wait_elsewhere_s(self, view: StepView) -> float:
         """The longest step there, which may have begun just before."""
-        longest = BatchShape()
-        longest.add(self.hp_tokens or view.max_tokens, 0)
-        return self._cost.step_s(longest)
+        return self._prefill_s(self.hp_tokens or view.max_tokens)
+
+    def _prefill_s(self, num_tokens: int) -> float:
+        if self.confidence is None:
+            return self._cost.prefill_s(num_tokens)
+        alone = BatchShape()
+        alone.add(num_tokens, 0)
+        return self._step_s(alone)
+
+    def _step_s(self, shape: BatchShape) -> float:
+        if self.confidence is None:
+            return self._cost.step_s(shape)
+        return self._cost.step_within_s(shape, self.confidence)
 
     def _margin_s(self, job: Job) -> float:
         assert job.slo.ttft_s is not None, "only jobs with this target are watched"

@@ -14,6 +14,8 @@ from headway.policies.order.deadline_aware import DeadlineAware
 from headway.policies.order.edf import EarliestDeadline
 from headway.policies.order.governed import Governed
 from headway.policies.order.hrrn import Hrrn
+from headway.policies.order.least_work import LeastWork
+from headway.policies.order.on_time import OnTime
 from headway.policies.order.predicted_remaining import PredictedRemaining
 from headway.policies.order.priority import Priority
 from headway.policies.order.prompt_length import LongestPrompt, ShortestPrompt
@@ -117,6 +119,24 @@ class Governing(Predicting, Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsLate(Order, Protocol):
+    """An order that knows who can still meet its targets, for those who share out time and memory."""
+
+    @property
+    def trusts_step_times(self) -> bool:
+        """Whether steps take about what is predicted, so that it means something to be on time."""
+        ...
+
+    def latest_start_s(self, job: Job) -> float:
+        """Until when a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
+        ...
+
+    def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
+        """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs), without calls."""
+        ...
+
+
 ORDERS: dict[str, type[Order]] = {
     "arrival": Arrival,
     "shortest-prompt": ShortestPrompt,
@@ -130,4 +150,6 @@ ORDERS: dict[str, type[Order]] = {
     "predicted-remaining": PredictedRemaining,
     "hrrn": Hrrn,
     "governed": Governed,
+    "least-work": LeastWork,
+    "on-time": OnTime,
 }

@@ -44,13 +44,15 @@ class PredictedRemaining(KeyedOrder):
         *,
         patience: float = DEFAULT_PATIENCE,
         decodes_a_step: float = DEFAULT_DECODES_A_STEP,
+        memory: bool = False,
     ) -> None:
         if not 0 <= patience < inf:
             raise ConfigError(f"patience is {patience}; accepted: 0 or more, in seconds a second of work")
         super().__init__()
         self.patience = patience
         self.decodes_a_step = decodes_a_step
-        self._work = RemainingWork(cost, decodes_a_step)
+        self.memory = memory
+        self._work = RemainingWork(cost, decodes_a_step, memory=memory)
 
     def key(self, job: Job) -> Key:
         """(arrival + patience x work, arrival, id), with the work estimated now."""

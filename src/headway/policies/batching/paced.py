@@ -1,0 +1,189 @@
+"""The most deserving jobs, in steps as long as those between tokens can bear."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from math import inf
+
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import CostModel, UnknownCost
+from headway.core.fill import uncomputed_tokens
+from headway.core.job import Job
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.batching.top_jobs import TopJobs
+from headway.policies.order import KnowsLate, Order
+
+SAFE_BUDGET_TOKENS = 512
+"""A step's budget while predictions of its time are not to be trusted: Sarathi-Serve's."""
+_MOST_NEWCOMERS = 4
+"""Newcomers of a step that prompts which have begun make way for: to ask whether one can start costs a look-up."""
+_GRAIN_TOKENS = 32
+"""Prompt tokens that a step has room for are found to this grain."""
+
+
+class Paced:
+    """`top-jobs`, but no step is predicted to last longer than the tightest target between tokens allows.
+
+    The target of a job counts while it brings tokens, even of one that is late: somebody reads them. Prompts get what
+    time is left beside the decodes, in rank order, begun or not, so a long one is cut into as many chunks as that
+    takes, stalls nobody, and keeps no short one waiting; `least_tokens` of prompts always go through. Where the decodes
+    alone would take too long, those pause that are late, have no such target, or one at least twice as long that
+    they are ahead of, the lowest ranked first, and nobody starts; where no pause helps, nobody pauses. `share` of the
+    target is used: the rest is for what the prediction leaves out. While steps have no predicted time, or nobody has
+    such a target, the engine's own budget holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
+
+    As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target.
+    Source: the idea of Sarathi-Serve (OSDI 2024) with the budget taken from the step-time model, step by step.
+    """
+
+    def __init__(
+        self,
+        cost: CostModel | None = None,
+        *,
+        reserve_confidence: float | None = None,
+        share: float = 0.9,
+        least_tokens: int = 16,
+    ) -> None:
+        if not 0 < share <= 1:
+            raise ConfigError(f"share is {share}; accepted: a share of the target above 0, at most 1")
+        if least_tokens < 1:
+            raise ConfigError(f"least_tokens is {least_tokens}; accepted: 1 or more tokens")
+        self.reserve_confidence = reserve_confidence
+        self.share = share
+        self.least_tokens = least_tokens
+        self._cost: CostModel = cost or UnknownCost()
+        self._top = TopJobs(reserve_confidence=reserve_confidence)
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Whether predicted lengths make a difference to it."""
+        return self._top.uses_predictions
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        """The top jobs, with the token budget that the tightest target leaves."""
+        return _by_rank(view, self._in_time(view, order, leaving), order)
+
+    def _in_time(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        """The top jobs, and the budget; prompts that have begun still come before those that start."""
+        plan = self._top.plan(view, order, leaving)
+        decodes = [job for job in plan.run if not job.prefilling]
+        longest_s = self.share * min((job.slo.tbt_s or inf for job in decodes), default=inf)
+        if longest_s == inf:
+            return plan
+        if isinstance(order, KnowsLate) and not order.trusts_step_times:
+            return replace(plan, token_budget=min(plan.token_budget, SAFE_BUDGET_TOKENS))
+        if self._cost.step_s(_decode_shape(decodes)) > longest_s:
+            return self._fewer(view, plan, decodes, longest_s, order)
+        return self._shorter(view, plan, decodes, longest_s)
+
+    def _fewer(
+        self, view: StepView, plan: StepPlan, decodes: Sequence[Job], longest_s: float, order: Order
+    ) -> StepPlan:
+        """Of the decodes those in a hurry, and as many others as there is time for; the least of prompts."""
+        in_time = set(order.on_time(decodes, view.now_s) if isinstance(order, KnowsLate) else decodes)
+        others = [
+            job
+            for job in decodes
+            if job.slo.tbt_s is None or job not in in_time or _is_ahead(job, longest_s, view.now_s, order)
+        ]
+        patient = set(others)
+        hurried = [job for job in decodes if job not in patient]
+
+        def too_long(count: int) -> bool:
+            return self._cost.step_s(_decode_shape([*hurried, *others[:count]])) > longest_s
+
+        if too_long(0 if hurried else 1):
+            # Nobody's pause would help: such a target is not kept by starving the others.
+            return replace(plan, token_budget=min(plan.token_budget, SAFE_BUDGET_TOKENS))
+        kept = others[: _last_short(len(others), too_long)]
+        prompts = [job for job in plan.run if job.prefilling]
+        budget = len(hurried) + len(kept) + self.least_tokens
+        return replace(
+            plan, run=[*hurried, *kept, *prompts], admit=(), token_budget=min(plan.token_budget, budget)
+        )
+
+    def _shorter(self, view: StepView, plan: StepPlan, decodes: Sequence[Job], longest_s: float) -> StepPlan:
+        """The same jobs, with the largest budget whose step is predicted to last no longer."""
+        alone = _decode_shape(decodes)
+        prompts = [*(job for job in plan.run if job.prefilling), *plan.admit[: view.max_run - len(plan.run)]]
+        most = min(plan.token_budget - len(decodes), sum(map(uncomputed_tokens, prompts)))
+
+        def too_long(grains: int) -> bool:
+            shape = _with_prompts(alone, prompts, grains * _GRAIN_TOKENS)
+            return self._cost.step_s(shape) > longest_s
+
+        grains = _last_short(-(-most // _GRAIN_TOKENS), too_long)
+        if grains * _GRAIN_TOKENS >= most:
+            return plan
+        budget = len(decodes) + max(self.least_tokens, grains * _GRAIN_TOKENS)
+        return replace(plan, token_budget=min(plan.token_budget, budget))
+
+    def next_change_s(self, view: StepView) -> float:
+        """Not known while somebody has a target between tokens: steps grow longer with every token."""
+        if any(job.slo.tbt_s is not None for job in view.residents):
+            return -inf
+        return self._top.next_change_s(view)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn for whom room is set aside."""
+        self._top.observe(outcome)
+
+
+def _by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+    """The plan with its prompt tokens given by rank: a step serves who has begun first, so those that rank behind
+    a newcomer get no more than it leaves, and pause if that is nothing.
+    """
+    begun = [job for job in plan.run if job.prefilling]
+    if not begun or not plan.admit:
+        return plan
+    left = plan.token_budget - (len(plan.run) - len(begun))
+    if sum(map(uncomputed_tokens, begun)) + uncomputed_tokens(plan.admit[0]) <= left:
+        return plan
+    newcomers = list(takewhile(view.admissible, plan.admit[:_MOST_NEWCOMERS]))
+    granted: dict[Job, int] = {}
+    for job in order.rank([*begun, *newcomers], view.now_s):
+        granted[job] = min(uncomputed_tokens(job), max(0, left))
+        left -= granted[job]
+    paused = {job for job in begun if not granted[job]}
+    caps = {job: granted[job] for job in begun if 0 < granted[job] < uncomputed_tokens(job)}
+    return replace(plan, run=[job for job in plan.run if job not in paused], chunk_cap=caps)
+
+
+def _is_ahead(job: Job, longest_s: float, now_s: float, order: Order) -> bool:
+    """Whether a decode's own pace is so much slower that it may sit a step out."""
+    tbt_s = job.slo.tbt_s or inf
+    return (
+        isinstance(order, KnowsLate) and tbt_s >= 2 * longest_s and order.latest_start_s(job) > now_s + tbt_s
+    )
+
+
+def _decode_shape(jobs: Sequence[Job]) -> BatchShape:
+    count = len(jobs)
+    context = sum([job.num_computed_tokens for job in jobs])
+    return BatchShape(
+        num_jobs=count, num_tokens=count, num_decodes=count, decode_context_tokens=context + count
+    )
+
+
+def _with_prompts(alone: BatchShape, prompts: Sequence[Job], tokens: int) -> BatchShape:
+    """The step with so many tokens of prompts beside its decodes, given in order."""
+    shape = replace(alone)
+    for job in prompts:
+        granted = min(uncomputed_tokens(job), tokens)
+        if granted <= 0:
+            break
+        shape.add(granted, job.num_computed_tokens)
+        tokens -= granted
+    return shape
+
+
+def _last_short(most: int, too_long: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that is not too long, 0 if none; the more, the longer. O(log most) asked."""
+    if most <= 0 or not too_long(most):
+        return max(0, most)
+    return max(0, bisect_left(range(most), True, key=too_long) - 1)

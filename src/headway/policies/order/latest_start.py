@@ -1,0 +1,84 @@
+"""How late a job may be served next and still meet its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf
+
+from headway.core.cost import CostModel, UnknownCost
+from headway.core.job import Job, JobState
+from headway.core.plan import StepOutcome
+from headway.policies.order.remaining_work import ASSUMED_STEP_S, RemainingWork
+
+TOO_LATE = -inf
+NO_TARGET = inf
+_NEWEST_SHARE = 0.1
+"""Weight of the newest step in the running mean of step times."""
+
+
+class LatestStart:
+    """The instant after which a job, served in every step from then on, misses a target.
+
+    Before the first token: the time it is due, less the prefill still to compute. After it, with a target for the time
+    between tokens: the time at which the last token is due at that pace, less what the tokens still to come take at
+    the pace of the steps of late; so a job that is ahead of its token schedule may wait, by as much as it is
+    ahead. With a deadline: that, less all that is still to do. The earliest counts. TOO_LATE if a target is missed
+    already, NO_TARGET without one that is still open. Lengths are `RemainingWork`'s expectation. O(1).
+    """
+
+    def __init__(self, work: RemainingWork, cost: CostModel | None = None) -> None:
+        self._work = work
+        self._cost: CostModel = cost or UnknownCost()
+        self._step_s = 0.0
+        self._last_s = 0.0
+        self._ran: Collection[Job] = ()
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes of late; before any was seen, one of a single token."""
+        return self._step_s or self._cost.prefill_s(1) or ASSUMED_STEP_S
+
+    def of(self, job: Job) -> float:
+        """A job's latest start, as things are now."""
+        slo = job.slo
+        if not slo or _missed_first_token(job):
+            return TOO_LATE if slo else NO_TARGET
+        latest_s = NO_TARGET
+        prefill_s = self.prefill_s(job)
+        if slo.ttft_s is not None and not job.num_output_tokens:
+            latest_s = job.arrival_s + slo.ttft_s - max(prefill_s, self.step_s)
+        if slo.deadline_s is None and (slo.tbt_s is None or job.first_token_s is None):
+            return latest_s
+        to_come = self._work.expected_tokens(job)
+        rest_s = prefill_s + to_come * self.step_s
+        if slo.tbt_s is not None and job.first_token_s is not None:
+            last_due_s = job.first_token_s + (job.num_output_tokens + to_come - 1) * slo.tbt_s
+            latest_s = min(latest_s, last_due_s - rest_s)
+        if slo.deadline_s is not None:
+            latest_s = min(latest_s, job.arrival_s + slo.deadline_s - rest_s)
+        return latest_s
+
+    def prefill_s(self, job: Job) -> float:
+        """Seconds its uncomputed prompt takes alone; 0 for a job that decodes."""
+        uncomputed = job.num_tokens - job.num_computed_tokens
+        return self._cost.prefill_s(uncomputed) if uncomputed > 1 else 0.0
+
+    def observe(self, outcome: StepOutcome) -> float:
+        """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on."""
+        began_s, ran = self._last_s, self._ran
+        self._last_s, self._ran = outcome.now_s, outcome.tokens
+        if not any(job.state is JobState.RESIDENT for job in ran):
+            return 0.0  # the engine may have been idle since
+        step_s = outcome.now_s - began_s
+        self._step_s += (step_s - self._step_s) * (_NEWEST_SHARE if self._step_s else 1.0)
+        return step_s
+
+    def forget(self, job: Job) -> None:
+        """Keep nothing of a job that is gone. O(running)."""
+        if job in self._ran:
+            self._ran = [other for other in self._ran if other is not job]
+
+
+def _missed_first_token(job: Job) -> bool:
+    slo, first_s = job.slo, job.first_token_s
+    return slo.ttft_s is not None and first_s is not None and first_s > job.arrival_s + slo.ttft_s

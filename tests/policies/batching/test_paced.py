@@ -1,0 +1,221 @@
+"""How long a step may be, by hand: a tenth of a second a token (`LinearCost`), blocks of 4."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.job import Job
+from headway.core.plan import StepPlan, check_plan
+from headway.core.slo import Slo
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.batching.paced import SAFE_BUDGET_TOKENS, Paced
+from headway.policies.batching.top_jobs import TopJobs
+from headway.policies.expected_step import expect_step
+from headway.policies.order.on_time import OnTime
+from headway.policies.order.prompt_length import ShortestPrompt
+from headway.policies.presets import find_preset
+from tests.policies.batching.scene import Scene
+from tests.policies.contract import Workload, drive, from_preset, hurried, workloads
+from tests.policies.instance import LinearCost
+from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
+
+
+def scene(residents: list[Job], *, settings: dict[str, Any] | None = None, **view: Any) -> Scene:
+    """Steps of up to 640 tokens, and all of a target may be used, unless told otherwise."""
+    batching = Paced(LinearCost(), **{"share": 1.0, "least_tokens": 8, **(settings or {})})
+    return Scene(
+        batching,
+        residents=residents,
+        **{
+            "free_blocks": 400,
+            "total_blocks": 900,
+            "max_tokens": 640,
+            "max_run": 16,
+            "max_resident": 16,
+            **view,
+        },
+    )
+
+
+def timed(id_: str, tbt_s: float, **fields: Any) -> Job:
+    """A resident that decodes, with a target."""
+    return decoding(id_, slo=Slo(tbt_s=tbt_s), **{"first_token_s": 0.0, "limit": 500, **fields})
+
+
+def test_prompts_get_the_time_that_the_tightest_target_leaves() -> None:
+    # 10 s are 100 tokens: two decodes and 98 of a prompt, which to the grain of 32 are 96.
+    plan = scene([timed("x", 10.0), timed("y", 30.0)]).wait(make_job("a", prompt=500)).plan()
+    assert (ids(plan.run), ids(plan.admit), plan.token_budget) == (["x", "y"], ["a"], 98)
+
+
+def test_only_a_share_of_the_target_is_used() -> None:
+    # Half of 10 s: 50 tokens, of which 48 are for prompts, in grains 32.
+    plan = (
+        scene([timed("x", 10.0), timed("y", 30.0)], settings={"share": 0.5})
+        .wait(make_job("a", prompt=500))
+        .plan()
+    )
+    assert plan.token_budget == 34
+
+
+@pytest.mark.parametrize(
+    "residents",
+    [[decoding("x")], [prefilling("x", prompt=500, slo=Slo(tbt_s=1.0))], []],
+    ids=["no target", "no tokens yet", "nobody"],
+)
+def test_without_a_target_to_keep_the_budget_is_the_engines(residents: list[Job]) -> None:
+    assert scene(residents).wait(make_job("a", prompt=500)).plan().token_budget == 640
+
+
+def test_what_fits_is_left_as_it_is() -> None:
+    at = scene([timed("x", 60.0)]).wait(make_job("a", prompt=500))
+    assert at.plan() == TopJobs().plan(at.view, at.order, ())
+
+
+def test_prompts_share_what_there_is_in_rank_order() -> None:
+    # 64 tokens of prompts: b, who has begun, lacks 40; c gets what is left.
+    residents = [timed("x", 6.6), prefilling("b", prompt=50, computed=10)]
+    plan = scene(residents).wait(make_job("c", prompt=500)).plan()
+    assert (ids(plan.run), plan.token_budget) == (["x", "b"], 65)
+    view = StepView(max_run=16, max_resident=16, residents=residents)
+    assert expect_step(view, plan).shape.num_tokens == 65
+
+
+def test_a_little_of_a_prompt_always_goes_through() -> None:
+    # 2 s are 20 tokens; with 15 decodes 5 are left, less than the 8 that are the least.
+    residents = [timed(f"x{n:02}", 2.0) for n in range(15)]
+    plan = scene(residents).wait(make_job("a", prompt=500)).plan()
+    assert plan.token_budget == 15 + 8
+
+
+def test_where_decodes_alone_take_too_long_those_without_a_target_pause() -> None:
+    # 1 s is 10 tokens: the three in a hurry and seven others, the first in rank; nobody starts.
+    others = [decoding(f"o{n:02}", arrival_s=float(n)) for n in range(12)]
+    hurried = [timed(f"x{n}", 1.0, arrival_s=20.0) for n in range(3)]
+    at = scene([*others, *hurried], max_run=20, max_resident=20).wait(make_job("a", prompt=50))
+    plan = at.plan()
+    assert ids(plan.run) == ["x0", "x1", "x2", *(f"o{n:02}" for n in range(7))]
+    assert (plan.admit, plan.token_budget) == ((), 10 + 8)
+
+
+def test_those_in_a_hurry_all_run_however_long_it_takes() -> None:
+    hurried = [timed(f"x{n:02}", 1.0) for n in range(14)]
+    assert len(scene(hurried).plan().run) == 14
+
+
+def test_a_late_answer_keeps_its_pace_but_pauses_before_others() -> None:
+    # 40 of at most 41 tokens took 400 s; at 1 s a token they were due at 39. 1 s is 10 tokens, and there are 11.
+    late = timed("late", 1.0, output=40, limit=41)
+    hurried = [timed(f"x{n}", 1.0, output=2, limit=40, first_token_s=399.0) for n in range(10)]
+    order = OnTime(LinearCost())
+    at = scene([late])
+    at.order = order  # type: ignore[assignment]
+    for job in [late, *hurried]:
+        order.add(job)
+        order.remove(job)
+    at.view.now_s = 400.0
+    assert at.wait(make_job("a", prompt=500, arrival_s=400.0)).plan().token_budget == 1 + 8
+    at.view.residents = [late, *hurried]
+    assert ids(at.plan().run) == [f"x{n}" for n in range(10)]
+
+
+def test_a_target_that_no_pause_would_keep_changes_little() -> None:
+    plan = scene([timed(f"x{n:02}", 1.0) for n in range(12)]).wait(make_job("a", prompt=600)).plan()
+    assert (len(plan.run), ids(plan.admit), plan.token_budget) == (12, ["a"], SAFE_BUDGET_TOKENS)
+
+
+def test_a_safe_budget_while_step_times_are_not_to_be_trusted() -> None:
+    order = OnTime(LinearCost())
+    for _ in range(99):
+        order.steps.observe(1.0, 3.0)
+    at = scene([timed("x", 10.0)])
+    at.order = order  # type: ignore[assignment]
+    order.add(at.view.residents[0])
+    order.remove(at.view.residents[0])
+    assert at.plan().token_budget == SAFE_BUDGET_TOKENS == 512
+    assert scene([decoding("x")]).plan().token_budget == 640
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"share": 0.0}, "share is 0.0; accepted: a share of the target above 0, at most 1"),
+        ({"share": 1.5}, "share is 1.5"),
+        ({"least_tokens": 0}, "least_tokens is 0; accepted: 1 or more tokens"),
+        ({"reserve_confidence": 1.0}, "reserve_confidence is 1.0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Paced(**settings)
+
+
+def test_a_plan_may_change_at_any_time_while_somebody_has_a_target() -> None:
+    assert Paced().next_change_s(StepView(residents=[decoding("x")])) == inf
+    assert Paced().next_change_s(StepView(residents=[timed("x", 1.0)])) == -inf
+
+
+@UNTIMED
+@given(
+    targets=st.lists(st.sampled_from([None, 0.5, 2.0, 9.0]), min_size=1, max_size=9),
+    prompts=st.lists(st.integers(1, 300), max_size=4),
+)
+def test_no_step_is_predicted_to_be_longer_but_by_the_least_of_a_prompt(
+    targets: list[float | None], prompts: list[int]
+) -> None:
+    residents = [
+        decoding(f"x{n}") if tbt_s is None else timed(f"x{n}", tbt_s) for n, tbt_s in enumerate(targets)
+    ]
+    at = scene(residents).wait(*(make_job(f"w{n}", prompt=prompt) for n, prompt in enumerate(prompts)))
+    plan: StepPlan = at.plan()
+    check_plan(plan, at.view)
+    tightest_s = min((tbt_s for tbt_s in targets if tbt_s), default=inf)
+    hurried = [job for job in plan.run if job.slo.tbt_s]
+    predicted_s = LinearCost().step_s(expect_step(at.view, plan).shape)
+    if 0.1 * len(hurried) <= tightest_s:
+        assert predicted_s <= tightest_s + 0.8 + 1e-9
+    assert len(hurried) == sum(tbt_s is not None for tbt_s in targets)
+
+
+@FEW
+@given(workload=workloads(), tbt_s=st.sampled_from([0.01, 0.3, 1.0]))
+def test_targets_that_cannot_be_met_stall_nobody(workload: Workload, tbt_s: float) -> None:
+    drive(from_preset(find_preset("headway"))(workload), hurried(workload, tbt_s))
+
+
+def test_a_long_prompt_that_has_begun_makes_way_for_a_short_one_that_ranks_before_it() -> None:
+    # Steps of 64 tokens, by prompt length: 60 for the short newcomer, 4 for the long one that has begun.
+    long = prefilling("long", prompt=600, computed=100)
+    at = scene([long], max_tokens=64)
+    at.order = ShortestPrompt()  # type: ignore[assignment]
+    at.order.add(long)
+    at.order.remove(long)
+    plan = at.wait(make_job("short", prompt=60)).plan()
+    assert (ids(plan.run), ids(plan.admit)) == (["long"], ["short"])
+    assert {job.id: cap for job, cap in plan.chunk_cap.items()} == {"long": 4}
+    # Where the short one takes it all, the long one pauses; where it cannot start, nothing changes.
+    at.view.max_tokens = 60
+    assert (ids(at.plan().run), ids(at.plan().admit)) == ([], ["short"])
+    assert ids(at.admissible(lambda job: False).plan().run) == ["long"]
+
+
+def test_one_of_a_slower_pace_that_is_ahead_of_it_may_pause() -> None:
+    # 1 s is 10 tokens. The patient, at 2 s a token, have brought 2 of 40 tokens by 1 s: far ahead.
+    order = OnTime(LinearCost())
+    patient = [timed(f"p{n:02}", 2.0, output=2, limit=40, arrival_s=float(n)) for n in range(12)]
+    hurried = [timed(f"x{n}", 1.0, output=2, limit=40) for n in range(3)]
+    at = scene([*patient, *hurried])
+    at.order = order  # type: ignore[assignment]
+    for job in [*patient, *hurried]:
+        order.add(job)
+        order.remove(job)
+    at.view.now_s = 1.0
+    ran = ids(at.plan().run)
+    assert len(ran) == 10
+    assert {"x0", "x1", "x2"} < set(ran)

@@ -1,0 +1,87 @@
+"""Who leaves for a newcomer that can be in time: blocks of 4, 100 in all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.core.job import Job
+from headway.core.plan import Fate, StepPlan
+from headway.core.slo import Slo
+from headway.core.view import StepView
+from headway.policies.eviction.urgent_room import make_urgent_room
+from headway.policies.order.arrival import Arrival
+from headway.policies.order.on_time import OnTime
+from tests.policies.eviction.stage import NOW_S, Prices, resident, stage
+from tests.strategies import ids, make_job
+
+URGENT = make_job("urgent", prompt=16, arrival_s=NOW_S, slo=Slo(ttft_s=60.0))
+"""Four blocks; 16 s of prompt."""
+
+
+def world(*residents: Job, newcomer: Job = URGENT, **view: Any) -> tuple[StepView, OnTime]:
+    order = OnTime(Prices(), patience_s=1e9)
+    for job in residents:
+        order.add(job)
+        order.remove(job)
+    order.add(newcomer)
+    return stage(*residents, waiting=[newcomer], **view), order
+
+
+def choose(job: Job, has_room: bool) -> Fate:
+    return Fate.SWAP if has_room else Fate.RECOMPUTE
+
+
+def room(view: StepView, order: Any, spared: tuple[Job, ...] = (), max_preemptions: int = 9) -> StepPlan:
+    plan = StepPlan(run=list(view.residents), admit=(), token_budget=64)
+    return make_urgent_room(view, plan, order, choose, spared=spared, max_preemptions=max_preemptions)
+
+
+def test_as_many_leave_as_it_lacks_and_no_more() -> None:
+    # It lacks 4 - 1 blocks: the one that came last has 5 of them.
+    early, late = resident("early", 5, waited_s=20.0), resident("late", 5)
+    made = room(*world(early, late, free=1))
+    assert (made.preempt, ids(made.run), made.admit) == ({late: Fate.SWAP}, ["early"], ())
+    # It lacks 6 where there are none: both leave.
+    view, order = world(early, late, newcomer=make_job("urgent", prompt=24, slo=Slo(ttft_s=900.0)))
+    assert set(room(view, order).preempt) == {early, late}
+
+
+def test_nobody_leaves_if_all_of_them_are_not_enough() -> None:
+    view, order = world(resident("only", 2), free=1)
+    assert not room(view, order).preempt
+
+
+@pytest.mark.parametrize("view", [{"free": 4}, {"free": 1, "blocks_coming_free": 3}])
+def test_nobody_leaves_while_there_is_room_or_will_be(view: dict[str, Any]) -> None:
+    assert not room(*world(resident("a", 5), **view)).preempt
+
+
+def test_who_is_in_time_stays() -> None:
+    timed = resident("timed", 5)
+    timed.slo, timed.first_token_s = Slo(tbt_s=50.0), NOW_S
+    assert not room(*world(timed, free=1)).preempt
+
+
+def test_nobody_leaves_for_one_that_is_late_or_has_no_target() -> None:
+    for newcomer in (make_job("late", prompt=16, slo=Slo(ttft_s=1.0)), make_job("patient", prompt=16)):
+        assert not room(*world(resident("a", 9), newcomer=newcomer)).preempt
+
+
+def test_the_spared_and_the_tired_stay() -> None:
+    other = resident("a", 5)
+    view, order = world(other, free=1)
+    assert not room(view, order, spared=(other,)).preempt
+    other.num_preemptions = 9
+    assert not room(view, order).preempt
+
+
+def test_without_room_on_the_host_they_are_computed_again() -> None:
+    other = resident("a", 5)
+    assert room(*world(other, free=1, host=2)).preempt == {other: Fate.RECOMPUTE}
+
+
+def test_an_order_that_does_not_know_displaces_nobody() -> None:
+    view, _ = world(resident("a", 9))
+    assert not room(view, Arrival()).preempt

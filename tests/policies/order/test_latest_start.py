@@ -1,0 +1,88 @@
+"""By hand: a token of a prompt takes a second (`PerToken`), and so does a step until others have been seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.core.job import Job, JobState
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.slo import Slo
+from headway.policies.order.latest_start import NO_TARGET, TOO_LATE, LatestStart
+from headway.policies.order.remaining_work import ASSUMED_STEP_S, RemainingWork
+from tests.policies.order.per_token import PerToken, exactly
+from tests.strategies import decoding, make_job
+
+
+def latest_start() -> LatestStart:
+    return LatestStart(RemainingWork(PerToken()), PerToken())
+
+
+def due(ttft_s: float | None = None, **fields: Any) -> Job:
+    """A job with targets that arrived at 100 s and whose answer is to have 5 tokens."""
+    slo = Slo(ttft_s=ttft_s, tbt_s=fields.pop("tbt_s", None), deadline_s=fields.pop("deadline_s", None))
+    return make_job(**{"arrival_s": 100.0, "slo": slo, "limit": 50, "predicted_length": exactly(5), **fields})
+
+
+@pytest.mark.parametrize(
+    ("job", "latest_s"),
+    [
+        (make_job(), NO_TARGET),
+        (due(20.0, prompt=8), 112.0),  # due at 120, 8 s of prompt
+        (due(20.0, prompt=8, num_computed_tokens=6), 118.0),  # 2 s of it are left
+        (due(20.0, prompt=1), 119.0),  # a step at least
+        (due(deadline_s=60.0, prompt=8), 147.0),  # due at 160, 8 s of prompt and 5 steps
+        (due(20.0, deadline_s=30.0, prompt=8), 112.0),  # the first token's 112 is before the whole's 130 - 13
+        (due(20.0, deadline_s=24.0, prompt=8), 111.0),  # and here it is not: 124 - 13
+        (due(tbt_s=0.5, prompt=8), NO_TARGET),  # between tokens, and there is none yet
+    ],
+)
+def test_before_the_first_token(job: Job, latest_s: float) -> None:
+    assert latest_start().of(job) == latest_s
+
+
+def answering(**targets: Any) -> Job:
+    """Two of five tokens are out, the first at 110 s."""
+    slo = Slo(**targets)
+    return decoding(
+        "a", output=2, arrival_s=100.0, slo=slo, first_token_s=110.0, limit=50, predicted_length=exactly(5)
+    )
+
+
+def test_between_tokens_a_job_may_wait_by_as_much_as_it_is_ahead() -> None:
+    # At 3 s a token the last of 5 is due at 110 + 4 x 3 = 122; three are to come, a second each. (Of an exact
+    # prediction as much is to come as it says, within a tenth.)
+    assert latest_start().of(answering(tbt_s=3.0)) == pytest.approx(119.0, abs=0.4)
+    assert latest_start().of(answering(tbt_s=3.0, deadline_s=15.0)) == pytest.approx(112.0, abs=0.2)
+
+
+def test_a_first_token_in_time_is_no_longer_a_target_and_one_too_late_ends_them_all() -> None:
+    assert latest_start().of(answering(ttft_s=10.0)) == NO_TARGET
+    assert latest_start().of(answering(ttft_s=10.0, tbt_s=3.0)) > 100.0
+    assert latest_start().of(answering(ttft_s=9.0)) == TOO_LATE
+    assert latest_start().of(answering(ttft_s=9.0, tbt_s=3.0)) == TOO_LATE
+
+
+def test_the_pace_is_that_of_the_steps_of_late() -> None:
+    latest = latest_start()
+    job = decoding("a")
+    steps = [
+        latest.observe(StepOutcome(now_s=at, plan=StepPlan(), tokens={job: 1})) for at in (1.0, 1.5, 2.5)
+    ]
+    # A tenth of the newest: 0.5, then 0.5 + (1 - 0.5) / 10.
+    assert steps == [0.0, 0.5, 1.0]
+    assert latest.step_s == pytest.approx(0.55)
+
+
+def test_an_idle_engine_is_no_long_step() -> None:
+    latest = latest_start()
+    job = decoding("a")
+    latest.observe(StepOutcome(now_s=1.0, plan=StepPlan(), tokens={job: 1}))
+    job.state = JobState.ENDED
+    assert latest.observe(StepOutcome(now_s=99.0, plan=StepPlan(), tokens={decoding("b"): 1})) == 0.0
+    assert latest.step_s == 1.0
+
+
+def test_before_anything_is_known_a_step_is_assumed() -> None:
+    assert LatestStart(RemainingWork()).step_s == ASSUMED_STEP_S

@@ -1,0 +1,78 @@
+"""By hand: a second a token of a prompt (`PerToken`), an eighth of one for each to come, 64 tokens of KV memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from headway.core.job import Job
+from headway.policies.order import Foreseeing, Governing, Learning
+from headway.policies.order.least_work import LeastWork
+from headway.policies.order.remaining_work import RemainingWork
+from tests.policies.contract import jobs_held_by
+from tests.policies.order.per_token import PerToken, exactly
+from tests.policies.order.test_governed import RIGHT, teach
+from tests.policies.order.test_index_properties import Desk, moves
+from tests.strategies import UNTIMED, ids, make_job, waiting_jobs
+
+
+class SmallMemory(PerToken):
+    """64 tokens of it."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of KV."""
+        return 64
+
+
+def test_which_protocols_it_keeps() -> None:
+    order = LeastWork()
+    for protocol in (Foreseeing, Governing, Learning):
+        assert isinstance(order, protocol)
+
+
+def test_memory_held_is_work() -> None:
+    # 8 tokens to come, a second each: an eighth of it is 1 s. Held on average: 17 + 4 of 64 tokens for 8 s, 2.625 s;
+    # the prompt takes 16 s more than a step.
+    job = make_job(prompt=17, limit=99, predicted_length=exactly(8))
+    assert RemainingWork(SmallMemory()).estimate(job) == pytest.approx(17.0)
+    assert RemainingWork(SmallMemory(), memory=True).estimate(job) == pytest.approx(19.625)
+    assert RemainingWork(PerToken(), memory=True).estimate(job) == pytest.approx(
+        17.0
+    )  # its size is not known
+
+
+def test_lengths_rank_once_they_have_proved_right() -> None:
+    # `short` has the longer prompt by a token, and by its prediction far the shorter answer.
+    short = make_job("short", prompt=11, limit=999, predicted_length=exactly(4))
+    long = make_job("long", prompt=10, limit=999, predicted_length=exactly(400))
+    order = LeastWork(PerToken())
+    order.add(short)
+    order.add(long)
+    assert (ids(order.top(2, 0.0)), order.trusts_predictions) == (["long", "short"], False)
+    teach(order, RIGHT)  # type: ignore[arg-type]
+    assert (ids(order.top(2, 0.0)), order.trusts_predictions) == (["short", "long"], True)
+    assert ids(order.rank([long, short], 0.0)) == ["short", "long"]
+
+
+def test_foresight_is_the_work_ahead() -> None:
+    first, second = make_job("a", prompt=2), make_job("b", prompt=5)
+    order = LeastWork(PerToken())
+    order.add(first)
+    order.add(second)
+    assert order.next_service_s([second, first], 0.0, 1) == [
+        2.25,
+        0.0,
+    ]  # 1 s beyond a step, 10 tokens at an eighth
+    assert order.num_at_first(9) == 0
+
+
+@UNTIMED
+@given(jobs=waiting_jobs(), moves=moves)
+def test_it_forgets_the_jobs_that_ended(jobs: list[Job], moves: list[tuple[str, int]]) -> None:
+    order = LeastWork(SmallMemory())
+    desk = Desk(order, jobs)
+    for kind, pick in moves:
+        desk.move(kind, pick)
+        assert jobs_held_by(order) <= {*desk.waiting, *desk.running}
+        assert ids(order.rank(desk.waiting, 9.0)) == ids(order.top(99, 9.0))

@@ -1,0 +1,170 @@
+"""By hand: a token of a prompt takes a second (`PerToken`)."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.batch_shape import BatchShape
+from headway.core.job import Job
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.slo import Slo
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.order import Foreseeing, Governing, KnowsLate, Learning
+from headway.policies.order.on_time import OnTime
+from tests.policies.contract import jobs_held_by
+from tests.policies.order.per_token import PerToken, exactly
+from tests.policies.order.test_index_properties import Desk, moves
+from tests.strategies import UNTIMED, decoding, ids, instants, make_job, waiting_jobs
+
+
+class SecondSteps(PerToken):
+    """Every step is predicted to take a second."""
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step."""
+        return 1.0
+
+
+def on_time(*jobs: Job, **settings: Any) -> OnTime:
+    """The order, with jobs that wait."""
+    order = OnTime(SecondSteps(), **settings)
+    for job in jobs:
+        order.add(job)
+    return order
+
+
+def due(id_: str, ttft_s: float, prompt: int, **fields: Any) -> Job:
+    """A job whose first token is due so many seconds after 0."""
+    return make_job(id_, prompt=prompt, slo=Slo(ttft_s=ttft_s), **fields)
+
+
+def run(order: OnTime, *jobs: Job, at_s: float) -> None:
+    """A step of these jobs, a token each."""
+    order.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens=dict.fromkeys(jobs, 1)))
+
+
+def test_which_protocols_it_keeps() -> None:
+    order = on_time()
+    for protocol in (Foreseeing, Governing, KnowsLate, Learning):
+        assert isinstance(order, protocol)
+
+
+def test_those_in_time_by_due_time_then_the_rest_by_their_queues() -> None:
+    # a may start until 6 and b until 3; d, 5 s of prompt due at 3, is late, and c has no target. By the queues of
+    # `governed` the short c is before d.
+    jobs = due("a", 10.0, 4), due("b", 5.0, 2), make_job("c", prompt=1), due("d", 3.0, 5)
+    order = on_time(*jobs)
+    assert ids(order.top(9, 0.0)) == ["b", "a", "c", "d"]
+    assert ids(order.rank(jobs, 0.0)) == ["b", "a", "c", "d"]
+    assert ids(order.on_time(jobs, 0.0)) == ["a", "b"]
+    # At 3.5 b can no longer make it; its queue is before that of the longer d.
+    assert ids(order.top(9, 3.5)) == ["a", "c", "b", "d"]
+
+
+def test_where_not_all_can_be_in_time_the_costliest_is_given_up() -> None:
+    # 4 + 3 + 3 s of prompts by 6: without a there is time for b and c.
+    jobs = due("a", 6.0, 4), due("b", 6.0, 3), due("c", 6.0, 3)
+    assert ids(on_time(*jobs).top(9, 0.0)) == ["b", "c", "a"]
+    assert ids(on_time(*jobs, triage=False).top(9, 0.0)) == ["a", "b", "c"]
+    assert ids(on_time(*jobs).rank(jobs, 0.0)) == ["b", "c", "a"]
+
+
+def test_a_job_ahead_of_its_tokens_ranks_by_how_long_it_could_pause() -> None:
+    # Two of five tokens by 2 s, a second each from now: behind, at 1.5 s a token, is less far than ahead at 9 s.
+    fields: dict[str, Any] = {"output": 2, "first_token_s": 0.0, "limit": 9, "predicted_length": exactly(5)}
+    slow = decoding("slow", slo=Slo(tbt_s=9.0), **fields)
+    fast = decoding("fast", slo=Slo(tbt_s=1.5), **fields)
+    order = on_time(slow, fast)
+    assert ids(order.rank([slow, fast], 0.0)) == ["fast", "slow"]
+
+
+def test_who_waits_longest_without_a_chance_comes_first_in_the_end() -> None:
+    late = due("late", 1.0, 5, arrival_s=0.0)
+    patient = make_job("patient", prompt=1, arrival_s=1.0)
+    urgent = due("urgent", 80.0, 5, arrival_s=50.0)
+    order = on_time(late, patient, urgent, patience_s=60.0)
+    assert ids(order.top(9, 59.0))[0] == "urgent"
+    assert ids(order.top(9, 61.0)) == ["late", "urgent", "patient"]
+    # One at a time: the next when the first has ended, wherever it was.
+    order.remove(late)
+    assert ids(order.top(9, 65.0)) == ["urgent", "patient"]
+    assert ids(order.rank([late, urgent, patient], 65.0)) == ["late", "urgent", "patient"]
+    order.end(late)
+    assert ids(order.top(9, 65.0)) == ["patient", "urgent"]
+
+
+def test_nobody_is_in_time_while_steps_take_something_else_than_predicted() -> None:
+    first, urgent, runs = make_job("first", prompt=1), due("urgent", 50.0, 9, arrival_s=1.0), decoding("x")
+    order = on_time(first, urgent, runs, triage=False)
+    order.remove(runs)
+    for step in range(80):
+        run(order, runs, at_s=3.0 * step)  # predicted: a second
+    assert not order.trusts_step_times
+    assert ids(order.top(9, 1.0)) == ["first", "urgent"]
+    assert ids(order.rank([urgent, first], 1.0)) == ["first", "urgent"]
+    for step in range(300):
+        run(order, runs, at_s=240.0 + step)
+    assert order.trusts_step_times
+    assert ids(order.top(9, 1.0)) == ["urgent", "first"]
+
+
+def test_a_prompt_that_has_begun_in_time_stays_in_time_while_it_goes_on() -> None:
+    job = due("a", 10.0, 6)
+    order = on_time(job)
+    order.remove(job)
+    assert not order.on_time([job], 5.0)  # 6 s of prompt from 5 on
+    job.num_computed_tokens = 4
+    order.observe(StepOutcome(now_s=4.0, plan=StepPlan(), tokens={job: 4}))
+    assert order.on_time([job], 5.0) == [job]
+
+
+def test_foresight_is_at_once_for_those_in_time() -> None:
+    urgent, other = due("a", 50.0, 2), make_job("b", prompt=3)
+    order = on_time(urgent, other)
+    assert order.next_service_s([other, urgent], 0.0, 1)[1] == 0.0
+    # Late, a is work like any: a second beyond a step's, and 10 tokens at an eighth of a second, before the longer b.
+    assert order.next_service_s([other, urgent], 99.0, 1) == [2.25, 0.0]
+
+
+def test_without_targets_it_is_governed_and_says_so() -> None:
+    order = on_time(make_job("a"))
+    assert order.next_change_s(StepView()) == order._rest.next_change_s(StepView())
+    order.add(due("b", 5.0, 1))
+    assert order.next_change_s(StepView()) == -inf
+
+
+@pytest.mark.parametrize("patience_s", [-1.0, float("nan")])
+def test_a_patience_that_is_none_is_refused(patience_s: float) -> None:
+    with pytest.raises(ConfigError, match=r"patience_s is .*; accepted: 0 or more seconds"):
+        OnTime(patience_s=patience_s)
+
+
+@UNTIMED
+@given(jobs=waiting_jobs(), moves=moves, now_s=instants, triage=st.booleans())
+def test_the_top_is_the_ranking_of_the_queue_and_nobody_is_lost(
+    jobs: list[Job], moves: list[tuple[str, int]], now_s: float, triage: bool
+) -> None:
+    order = OnTime(PerToken(), triage=triage, patience_s=1e9)
+    desk = Desk(order, jobs)
+    for kind, pick in moves:
+        desk.move(kind, pick)
+        ranked = ids(order.rank(desk.waiting, now_s))
+        assert sorted(ranked) == sorted(ids(desk.waiting))
+        for k in (0, 1, 3, len(ranked), 99):
+            assert ids(order.top(k, now_s)) == ranked[:k]
+
+
+@UNTIMED
+@given(jobs=waiting_jobs(), moves=moves)
+def test_it_forgets_the_jobs_that_ended(jobs: list[Job], moves: list[tuple[str, int]]) -> None:
+    order = OnTime(PerToken())
+    desk = Desk(order, jobs)
+    for kind, pick in moves:
+        desk.move(kind, pick)
+        assert jobs_held_by(order) <= {*desk.waiting, *desk.running}
