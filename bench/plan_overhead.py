@@ -75,7 +75,7 @@ def main() -> None:
         for waiting in WAITING:
             print(f"{order}, {waiting} waiting ...", file=sys.stderr)
             added = sorted(_added_us(model, order, waiting, arguments.steps))
-            row = {"p50": _quantile(added, 0.5), "p99": _quantile(added, 0.99)}
+            row = {"p50": quantile(added, 0.5), "p99": quantile(added, 0.99)}
             table[order][f"added_us_{RUNNING}_{waiting}"] = row
     if presets:
         table["plans"] = {preset: plan_times(model, preset, arguments.steps) for preset in presets}
@@ -96,8 +96,8 @@ def plan_times(model: str, preset: str, steps: int) -> dict[str, dict[str, float
 
 
 def _added_us(model: str, order: str, waiting: int, steps: int) -> Iterator[float]:
-    stock = _Lane(model, Scheduler, waiting)
-    ours = _Lane(model, headway_builder(order=order), waiting)
+    stock = Lane(model, Scheduler, waiting)
+    ours = Lane(model, headway_builder(order=order), waiting)
     for lane in (stock, ours):
         for _ in range(2 * MEAN_OUTPUT_TOKENS):
             lane.step_s()
@@ -109,7 +109,7 @@ def _added_us(model: str, order: str, waiting: int, steps: int) -> Iterator[floa
     gc.unfreeze()
 
 
-class _Lane:
+class Lane:
     """One scheduler kept at the same load."""
 
     def __init__(
@@ -122,19 +122,20 @@ class _Lane:
         host_kv: HostKv | None = None,
     ) -> None:
         config = engine_config(model, max_num_seqs=slots, max_num_batched_tokens=4096, host_kv=host_kv)
-        self._engine = ModelFreeEngine(make_scheduler(build, config, NUM_BLOCKS), copy_steps=1)
+        self.engine = ModelFreeEngine(make_scheduler(build, config, NUM_BLOCKS), copy_steps=1)
         self._random = random.Random(0)
-        self._count = 0
+        self.count = 0
         for _ in range(RUNNING + waiting):
-            self._engine.add(self._next())
+            self.engine.add(self.next())
 
-    def _next(self) -> ScriptedRequest:
-        self._count += 1
+    def next(self) -> ScriptedRequest:
+        """The next request to come."""
+        self.count += 1
         tokens = self._random.randint(8, 160)
         return ScriptedRequest(
-            id=str(self._count),
+            id=str(self.count),
             arrival_step=0,
-            prompt_token_ids=range(self._count * 200, self._count * 200 + tokens),
+            prompt_token_ids=range(self.count * 200, self.count * 200 + tokens),
             output_tokens=self._random.randint(1, 2 * MEAN_OUTPUT_TOKENS),
             priority=self._random.randint(0, 3),
             extra_args={"headway_ttft_ms": self._random.choice(TTFT_CLASSES_MS)},
@@ -142,14 +143,14 @@ class _Lane:
 
     def step_s(self) -> float:
         """CPU seconds of one step with its arrivals; making requests and tokens is not counted."""
-        arrivals = [to_request(self._next()) for _ in range(ARRIVALS_A_STEP)]
-        scheduler = self._engine.scheduler
+        arrivals = [to_request(self.next()) for _ in range(ARRIVALS_A_STEP)]
+        scheduler = self.engine.scheduler
         started = time.process_time()
         for request in arrivals:
             scheduler.add_request(request)
         output = scheduler.schedule()
         scheduled = time.process_time()
-        computed = self._engine.compute(output)
+        computed = self.engine.compute(output)
         resumed = time.process_time()
         scheduler.update_from_output(output, computed)
         return time.process_time() - resumed + scheduled - started
@@ -174,7 +175,7 @@ class _Timed(GuardedPolicy):
         self.observe_s = time.process_time() - started
 
 
-class _PlanLane(_Lane):
+class _PlanLane(Lane):
     """A preset at the same load, on a clock of its own."""
 
     def __init__(
@@ -182,14 +183,14 @@ class _PlanLane(_Lane):
     ) -> None:
         build = headway_builder(policy=preset, batch_width=RUNNING)
         super().__init__(model, build, max(WAITING), slots=slots, host_kv=host_kv)
-        scheduler = self._engine.scheduler
+        scheduler = self.engine.scheduler
         self._now_s = 0.0
         scheduler.clock = lambda: self._now_s
         scheduler.guard = self._timed = _Timed(scheduler.guard.policy, scheduler.ledger, scheduler.counters)
 
     def measure(self, steps: int) -> dict[str, float]:
         """Quantiles over so many steps, and whom the last of them found."""
-        timed, ledger = self._timed, self._engine.scheduler.ledger
+        timed, ledger = self._timed, self.engine.scheduler.ledger
         plans_us, observes_us, found = [], [], Counter[str]()
         for step in range(2 * MEAN_OUTPUT_TOKENS + steps):
             self._now_s += PLAN_STEP_S
@@ -203,16 +204,17 @@ class _PlanLane(_Lane):
                 found.update(residents=len(ledger.residents), swapped=len(ledger.swapped))
         gc.unfreeze()
         return {
-            **{f"plan_us_{name}": _quantile(sorted(plans_us), share) for name, share in QUANTILES.items()},
+            **{f"plan_us_{name}": quantile(sorted(plans_us), share) for name, share in QUANTILES.items()},
             **{
-                f"observe_us_{name}": _quantile(sorted(observes_us), share)
+                f"observe_us_{name}": quantile(sorted(observes_us), share)
                 for name, share in QUANTILES.items()
             },
             **{name: round(total / steps) for name, total in found.items()},
         }
 
 
-def _quantile(ascending: list[float], share: float) -> float:
+def quantile(ascending: list[float], share: float) -> float:
+    """The value that this share of them is at or below."""
     return round(ascending[min(len(ascending) - 1, int(share * len(ascending)))], 1)
 
 

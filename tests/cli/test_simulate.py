@@ -246,7 +246,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None
 def test_the_simulator_needs_neither_vllm_nor_http() -> None:
     program = (
         "import sys, headway.cli.simulate, headway.experiments.simulation_setup, headway.experiments.run_cells,"
-        "headway.experiments.sim_tables, headway.experiments.watch_cell, headway.sim.story_text\n"
+        "headway.experiments.sim_tables, headway.experiments.watch_cell, headway.results.explanation_text\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('vllm', 'torch', 'aiohttp')"
         " or name.startswith(('headway.engine', 'headway.gateway'))])"
     )

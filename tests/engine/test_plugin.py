@@ -17,6 +17,7 @@ from headway.engine.demo_model import ensure_demo_random
 from headway.engine.metrics import HeadwayStatLogger
 from headway.engine.model_free import engine_config
 from headway.engine.plugin import CPU_ASYNC_SWITCH
+from headway.engine.questions import Endpoint
 
 pytestmark = pytest.mark.vllm
 
@@ -32,9 +33,10 @@ def plugin(group: str) -> Any:
     return entry.load()
 
 
-def test_vllm_finds_both_plugins_without_a_flag() -> None:
+def test_vllm_finds_all_plugins_without_a_flag() -> None:
     assert plugin("vllm.general_plugins") is register
     assert plugin("vllm.stat_logger_plugins") is HeadwayStatLogger
+    assert plugin("vllm.endpoint_plugins") is Endpoint
 
 
 @pytest.mark.parametrize(

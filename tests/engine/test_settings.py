@@ -37,6 +37,7 @@ def test_every_setting_can_be_given_as_json() -> None:
         "host_kv": {"gib": 2.0, "bytes_per_s": 12e9, "blocks": None, "restore_share": 0.25},
         "predict_lengths": "hash",
         "length_model": "lengths.bin",
+        "explain": 7,
         "records": "served.jsonl",
         "check": True,
     }
@@ -57,7 +58,7 @@ def test_unknown_settings_are_all_named_with_the_accepted_ones() -> None:
     assert str(raised.value) == (
         "unknown polcy, zeal in additional_config.headway; accepted: policy, order, batching, eviction, "
         "leaving, slo_ttft_s, slo_tbt_s, batch_width, host_kv, predict_lengths, "
-        "length_model, records, check"
+        "length_model, explain, records, check"
     )
 
 
@@ -84,6 +85,7 @@ def test_unknown_settings_are_all_named_with_the_accepted_ones() -> None:
         ("host_kv", {"blocks": 2.5}),
         ("predict_lengths", True),
         ("length_model", 3),
+        ("explain", "9"),
         ("records", 3),
         ("check", "no"),
         ("check", 1),
@@ -106,6 +108,7 @@ def test_settings_that_are_no_object_are_refused(given: object) -> None:
         ({"policy": "nope"}, "^unknown policy 'nope'; accepted: vllm, "),
         ({"batch_width": 0}, "^batch_width is 0; accepted: 1 or more$"),
         ({"batch_width": -3}, "^batch_width is -3; accepted"),
+        ({"explain": -1}, "^explain is -1; accepted: 0"),
         ({"slo_ttft_s": 0}, "^ttft_s is 0.0; accepted"),
         ({"slo_ttft_s": -1}, "^ttft_s is -1.0; accepted"),
         ({"slo_tbt_s": float("nan")}, "^tbt_s is nan; accepted"),

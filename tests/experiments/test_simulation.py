@@ -431,7 +431,7 @@ def test_an_oracle_is_marked_as_a_bound_wherever_people_look(tmp_path: Path) -> 
         "srpt-oracle (clairvoyant)",
     ]
     assert list(json.loads(to_json(wish.grid, [vllm, bound]))) == ["vllm", "srpt-oracle"]
-    assert explain(setup.scenario, Cell("srpt-oracle"), "40").record.id == "40"
+    assert explain(setup.scenario, Cell("srpt-oracle"), "40")[0].record.id == "40"
 
 
 def test_an_oracle_has_no_parts_to_replace() -> None:
@@ -447,7 +447,10 @@ def test_the_story_and_the_trace_are_of_the_same_run(tmp_path: Path) -> None:
     results = simulated(SINGLE, tmp_path / "run")
     scenario = set_up(SINGLE).scenario
     records = {record.id: record for record in read_records(tmp_path / "run/sjf.records.jsonl")}
-    assert explain(scenario, Cell("sjf"), "40").record == records["40"]
+    story, explanation = explain(scenario, Cell("sjf"), "40")
+    assert story.record == records["40"]
+    assert explanation is not None
+    assert explanation.story == story
     result, trace = trace_schedule(scenario, Cell("sjf"), tmp_path / "trace.json.gz")
     assert result == next(result for result in results if result.cell.policy == "sjf")
     assert trace.cut_at_s is None
@@ -459,7 +462,8 @@ def test_the_story_and_the_trace_of_a_request_that_moved(tmp_path: Path) -> None
     moved = next(record for record in records if record.outcome is Outcome.HANDED_OFF)
     end = next(record for record in records if record.id == moved.id and record is not moved)
     scenario = set_up(POOLED).scenario
-    story = explain(scenario, Cell("ascendra"), moved.id)
+    story, explanation = explain(scenario, Cell("ascendra"), moved.id)
+    assert explanation is not None
     assert story.record == end
     assert f"instance {moved.instance} gave it up" in " ".join(chapter.why for chapter in story.chapters)
     assert [chapter.end_s for chapter in story.chapters][-1] == end.finished_s
@@ -484,7 +488,7 @@ def times(moved: Record, end: Record) -> tuple[float, float, float]:
 
 def test_a_story_follows_the_load() -> None:
     scenario = set_up(WISH).scenario
-    slow = explain(scenario, Cell("vllm", 0.5, 0), "7")
+    slow, _ = explain(scenario, Cell("vllm", 0.5, 0), "7")
     assert slow.chapters[0].start_s == pytest.approx(slow.record.arrival_s, abs=1e-6)
 
 

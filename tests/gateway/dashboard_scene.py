@@ -10,6 +10,7 @@ from headway.gateway.accounts import Accounts, Entry
 from headway.gateway.instances.fleet import Fleet, Member
 from headway.gateway.page.dashboard import Dashboard
 from headway.gateway.page.dashboard_state import DashboardState
+from headway.gateway.shadow_board import ShadowBoard
 from headway.routing.ascendra import Ascendra
 
 CHAT = Slo(ttft_s=1.0, tbt_s=0.1)
@@ -34,11 +35,13 @@ class Scene:
         members = [Member("lp-0", "lp", "http://lp"), Member("hp-0", "hp", "http://hp")]
         self.fleet = Fleet(members, session=session, clock=self.clock)
         self.router = Ascendra()
+        self.shadows = ShadowBoard()
         self.dashboard = Dashboard(
             self.accounts,
             self.fleet,
             self.router,
             max_queue=8,
+            shadows=self.shadows,
             clock=self.clock,
             wall_clock=lambda: WALL_S + self.clock.now_s,
         )

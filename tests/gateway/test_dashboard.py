@@ -177,7 +177,7 @@ async def test_it_is_served_with_all_it_needs_and_nothing_from_outside(scene: Sc
     assert [one.name for one in state.instances] == ["lp-0", "hp-0"]
 
 
-@pytest.mark.parametrize("name", ["dashboard.html", "dashboard.css", "dashboard.js"])
+@pytest.mark.parametrize("name", ["dashboard.html", "dashboard.css", "dashboard.js", "draw.js", "explain.js"])
 def test_pages_name_no_other_server_and_set_no_markup(name: str) -> None:
     text = (resources.files("headway.gateway.page") / name).read_text()
     assert re.findall(r"//[^\s/]+", text.replace("http://www.w3.org/2000/svg", "")) == []

@@ -8,7 +8,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
+from headway.core.explanation import explain
 from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.gateway.accounts import RefusalNote
@@ -16,10 +20,13 @@ from headway.gateway.instances.fleet import Condition
 from headway.gateway.keys import Keys
 from headway.gateway.options import GatewayOptions
 from headway.gateway.page.dashboard import dashboard_routes
+from headway.results.explanation_text import told_data, told_text
+from tests.core.trail_scene import displaced_scene
 from tests.gateway.chromium import Tab, chromium
 from tests.gateway.dashboard_scene import Scene
 from tests.gateway.loopback import serving
 from tests.gateway.openai_upstream import MODEL, gateway
+from tests.gateway.shadow_reports import REPORT
 
 EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
@@ -155,6 +162,86 @@ async def test_behind_a_real_gateway_with_keys_it_shows_what_a_client_called_its
         assert await tab.text("#goodput") == "100 %"
         assert await tab.text("#verdict") == "Ready"
         assert await tab.text("#model") == MODEL
+        assert await tab.value("window.hacked === undefined")
+        assert tab.complaints == []
+
+
+EXPLAINED = {
+    "gateway": {
+        "id": EVIL,
+        "at": 1.0,
+        "outcome": "finished",
+        "met": False,
+        "instances": ["lp-0", "hp-0"],
+        "ttft_s": 3.0,
+        "tbt_s": 0.05,
+        "lasted_s": 3.45,
+        "tokens": 10,
+        "moves": 1,
+        "resumes": 0,
+        "slo": "ttft=1s",
+        "tenant": EVIL,
+    },
+    "unanswered": [{"instance": "hp-0", "why": EVIL}],
+}
+
+
+def explained_app(scene: Scene) -> Starlette:
+    """The page, and an engine's account of whatever request is asked about."""
+    from_engine = displaced_scene()
+    found = explain(from_engine.trail, "a", from_engine.now_s)
+    assert found is not None
+    told = {**told_data(found.story, found), "text": told_text(found.story, found), "instance": "lp-0"}
+
+    async def answer(request: Request) -> JSONResponse:
+        if request.path_params["id"] != EVIL:
+            return JSONResponse({}, status_code=404)
+        return JSONResponse({**EXPLAINED, "requests": [{**told, "id": EVIL}]})
+
+    return Starlette(routes=[*dashboard_routes(scene.dashboard), Route("/explain/{id:path}", answer)])
+
+
+async def test_a_request_that_is_chosen_is_explained(scene: Scene, tab: Tab) -> None:
+    ended = scene.offer(tenant=EVIL)
+    ended.id = EVIL
+    scene.clock.now_s += 3.45
+    scene.accounts.end(ended, Outcome.FINISHED, scene.clock.now_s)
+    async with serving(explained_app(scene)) as url:
+        await tab.open(f"{url}/dashboard")
+        await tab.until("document.querySelectorAll('#recent tr').length === 6")
+        assert await tab.value("document.querySelector('#explained').hidden")
+        assert (await tab.text("#recent tr")).startswith(EVIL)
+        await tab.value("document.querySelector('#recent button').click()")
+        await tab.until("document.querySelector('#explained pre')")
+        assert await tab.text("#explained-title") == f"Request {EVIL}"
+        head = await tab.text("#explained-head")
+        assert head.startswith("Seen here: finished, not in time at lp-0, then hp-0; first token after 3.0 s")
+        assert f"hp-0 cannot tell: {EVIL}." in head
+        assert await tab.text("#explained h3") == "At lp-0: waited 2.0 s in all, displaced 1 time"
+        assert "behind b for 2 s; 0 overtook it" in await tab.text("#explained pre")
+        assert await tab.value("document.querySelectorAll('#explained .bar span').length") == 2
+        assert "none left" in await tab.value("document.querySelector('#explained .slack-line').title")
+        assert await tab.value("window.hacked === undefined")
+        assert await tab.value(NAMELESS) == []
+        assert await tab.value(LOW_CONTRAST) == []
+        await tab.value("document.querySelector('#explained-close').click()")
+        assert await tab.value("document.querySelector('#explained').hidden")
+        await tab.value("document.querySelectorAll('#recent button')[1].click()")
+        await tab.until(
+            "document.querySelector('#explained-head').textContent.startsWith('It is too long ago')"
+        )
+
+
+async def test_a_shadow_is_shown_beside_what_really_came(scene: Scene, tab: Tab) -> None:
+    async with serving(app_of(scene)) as url:
+        await tab.open(f"{url}/dashboard")
+        await tab.until("document.querySelector('#instances tr')")
+        assert await tab.value("document.querySelector('#shadow').hidden")
+        scene.shadows.take(REPORT)
+        scene.clock.now_s += 1.0
+        await tab.until("document.querySelectorAll('#shadows tr').length === 3")
+        assert await tab.text("#shadows tr:nth-child(3)") == "sarathi 75.0 % 2.5 s 300 ms – 41"
+        assert "off by 3.0 % (median)" in await tab.text("#shadow-note")
         assert await tab.value("window.hacked === undefined")
         assert tab.complaints == []
 

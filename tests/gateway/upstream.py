@@ -59,6 +59,7 @@ class Upstream:
     headway: bool = True
     sick: bool = False
     delay_s: float = 0.0
+    explanations: dict[str, dict[str, Any]] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     running: int = 0
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,6 +80,18 @@ class Upstream:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         return web.Response(text="# \nheadway_steps_total 1.0\n" if self.headway else "# \nother 1.0\n")
+
+    async def explain(self, request: web.Request) -> web.Response:
+        asked = request.match_info["id"]
+        if asked in self.explanations:
+            return web.json_response({"requests": [self.explanations[asked]]})
+        error = {
+            "message": f"nothing known of {asked!r}",
+            "type": "NotFoundError",
+            "param": None,
+            "code": 404,
+        }
+        return web.json_response({"error": error}, status=404)
 
     async def detokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"prompt": text_of((await request.json())["tokens"])})
@@ -267,6 +280,7 @@ async def upstream(name: str = "", *, port: int = 0, **fields: Any) -> AsyncIter
     app.router.add_get("/v1/models", made.models)
     app.router.add_get("/version", made.tell_version)
     app.router.add_get("/metrics", made.metrics)
+    app.router.add_get("/v1/explain/{id}", made.explain)
     app.router.add_post("/detokenize", made.detokenize)
     app.router.add_post("/v1/completions", made.generate)
     app.router.add_post("/v1/chat/completions", made.generate)

@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from headway.core.explanation import Explanation
 from headway.core.plan import Fate
 from headway.core.record import Record
 from headway.core.slo import Slo
+from headway.core.story import Chapter, Kind, Story
+from headway.results.story_text import MAX_LINES, story_data, story_text, verdicts
 from headway.sim.oracle import ORACLES
 from headway.sim.simulation import PolicyFactory
-from headway.sim.story import Chapter, Kind, Story, StoryWatcher
-from headway.sim.story_text import MAX_LINES, story_data, story_text, verdicts
+from headway.sim.story import StoryWatcher
 from headway.traces import TraceRequest, parse_workload
 from tests.sim.pools import giving_up, pooled_system
 from tests.sim.swapping import Do, Script, swapping_system
@@ -266,6 +268,21 @@ def test_chapters_follow_one_another_without_gap_and_the_tokens_add_up(
         story = watchers[record.id].story
         assert story is not None
         check_story(story, record, exact=not depth)
+        check_explanation(watchers[record.id].explanation, record)
+
+
+def check_explanation(found: Explanation | None, record: Record) -> None:
+    """Its parts add up to what is known from elsewhere."""
+    assert found is not None
+    queued = sum(c.end_s - c.start_s for c in found.story.chapters if c.kind in (Kind.WAITED, Kind.SWAPPED))
+    assert found.waited_s == pytest.approx(queued)
+    assert sum(one.seconds for one in found.waited) == pytest.approx(found.waited_s)
+    assert len(found.displaced) == found.num_displaced == record.preemptions
+    assert all(one.by and record.id not in one.by for one in found.displaced)
+    assert sum(not one.swapped and one.tokens for one in found.displaced) >= record.recomputed_tokens
+    assert all(0 < one.seconds <= found.waited_s + 1e-9 for one in found.behind)
+    assert found.num_overtook <= found.num_behind
+    assert found.predicted.came_tokens == record.output_tokens
 
 
 def check_story(story: Story, record: Record, *, exact: bool) -> None:

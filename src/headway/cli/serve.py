@@ -102,6 +102,13 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="Keep what is learned of lengths here; need not exist yet."),
     ] = None,
+    explain: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Ended requests that `headway explain` can still tell of (default: 500); 0: follow none.",
+        ),
+    ] = None,
     order: Annotated[str | None, typer.Option(metavar="PART", help="In place of the policy's order.")] = None,
     batching: Annotated[
         str | None, typer.Option(metavar="PART", help="In place of the policy's batching.")
@@ -111,6 +118,14 @@ def serve(
     ] = None,
     leaving: Annotated[
         list[str] | None, typer.Option(metavar="PART", help="In place of the policy's rules; repeatable.")
+    ] = None,
+    hand_off_threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Where a policy hands off requests at risk: share of the first token's target that is kept in "
+            "reserve, in place of its own.",
+        ),
     ] = None,
     instances: Annotated[int | None, _gateway("N", "Instances to launch, all alike.")] = None,
     pools: Annotated[str | None, _gateway("lp=N,hp=M", "Instances to launch in each pool.")] = None,
@@ -156,12 +171,18 @@ def serve(
     drain_seconds: Annotated[
         float | None, _gateway("S", "Time that running requests have when it ends (default: 30).")
     ] = None,
+    shadow: Annotated[
+        str | None,
+        _gateway("A,B,...", "Simulate the same requests under other policies, beside; see `headway shadow`."),
+    ] = None,
 ) -> None:
     """Serve a model through vLLM's OpenAI API, with a Headway policy deciding what runs.
 
     Ends on Ctrl-C or SIGTERM with every process it started; a second one does not wait. All messages are on stderr.
     """
+    from headway.core.trail import KEPT_ENDED
     from headway.engine.settings import EngineSettings
+    from headway.experiments.planning.threshold import check_threshold, rules_with
     from headway.policies.presets import POOLED
 
     def settings(preset: str) -> EngineSettings:
@@ -170,13 +191,14 @@ def serve(
             order=order,
             batching=batching,
             eviction=eviction,
-            leaving=tuple(leaving) if leaving else None,
+            leaving=tuple(leaving) if leaving else rules_with(preset, hand_off_threshold),
             slo_ttft_s=slo_ttft,
             slo_tbt_s=slo_tbt,
             batch_width=batch_width,
             host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
             predict_lengths=predict_lengths,
             length_model=None if length_model is None else str(length_model.absolute()),
+            explain=KEPT_ENDED if explain is None else explain,
             records=None if records is None else str(records.absolute()),
         )
 
@@ -196,8 +218,12 @@ def serve(
         access_log=access_log,
         resume=resume,
         drain_seconds=drain_seconds,
+        shadow=shadow,
     )
     words = tuple(vllm_flags or ())
+    if hand_off_threshold is not None and leaving:
+        raise ConfigError("--hand-off-threshold and --leaving are given; accepted: one of the two")
+    check_threshold(policy or ("ascendra" if pools else "vllm"), hand_off_threshold)
     if flags.want_gateway:
         raise typer.Exit(_serve_several(model, policy, settings, words, flags, (host, port)))
     flags.check_none_given()

@@ -27,6 +27,7 @@ class GatewayFlags:
     access_log: Path | None = None
     resume: bool = True
     drain_seconds: float | None = None
+    shadow: str | None = None
 
     @property
     def launches(self) -> bool:

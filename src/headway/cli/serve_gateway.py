@@ -15,6 +15,7 @@ import typer
 import uvloop
 
 from headway.cli.serve_layout import Place
+from headway.cli.serve_shadow import shadow_beside
 from headway.cli.serve_site import Site
 from headway.gateway.app import Gateway, gateway_app, serve
 from headway.gateway.endpoint import open_session
@@ -105,6 +106,8 @@ class _Run:
     def _others(self, fleet: Fleet, app: Gateway) -> list[Coroutine[Any, Any, None]]:
         """What goes on beside serving."""
         work = [fleet.run(), self._tell_when_ready(fleet), self._give_up_if_hopeless(fleet)]
+        if self._site.shadows:
+            work.append(shadow_beside(fleet, app.shadows, self._site.shadows, self._site.upstream_key))
         local = self._site.local
         if self._site.rebalances and local is not None:
             live = app.serving.accounts.live

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from headway.cli.serve import base_url, targets
 from headway.cli.serve_flags import GatewayFlags
-from headway.cli.serve_layout import Layout, Place, read_layout
+from headway.cli.serve_layout import POLICY, Layout, Place, read_layout
 from headway.engine.instances_command import InstancesPlan, LocalInstances, bind_instances, check_memory
 from headway.engine.server_command import ServerCommand
 from headway.engine.settings import EngineSettings
@@ -17,7 +17,7 @@ from headway.errors import ConfigError
 from headway.gateway.instances.fleet import FleetOptions
 from headway.gateway.keys import read_keys
 from headway.gateway.options import MIB, GatewayOptions
-from headway.policies.presets import known_presets
+from headway.policies.presets import find_preset, known_presets
 
 VLLM_KEY = "VLLM_API_KEY"
 """vLLM's own: a server that was given a key wants it from the gateway too."""
@@ -49,6 +49,7 @@ class Site:
     local: LocalInstances | None = None
     upstream_key: str | None = None
     rebalances: bool = False
+    shadows: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -76,6 +77,7 @@ def build_site(asked: Request, flags: GatewayFlags, address: tuple[str, int]) ->
         local=_local(asked, layout, address[1]) if layout.launched else None,
         upstream_key=_upstream_key(asked.vllm_flags),
         rebalances=_rebalances(flags, layout),
+        shadows=_shadows(flags.shadow),
     )
 
 
@@ -140,8 +142,10 @@ def _local(asked: Request, layout: Layout, port: int) -> LocalInstances:
     """What launches the instances, every command of theirs checked."""
     assert asked.model is not None
     settings = {pool: asked.settings(preset) for pool, preset in layout.presets.items()}
-    for pool, one in settings.items():
-        if pool and any(getattr(one, part) is not None for part in _PARTS):
+    # Under vllm, which has no rules of its own, a part is there only if the user named it.
+    named = asked.settings(POLICY)
+    for pool in settings:
+        if pool and any(getattr(named, part) is not None for part in _PARTS):
             raise ConfigError(
                 "--order, --batching, --eviction or --leaving with --pools: each pool has parts of its own; accepted: "
                 "a --policy made for pools, as `headway policies` lists them"
@@ -174,6 +178,14 @@ def _options(asked: Request, flags: GatewayFlags, drain_s: float) -> GatewayOpti
 def _upstream_key(vllm_flags: Sequence[str]) -> str | None:
     """The key that the instances want, if they were given one."""
     return value_of(parse_vllm_flags(vllm_flags), "--api-key") or os.environ.get(VLLM_KEY)
+
+
+def _shadows(names: str | None) -> tuple[str, ...]:
+    """The policies to simulate beside. Raises ConfigError for one that is none."""
+    found = tuple(name.strip() for name in (names or "").split(",") if name.strip())
+    for name in found:
+        find_preset(name)
+    return found
 
 
 def _rebalances(flags: GatewayFlags, layout: Layout) -> bool:

@@ -298,7 +298,7 @@ def _draw(folder: CellFolder, results: list[CellResult]) -> None:
 def _explain(setup: Setup, request_id: str, as_json: bool) -> None:
     """One story a policy, under the same load and seed."""
     from headway.experiments.watch_cell import explain
-    from headway.sim.story_text import story_data, story_text
+    from headway.results.explanation_text import told_data, told_text
 
     cells = _close_cells(setup, "--explain", one_policy=False)
     stories = {}
@@ -308,10 +308,10 @@ def _explain(setup: Setup, request_id: str, as_json: bool) -> None:
     if as_json:
         import json
 
-        typer.echo(json.dumps({policy: story_data(story) for policy, story in stories.items()}))
+        typer.echo(json.dumps({policy: told_data(*told) for policy, told in stories.items()}))
         return
-    for policy, story in stories.items():
-        typer.echo(f"{policy}, load {cells[0].load:g}, simulated\n{story_text(story)}\n")
+    for policy, told in stories.items():
+        typer.echo(f"{policy}, load {cells[0].load:g}, simulated\n{told_text(*told)}\n")
 
 
 def _trace(setup: Setup, path: Path, as_json: bool) -> None:

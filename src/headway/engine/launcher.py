@@ -12,6 +12,7 @@ from importlib import metadata
 
 from headway.engine import register
 from headway.engine.last_words import hear_reason
+from headway.engine.questions import allow
 
 PARENT_FLAG = "--end-with-parent"
 """First argument, followed by a process id: end as by Ctrl-C when that parent dies, however it dies."""
@@ -31,6 +32,7 @@ def main() -> None:
         end_with_parent(int(sys.argv[2]))
         del sys.argv[1:3]
     answer_for_missing_distribution()
+    allow(os.environ)
     from vllm.entrypoints.cli.main import main as vllm_main
 
     # Also where VLLM_PLUGINS names other plug-ins only: this process answers the clients.

@@ -23,6 +23,7 @@ from headway.core.view import StepView
 from headway.engine.admission import Admission
 from headway.engine.compare import compare
 from headway.engine.counters import Counters
+from headway.engine.explainer import explainer_of
 from headway.engine.farewells import Farewells
 from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
@@ -72,7 +73,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.settings = settings
         self.counters = Counters()
         self.ledger = Ledger()
-        self.cost = LearnedCost(steps=step_time_model(vllm_config))
+        kv_blocks = self.kv_cache_manager.block_pool.num_gpu_blocks - 1
+        self.cost = LearnedCost(
+            steps=step_time_model(vllm_config), kv_tokens=kv_blocks * vllm_config.cache_config.block_size
+        )
         self.guard = GuardedPolicy(build_policy(settings.preset(), self.cost), self.ledger, self.counters)
         self.waiting = WindowQueue()
         self.kv_holding_waiting = WindowQueue()
@@ -80,7 +84,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.jobs: dict[str, Job] = {}
         self._default_slo = settings.default_slo()
         self._records = None if settings.records is None else RecordWriter(Path(settings.records))
-        self._step_clock = StepClock(self.cost.steps)
+        self._explainer = explainer_of(self)
+        steps = self.cost.steps
+        self._step_clock = StepClock(steps if self._explainer is None else self._explainer.judging(steps))
         self._watchdog = Watchdog()
         self._remedy = Remedy.NONE
         self._caps: dict[str, int] = {}
@@ -380,6 +386,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         for reason in outcome.passed_over.values():
             counters.differences[reason] += 1
         self.ledger.apply(outcome)
+        if self._explainer is not None:
+            self._explainer.stepped(self._view, outcome)
         self.guard.observe(outcome)
         if self.settings.check:
             self._check(outcome)
@@ -426,7 +434,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         victims = {job: fate for job, fate in self.preempted.items() if job.state is JobState.RESIDENT}
         self.preempted.clear()
         outcome = StepOutcome(now_s=now_s, plan=StepPlan(run=self.ledger.residents), preempted=victims)
+        self._view.residents = self.ledger.residents
         self.ledger.apply(outcome)
+        if self._explainer is not None:
+            self._explainer.stepped(self._view, outcome)
         self.guard.observe(outcome)
 
     def _check(self, outcome: StepOutcome) -> None:
@@ -451,9 +462,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             super().add_request(request)
             return
         super().add_request(request)
-        job, refusal = take_in(request, self._default_slo, self.clock())
+        now_s = self.clock()
+        job, refusal = take_in(request, self._default_slo, now_s)
         self.jobs[job.id] = job
         self.ledger.arrive(job)
+        if self._explainer is not None:
+            self._explainer.arrived(job, now_s)
         self.guard.add(job)
         if refusal is not None:
             self._dismiss(job.id, RequestStatus.FINISHED_ERROR, refusal)
@@ -463,6 +477,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     ) -> dict[int, EngineCoreOutputs]:
         """Let vLLM process a step's output, then follow it and say farewell to those who left."""
         now_s = self.clock()
+        if self._explainer is not None:
+            self._explainer.now_s = now_s
         self._step_clock.finished(now_s)
         kv_output = model_runner_output.kv_connector_output
         if self.swaps is not None and kv_output is not None and kv_output.invalid_block_ids:
@@ -528,6 +544,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.swaps is not None:
             self.swaps.forget(job)
         record = self.ledger.end(job, outcome, now_s)
+        if self._explainer is not None:
+            self._explainer.ended(record)
         if self._records is not None:
             self._records.append(record)
 
@@ -542,6 +560,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             grown = self.counters.grown()
             stats.num_kv_fetch_reqs_by_stage.update({f"headway.{name}": grown[name] for name in grown})
         return stats
+
+    def answer(self, question: str, argument: str) -> list[dict[str, Any]]:
+        """What another process asks, between two steps (see `engine.explainer`)."""
+        return [] if self._explainer is None else self._explainer.answer(question, argument)
 
     def shutdown(self) -> None:
         """Close the records after vLLM has shut down."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headway.core.slo import NO_TARGETS, Slo
+from headway.core.trail import KEPT_ENDED
 from headway.engine.kv_host import HostKv
 from headway.errors import ConfigError
 from headway.policies.presets import Preset, find_preset
@@ -21,7 +22,8 @@ class EngineSettings:
     `batch_width` is how many jobs a step may run; worker slots (`--max-num-seqs`) may be more, for jobs that
     are paused. `host_kv` is host memory for the KV of requests that are swapped out. `predict_lengths` says with
     what the API server predicts how long answers will be (None: not at all), `length_model` in which file it keeps
-    what it has learned. `records` is a JSONL file, one line for each request that ended. `check` verifies every plan
+    what it has learned. `explain` is how many ended requests can be explained (0: none, and nothing is followed).
+    `records` is a JSONL file, one line for each request that ended. `check` verifies every plan
     and the ledger after every step; for tests, as it costs O(live) a step.
     """
 
@@ -36,12 +38,15 @@ class EngineSettings:
     host_kv: HostKv | None = None
     predict_lengths: str | None = None
     length_model: str | None = None
+    explain: int = KEPT_ENDED
     records: str | None = None
     check: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_width is not None and self.batch_width < 1:
             raise ConfigError(f"batch_width is {self.batch_width}; accepted: 1 or more")
+        if self.explain < 0:
+            raise ConfigError(f"explain is {self.explain}; accepted: 0 (off) or more requests to keep")
         if self.length_model is not None and self.predict_lengths is None:
             raise ConfigError(
                 f"length_model is {self.length_model!r} but no lengths are predicted; accepted: a file beside "

@@ -49,6 +49,9 @@ SEAMS = {
     "vllm.v1.engine.output_processor:RequestState.from_new_request": "eaf12c8b6422112b",
     "vllm.v1.engine.output_processor:OutputProcessor._update_stats_from_finished": "611dcabf0c11b4b9",
     "vllm.v1.engine.output_processor:RequestState._new_completion_output": "dec8c8112ea29602",
+    "vllm.v1.engine.core:EngineCoreProc._handle_client_request": "b2026637e79970b6",
+    "vllm.v1.engine.core:EngineCoreProc._invoke_utility_method": "705e4c4068f9d2be",
+    "vllm.v1.engine.core_client:AsyncMPClient.call_utility_all_async": "477aad87bf49a96d",
     "vllm.utils.ompmultiprocessing:OMPProcessManager.__init__": "b162d126220398dc",
     "vllm.platforms.cpu:CpuPlatform.check_and_update_config": "d2960ad5d1836767",
 }

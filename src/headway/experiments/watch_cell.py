@@ -8,27 +8,36 @@ from gzip import GzipFile
 from pathlib import Path
 from typing import BinaryIO
 
+from headway.core.explanation import Explanation
 from headway.core.record import Outcome, Record
+from headway.core.story import Story
 from headway.errors import ConfigError
 from headway.experiments.grid import Cell
 from headway.experiments.policy_choice import label
 from headway.experiments.run_cells import Tick
 from headway.experiments.simulation import CellResult, Scenario, run_cell
 from headway.sim.chrome_trace import ChromeTrace
-from headway.sim.story import Story, StoryWatcher
+from headway.sim.story import StoryWatcher
 from headway.traces import TraceRequest
 from headway.whole_file import appearing
 
 _SHOWN_IDS = 5
 
 
-def explain(scenario: Scenario, cell: Cell, request_id: str, tick: Tick = lambda requests: None) -> Story:
-    """The story of one request in one cell; ConfigError, naming some that exist, for an id that does not."""
+def explain(
+    scenario: Scenario, cell: Cell, request_id: str, tick: Tick = lambda requests: None
+) -> tuple[Story, Explanation | None]:
+    """The story of one request in one cell, and why it took as long; None if it ended before any step was planned.
+
+    ConfigError, naming some that exist, for an id that does not.
+    """
     request = _find(scenario.stream.requests(cell.seed), request_id)
-    watcher = StoryWatcher(request_id, request.arrival_s / cell.load)
+    system = scenario.system
+    block_bytes = system.limits.block_size * system.calibration.kv_bytes_per_token
+    watcher = StoryWatcher(request_id, request.arrival_s / cell.load, block_bytes)
     run_cell(scenario, cell, _ticking(tick), watcher)
     assert watcher.story is not None, "a simulation ended without this request"
-    return watcher.story
+    return watcher.story, watcher.explanation
 
 
 def trace_schedule(

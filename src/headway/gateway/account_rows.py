@@ -91,8 +91,8 @@ class RefusalNote:
 class Entry:
     """One request that was offered. Times are seconds of the caller's clock.
 
-    `instance` is where it is, empty while it waits at the door. `tokens` counts output tokens, or events where
-    the instance does not tell tokens.
+    `instance` is where it is, empty while it waits at the door; `places` are all those it was sent to, in order.
+    `tokens` counts output tokens, or events where the instance does not tell tokens.
     """
 
     id: str
@@ -109,6 +109,8 @@ class Entry:
     outcome: Outcome | None = None
     rejected: bool = False
     met: bool = False
+    places: list[str] = field(default_factory=list)
+    ended_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:

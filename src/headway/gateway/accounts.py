@@ -33,18 +33,21 @@ MAX_CLASSES = 200
 """So many pairs of targets and tenant are told apart; what comes after them is counted together."""
 
 KEPT_REFUSALS = 50
+KEPT_ENDED = 500
+"""Ended requests that are still known by their ids."""
 OTHER = "other"
 
 
 class Accounts:
     """The gateway's book: pure, told of times. Each offered request is ended exactly once.
 
-    `live` are those that have not ended. Everything is bounded: by the live requests, MAX_CLASSES, the
-    instances there ever were, and KEPT_REFUSALS.
+    `live` are those that have not ended, `recent` the last that have. Everything is bounded: by the live requests,
+    MAX_CLASSES, the instances there ever were, KEPT_REFUSALS and KEPT_ENDED.
     """
 
     def __init__(self) -> None:
         self.live: dict[Entry, None] = {}
+        self.recent: deque[Entry] = deque(maxlen=KEPT_ENDED)
         self.classes: dict[ClassKey, ClassAccount] = {}
         self.instances: dict[str, InstanceAccount] = {}
         self.moves: Counter[tuple[str, str]] = Counter()
@@ -72,6 +75,7 @@ class Accounts:
         """It was sent to an instance: its first, or another one after the last."""
         self._leave(entry)
         entry.instance = instance
+        entry.places.append(instance)
         there = self.at(instance)
         there.in_flight += 1
         there.waiting += entry.first_s is None
@@ -111,7 +115,8 @@ class Accounts:
             raise ValueError(f"request {entry.id!r} has ended already ({entry.outcome}); accepted: one end")
         if outcome is Outcome.HANDED_OFF:
             raise ValueError("a hand-off is a move and no end; accepted: one of the other outcomes")
-        entry.outcome, entry.rejected = outcome, rejected
+        entry.outcome, entry.rejected, entry.ended_s = outcome, rejected, now_s
+        self.recent.append(entry)
         del self.live[entry]
         self._leave(entry)
         totals = entry.account.totals
@@ -150,6 +155,11 @@ class Accounts:
         if account is None:
             account = self.instances[instance] = InstanceAccount()
         return account
+
+    def find(self, request_id: str) -> Entry | None:
+        """The newest request of that id, live or among the last that ended; clients may use one twice. O(live)."""
+        ended = next((entry for entry in reversed(self.recent) if entry.id == request_id), None)
+        return next((entry for entry in reversed(self.live) if entry.id == request_id), ended)
 
     def slacks(self, now_s: float, limit: int | None = None) -> list[float | None]:
         """Share of its TTFT target that each waiting request has left (negative: late; None: no target). O(live)."""

@@ -21,6 +21,7 @@ from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
 from headway.gateway.ask import CHAT_PATH, COMPLETIONS_PATH, Ask, read_ask
 from headway.gateway.edge import Client, ClientGone, Headers, Receive, Scope, Send, read_body, watch_client
+from headway.gateway.explain import Explaining, explain_routes, is_explain_path
 from headway.gateway.instances.fleet import Fleet
 from headway.gateway.interrupt import Interrupt
 from headway.gateway.metrics import CONTENT_TYPE, GatewayMetrics, build_registry, exposition
@@ -30,6 +31,7 @@ from headway.gateway.page.dashboard import Dashboard, dashboard_routes
 from headway.gateway.passthrough import PassThrough
 from headway.gateway.refusal import Refusal, no_instance
 from headway.gateway.serving import Serving
+from headway.gateway.shadow_board import ShadowBoard, shadow_route
 from headway.routing import Router
 
 _LOG = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class Gateway:
         self._options = options
         self._clock = clock
         self._passthrough = PassThrough(self.serving)
+        self.shadows = ShadowBoard()
         self._own = self._own_pages(router)
         self._paths = {route.path for route in self._own.routes if isinstance(route, Route)}
 
@@ -76,7 +79,7 @@ class Gateway:
             tenant = "" if path in _OPEN else self._tenant(scope["headers"])
             if path in _HOT and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
-            elif path in self._paths:
+            elif path in self._paths or is_explain_path(path):
                 await self._own(scope, receive, send)
             else:
                 await self._passthrough(scope, receive, client)
@@ -127,12 +130,19 @@ class Gateway:
 
     def _own_pages(self, router: Router) -> Starlette:
         serving = self.serving
+        explaining = Explaining(serving.accounts, self._fleet, clock=self._clock)
         dashboard = Dashboard(
-            serving.accounts, self._fleet, router, max_queue=self._options.max_queue, clock=self._clock
+            serving.accounts,
+            self._fleet,
+            router,
+            max_queue=self._options.max_queue,
+            shadows=self.shadows,
+            clock=self._clock,
         )
         registry = build_registry(
             GatewayMetrics(serving.accounts, serving.turnstile, self._fleet, clock=self._clock)
         )
+        registry.register(self.shadows)
 
         async def metrics(_request: Request) -> Response:
             return Response(exposition(registry), headers={"content-type": CONTENT_TYPE.decode()})
@@ -150,6 +160,8 @@ class Gateway:
             Route("/v1/models", self._models),
             Route("/metrics", metrics),
             openapi_route(),
+            *explain_routes(explaining),
+            shadow_route(self.shadows),
             *dashboard_routes(dashboard),
         ]
         return Starlette(routes=routes, lifespan=lifespan)

@@ -10,8 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headway.gateway.explain import Explained
 from headway.gateway.openapi_schemas import DEADLINE, NUMBER, SCHEMAS, TBT, TENANT, TTFT, Json
 from headway.gateway.page.dashboard_state import DashboardState
+from headway.gateway.shadow_board import ShadowReply
 
 _ABOUT = """\
 One address in front of several vLLM instances, which holds latency targets as load rises.
@@ -36,8 +38,8 @@ def openapi_route() -> Route:
 
 def describe() -> Json:
     """The description: a new dictionary each time, ready for JSON."""
-    (state,), components = msgspec.json.schema_components(
-        [DashboardState], ref_template="#/components/schemas/{name}"
+    (state, explained, shadow), components = msgspec.json.schema_components(
+        [DashboardState, Explained, ShadowReply], ref_template="#/components/schemas/{name}"
     )
     return {
         "openapi": "3.1.0",
@@ -49,7 +51,7 @@ def describe() -> Json:
         },
         "servers": [{"url": "/"}],
         "security": [{}, {"bearer": []}, {"basic": []}],
-        "paths": _paths(state),
+        "paths": {**_paths(state), **_explain_paths(explained, shadow)},
         "components": {
             "schemas": {**SCHEMAS, **components},
             "parameters": _PARAMETERS,
@@ -87,6 +89,27 @@ def _paths(state: Json) -> Json:
         "/dashboard": {"get": _read("dashboard", "The live page", page, keyed=True)},
         "/dashboard/state": {"get": _read("state", "What the live page shows", json_state, keyed=True)},
         "/openapi.json": {"get": _read("description", "This description", this, keyed=True)},
+    }
+
+
+def _explain_paths(explained: Json, shadow: Json) -> Json:
+    """Why one request took as long as it did, by its id; and what another policy would have come to."""
+    report = _answer("The last report of a shadow, if there is one.", "application/json", shadow)
+    answer = _answer("What the gateway saw, and what its instances say.", "application/json", explained)
+    listed = _answer("The last requests, newest first.", "application/json", {"type": "object"})
+    one = _read("explain", "Why a request took as long as it did", answer, keyed=True)
+    one["responses"]["404"] = _ref(_BY_STATUS["404"], "responses")
+    identified = {
+        "name": "request_id",
+        "in": "path",
+        "required": True,
+        "description": "The `x-request-id` of the answer, or the client's own.",
+        "schema": {"type": "string", "minLength": 1},
+    }
+    return {
+        "/explain": {"get": _read("last", "The last requests that ended", listed, keyed=True)},
+        "/explain/{request_id}": {"get": {**one, "parameters": [identified]}},
+        "/shadow": {"get": _read("shadow", "What another policy would have come to", report, keyed=True)},
     }
 
 
@@ -179,7 +202,7 @@ _ERRORS: Json = {
     "BadRequest": _error("The request is not acceptable; the message says what is."),
     "NoKey": _error("No key, or an unknown one."),
     "OtherTenant": _error("The tenant named is not the key's."),
-    "NotFound": _error("No such model."),
+    "NotFound": _error("No such model, or no such request."),
     "TooLarge": _error("The body is larger than the gateway takes."),
     "Unprocessable": _error("An instance understood the request and cannot serve it."),
     "Overloaded": _error(

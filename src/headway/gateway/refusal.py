@@ -86,6 +86,22 @@ def closing() -> Refusal:
     return Refusal(503, "closing", "the gateway is being stopped", retry_after_s=1)
 
 
+class _Message(msgspec.Struct):
+    message: str
+
+
+class _Error(msgspec.Struct):
+    error: _Message
+
+
+def message_of(body: bytes) -> str | None:
+    """What a server's error says, if it is of OpenAI's shape."""
+    try:
+        return msgspec.json.decode(body, type=_Error).error.message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 def error_body(message: str, kind: str, code: str | int, param: str | None = None) -> bytes:
     """An error as OpenAI's API words it, as JSON."""
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})

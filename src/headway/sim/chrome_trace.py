@@ -11,7 +11,8 @@ import msgspec
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.record import Outcome, Record
-from headway.sim.watcher import Sight, is_decode
+from headway.core.story import is_decode
+from headway.sim.watcher import Sight
 
 MAX_EVENTS = 1_000_000
 """Events a file holds, about 150 MB as text; Perfetto still opens it."""

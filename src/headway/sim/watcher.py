@@ -20,11 +20,13 @@ from headway.policies.policy import Policy
 class Sight:
     """One step at the moment it was scheduled; jobs are live, and stand as the step left them.
 
-    `residents` and `free_blocks` are of before the step, `waiting`, `restoring` and `order` of after it. Read
-    only, and only while the watcher is being told.
+    `view` is what it was planned on; `residents` and `free_blocks` are of before the step, `waiting`, `restoring`
+    and `order` of after it. `cost` is what the policy knows of cost. Read only, and only while the watcher is being
+    told.
     """
 
     instance: str
+    view: StepView
     residents: Sequence[Job]
     free_blocks: int
     max_run: int
@@ -32,6 +34,7 @@ class Sight:
     waiting: Collection[Job]
     restoring: Collection[Job]
     order: Order
+    cost: CostModel
     outcome: StepOutcome
 
 
@@ -62,7 +65,7 @@ def watched(
 
     def build_watched(cost: CostModel) -> Policy:
         policy = build(cost)
-        policy.batching = _WatchedBatching(policy.batching, next(left), watcher.saw)
+        policy.batching = _WatchedBatching(policy.batching, next(left), cost, watcher.saw)
         return policy
 
     return build_watched
@@ -71,9 +74,10 @@ def watched(
 class _WatchedBatching:
     """A batching that plans as the one inside; a policy tells its batching of each step last of all."""
 
-    def __init__(self, inner: Batching, instance: str, saw: Callable[[Sight], None]) -> None:
+    def __init__(self, inner: Batching, instance: str, cost: CostModel, saw: Callable[[Sight], None]) -> None:
         self._inner = inner
         self._instance = instance
+        self._cost = cost
         self._saw = saw
         self._seen: tuple[StepView, Sequence[Job], int, Order] | None = None
 
@@ -99,6 +103,7 @@ class _WatchedBatching:
         self._saw(
             Sight(
                 instance=self._instance,
+                view=view,
                 residents=residents,
                 free_blocks=free_blocks,
                 max_run=view.max_run,
@@ -106,15 +111,7 @@ class _WatchedBatching:
                 waiting=view.waiting,
                 restoring=view.restoring,
                 order=order,
+                cost=self._cost,
                 outcome=outcome,
             )
         )
-
-
-def is_decode(job: Job, tokens: int) -> bool:
-    """Whether the `tokens` a step granted a job, which it counts as computed already, extend its answer.
-
-    Asked while the watcher is told. A prompt, or one computed again after a preemption, is a prefill.
-    """
-    before = job.num_computed_tokens - tokens
-    return before >= job.num_prompt_tokens + max(0, job.num_output_tokens - 1)

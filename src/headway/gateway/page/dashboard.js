@@ -1,118 +1,12 @@
 // Asks the gateway for its state every second and shows it. Whatever comes from clients is set as text, never as markup.
 
+import { GOOD, at, counted, empty, keep, lasting, made, put, rate, share, spark, table, text, time, timely, whole } from "./draw.js";
+import { explain } from "./explain.js";
+
 const EVERY_MS = 1000;
 const PATIENCE_MS = 3000;
 const STATE = new URL("dashboard/state", location.origin + location.pathname); // without the key that the page's may hold
 const KIND = { ready: "good", starting: "calm", draining: "calm", stopped: "calm", unwell: "warn", lost: "bad" };
-const DASH = "–";
-const GOOD = 0.9; // a smaller share of requests in time is marked
-
-const at = (id) => document.getElementById(id);
-const counted = (number, one, many = `${one}s`) => `${whole(number)} ${number === 1 ? one : many}`;
-const whole = (number) => number.toLocaleString("en", { maximumFractionDigits: 0 });
-const rate = (number) => number.toLocaleString("en", { maximumFractionDigits: number < 10 ? 1 : 0 });
-const share = (part) => (part === null ? DASH : `${(part * 100).toFixed(part === 1 ? 0 : 1)} %`);
-const time = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
-
-function lasting(seconds) {
-  if (seconds === null) return DASH;
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 10) return `${seconds.toFixed(1)} s`;
-  if (seconds < 120) return `${Math.round(seconds)} s`;
-  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
-}
-
-function put(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-function made(tag, kind = "", text = "") {
-  const node = document.createElement(tag);
-  node.className = kind;
-  node.textContent = text;
-  return node;
-}
-
-// Children of `parent`, one an item, kept by key, so that focus and scrolling survive a refresh.
-function keep(parent, items, keyOf, make, show) {
-  const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
-  items.forEach((item, index) => {
-    const key = keyOf(item);
-    const node = old.get(key) ?? make(item);
-    old.delete(key);
-    node.dataset.key = key;
-    if (parent.children[index] !== node) parent.insertBefore(node, parent.children[index] ?? null);
-    show(node, item);
-  });
-  while (parent.children.length > items.length) parent.lastChild.remove();
-}
-
-// A cell is a text, a number (0 is faint), or a function that fills the element.
-function table(id, items, keyOf, cells) {
-  const make = (item) => {
-    const row = document.createElement("tr");
-    cells(item).forEach((_, column) => row.append(column ? document.createElement("td") : made("th")));
-    row.firstChild.scope = "row";
-    return row;
-  };
-  keep(at(id), items, keyOf, make, (row, item) => cells(item).forEach((cell, column) => {
-    const element = row.children[column];
-    if (typeof cell === "function") return cell(element);
-    element.classList.toggle("zero", cell === 0 || cell === DASH);
-    put(element, typeof cell === "number" ? whole(cell) : cell);
-  }));
-}
-
-// In place of a table or list without items stands a sentence.
-function empty(id, items) {
-  at(`no-${id}`).hidden = items.length > 0;
-  (at(id).closest(".scroll") ?? at(id)).hidden = items.length === 0;
-}
-
-const timely = (part) => (element) => {
-  element.classList.toggle("low", part !== null && part < GOOD);
-  put(element, share(part));
-};
-
-const text = (value, kind = "") => (element) => {
-  element.className = `text ${kind}`;
-  element.title = value;
-  put(element, value);
-};
-
-function svg(tag, attributes) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  Object.entries(attributes).forEach(([name, value]) => node.setAttribute(name, value));
-  return node;
-}
-
-// A line of values from 0 to `top`; null leaves a gap. `mark` is a dashed line at that value.
-function spark(element, values, top, says, mark = null) {
-  const told = JSON.stringify([values, top]);
-  if (element.dataset.told === told) return;
-  element.dataset.told = told;
-  const height = (value) => 20 - (18 * Math.min(value, top)) / top;
-  const chart = svg("svg", { viewBox: "0 0 120 20", preserveAspectRatio: "none", role: "img", "aria-label": says });
-  if (mark !== null) chart.append(svg("line", { class: "mark", x1: 0, x2: 120, y1: height(mark), y2: height(mark) }));
-  for (const run of runs(values)) {
-    const points = run.map(([step, value]) => `${((step + 0.5) * 120) / values.length},${height(value).toFixed(2)}`);
-    const [first, last] = [points[0].split(",")[0], points.at(-1).split(",")[0]];
-    chart.append(svg("polygon", { class: "area", points: `${first},20 ${points.join(" ")} ${last},20` }));
-    chart.append(svg("polyline", { class: "line", points: points.length > 1 ? points.join(" ") : `${points} ${points}` }));
-  }
-  element.replaceChildren(chart);
-}
-
-function runs(values) {
-  const found = [];
-  values.forEach((value, step) => {
-    if (value === null) return;
-    if (step === 0 || values[step - 1] === null) found.push([]);
-    found.at(-1).push([step, value]);
-  });
-  return found;
-}
 
 const goodputSpark = (line) => (element) =>
   spark(element, line.spark, 1, `In time over five minutes: now ${share(line.minute.goodput)}, over all ${share(line.five_minutes.goodput)}`, GOOD);
@@ -215,6 +109,39 @@ function showClasses(state) {
   put(at("classes-left-out"), `${counted(state.classes_left_out, "quieter row")} not shown; all are in the totals above.`);
 }
 
+// What other policies would have made of the same requests: simulated, beside what really came.
+function showShadow(state) {
+  at("shadow").hidden = state.shadow === null;
+  if (state.shadow === null) return;
+  const { requests, window_s: window, at: made, step_error: error, assumed, failed } = state.shadow;
+  put(at("shadow-head"), `${counted(requests, "request")} of ${lasting(window)}, at ${time(made)}`);
+  const rows = Object.entries(state.shadow.figures);
+  table("shadows", rows, ([policy]) => policy, ([policy, one]) => [
+    policy, timely(one.goodput), lasting(one.mean_jct_s), lasting(one.mean_ttft_s), lasting(one.p99_ttft_s), one.finished,
+  ]);
+  const notes = [`All but the live row are simulated, with step times off by ${share(error)} (median).`];
+  if (assumed) notes.push(`${counted(assumed, "request")} did not finish live; their lengths are assumed.`);
+  notes.push(...Object.entries(failed).map(([policy, why]) => `${policy}: ${why}.`));
+  put(at("shadow-note"), notes.join(" "));
+}
+
+function showRecent(state) {
+  table("recent", state.recent, (one) => `${one.at_s} ${one.id}`, (one) => [
+    (element) => {
+      if (!element.firstChild) {
+        element.append(made("button", "link", one.id));
+        element.firstChild.type = "button";
+        element.firstChild.addEventListener("click", () => explain(one.id));
+      }
+      element.title = one.id;
+    },
+    time(one.at_s), text(one.tenant || "(none)"), text(one.instances.join(" → ") || "(none)"),
+    text(one.outcome === "finished" && !one.met ? "finished late" : one.outcome, one.met ? "" : "low"),
+    lasting(one.ttft_s), lasting(one.lasted_s), one.tokens,
+  ]);
+  empty("recent", state.recent);
+}
+
 function showRefusals(state) {
   const newest = [...state.refusals].reverse();
   table("refusals", newest, (one) => `${one.at_s} ${one.tenant}`, (one) => [
@@ -240,7 +167,7 @@ function show(state) {
   const [kind, says] = verdict(state);
   at("verdict").className = `verdict ${kind}`;
   put(at("verdict"), says);
-  [showTiles, showInstances, showWaiting, showHandOffs, showClasses, showRefusals].forEach((part) => part(state));
+  [showTiles, showInstances, showWaiting, showHandOffs, showClasses, showShadow, showRecent, showRefusals].forEach((part) => part(state));
   put(at("version"), state.version);
   put(at("up"), lasting(state.up_s));
 }

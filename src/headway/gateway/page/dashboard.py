@@ -7,6 +7,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from importlib import metadata, resources
+from itertools import islice
 
 import msgspec
 from starlette.requests import Request
@@ -25,11 +26,13 @@ from headway.gateway.page.dashboard_state import (
     HandOff,
     InstanceState,
     Load,
+    RecentRequest,
     Refusal,
     SlackBand,
     Span,
 )
 from headway.gateway.page.recent import Recent
+from headway.gateway.shadow_board import ShadowBoard
 from headway.routing import Router
 from headway.routing.ascendra import Ascendra
 
@@ -39,12 +42,19 @@ SAMPLE_EVERY_S = 1.0
 FRESH_S = 0.5
 MOST_CLASSES = 40
 """Rows of targets and tenants on the page, those with most requests first."""
+MOST_RECENT = 20
+"""Ended requests on the page, the newest first."""
 
 _COUNTS = Totals.__slots__
 _ALL = ClassKey("", "")
 _BAND_FLOORS = (0.0, 0.25, 0.5, 0.75)
 
-_ASSETS = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+_ASSETS = {
+    "dashboard.css": "text/css",
+    "dashboard.js": "text/javascript",
+    "draw.js": "text/javascript",
+    "explain.js": "text/javascript",
+}
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "
@@ -60,8 +70,8 @@ class Dashboard:
     """The state of the gateway for people: the accounts, what they grew by lately, and the fleet.
 
     `run` samples the accounts every second; `state` takes a sample too, so it is never older than the question.
-    `max_queue` is how many requests may be without their first token, `clock` the accounts' and the fleet's,
-    `wall_clock` seconds since 1970. O(n) a sample and a state, n live requests and classes.
+    `max_queue` is how many requests may be without their first token, `shadows` what shadows say, `clock` the
+    accounts' and the fleet's, `wall_clock` seconds since 1970. O(n) a sample and a state, n live requests and classes.
     """
 
     def __init__(
@@ -71,6 +81,7 @@ class Dashboard:
         router: Router,
         *,
         max_queue: int | None = None,
+        shadows: ShadowBoard | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -78,6 +89,7 @@ class Dashboard:
         self._fleet = fleet
         self._router = router
         self._max_queue = max_queue
+        self._shadows = shadows
         self._clock = clock
         self._wall_clock = wall_clock
         self._started_s = clock()
@@ -129,6 +141,8 @@ class Dashboard:
             in_time_so_far=self._accounts.in_time_so_far(self._clock()),
             resumed=self._accounts.resumed,
             refusals=self._refusals(),
+            recent=self._recent(),
+            shadow=None if self._shadows is None else self._shadows.report,
         )
 
     def _busiest_classes(self) -> list[ClassKey]:
@@ -182,6 +196,24 @@ class Dashboard:
         return [
             Refusal(at_s=note.at_s + offset_s, **{name: getattr(note, name) for name in names})
             for note in self._accounts.refusals
+        ]
+
+    def _recent(self) -> list[RecentRequest]:
+        """The last requests that ended, newest first, with the time of day."""
+        offset_s = self._wall_clock() - self._clock()
+        return [
+            RecentRequest(
+                id=entry.id,
+                at_s=entry.arrival_s + offset_s,
+                tenant=entry.key.tenant,
+                instances=list(entry.places),
+                outcome="rejected" if entry.rejected else str(entry.outcome),
+                met=entry.met,
+                ttft_s=entry.ttft_s,
+                lasted_s=(entry.ended_s or entry.arrival_s) - entry.arrival_s,
+                tokens=entry.tokens,
+            )
+            for entry in islice(reversed(self._accounts.recent), MOST_RECENT)
         ]
 
 

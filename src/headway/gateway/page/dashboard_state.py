@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.gateway.shadow_board import ShadowState
+
 SLACK_BANDS = ("late", "under 25 %", "25 to 50 %", "50 to 75 %", "75 % or more", "no target")
 """Shares of the first token's target that a waiting request has left."""
 
@@ -91,6 +93,20 @@ class HandOff(msgspec.Struct, kw_only=True):
     minute: int
 
 
+class RecentRequest(msgspec.Struct, kw_only=True):
+    """A request that ended: when it came (seconds since 1970), where it was, how it ended and how long that took."""
+
+    id: str
+    at_s: float
+    tenant: str
+    instances: list[str]
+    outcome: str
+    met: bool
+    ttft_s: float | None
+    lasted_s: float
+    tokens: int
+
+
 class Load(msgspec.Struct, kw_only=True):
     """Rates over the last minute, or the time there is, and in steps of 5 s over five minutes."""
 
@@ -104,7 +120,8 @@ class DashboardState(msgspec.Struct, kw_only=True):
     """Everything the page shows. `at_s` is the gateway's wall clock, `up_s` how long it has run.
 
     `max_queue` is how many requests may be without their first token, `in_time_so_far` are requests in flight that
-    have missed no target yet, `resumed` streams that went on elsewhere when their instance was lost.
+    have missed no target yet, `resumed` streams that went on elsewhere when their instance was lost, `shadow` the
+    last report of what another policy would have come to.
     """
 
     version: str
@@ -123,3 +140,5 @@ class DashboardState(msgspec.Struct, kw_only=True):
     in_time_so_far: int
     resumed: int
     refusals: list[Refusal]
+    recent: list[RecentRequest]
+    shadow: ShadowState | None

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 from headway.core.record import Record
+from headway.core.story import LASTING, LOOK_AHEAD, Chapter, Kind, Story, hull
 from headway.results.metrics import jct_s, tbt_s, ttft_s
-from headway.sim.story import LOOK_AHEAD, Chapter, Kind, Story
 
 MAX_LINES = 20
 """Chapters a text shows, so that with head and targets it fits a screen; longer stories have broader strokes."""
@@ -17,9 +17,6 @@ _DECIMALS = 6
 _SHOWN = 3  # ids or reasons named in a line
 _ALIKE = (frozenset({Kind.WAITED}), frozenset({Kind.SWAPPED}), frozenset({Kind.DECODE, Kind.PAUSED}))
 """Kinds whose neighbours become one chapter where there are too many, in this order."""
-_INSTANTS = frozenset(
-    {Kind.ARRIVED, Kind.ADMITTED, Kind.PREEMPTED, Kind.FIRST_TOKEN, Kind.HANDED_OFF, Kind.ENDED}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,42 +34,65 @@ class Verdict:
 
 
 def verdicts(record: Record) -> list[Verdict]:
-    """Each target the request had."""
-    single_token = record.output_tokens == 1
-    rows = (
-        ("first token", record.slo.ttft_s, ttft_s(record)),
-        ("between tokens", record.slo.tbt_s, 0.0 if single_token else tbt_s(record)),
-        ("whole answer", record.slo.deadline_s, jct_s(record)),
-    )
+    """Each target the request had, once it has ended."""
+    came_s = {
+        "first token": ttft_s(record),
+        "between tokens": 0.0 if record.output_tokens == 1 else tbt_s(record),
+        "whole answer": jct_s(record),
+    }
     return [
-        Verdict(target=name, target_s=target_s, value_s=value_s)
-        for name, target_s, value_s in rows
-        if target_s is not None
+        Verdict(target=name, target_s=target_s, value_s=came_s[name]) for name, target_s in _targets(record)
     ]
 
 
-def story_data(story: Story) -> dict[str, object]:
-    """The story for JSON: the request, its targets, every chapter; what does not apply is left out."""
+def story_data(story: Story, origin_s: float = 0.0) -> dict[str, object]:
+    """The story for JSON: the request, its targets, every chapter; what does not apply is left out.
+
+    Times are seconds since `origin_s` of the run's clock.
+    """
     record = story.record
     return {
         "id": record.id,
-        "arrival_s": record.arrival_s,
+        "arrival_s": rounded(record.arrival_s - origin_s),
         "prompt_tokens": record.prompt_tokens,
         "output_tokens": record.output_tokens,
-        "outcome": str(record.outcome),
+        "outcome": outcome_of(story),
         "instance": record.instance,
         "preemptions": record.preemptions,
         "recomputed_tokens": record.recomputed_tokens,
-        "targets": [{**asdict(verdict), "met": verdict.met} for verdict in verdicts(record)],
-        "chapters": [_chapter_data(chapter) for chapter in story.chapters],
+        "targets": _targets_data(story),
+        "chapters": [_chapter_data(chapter, origin_s) for chapter in story.chapters],
     }
 
 
-def _chapter_data(chapter: Chapter) -> dict[str, object]:
+def outcome_of(story: Story) -> str:
+    """How it ended; `live` if it has not."""
+    return "live" if story.live else str(story.record.outcome)
+
+
+def _targets_data(story: Story) -> list[dict[str, object]]:
+    if story.live:
+        return [{"target": name, "target_s": target_s} for name, target_s in _targets(story.record)]
+    return [{**asdict(verdict), "met": verdict.met} for verdict in verdicts(story.record)]
+
+
+def _targets(record: Record) -> list[tuple[str, float]]:
+    """The targets that it has."""
+    slo = record.slo
+    named = (("first token", slo.ttft_s), ("between tokens", slo.tbt_s), ("whole answer", slo.deadline_s))
+    return [(name, target_s) for name, target_s in named if target_s is not None]
+
+
+def rounded(value_s: float) -> float:
+    """Seconds as they are written."""
+    return round(value_s, _DECIMALS)
+
+
+def _chapter_data(chapter: Chapter, origin_s: float) -> dict[str, object]:
     data: dict[str, object] = {
         "what": str(chapter.kind),
-        "start_s": round(chapter.start_s, _DECIMALS),
-        "end_s": round(chapter.end_s, _DECIMALS),
+        "start_s": rounded(chapter.start_s - origin_s),
+        "end_s": rounded(chapter.end_s - origin_s),
     }
     data |= {name: getattr(chapter, name) for name in ("why", "steps", "tokens") if getattr(chapter, name)}
     return data | {
@@ -80,22 +100,33 @@ def _chapter_data(chapter: Chapter) -> dict[str, object]:
     }
 
 
-def story_text(story: Story) -> str:
-    """The story for people, in at most MAX_LINES chapters, a line each, and a line for each target."""
+def story_text(story: Story, origin_s: float = 0.0) -> str:
+    """The story for people, in at most MAX_LINES chapters, a line each, and a line for each target.
+
+    Times are seconds since `origin_s` of the run's clock.
+    """
     record = story.record
     head = (
-        f"request {record.id}: {_count(record.prompt_tokens, 'prompt token')}, "
-        f"{_count(record.output_tokens, 'output token')}, {record.outcome}"
+        f"request {record.id}: {count(record.prompt_tokens, 'prompt token')}, "
+        f"{count(record.output_tokens, 'output token')}, {outcome_of(story)}"
     )
     lines = [head, "", f"{'at':>12}  {'for':>9}  what"]
-    lines += _to_fit(story.chapters, record.arrival_s)
-    judged = [_judgement(verdict) for verdict in verdicts(record)]
-    return "\n".join([*lines, "", *(judged or ["no targets"])])
+    lines += _to_fit(story.chapters, record.arrival_s, origin_s)
+    return "\n".join([*lines, "", *(_judgements(story) or ["no targets"])])
 
 
-def _line(chapter: Chapter, arrival_s: float) -> str:
-    lasted = "" if chapter.kind in _INSTANTS else seconds(chapter.end_s - chapter.start_s)
-    return f"{chapter.start_s:>10.4f} s  {lasted:>9}  {_what(chapter, arrival_s)}"
+def _judgements(story: Story) -> list[str]:
+    if story.live:
+        return [
+            f"target {name} within {seconds(target_s)}: not yet known"
+            for name, target_s in _targets(story.record)
+        ]
+    return [_judgement(verdict) for verdict in verdicts(story.record)]
+
+
+def _line(chapter: Chapter, arrival_s: float, origin_s: float) -> str:
+    lasted = "" if chapter.kind not in LASTING else seconds(chapter.end_s - chapter.start_s)
+    return f"{chapter.start_s - origin_s:>10.4f} s  {lasted:>9}  {_what(chapter, arrival_s)}"
 
 
 def _what(chapter: Chapter, arrival_s: float) -> str:
@@ -106,12 +137,12 @@ def _what(chapter: Chapter, arrival_s: float) -> str:
         return f"{chapter.kind}, {since}"
     what = str(chapter.kind)
     if chapter.tokens:
-        what += f" of {_count(chapter.tokens, 'token')} in {_count(chapter.steps, 'step')}"
+        what += f" of {count(chapter.tokens, 'token')} in {count(chapter.steps, 'step')}"
         what += "" if chapter.beside is None else f", {_beside(chapter.beside)}"
     if chapter.why:
         what += f": {chapter.why}"
     if chapter.by:
-        what += f" ({_some(chapter.by)})"
+        what += f", {some(chapter.by)} ran" if chapter.kind is Kind.PREEMPTED else f" ({some(chapter.by)})"
     if chapter.ahead is not None and chapter.ahead[1]:
         what += f", {_bounds(chapter.ahead)} ahead of it"
     return what
@@ -123,7 +154,8 @@ def _beside(bounds: tuple[int, int]) -> str:
     return f"beside {_bounds(bounds)} other{'' if bounds[1] == 1 else 's'}"
 
 
-def _some(ids: Sequence[str]) -> str:
+def some(ids: Sequence[str]) -> str:
+    """The first few of several names."""
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
     return ", ".join(ids[:_SHOWN]) + more
 
@@ -141,7 +173,8 @@ def _bounds(bounds: tuple[int, int]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """So many of something, in words."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -155,20 +188,20 @@ def seconds(value_s: float) -> str:
 # ---- fewer, broader chapters ---------------------------------------------------------------------------
 
 
-def _to_fit(chapters: Sequence[Chapter], arrival_s: float) -> list[str]:
+def _to_fit(chapters: Sequence[Chapter], arrival_s: float, origin_s: float) -> list[str]:
     """A line a chapter; if they are too many, neighbours that wait become one, then those that decode or pause;
     then the middle is left out.
     """
     for alike in _ALIKE:
         if len(chapters) > MAX_LINES:
             chapters = list(_joined(chapters, alike))
-    lines = [_line(chapter, arrival_s) for chapter in chapters]
+    lines = [_line(chapter, arrival_s, origin_s) for chapter in chapters]
     if len(lines) <= MAX_LINES:
         return lines
     kept = (MAX_LINES - 1) // 2
     left_out = chapters[kept:-kept]
     preempted = sum(chapter.kind is Kind.PREEMPTED for chapter in left_out)
-    gap = f"{len(left_out)} more, {_count(preempted, 'preemption')} among them; --json has them all"
+    gap = f"{len(left_out)} more, {count(preempted, 'preemption')} among them; --json has them all"
     return [*lines[:kept], f"{'...':>12}  {'':>9}  ({gap})", *lines[-kept:]]
 
 
@@ -201,12 +234,7 @@ def _join(members: Sequence[Chapter]) -> Chapter:
         why=paused + "; ".join(told),
         steps=sum(member.steps for member in members),
         tokens=sum(member.tokens for member in members),
-        ahead=_hull([member.ahead for member in members]),
-        beside=_hull([member.beside for member in members]),
+        ahead=hull([member.ahead for member in members]),
+        beside=hull([member.beside for member in members]),
         by=list(dict.fromkeys(by for member in members for by in member.by)),
     )
-
-
-def _hull(bounds: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
-    known = [bound for bound in bounds if bound is not None]
-    return (min(low for low, _ in known), max(high for _, high in known)) if known else None

@@ -1,0 +1,80 @@
+"""`headway explain`: why one request of a running server took as long as it did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+EPILOG = """Examples:
+
+  headway explain --url http://127.0.0.1:8000                       the last requests, newest first
+
+  headway explain --url http://127.0.0.1:8000 cmpl-5f3a             one of them, as its answer's `id` named it
+
+  headway explain --url http://127.0.0.1:8000 my-request-7 --json   as the client named it (X-Request-Id)
+
+URL is a server that `headway serve` started, or a gateway, which asks the instances the request was at. Live requests
+and the last ended ones (500; `headway serve --explain N`) can be explained. Of a request of the simulator:
+`headway simulate --explain ID`.
+"""
+
+
+def explain(
+    url: Annotated[str, typer.Option(metavar="URL", help="Base URL of the server or gateway.")],
+    request_id: Annotated[
+        str | None,
+        typer.Argument(metavar="ID", help="The answer's id, or the client's own; none: list requests."),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Sent as a bearer token.", envvar="OPENAI_API_KEY")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as it is.")] = False,
+) -> None:
+    """Tell what a request waited for, behind whom, who displaced it, its slack, and what was predicted of it."""
+    from headway.gateway.client.explain import ask_about
+
+    answer = asyncio.run(ask_about(url, request_id, api_key))
+    if as_json:
+        typer.echo(json.dumps(answer))
+    elif request_id is None:
+        _list(answer["requests"])
+    else:
+        _tell(answer)
+
+
+def _list(requests: list[dict[str, Any]]) -> None:
+    """A line for each request."""
+    typer.echo(f"{'came':>8}  {'ended':<10}  {'first token':>11}  {'whole':>9}  {'tokens':>6}  id")
+    for one in requests:
+        came = time.strftime("%H:%M:%S", time.localtime(one["at"]))
+        tokens = one.get("output_tokens", one.get("tokens"))
+        typer.echo(
+            f"{came:>8}  {one['outcome']:<10}  {_seconds(one['ttft_s']):>11}  {_seconds(one['lasted_s']):>9}  "
+            f"{tokens:>6}  {one['id']}"
+        )
+
+
+def _tell(answer: dict[str, Any]) -> None:
+    """What the gateway saw, if there is one, and each engine's account."""
+    if seen := answer.get("gateway"):
+        where = ", then ".join(seen["instances"]) or "no instance"
+        typer.echo(
+            f"at the gateway: {seen['outcome']}, sent to {where}; first token {_seconds(seen['ttft_s'])} and end "
+            f"{_seconds(seen['lasted_s'])} after it came\n"
+        )
+    for one in answer["requests"]:
+        if instance := one.get("instance"):
+            typer.echo(f"at {instance}:")
+        typer.echo(f"{one['text']}\n")
+    for one in answer.get("unanswered", []):
+        typer.echo(f"{one['instance']} cannot tell: {one['why']}", err=True)
+
+
+def _seconds(value_s: float | None) -> str:
+    from headway.results.story_text import seconds
+
+    return "never" if value_s is None else seconds(value_s)

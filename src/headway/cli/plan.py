@@ -1,0 +1,200 @@
+"""`headway plan`: from a trace, targets and GPUs to the command that deploys the best configuration found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.cli import EXIT_INTERRUPTED
+from headway.cli.measuring import progress, stdout_for_data
+from headway.cli.out_folder import kept_or_temporary
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.experiments.planning.ask import Prepared
+    from headway.experiments.planning.planner import Effort, Planned
+    from headway.experiments.planning.verify import Verified
+
+EPILOG = """Examples:
+
+  headway plan --trace azure.csv --hardware h100 --model Llama-3.1-8B --gpus 4 --slo-ttft 1 --slo-tbt 0.05
+
+  headway plan --trace azure.csv --hardware a100-80g --model Qwen/Qwen3-8B --gpus 8 --slo-ttft 1 --load 1.2 \\
+
+      --minutes 10 --out out/plan                     as much as ten minutes allow; again to go on with it
+
+  headway plan --trace azure.csv --hardware h100 --model Llama-3.1-8B --gpus 8 --slo-ttft 0.5 --fewest
+
+  headway plan --trace demo --hardware cost.json --model demo --gpus 1 --verify --json
+
+Tried are policies, low- and high-priority pools, tensor parallelism, seats, tokens a step, hand-off thresholds and
+host memory for KV: few samples of the trace first, more and longer ones for those that may be the best
+(docs/planner.md says how to read the table). With targets the best has the largest goodput, without the least mean
+job completion time. stdout is the command that deploys it, or with --json one object; DIR gets plan.json and
+pareto.svg. All figures are simulated, but for those of --verify, which deploys the choice, scaled down, with model
+`demo` on this machine and compares what comes with what is predicted.
+"""
+
+
+def _options_under(heading: str) -> Any:
+    """Makes the options that `--help` lists under `heading`."""
+
+    def option(metavar: str | None = None, text: str | None = None, flag: str | None = None) -> Any:
+        names = () if flag is None else (flag,)
+        return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=heading)
+
+    return option
+
+
+_load = _options_under("What is served")
+_search = _options_under("The search")
+_check = _options_under("The check")
+
+
+def plan(
+    trace: Annotated[
+        str, typer.Option(metavar="FILE|gen:SPEC|demo", help="Trace file, generated workload, or the demo's.")
+    ],
+    hardware: Annotated[str, typer.Option(metavar="H", help="GPU of the catalogue, or a cost file.")],
+    model: Annotated[
+        str, typer.Option(metavar="M", help="`demo`, a hub name that is known, or a directory.")
+    ],
+    gpus: Annotated[int, typer.Option(metavar="N", help="How many there are.")],
+    slo_ttft: Annotated[float | None, _load("S", "Target for requests that name none: first token.")] = None,
+    slo_tbt: Annotated[
+        float | None, _load("S", "Target for requests that name none: between tokens.")
+    ] = None,
+    slo_deadline: Annotated[
+        float | None, _load("S", "Target for requests that name none: whole answer.")
+    ] = None,
+    rate_scale: Annotated[float | None, _load("X", "Requests arrive X times as fast (default: 1).")] = None,
+    load: Annotated[
+        float | None, _load("X", "In its place: as fast as X times what stock vLLM gets through on all GPUs.")
+    ] = None,
+    limit: Annotated[int | None, _load("N", "Only the first N requests.")] = None,
+    predictor: Annotated[
+        str, _load("SPEC", "Who predicts answer lengths for policies that go by them, as for `serve`.")
+    ] = "learned",
+    policies: Annotated[
+        str | None,
+        _search("A,B,...", "Rows of the preset table, and ascendra for pools (default: a sensible set)."),
+    ] = None,
+    seeds: Annotated[int, _search("N", "Samples of the trace in the last round.")] = 5,
+    budget: Annotated[int | None, _search("N", "Configurations to try (default: 240).")] = None,
+    minutes: Annotated[
+        float | None, _search("M", "In its place: as many as take about so long on this machine.")
+    ] = None,
+    jobs: Annotated[int | None, _search("N", "Processes (default: one a CPU).")] = None,
+    fewest: Annotated[
+        bool, _search(None, "Find the smallest number of GPUs that holds a goodput.", "--fewest")
+    ] = False,
+    goodput_aim: Annotated[float | None, _search("X", "That goodput (default: 0.9).")] = None,
+    out: Annotated[
+        Path | None, _search("DIR", "Keep runs, plan.json and pareto.svg; resumed if there.")
+    ] = None,
+    verify: Annotated[
+        bool, _check(None, "Deploy the choice on this machine, replay, and compare.", "--verify")
+    ] = False,
+    verify_seconds: Annotated[float, _check("S", "Seconds of requests that are compared.")] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object on stdout.")] = False,
+) -> None:
+    """Find what serves a trace best on so many GPUs: policy, pools, TP, seats, token budget, host memory."""
+    from headway.core.slo import Slo
+    from headway.experiments.grid import parse_policies
+    from headway.experiments.planning.ask import Ask, prepare
+    from headway.experiments.planning.planner import Effort
+    from headway.experiments.stream import Stream
+
+    if verify and not verify_seconds > 0:
+        raise ConfigError(f"--verify-seconds is {verify_seconds}; accepted: more than 0")
+    effort = Effort(budget=budget, minutes=minutes, jobs=os.cpu_count() or 1 if jobs is None else jobs)
+    prepared = prepare(
+        Ask(
+            hardware=hardware,
+            model=model,
+            gpus=gpus,
+            stream=Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt, deadline_s=slo_deadline)),
+            rate_scale=rate_scale,
+            load=load,
+            policies=None if policies is None else parse_policies(policies),
+            seeds=seeds,
+            predictor=predictor,
+            fewest=fewest,
+            aim=goodput_aim,
+        )
+    )
+    _introduce(prepared)
+    with kept_or_temporary(out) as root:
+        planned = _plan(prepared, effort, root, kept=out is not None)
+        _show(planned)
+        verified = _verify(planned, root, verify_seconds) if verify else None
+        _conclude(planned, verified, out, as_json)
+
+
+def _introduce(prepared: Prepared) -> None:
+    from headway.experiments.planning.report import introduction
+
+    typer.echo(introduction(prepared), err=True)
+
+
+def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Planned:
+    from headway.experiments.planning.planner import make_plan
+    from headway.experiments.planning.runs import KeptPlanRuns
+
+    runs = KeptPlanRuns.read(root)
+    try:
+        with stdout_for_data(), progress() as tell:
+            return make_plan(prepared, effort, runs, tell)
+    except KeyboardInterrupt:
+        there = "nothing is kept; give --out DIR to be able to go on"
+        if kept:
+            there = f"{len(runs.done):,} runs are kept in {root}; the same command goes on"
+        typer.echo(f"interrupted: {there}", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _verify(planned: Planned, root: Path, seconds: float) -> Verified:
+    from headway.experiments.planning.verify import verify
+    from headway.experiments.planning.verify_text import verify_table
+
+    try:
+        with stdout_for_data():
+            verified = verify(planned, root, seconds, lambda line: typer.echo(line, err=True))
+    except KeyboardInterrupt:
+        typer.echo("interrupted: the plan stands, and was not checked", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    _print(verify_table(verified))
+    return verified
+
+
+def _conclude(planned: Planned, verified: Verified | None, out: Path | None, as_json: bool) -> None:
+    """What is kept, and what goes to stdout."""
+    import json
+
+    from headway.experiments.planning.deploy import command
+    from headway.experiments.planning.pareto import FILE, pareto_svg
+    from headway.experiments.planning.report import plan_data, serve_arguments
+    from headway.whole_file import write_whole
+
+    data = plan_data(planned) | {"verify": None if verified is None else verified.to_dict()}
+    text = json.dumps(data, indent=2)
+    if out is not None:
+        write_whole(out / "plan.json", text.encode() + b"\n")
+        write_whole(out / FILE, pareto_svg(planned).encode())
+        typer.echo(f"wrote {out / 'plan.json'} and {out / FILE}", err=True)
+    typer.echo(text if as_json else command(serve_arguments(planned)))
+
+
+def _show(planned: Planned) -> None:
+    from headway.experiments.planning.report import plan_table
+
+    _print(plan_table(planned))
+
+
+def _print(what: object) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(what)

@@ -1,0 +1,56 @@
+"""`headway serve --shadow`: a shadow beside a gateway, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from headway.errors import UpstreamError
+from headway.gateway.instances.fleet import Fleet
+from headway.gateway.shadow_board import ShadowBoard
+
+_LOG = logging.getLogger(__name__)
+_KEY = "OPENAI_API_KEY"
+_LONGEST_LINE_BYTES = 1 << 20
+
+
+async def shadow_beside(
+    fleet: Fleet, board: ShadowBoard, policies: Sequence[str], api_key: str | None, *, every_s: float = 60.0
+) -> None:
+    """Run `headway shadow` on the fleet's instances once they are up, and put its reports on the board.
+
+    Until cancelled; a shadow that ends is not started again, and serving goes on without it.
+    """
+    await fleet.until_settled()
+    urls = [fleet.member(name).url for name in fleet.names()]
+    if not urls:
+        return
+    process = await asyncio.create_subprocess_exec(
+        *_command(urls, policies, every_s),
+        env={**os.environ, **({} if api_key is None else {_KEY: api_key})},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_LONGEST_LINE_BYTES,
+    )
+    try:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            try:
+                board.take(line)
+            except UpstreamError as error:
+                _LOG.warning("%s", error)
+        _LOG.warning("the shadow ended with code %d; serving goes on without it", await process.wait())
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+
+
+def _command(urls: Sequence[str], policies: Sequence[str], every_s: float) -> list[str]:
+    command = [sys.executable, "-m", "headway.cli", "shadow", "--json", "--every", f"{every_s:g}"]
+    for url in urls:
+        command += ["--url", url]
+    return [*command, "--policies", ",".join(policies)]

@@ -1,0 +1,152 @@
+"""`headway shadow`: what other policies would have made of a running server's requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.errors import ConfigError, HeadwayError
+
+if TYPE_CHECKING:
+    from headway.experiments.shadow import Figures, ShadowReport
+    from headway.experiments.shadow_feed import Feed
+
+EPILOG = """Examples:
+
+  headway shadow --url http://127.0.0.1:8000 --policies headway                 every minute, of the last five
+
+  headway shadow --url http://127.0.0.1:8000 --policies sarathi,edf --window 600 --once --json
+
+  headway serve MODEL --instances 2 --shadow headway                            on the dashboard and in /metrics
+
+The requests that the server really had are served again, in this process, by the simulator: with the lengths that
+their answers really had and with step times fitted to that server's own steps, once under its own policy and once
+under each of POLICIES. Compare the simulated with one another; the live figures say how far to believe them. The
+server only answers a question every few seconds. Ctrl-C ends it.
+"""
+
+_ASK_EVERY_S = 5.0
+_LEAST_WINDOW_S = 10.0
+_NICENESS = 10
+
+
+def shadow(
+    url: Annotated[list[str], typer.Option(metavar="URL", help="Base URL of a server; repeatable.")],
+    policies: Annotated[str, typer.Option(metavar="A,B,...", help="Rows of the preset table.")],
+    window: Annotated[
+        float, typer.Option(metavar="S", help="Requests that came within so many seconds are judged.")
+    ] = 300.0,
+    every: Annotated[float, typer.Option(metavar="S", help="A report so often.")] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="One report of what is known now, then end.")] = False,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as bearer token.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each report.")] = False,
+) -> None:
+    """Serve a running server's requests again under other policies, simulated, and report goodput and latency."""
+    from headway.policies.presets import find_preset
+
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("--policies names none; accepted: rows of `headway policies`, as sarathi,edf")
+    for name in names:
+        find_preset(name)
+    if window < _LEAST_WINDOW_S or every <= 0:
+        raise ConfigError(
+            f"--window is {window:g} and --every {every:g}; accepted: {_LEAST_WINDOW_S:g} s or more, and more than 0"
+        )
+    os.nice(_NICENESS)
+    asyncio.run(_Shadowing(url, names, window, api_key, as_json).run(None if once else every))
+
+
+class _Shadowing:
+    """Asks each server every few seconds, and reports."""
+
+    def __init__(
+        self, urls: list[str], policies: list[str], window_s: float, api_key: str | None, as_json: bool
+    ) -> None:
+        from headway.experiments.shadow_feed import Feed
+
+        self._feeds: dict[str, Feed] = {url: Feed(2 * window_s) for url in urls}
+        self._policies = policies
+        self._window_s = window_s
+        self._api_key = api_key
+        self._as_json = as_json
+
+    async def run(self, every_s: float | None) -> None:
+        """Report every so often, or once."""
+        from headway.gateway.client.explain import TIMEOUT_S
+        from headway.gateway.endpoint import open_session
+
+        async with open_session(self._api_key, TIMEOUT_S) as session:
+            if every_s is None:
+                await self._ask(session, patient=False)
+                self._show(self._report())
+                return
+            while True:
+                await self._ask_for(session, every_s)
+                try:
+                    self._show(await asyncio.to_thread(self._report))
+                except ConfigError as error:
+                    typer.echo(f"no report yet: {error}", err=True)
+
+    async def _ask_for(self, session: Any, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            await self._ask(session, patient=True)
+            await asyncio.sleep(min(_ASK_EVERY_S, left_s))
+
+    async def _ask(self, session: Any, *, patient: bool) -> None:
+        """Ask every server for what is new; a patient one goes on without those that do not answer."""
+        from headway.gateway.client.shadow import ask_window
+
+        for url, feed in self._feeds.items():
+            try:
+                feed.take(await ask_window(session, url, feed.next))
+            except HeadwayError as error:
+                if not patient:
+                    raise
+                typer.echo(f"{url}: {error}", err=True)
+
+    def _report(self) -> ShadowReport:
+        from headway.experiments.shadow import shadow_report
+
+        return shadow_report(list(self._feeds.values()), self._policies, self._window_s)
+
+    def _show(self, report: ShadowReport) -> None:
+        if self._as_json:
+            typer.echo(json.dumps({"at": round(time.time(), 3), **report.to_dict()}))
+        else:
+            typer.echo(f"{report_text(report)}\n")
+
+
+def report_text(report: ShadowReport) -> str:
+    """One report for people."""
+    lines = [
+        f"{report.requests:,} requests of the last {report.window_s:g} s; simulated step times are off by "
+        f"{report.step_error:.1%} (median)",
+        f"{'':24}  {'goodput':>8}  {'mean JCT':>9}  {'mean TTFT':>9}  {'p99 TTFT':>9}  {'finished':>8}",
+        *(_row(name, figures) for name, figures in report.figures.items()),
+        *(f"{name}: {why}" for name, why in report.failed.items()),
+    ]
+    if report.assumed:
+        lines.append(f"{report.assumed:,} did not finish live; their lengths are assumed")
+    if report.missed:
+        lines.append(
+            f"{report.missed:,} ended unseen: the server keeps fewer than came between two questions"
+        )
+    return "\n".join(lines)
+
+
+def _row(name: str, figures: Figures) -> str:
+    from headway.results.story_text import seconds
+
+    goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
+    times = (figures.mean_jct_s, figures.mean_ttft_s, figures.p99_ttft_s)
+    shown = "  ".join(f"{'-' if value is None else seconds(value):>9}" for value in times)
+    return f"{name:24}  {goodput:>8}  {shown}  {figures.finished:>8,}"

@@ -1,0 +1,157 @@
+"""One request's story: what it waited for, when it ran, and what happened to it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headway.core.job import Job
+from headway.core.record import Record
+
+LOOK_AHEAD = 100
+"""Ranks that are looked at for how many waiting requests come first; beyond it, that many or more."""
+
+UNDER_WAY = "a step was under way"
+_RESOLUTION_S = 1e-6
+
+
+class Kind(StrEnum):
+    """What a chapter tells of: the first six last, the others are instants."""
+
+    WAITED = "waited"
+    SWAPPED = "on the host"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PAUSED = "paused"
+    NOT_KEPT = "not kept"
+    ARRIVED = "arrived"
+    ADMITTED = "admitted"
+    PREEMPTED = "preempted"
+    FIRST_TOKEN = "first token"
+    HANDED_OFF = "handed off"
+    ENDED = "ended"
+
+
+LASTING = frozenset({Kind.WAITED, Kind.SWAPPED, Kind.PREFILL, Kind.DECODE, Kind.PAUSED, Kind.NOT_KEPT})
+"""Kinds that last; the others are instants."""
+
+IN_QUEUE = frozenset({Kind.WAITED, Kind.SWAPPED})
+"""Kinds in which a request waits to be admitted, or admitted again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Chapter:
+    """A stretch in which the same was true of a request, or an instant.
+
+    Times are seconds of the run. `steps` it saw, `tokens` it was given in them. `ahead` is the least and the
+    greatest number of waiting requests that would start before it, `beside` of others that got tokens. `by` are
+    the ids of those that stood in its way, one after another; of a preemption, of those that ran in its stead.
+    """
+
+    kind: Kind
+    start_s: float
+    end_s: float
+    why: str = ""
+    steps: int = 0
+    tokens: int = 0
+    ahead: tuple[int, int] | None = None
+    beside: tuple[int, int] | None = None
+    by: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """A request from arrival to end, in the order of time.
+
+    Of a `live` request it ends now, and `record` is the one that it would leave if it were cancelled.
+    """
+
+    record: Record
+    chapters: Sequence[Chapter]
+    live: bool = False
+
+
+def is_decode(job: Job, tokens: int) -> bool:
+    """Whether the `tokens` a step granted a job, which it counts as computed already, extend its answer.
+
+    Asked once the ledger has followed the step. A prompt, or one computed again after a preemption, is a prefill.
+    """
+    before = job.num_computed_tokens - tokens
+    return before >= job.num_prompt_tokens + max(0, job.num_output_tokens - 1)
+
+
+def joined(chapters: Iterable[Chapter]) -> list[Chapter]:
+    """The chapters, stretches without length left out and neighbours that tell the same made one."""
+    told: list[Chapter] = []
+    for chapter in chapters:
+        last = told[-1] if told else None
+        if (
+            chapter.kind in LASTING
+            and last is not None
+            and (last.kind, last.why) == (chapter.kind, chapter.why)
+        ):
+            _extend(last, chapter)
+        elif chapter.kind not in LASTING or chapter.end_s > chapter.start_s or chapter.tokens:
+            told.append(chapter)
+    return told
+
+
+def hull(bounds: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """The least and the greatest of several such pairs; None where none is known."""
+    known = [bound for bound in bounds if bound is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
+def _extend(last: Chapter, chapter: Chapter) -> None:
+    last.end_s = chapter.end_s
+    last.steps += chapter.steps
+    last.tokens += chapter.tokens
+    last.ahead = hull([last.ahead, chapter.ahead])
+    last.beside = hull([last.beside, chapter.beside])
+    last.by += [id_ for id_ in chapter.by if id_ not in last.by]
+
+
+def whole_story(chapters: Sequence[Chapter], record: Record) -> Story:
+    """The chapters with what the record knows: the first token, which parts a stretch, and the end."""
+    end_s = record.arrival_s if record.finished_s is None else record.finished_s
+    told = _until(chapters, record.arrival_s, end_s)
+    if record.first_token_s is not None:
+        told = _with_first_token(told, record.first_token_s)
+    why = f"{record.outcome}{f' ({record.error})' if record.error else ''}"
+    ended = Chapter(kind=Kind.ENDED, start_s=end_s, end_s=end_s, why=why)
+    return Story(record=record, chapters=[*told, ended])
+
+
+def story_so_far(chapters: Sequence[Chapter], record: Record) -> Story:
+    """The story of a live request up to `record.finished_s`, which is now."""
+    assert record.finished_s is not None, "a story so far ends now"
+    told = _until(chapters, record.arrival_s, record.finished_s)
+    if record.first_token_s is not None:
+        told = _with_first_token(told, record.first_token_s)
+    return Story(record=record, chapters=told, live=True)
+
+
+def _until(chapters: Sequence[Chapter], arrival_s: float, end_s: float) -> list[Chapter]:
+    """The chapters, the last of which lasts to `end_s`."""
+    told = list(chapters) or [Chapter(kind=Kind.ARRIVED, start_s=arrival_s, end_s=arrival_s)]
+    if told[-1].kind in LASTING:
+        told[-1].end_s = end_s
+    elif told[-1].end_s < end_s:
+        told.append(Chapter(kind=Kind.WAITED, start_s=told[-1].end_s, end_s=end_s, why=UNDER_WAY))
+    return told
+
+
+def _with_first_token(chapters: Sequence[Chapter], first_token_s: float) -> list[Chapter]:
+    """Put the first token behind what had begun before it came; times of records are rounded, so nearly so.
+
+    A decode scheduled ahead of it runs on the device once the token is out, so it begins there.
+    """
+    begun = sum(chapter.start_s < first_token_s - _RESOLUTION_S for chapter in chapters)
+    if begun and chapters[begun - 1].kind is Kind.DECODE:
+        begun -= 1
+        chapters[begun].start_s = first_token_s
+        if begun and chapters[begun - 1].kind in LASTING:
+            chapters[begun - 1].end_s = first_token_s
+    token = Chapter(kind=Kind.FIRST_TOKEN, start_s=first_token_s, end_s=first_token_s)
+    return [*chapters[:begun], token, *chapters[begun:]]

@@ -1,0 +1,117 @@
+"""How a question over HTTP reaches the scheduler: vLLM's endpoint plug-ins, and its utility calls.
+
+vLLM's API server loads an endpoint plug-in if `VLLM_PLUGINS` names it; `headway serve` sees to that (`allow`). The
+engine's process is asked by the client that in-tree handlers use, for a method that the general plug-in adds to it
+(vLLM 0.32, plugins/endpoint_plugins/interface.py). Answers are JSON, since only plain values may cross.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib.metadata import entry_points
+from typing import Any
+
+PLUGINS = "VLLM_PLUGINS"
+ENDPOINTS = "vllm.endpoint_plugins"
+NAME = "headway"
+EXPLAIN_PATH = "/v1/explain"
+SHADOW_PATH = "/v1/shadow"
+"""Both under /v1, so that vLLM's own API keys guard them."""
+
+_GROUPS = ("general", "io_processor", "platform", "stat_logger")
+_UTILITY = "headway_ask"
+_CLIENT = "headway_engine_client"
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+def allow(environment: MutableMapping[str, str]) -> None:
+    """Let vLLM load our endpoint: it loads none that is not named. All other plug-ins stay as they were.
+
+    Where nothing was named all of them load, but endpoints; so all are named, but those with an endpoint.
+    """
+    named = environment.get(PLUGINS)
+    if named is None:
+        installed = {point.name for group in _GROUPS for point in entry_points(group=f"vllm.{group}_plugins")}
+        others = {point.name for point in entry_points(group=ENDPOINTS)} - {NAME}
+        names = sorted((installed - others) | {NAME})
+    else:
+        names = [name for name in named.split(",") if name]
+        names += [] if NAME in names else [NAME]
+    environment[PLUGINS] = ",".join(names)
+
+
+def answer_questions() -> None:
+    """Have vLLM's engine core pass questions on to its scheduler, if that is ours."""
+    from vllm.v1.engine.core import EngineCore
+
+    if hasattr(EngineCore, _UTILITY):
+        return
+
+    def headway_ask(self: Any, question: str, argument: str) -> str | None:
+        answer = getattr(self.scheduler, "answer", None)
+        return None if answer is None else json.dumps(answer(question, argument))
+
+    setattr(EngineCore, _UTILITY, headway_ask)
+
+
+class Endpoint:
+    """vLLM's endpoint plug-in: `GET /v1/explain/ID`, `GET /v1/explain` for the last requests, and, for shadows,
+    `GET /v1/shadow/ENDED-STEPS`.
+    """
+
+    name = NAME
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: Any) -> None:
+        """Add the routes, as plain ASGI."""
+        app.add_route(EXPLAIN_PATH, Answering("listed"), methods=["GET"])
+        app.add_route(f"{EXPLAIN_PATH}/{{argument:path}}", Answering("explain"), methods=["GET"])
+        app.add_route(f"{SHADOW_PATH}/{{argument:path}}", Answering("window", "windows"), methods=["GET"])
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Remember how the engine is asked."""
+        setattr(state, _CLIENT, engine_client)
+
+
+class Answering:
+    """An ASGI app that puts one question to every engine of the server, and joins what they say under `key`."""
+
+    def __init__(self, question: str, key: str = "requests") -> None:
+        self._question = question
+        self._key = key
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+        """Answer one request: 200, 404 if no engine has anything to say, 503 if there is none to ask."""
+        argument = scope.get("path_params", {}).get("argument", "")
+        client = getattr(scope["app"].state, _CLIENT, None)
+        if client is None:
+            await _send(send, 503, _error(503, "this server has no engine to ask"))
+            return
+        said = await client.engine_core.call_utility_all_async(_UTILITY, self._question, argument)
+        if all(one is None for one in said):
+            await _send(send, 404, _error(404, "this server does not schedule with Headway"))
+            return
+        found = [
+            {**each, "engine": engine} if len(said) > 1 else each
+            for engine, one in enumerate(said)
+            for each in json.loads(one or "[]")
+        ]
+        if argument and not found:
+            why = f"nothing known of {argument!r}: live requests and the last --explain N ended ones are kept"
+            await _send(send, 404, _error(404, why))
+            return
+        await _send(send, 200, {self._key: found})
+
+
+def _error(status: int, message: str) -> dict[str, Any]:
+    kind = "NotFoundError" if status == 404 else "ServiceUnavailableError"
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+async def _send(send: Send, status: int, answer: dict[str, Any]) -> None:
+    body = json.dumps(answer).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

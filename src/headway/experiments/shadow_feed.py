@@ -1,0 +1,152 @@
+"""What a running engine tells a shadow, collected: the requests of the last minutes, and what its steps took."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from headway.core.batch_shape import BatchShape
+from headway.core.length_estimate import LengthEstimate
+from headway.core.record import Outcome, Record
+from headway.core.slo import Slo
+from headway.errors import UpstreamError
+from headway.sim.limits import EngineLimits
+
+FIRST = "0-0"
+"""What is asked for at first; each answer says what to ask for next."""
+MOST_REQUESTS = 20_000
+MOST_STEPS = 4_000
+
+
+class Told(msgspec.Struct, kw_only=True):
+    """A request as its engine tells of it. Times are seconds of the engine's clock."""
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    found_tokens: int
+    output_tokens: int
+    max_output_tokens: int
+    targets_s: tuple[float | None, float | None, float | None]
+    priority: int
+    tenant: str
+    predicted: tuple[float, float, float] | None
+    outcome: Outcome | None
+    first_token_s: float | None
+    finished_s: float | None
+
+    @property
+    def slo(self) -> Slo:
+        """Its targets."""
+        return Slo(*self.targets_s)
+
+    @property
+    def estimate(self) -> LengthEstimate | None:
+        """How long its answer was predicted to be."""
+        return None if self.predicted is None else LengthEstimate(*self.predicted)
+
+    def record(self) -> Record:
+        """What became of it, as a record. Of an ended one only."""
+        assert self.outcome is not None, "a live request has no record"
+        return Record(
+            id=self.id,
+            arrival_s=self.arrival_s,
+            prompt_tokens=self.prompt_tokens,
+            outcome=self.outcome,
+            output_tokens=self.output_tokens,
+            tenant=self.tenant,
+            first_token_s=self.first_token_s,
+            finished_s=self.finished_s,
+            slo=self.slo,
+        )
+
+
+class Parts(msgspec.Struct, kw_only=True):
+    """Parts in place of the policy's own."""
+
+    order: str | None = None
+    batching: str | None = None
+    eviction: str | None = None
+    leaving: tuple[str, ...] | None = None
+
+
+class EngineFacts(msgspec.Struct, kw_only=True):
+    """An engine's policy and sizes, and seconds of a copy of one block and of `copied_blocks`, out and in (0: none
+    was seen).
+    """
+
+    policy: str
+    parts: Parts
+    limits: EngineLimits
+    copies_s: tuple[float, float, float, float]
+    copied_blocks: int
+
+
+class Window(msgspec.Struct, kw_only=True):
+    """One answer of an engine. `steps` are seconds and the six sums of a batch shape."""
+
+    now_s: float
+    next: str
+    missed: int
+    ended: list[Told]
+    live: list[Told]
+    steps: list[tuple[float, int, int, int, int, int, float]]
+    host_s: float
+    engine: EngineFacts
+    block_bytes: int = 0
+
+
+class Feed:
+    """One engine's answers, put together: at most MOST_REQUESTS ended requests, none that came more than `keep_s` ago,
+    and MOST_STEPS steps.
+    """
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._begin()
+
+    def _begin(self) -> None:
+        self.ended: deque[Told] = deque(maxlen=MOST_REQUESTS)
+        self.live: list[Told] = []
+        self.steps: deque[tuple[BatchShape, float]] = deque(maxlen=MOST_STEPS)
+        self.next = FIRST
+        self.missed = 0
+        self.now_s = 0.0
+        self.host_s = 0.0
+        self.block_bytes = 0
+        self.engine: EngineFacts | None = None
+
+    def take(self, answer: dict[str, Any]) -> None:
+        """Add an answer. Raises UpstreamError for what is none; a restarted engine's begins anew."""
+        try:
+            window = msgspec.convert(answer, Window)
+        except msgspec.ValidationError as error:
+            raise UpstreamError(f"a server tells shadows what is not understood: {error}") from None
+        if window.now_s < self.now_s or _counts(window.next) < _counts(self.next):
+            self._begin()
+            return
+        self.ended.extend(window.ended)
+        self.steps.extend((_shape(row), row[0]) for row in window.steps)
+        self.live, self.next, self.now_s = window.live, window.next, window.now_s
+        self.missed += window.missed if self.engine is not None else 0
+        self.host_s, self.block_bytes, self.engine = window.host_s, window.block_bytes, window.engine
+        while self.ended and self.ended[0].arrival_s < self.now_s - self._keep_s:
+            self.ended.popleft()
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split("-")))
+
+
+def _shape(row: tuple[float, int, int, int, int, int, float]) -> BatchShape:
+    _, num_jobs, num_tokens, num_decodes, decode_context, prefill_context, pairs = row
+    return BatchShape(
+        num_jobs=num_jobs,
+        num_tokens=num_tokens,
+        num_decodes=num_decodes,
+        decode_context_tokens=decode_context,
+        prefill_context_tokens=prefill_context,
+        prefill_pairs=pairs,
+    )

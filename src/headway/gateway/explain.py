@@ -1,0 +1,176 @@
+"""Why one request took as long as it did: what the gateway saw of it, and what its instances say."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.gateway.accounts import Accounts, Entry
+from headway.gateway.instances.fleet import Fleet
+from headway.gateway.refusal import Refusal, message_of
+
+PATHS = ("/explain", "/v1/explain")
+"""The second is where a single Headway server answers too."""
+MOST_LISTED = 50
+_TIMEOUT_S = 5.0
+_DECIMALS = 6
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """What the gateway saw of a request. Times are seconds since it came, `at` is when that was, since 1970."""
+
+    id: str
+    at: float
+    outcome: str
+    met: bool | None
+    instances: list[str]
+    ttft_s: float | None
+    tbt_s: float | None
+    lasted_s: float
+    tokens: int
+    moves: int
+    resumes: int
+    slo: str
+    tenant: str
+
+
+class Unanswered(msgspec.Struct):
+    """An instance that could not tell of a request, and why."""
+
+    instance: str
+    why: str
+
+
+class Explained(msgspec.Struct):
+    """A request at the gateway (None: it does not know it any more), and what instances say, each in its own words."""
+
+    gateway: Seen | None
+    requests: list[dict[str, Any]]
+    unanswered: list[Unanswered]
+
+
+class Explaining:
+    """Answers who asks about requests. Instances are asked only then; those that are not Headway's cannot say."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        fleet: Fleet,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._accounts = accounts
+        self._fleet = fleet
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    async def explain(self, request_id: str) -> Explained | None:
+        """All that is known of a request; None if nobody knows of it."""
+        entry = self._accounts.find(request_id)
+        places = self._fleet.names() if entry is None else tuple(dict.fromkeys(entry.places))
+        said = await asyncio.gather(*(self._ask(name, request_id) for name in places))
+        requests = [one for each in said if isinstance(each, list) for one in each]
+        if entry is None and not requests:
+            return None
+        unanswered = [] if entry is None else [each for each in said if isinstance(each, Unanswered)]
+        return Explained(None if entry is None else self.seen(entry), requests, unanswered)
+
+    def seen(self, entry: Entry) -> Seen:
+        """One request, as the gateway saw it."""
+        now_s = self._clock()
+        lasted_s = (now_s if entry.ended_s is None else entry.ended_s) - entry.arrival_s
+        outcome = "rejected" if entry.rejected else str(entry.outcome or "live")
+        return Seen(
+            id=entry.id,
+            at=round(self._wall_clock() - (now_s - entry.arrival_s), 3),
+            outcome=outcome,
+            met=None if entry.outcome is None else entry.met,
+            instances=list(entry.places),
+            ttft_s=_rounded(entry.ttft_s),
+            tbt_s=_rounded(entry.tbt_s),
+            lasted_s=round(lasted_s, _DECIMALS),
+            tokens=entry.tokens,
+            moves=entry.moves,
+            resumes=entry.resumes,
+            slo=entry.key.slo,
+            tenant=entry.key.tenant,
+        )
+
+    def last(self, most: int = MOST_LISTED) -> list[Seen]:
+        """The last requests that ended, newest first."""
+        return [self.seen(entry) for entry in islice(reversed(self._accounts.recent), most)]
+
+    async def _ask(self, name: str, request_id: str) -> list[dict[str, Any]] | Unanswered:
+        """What an instance says of a request, or why it says nothing."""
+        try:
+            member = self._fleet.member(name)
+        except KeyError:
+            return Unanswered(name, "it is no longer there")
+        if not member.facts.is_headway:
+            return Unanswered(name, "it does not schedule with Headway")
+        url = f"{member.url.rstrip('/').removesuffix('/v1')}/v1/explain/{quote(request_id, safe='')}"
+        try:
+            limit = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+            async with self._fleet.session.get(url, timeout=limit, allow_redirects=False) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return Unanswered(name, f"{type(error).__name__}: {error}".removesuffix(": "))
+        if response.status != 200:
+            return Unanswered(name, message_of(body) or f"it answered HTTP {response.status}")
+        try:
+            found = msgspec.json.decode(body, type=_Answer).requests
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return Unanswered(name, "it answered with what is no explanation")
+        return [{**one, "instance": name} for one in found]
+
+
+class _Answer(msgspec.Struct):
+    requests: list[dict[str, Any]]
+
+
+def _rounded(value_s: float | None) -> float | None:
+    return None if value_s is None else round(value_s, _DECIMALS)
+
+
+def explain_routes(explaining: Explaining) -> list[Route]:
+    """`GET /explain/ID` and `GET /explain` (the last requests), under both PATHS."""
+
+    async def one(request: Request) -> Response:
+        found = await explaining.explain(request.path_params["request_id"])
+        if found is None:
+            refusal = Refusal(
+                404,
+                "unknown_request",
+                "no such request among the live ones and the last that ended; accepted: the x-request-id of one",
+            )
+            headers = {name.decode(): value.decode() for name, value in refusal.headers}
+            return Response(refusal.body, status_code=404, headers=headers)
+        return _json(found)
+
+    async def last(_request: Request) -> Response:
+        return _json({"requests": explaining.last()})
+
+    lists = [Route(path, last) for path in PATHS]
+    return [*lists, *(Route(f"{path}/{{request_id:path}}", one) for path in PATHS)]
+
+
+def is_explain_path(path: str) -> bool:
+    """Whether a path is one of these routes'."""
+    return any(path.startswith(f"{each}/") for each in PATHS)
+
+
+def _json(answer: object) -> Response:
+    return Response(
+        msgspec.json.encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"}
+    )

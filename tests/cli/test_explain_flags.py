@@ -1,0 +1,129 @@
+"""`headway explain` and `headway shadow` as commands; what they say of real servers is in tests/engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from headway.cli.shadow import report_text
+from headway.experiments.shadow import CONTROL, LIVE, Figures, ShadowReport
+from tests.cli.conftest import Headway, Refused
+
+TEXT = "request mine: 4 prompt tokens, 2 output tokens, finished"
+ANSWERS: dict[str, Any] = {
+    "/v1/explain": {
+        "requests": [
+            {"id": "mine", "at": 1.8e9, "outcome": "finished", "ttft_s": 0.25, "lasted_s": 3.0, "tokens": 7},
+            {
+                "id": "other",
+                "at": 1.8e9,
+                "outcome": "shed",
+                "ttft_s": None,
+                "lasted_s": 1.0,
+                "output_tokens": 0,
+            },
+        ]
+    },
+    "/v1/explain/mine": {
+        "gateway": {"outcome": "finished", "instances": ["lp-0", "hp-0"], "ttft_s": 0.25, "lasted_s": 3.0},
+        "requests": [{"instance": "hp-0", "text": TEXT}],
+        "unanswered": [{"instance": "lp-0", "why": "it is no longer there"}],
+    },
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        answer = ANSWERS.get(self.path)
+        body = json.dumps(answer or {"error": {"message": f"nothing known of {self.path}"}}).encode()
+        self.send_response(404 if answer is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A server that explains one request."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_request_is_told_of_at_the_gateway_and_at_each_instance(headway: Headway, url: str) -> None:
+    code, out, err = headway("explain", "--url", url, "mine")
+    assert code == 0
+    assert out.splitlines() == [
+        "at the gateway: finished, sent to lp-0, then hp-0; first token 250 ms and end 3 s after it came",
+        "",
+        "at hp-0:",
+        TEXT,
+        "",
+    ]
+    assert err == "lp-0 cannot tell: it is no longer there\n"
+    assert (
+        json.loads(headway("explain", "--url", f"{url}/v1", "mine", "--json").out)
+        == ANSWERS["/v1/explain/mine"]
+    )
+
+
+def test_without_an_id_the_last_requests_are_listed(headway: Headway, url: str) -> None:
+    code, out, _ = headway("explain", "--url", url)
+    assert code == 0
+    head, first, second = out.splitlines()
+    assert head.split() == ["came", "ended", "first", "token", "whole", "tokens", "id"]
+    assert first.split()[1:] == ["finished", "250", "ms", "3", "s", "7", "mine"]
+    assert second.split()[1:] == ["shed", "never", "1", "s", "0", "other"]
+
+
+def test_what_cannot_be_explained_is_one_line(refused: Refused, url: str) -> None:
+    assert refused("explain", "--url", url, "x") == "error: nothing known of /v1/explain/x\n"
+    assert "accepted: a base URL" in refused("explain", "--url", "nowhere", "x")
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--policies", ""), "--policies names none; accepted: rows"),
+        (("--policies", "nope"), "unknown policy 'nope'; accepted: "),
+        (("--policies", "edf", "--window", "5"), "--window is 5 and --every 60; accepted: 10 s or more"),
+        (("--policies", "edf", "--every", "0"), "accepted: 10 s or more, and more than 0"),
+        (("--policies", "edf", "--once"), "nothing known of /v1/shadow/0-0"),
+    ],
+)
+def test_a_shadow_that_cannot_be_is_refused(
+    refused: Refused, url: str, flags: tuple[str, ...], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.nice", lambda niceness: 0)
+    assert complaint in refused("shadow", "--url", url, *flags)
+
+
+def test_a_report_for_people() -> None:
+    figures = Figures(goodput=0.5, mean_jct_s=4.0, finished=40, mean_ttft_s=1.5, p99_ttft_s=None)
+    report = ShadowReport(
+        window_s=300.0,
+        requests=44,
+        assumed=4,
+        missed=2,
+        step_error=0.031,
+        figures={LIVE: figures, CONTROL: figures},
+        failed={"x": "it has no policy"},
+    )
+    assert report_text(report).splitlines() == [
+        "44 requests of the last 300 s; simulated step times are off by 3.1% (median)",
+        "                           goodput   mean JCT  mean TTFT   p99 TTFT  finished",
+        "live                         50.0%        4 s      1.5 s          -        40",
+        "live policy, simulated       50.0%        4 s      1.5 s          -        40",
+        "x: it has no policy",
+        "4 did not finish live; their lengths are assumed",
+        "2 ended unseen: the server keeps fewer than came between two questions",
+    ]

@@ -1,0 +1,62 @@
+"""The shadow beside a gateway: its process, its reports, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+
+import pytest
+
+from headway.cli import serve_shadow
+from headway.cli.serve_shadow import shadow_beside
+from headway.gateway.instances.fleet import Member
+from headway.gateway.shadow_board import ShadowBoard
+from tests.gateway.fleets import running, until
+from tests.gateway.shadow_reports import REPORT
+from tests.gateway.upstream import upstream
+
+PRINTS = f"import sys, time; sys.stdout.write('no JSON\\n' + {REPORT.decode()!r} + '\\n'); sys.stdout.flush()"
+
+
+async def beside(program: str, board: ShadowBoard, monkeypatch: pytest.MonkeyPatch) -> asyncio.Task[None]:
+    """The work beside the gateway, with another program in place of the command."""
+    seen: list[list[str]] = []
+
+    def command(urls: list[str], policies: list[str], every_s: float) -> list[str]:
+        seen.append(serve_command(urls, policies, every_s))
+        return [sys.executable, "-c", program]
+
+    serve_command = serve_shadow._command
+    monkeypatch.setattr(serve_shadow, "_command", command)
+    async with upstream("a") as one, running(Member("a", url=one.url)) as fleet:
+        task = asyncio.create_task(shadow_beside(fleet, board, ("sjf", "edf"), "k3y"))
+        await until(lambda: board.report is not None)
+        assert seen == [
+            [
+                *(sys.executable, "-m", "headway.cli", "shadow", "--json", "--every", "60"),
+                *("--url", one.url, "--policies", "sjf,edf"),
+            ]
+        ]
+        if "sleep" in program:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    return task
+
+
+async def test_its_reports_are_on_the_board_and_serving_goes_on_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = ShadowBoard()
+    task = await beside(PRINTS, board, monkeypatch)
+    assert board.report is not None
+    assert board.report.requests == 44
+    assert "a shadow reported what is not understood" in caplog.text
+    assert "the shadow ended with code 0; serving goes on without it" in caplog.text
+    assert task.exception() is None
+
+
+async def test_it_ends_with_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = await asyncio.wait_for(beside(f"{PRINTS}; time.sleep(600)", ShadowBoard(), monkeypatch), 30)
+    assert task.cancelled()

@@ -1,0 +1,187 @@
+"""The trail by hand: a ledger, a view and outcomes, step by step; whole runs are in tests/sim and tests/engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.batch_shape import BatchShape
+from headway.core.explanation import NOT_KEPT, explain
+from headway.core.plan import Fate, Reason
+from headway.core.record import Outcome
+from headway.core.story import Kind
+from headway.core.track import KEPT_DISPLACEMENTS, KEPT_FIRST, KEPT_LAST
+from tests.core.trail_scene import Scene, displaced_scene
+
+
+def test_a_request_that_is_displaced_and_computed_again() -> None:
+    scene = displaced_scene()
+    assert scene.told("a") == [
+        ("arrived", 0.0, 0.0),
+        ("admitted", 0.0, 0.0),
+        ("prefill", 0.0, 1.0),
+        ("first token", 1.0, 1.0),
+        ("decode", 1.0, 2.0),
+        ("preempted", 2.0, 2.0),
+        ("waited", 2.0, 3.0),
+        ("waited", 3.0, 4.0),
+        ("admitted", 4.0, 4.0),
+        ("prefill", 4.0, 5.0),
+        ("ended", 5.0, 5.0),
+    ]
+
+
+def test_who_took_its_place_and_behind_whom_it_waited() -> None:
+    scene = displaced_scene()
+    found = explain(scene.trail, "a", scene.now_s, block_bytes=1000)
+    assert found is not None
+    [displaced] = found.displaced
+    assert (displaced.at_s, displaced.tokens, displaced.swapped, displaced.by) == (2.0, 5, False, ("b",))
+    assert found.num_displaced == 1
+    assert found.waited_s == 2.0
+    assert [(one.why, one.seconds) for one in found.waited] == [
+        ("its KV blocks did not fit the free ones", 1.0),
+        ("others were to start first", 1.0),
+    ]
+    # b held its seat from 2 to 4, all of a's wait; it came later, but a had started first, at 0.
+    assert [(one.id, one.seconds, one.overtook) for one in found.behind] == [("b", 2.0, False)]
+    assert (found.moved.recomputed_tokens, found.moved.recomputed_bytes) == (5, 1250)
+
+
+def test_slack_falls_to_the_first_token_and_then_to_the_end() -> None:
+    scene = displaced_scene()
+    found = explain(scene.trail, "a", scene.now_s)
+    assert found is not None
+    slack = {point.at_s: (point.slack_s, point.target) for point in found.slack}
+    assert slack[0.0] == (3.0, "first token")
+    assert slack[2.0] == (2.0, "whole answer")
+    assert slack[5.0] == (-1.0, "whole answer")
+    assert [point.at_s for point in found.slack] == sorted(slack)
+
+
+def test_one_that_came_later_and_started_first_overtook_it() -> None:
+    scene = Scene()
+    scene.come("a")
+    scene.step({}, passed_over={"a": Reason.ISL})
+    scene.come("b")
+    scene.step({"b": 4}, admitted="b", passed_over={"a": Reason.ISL})
+    found = explain(scene.trail, "a", scene.now_s)
+    assert found is not None
+    assert found.story.live
+    assert [(one.id, one.seconds, one.overtook) for one in found.behind] == [("b", 1.0, True)]
+    assert found.num_overtook == 1
+
+
+def test_a_swapped_request_pauses_until_its_memory_is_back() -> None:
+    scene = Scene()
+    scene.come("a")
+    scene.step({"a": 4}, admitted="a")
+    scene.step({"a": 1})
+    scene.step({}, preempted={"a": Fate.SWAP})
+    scene.step({}, admitted="a")
+    scene.step({"a": 1})
+    assert scene.told("a")[-5:] == [
+        ("preempted", 2.0, 2.0),
+        ("on the host", 2.0, 3.0),
+        ("admitted", 3.0, 3.0),
+        ("paused", 3.0, 4.0),
+        ("decode", 4.0, 5.0),
+    ]
+    found = explain(scene.trail, "a", scene.now_s, block_bytes=10)
+    assert found is not None
+    # 5 tokens are 2 blocks of 4; by the ledger's count nothing went to the host, which only copies tell.
+    assert (found.moved.to_device_blocks, found.moved.to_device_bytes) == (2, 20)
+    assert found.displaced[0].by == ()
+
+
+def test_a_shortage_names_those_who_grew() -> None:
+    # At 1 both have 4 tokens computed; a's fifth opens its second block, which is b's.
+    scene = Scene()
+    scene.come("a")
+    scene.come("b")
+    scene.step({"a": 4, "b": 4}, admitted="ab")
+    scene.step({"a": 1}, preempted={"b": Fate.RECOMPUTE}, planned=False)
+    found = explain(scene.trail, "b", scene.now_s)
+    assert found is not None
+    assert found.displaced[0].by == ("a",)
+    assert found.displaced[0].why.startswith("blocks ran out (3 free) as 1 request before it grew")
+
+
+def test_steps_alike_add_nothing() -> None:
+    scene = Scene()
+    scene.come("a")
+    scene.step({"a": 4}, admitted="a")
+    scene.step({"a": 1})
+    track = scene.trail.find("a")
+    assert track is not None
+    marks = track.num_marks
+    for _ in range(50):
+        scene.step({"a": 1})
+    assert track.num_marks == marks
+    assert scene.told("a")[-1] == ("decode", 1.0, 52.0)
+
+
+def test_what_is_too_much_is_counted_and_the_waiting_still_adds_up() -> None:
+    scene = Scene()
+    scene.come("a", prompt=1)
+    rounds = 100
+    for _ in range(rounds):
+        waiting = scene.jobs["a"].num_tokens
+        scene.step({"a": waiting}, admitted="a")
+        scene.step({}, preempted={"a": Fate.RECOMPUTE})
+    track = scene.trail.find("a")
+    assert track is not None
+    assert len(list(track.marks)) == KEPT_FIRST + KEPT_LAST
+    assert track.num_marks == 2 * rounds
+    found = explain(scene.trail, "a", scene.now_s)
+    assert found is not None
+    assert found.waited_s == rounds
+    assert sum(one.seconds for one in found.waited) == pytest.approx(rounds)
+    assert NOT_KEPT in {one.why for one in found.waited}
+    assert (len(found.displaced), found.num_displaced) == (KEPT_DISPLACEMENTS, rounds)
+    [gap] = [chapter for chapter in found.story.chapters if chapter.kind is Kind.NOT_KEPT]
+    assert gap.why == f"{track.not_kept} changes"
+
+
+def test_the_last_ended_are_kept_and_an_id_may_come_again() -> None:
+    scene = Scene(kept=2)
+    for id_ in "abca":
+        scene.come(id_)
+        scene.step({id_: 4}, admitted=id_)
+        scene.end(id_)
+    assert [track.job.id for track in scene.trail.ended] == ["c", "a"]
+    assert scene.trail.num_ended == 4
+    assert scene.trail.find("b") is None
+    assert explain(scene.trail, "b", scene.now_s) is None
+    again = scene.trail.find("a")
+    assert again is not None
+    assert again.job.arrival_s == 3.0
+
+
+def test_one_that_ends_before_any_step_has_waited_all_its_life() -> None:
+    scene = Scene()
+    scene.come("a")
+    scene.now_s = 0.5
+    scene.end("a", Outcome.CANCELLED)
+    scene.come("b")
+    scene.step({"b": 4}, admitted="b")
+    found = explain(scene.trail, "a", scene.now_s)
+    assert found is not None
+    assert [(str(c.kind), c.end_s) for c in found.story.chapters] == [
+        ("arrived", 0.0),
+        ("waited", 0.5),
+        ("ended", 0.5),
+    ]
+    assert (found.waited_s, [one.seconds for one in found.waited]) == (0.5, [0.5])
+
+
+def test_steps_are_judged_while_it_is_on_the_engine() -> None:
+    scene = displaced_scene()
+    for at_s, predicted_s, took_s in ((1.0, 0.9, 1.0), (3.0, 5.0, 1.0), (4.5, 1.1, 1.2), (4.6, 0.0, 9.0)):
+        scene.trail.judge(at_s, BatchShape(), predicted_s, took_s)
+    found = explain(scene.trail, "a", scene.now_s)
+    assert found is not None
+    # Its stays are 0 to 2 and 4 to 5: the step at 3 is b's alone, the last was not predicted.
+    assert found.predicted.judged_steps == 2
+    assert found.predicted.step_s == pytest.approx(1.0)
+    assert found.predicted.took_step_s == pytest.approx(1.1)
+    assert found.predicted.took_prefill_s == 1.0
