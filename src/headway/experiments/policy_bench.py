@@ -101,7 +101,7 @@ class PolicyBench:
         with log.open("wb") as output, ServerProcess(command.arguments, address, log=output) as server:
             server.wait_ready(START_TIMEOUT_S)
             options = self._options(server.url)
-            asyncio.run(_warm_up(self.requests, options))
+            asyncio.run(warm_up(self.requests, options))
             tell(f"{policy}: sending {len(self.requests)} requests")
             with record_writer(self.out, policy) as records:
                 report = send(self.requests, options, records.append)
@@ -121,7 +121,7 @@ def made_estimates(predictor: str, requests: Sequence[TraceRequest], seed: int) 
     return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
 
-async def _warm_up(requests: Sequence[TraceRequest], options: ReplayOptions) -> None:
+async def warm_up(requests: Sequence[TraceRequest], options: ReplayOptions) -> None:
     """Send the first few prompts at once, so that no policy pays for what happens only once."""
     from headway.gateway import replay
 

@@ -1,0 +1,77 @@
+"""A deployment on this machine: `headway serve` as a user starts it, ready to be asked, and gone afterwards."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from headway.errors import UpstreamError
+
+HOST = "127.0.0.1"
+START_S = 300.0
+END_S = 60.0
+_POLL_S = 0.3
+
+
+def with_port(words: Sequence[str], port: int) -> list[str]:
+    """The words of a deploy command, without the program's name, for a port of this machine."""
+    flags = words.index("--")
+    return [*words[1:flags], "--port", f"{port}", *words[flags:]]
+
+
+@contextmanager
+def deployed(words: Sequence[str], port: int, log: Path) -> Iterator[str]:
+    """The URL of what a deploy command serves, once it is ready; it and all it started end with the block.
+
+    Raises UpstreamError if it does not get ready; its log says why.
+    """
+    command = [sys.executable, "-m", "headway.cli", *with_port(words, port)]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            # A gateway is alive before its instances are; a single server is ready once it is alive.
+            _wait(process, port, "/ready" if "--pools" in words or "--instances" in words else "/health", log)
+            yield f"http://{HOST}:{port}"
+        finally:
+            _end(process)
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:
+    deadline_s = time.monotonic() + START_S
+    while not _answers(port, path):
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise UpstreamError(f"the deployment did not get ready; {log} says why")
+        time.sleep(_POLL_S)
+
+
+def _answers(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=5.0)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, as its user would; whatever is left of its group after a while is killed."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,117 @@
+"""What a configuration runs on: costs and limits of its engines, and the simulated system they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+from headway.experiments.engine_sizes import Sizes, engine_limits, is_cost_file
+from headway.experiments.planning.configuration import Configuration
+from headway.experiments.planning.threshold import presets_of, rules_with
+from headway.experiments.simulation import POOL_ROUTER, fingerprint
+from headway.policies.presets import Preset, build_policy, find_preset
+from headway.predict.calibration import Calibration
+from headway.predict.cost_file import CostFile, load_cost_file
+from headway.predict.hardware import calibration
+from headway.predict.known_models import model_shape
+from headway.sim.limits import EngineLimits
+from headway.sim.simulation import Policies, PolicyFactory, System
+
+ROUTER = "least-work"
+"""Of `headway serve --instances N`, where nothing else is asked for."""
+
+NO_POOL = ""
+
+GPU_BLOCK_TOKENS = 16
+"""vLLM's default on GPUs; a cost file says its own."""
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Hardware by name, or a cost file, and a model: all that decides what an engine costs."""
+
+    hardware: str
+    model: str
+
+    def costs(self, tp: int) -> Calibration:
+        """What the model costs on an instance of `tp` GPUs. Raises ConfigError where it does not fit, or is unknown."""
+        return _costs(self.hardware, self.model, tp)
+
+    def fingerprint(self, tp: int) -> str:
+        """Tells these costs from any others."""
+        return _fingerprint(self.hardware, self.model, tp)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens a KV block."""
+        measured = _cost_file(self.hardware)
+        return GPU_BLOCK_TOKENS if measured is None else measured.block_size
+
+    def largest_measured(self) -> tuple[int, int] | None:
+        """Jobs and tokens of the largest steps in the cost file; None for a GPU of the catalogue, or without rows."""
+        measured = _cost_file(self.hardware)
+        if measured is None or not measured.rows:
+            return None
+        return max(row.num_jobs for row in measured.rows), max(row.num_tokens for row in measured.rows)
+
+    def default_limits(self, tp: int) -> EngineLimits:
+        """What vLLM takes where nothing is said. Raises ConfigError as `costs`."""
+        return engine_limits(Sizes(block_size=self.block_tokens, tp=tp), self.hardware, self.costs(tp))
+
+    def limits(self, configuration: Configuration) -> EngineLimits:
+        """Of one engine of a configuration. Raises ConfigError for one that is not possible."""
+        default = self.default_limits(configuration.tp)
+        return replace(
+            default,
+            max_num_seqs=configuration.seats,
+            max_num_batched_tokens=configuration.tokens_a_step,
+            host_blocks=self.host_blocks(configuration),
+        )
+
+    def host_blocks(self, configuration: Configuration) -> int:
+        """KV blocks that its host memory holds, as the engine counts them."""
+        block_bytes = self.block_tokens * self.costs(configuration.tp).kv_bytes_per_token
+        return int(configuration.host_gib * _GIB) // block_bytes
+
+    def system(self, configuration: Configuration) -> System:
+        """What the simulator serves with."""
+        return System(
+            limits=self.limits(configuration),
+            calibration=self.costs(configuration.tp),
+            instances=configuration.instances,
+            router=ROUTER if configuration.pools is None else POOL_ROUTER,
+            pools=configuration.pools,
+        )
+
+
+def planned_policies(configuration: Configuration) -> Policies:
+    """What makes the policies of its engines, the hand-off's threshold put in place where one is given."""
+    made: dict[str, PolicyFactory] = {
+        pool: partial(build_policy, _preset(preset, configuration.threshold))
+        for pool, preset in presets_of(configuration.policy).items()
+    }
+    return made if configuration.pools is not None else made[NO_POOL]
+
+
+@lru_cache(maxsize=64)
+def _preset(name: str, threshold: float | None) -> Preset:
+    """A row with the threshold in place; to find one takes a look at every installed package."""
+    return find_preset(name, leaving=rules_with(name, threshold))
+
+
+@lru_cache(maxsize=8)
+def _cost_file(hardware: str) -> CostFile | None:
+    return load_cost_file(Path(hardware).expanduser()) if is_cost_file(hardware) else None
+
+
+@lru_cache(maxsize=32)
+def _costs(hardware: str, model: str, tp: int) -> Calibration:
+    return calibration(hardware, model_shape(model), tp)
+
+
+@lru_cache(maxsize=32)
+def _fingerprint(hardware: str, model: str, tp: int) -> str:
+    return fingerprint(_costs(hardware, model, tp))

@@ -1,0 +1,248 @@
+"""A whole plan: what is tried, searched, chosen, compared with the default on unseen samples, and how few GPUs do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headway.errors import ConfigError
+from headway.experiments.kept_runs import run_kept
+from headway.experiments.planning.ask import AIM, BUDGET, Prepared
+from headway.experiments.planning.configuration import Configuration
+from headway.experiments.planning.halving import sampled_s
+from headway.experiments.planning.intervals import Interval
+from headway.experiments.planning.objective import Gain, choose, gain
+from headway.experiments.planning.runs import KeptPlanRuns, PlanRun, simulate_plan_run
+from headway.experiments.planning.sampler import candidates
+from headway.experiments.planning.samples import sample
+from headway.experiments.planning.search import Field, Found, Pairs, SearchPlan, most_runs, search
+from headway.results import Summary
+
+Tell = Callable[[float, str], None]
+"""Hears the share done (0 to 1), and what is going on."""
+
+PROBES = 3
+"""Configurations of each policy that are timed before a budget is made of minutes."""
+
+PROBE_SHARE = 0.25
+"""Of the last window, the part that is timed: the window of the first of three rungs or more."""
+
+SAFETY = 0.8
+"""Of the minutes, the part that is planned with: what is tried first is not all there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is tried: so many configurations, or as many as will take so many minutes; in up to `jobs` processes."""
+
+    budget: int | None = None
+    minutes: float | None = None
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.minutes is not None:
+            raise ConfigError("budget and minutes are given; accepted: one of the two")
+        if self.budget is not None and self.budget < 1:
+            raise ConfigError(f"budget is {self.budget}; accepted: 1 configuration or more")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ConfigError(f"minutes is {self.minutes}; accepted: more than 0")
+        if self.jobs < 1:
+            raise ConfigError(f"jobs is {self.jobs}; accepted: 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fewest:
+    """The smallest number of GPUs whose best configuration holds the aim; None if not even all of them do.
+
+    `goodput` is what it has there, or on all of them; `sure` if the whole interval holds the aim.
+    """
+
+    gpus: int | None
+    aim: float
+    goodput: Interval | None
+
+    @property
+    def sure(self) -> bool:
+        """Whether the aim is held by all of the interval."""
+        return self.gpus is not None and self.goodput is not None and self.goodput.low >= self.aim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What a plan came to.
+
+    `best` is the best configuration on each number of GPUs, at the last rung; `choice` the answer, `default` stock
+    vLLM on as many GPUs. `unseen` is what these two came to on samples that chose nothing, and `gain` is of those.
+    `runs` were simulated now, `kept` were there.
+    """
+
+    prepared: Prepared
+    tried: int
+    found: Found
+    best: Mapping[int, Configuration]
+    choice: Configuration
+    default: Configuration
+    unseen: Mapping[Configuration, Sequence[Summary]]
+    gain: Gain
+    fewest: Fewest | None
+    runs: int
+    kept: int
+    wall_s: float
+
+
+def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell) -> Planned:
+    """Search, choose and compare. What is simulated is kept run by run, so that the same plan goes on after a kill."""
+    started_s = time.monotonic()
+    runner = Runner(prepared, kept, effort.jobs, tell)
+    budget = _budget(prepared, effort, runner)
+    tried = candidates(prepared.space, budget, even=prepared.ask.fewest)
+    plan = _search_plan(prepared)
+    runner.expect(tried, plan)
+    found = search(tried, prepared.space.default, plan, runner.measure)
+    best = _best(prepared, tried, found)
+    fewest = _fewest(prepared, best, found) if prepared.ask.fewest else None
+    gpus = fewest.gpus if fewest is not None and fewest.gpus is not None else prepared.ask.gpus
+    choice, default = best[gpus], prepared.space.default[gpus]
+    unseen = _on_unseen([choice, default], plan, runner)
+    return Planned(
+        prepared=prepared,
+        tried=sum(map(len, tried.values())),
+        found=found,
+        best=best,
+        choice=choice,
+        default=default,
+        unseen=unseen,
+        gain=gain(prepared.objective, unseen[choice], unseen[default]),
+        fewest=fewest,
+        runs=runner.simulated,
+        kept=runner.found,
+        wall_s=time.monotonic() - started_s,
+    )
+
+
+def _search_plan(prepared: Prepared) -> SearchPlan:
+    return SearchPlan(
+        objective=prepared.objective,
+        samples=prepared.ask.seeds,
+        window_s=prepared.window_s,
+        drawn=prepared.task.stream.is_drawn,
+    )
+
+
+def _best(prepared: Prepared, tried: Field, found: Found) -> dict[int, Configuration]:
+    """Of those that were to be tried; the default is only compared with, unless it is one of them."""
+    return {
+        gpus: choose(
+            prepared.objective,
+            {each: finals[each] for each in finals if each in set(tried[gpus])},
+            prepared.space.default[gpus],
+        )
+        for gpus, finals in found.finals.items()
+        if tried[gpus]
+    }
+
+
+def _fewest(prepared: Prepared, best: Mapping[int, Configuration], found: Found) -> Fewest:
+    aim = AIM if prepared.ask.aim is None else prepared.ask.aim
+    goodput = None
+    for gpus, configuration in best.items():
+        goodput = prepared.objective.mean(found.finals[gpus][configuration])
+        if goodput is not None and goodput.mean >= aim:
+            return Fewest(gpus=gpus, aim=aim, goodput=goodput)
+    return Fewest(gpus=None, aim=aim, goodput=goodput)
+
+
+def _on_unseen(
+    configurations: Sequence[Configuration], plan: SearchPlan, runner: Runner
+) -> dict[Configuration, list[Summary]]:
+    different = list(dict.fromkeys(configurations))
+    pairs = [(each, part) for part in plan.unseen() for each in different]
+    seen: dict[Configuration, list[Summary]] = {each: [] for each in different}
+    for (each, _), summary in zip(pairs, runner.measure(pairs), strict=True):
+        seen[each].append(summary)
+    return seen
+
+
+# ---- how much is tried ---------------------------------------------------------------------------------
+
+
+def _budget(prepared: Prepared, effort: Effort, runner: Runner) -> int:
+    """Configurations to try. What is timed is kept with how long it took: a plan that goes on tries the same."""
+    if effort.minutes is None:
+        return BUDGET if effort.budget is None else effort.budget
+    window_s = PROBE_SHARE * prepared.window_s
+    first = sample(0, window_s, drawn=prepared.task.stream.is_drawn)
+    probes = candidates(prepared.space, PROBES * len(prepared.policies) * len(prepared.space.default))
+    pairs = [(each, first) for configurations in probes.values() for each in configurations]
+    took_s = sum(runner.timed(pairs)) / len(pairs)
+    seconds = SAFETY * effort.minutes * 60 * effort.jobs
+    return affordable(seconds, took_s / window_s, prepared.ask.seeds, prepared.window_s, prepared.space.size)
+
+
+def affordable(seconds: float, rate: float, samples: int, window_s: float, most: int) -> int:
+    """How many configurations can be searched in so many seconds of one core, at `rate` of them for each of the trace.
+
+    At least 1, at most `most`. One after another, since one configuration more may mean one rung more, with a shorter
+    first window, and so cost less. O(most).
+    """
+    counts = range(most, 1, -1)
+    return next((count for count in counts if rate * sampled_s(count, samples, window_s) <= seconds), 1)
+
+
+# ---- simulating ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Runner:
+    """Simulates what is not kept yet and tells how far it is, in seconds of trace.
+
+    `simulated` counts runs that were simulated now, `found` those that were there.
+    """
+
+    prepared: Prepared
+    kept: KeptPlanRuns
+    jobs: int
+    tell: Tell
+    simulated: int = 0
+    found: int = 0
+    _expected_s: float = field(default=0.0, init=False)
+    _done_s: float = field(default=0.0, init=False)
+
+    def expect(self, tried: Field, plan: SearchPlan) -> None:
+        """Say how much is to come."""
+        ladder = plan.ladder(tried)
+        whole_s = sum(runs * rung.window_s for runs, rung in zip(most_runs(tried, plan), ladder, strict=True))
+        self._expected_s = whole_s + 2 * plan.samples * plan.window_s
+        self._done_s = 0.0
+
+    def measure(self, pairs: Pairs) -> list[Summary]:
+        """What each came to."""
+        runs = self._run(pairs)
+        return [result.summary for run in runs if (result := self.kept.result(run)) is not None]
+
+    def timed(self, pairs: Pairs) -> list[float]:
+        """Seconds that each took to simulate, now or when it was."""
+        return [result.wall_s for run in self._run(pairs) if (result := self.kept.result(run)) is not None]
+
+    def _run(self, pairs: Pairs) -> list[PlanRun]:
+        runs = [
+            PlanRun(task=self.prepared.task, configuration=configuration, sample=part)
+            for configuration, part in pairs
+        ]
+        todo = [run for run in runs if self.kept.result(run) is None]
+        self.found += len(runs) - len(todo)
+        window_s = pairs[0][1].window_s
+        what = f"{len(runs):,} runs of {window_s:.0f} s"
+        self._advance((len(runs) - len(todo)) * window_s, what)
+
+        def tick() -> None:
+            self.simulated += 1
+            self._advance(window_s, what)
+
+        run_kept(todo, self.kept, simulate_plan_run, jobs=self.jobs, tick=tick)
+        return runs
+
+    def _advance(self, seconds: float, what: str) -> None:
+        self._done_s += seconds
+        self.tell(min(1.0, self._done_s / self._expected_s) if self._expected_s else 0.0, what)

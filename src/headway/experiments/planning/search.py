@@ -1,0 +1,136 @@
+"""The search: rung by rung, on every number of GPUs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headway.experiments.planning.configuration import Configuration
+from headway.experiments.planning.halving import Rung, judge, quota, rungs
+from headway.experiments.planning.objective import Objective
+from headway.experiments.planning.samples import Sample, sample
+from headway.results import Summary
+
+Field = Mapping[int, Sequence[Configuration]]
+"""What is tried on each number of GPUs."""
+
+Pairs = Sequence[tuple[Configuration, Sample]]
+
+Measure = Callable[[Pairs], Sequence[Summary]]
+"""What each configuration comes to on its sample, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchPlan:
+    """How much is measured: at the last rung so many samples of `window_s` each, of a trace that is `drawn` or not."""
+
+    objective: Objective
+    samples: int
+    window_s: float
+    drawn: bool
+
+    def ladder(self, field: Field) -> list[Rung]:
+        """The rungs, as many as the largest number of configurations on some number of GPUs wants."""
+        return rungs(max(map(len, field.values())), self.samples, self.window_s)
+
+    def of_rung(self, rung: Rung) -> list[Sample]:
+        """What every configuration is measured on there."""
+        return [sample(number, rung.window_s, drawn=self.drawn) for number in range(rung.samples)]
+
+    def unseen(self) -> list[Sample]:
+        """As many samples as at the last rung, none of them used in the search."""
+        numbers = range(self.samples, 2 * self.samples)
+        return [sample(number, self.window_s, drawn=self.drawn) for number in numbers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RungReport:
+    """What a rung was, and what became of its configurations on all numbers of GPUs together.
+
+    `worse` surely are, `untold` were left out for want of room although they may be as good; at the last rung all stay.
+    """
+
+    configurations: int
+    samples: int
+    window_s: float
+    kept: int
+    worse: int
+    untold: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was left at the last rung on each number of GPUs, sample by sample, and the way there."""
+
+    finals: Mapping[int, Mapping[Configuration, Sequence[Summary]]]
+    reports: tuple[RungReport, ...]
+
+
+def search(field: Field, default: Mapping[int, Configuration], plan: SearchPlan, measure: Measure) -> Found:
+    """Halve the field until the last rung.
+
+    The default of each number of GPUs is measured to the end beside the others, as what they are compared with. The
+    samples of a rung are the same for all.
+    """
+    there = {gpus: list(dict.fromkeys([*each, default[gpus]])) for gpus, each in field.items()}
+    reports: list[RungReport] = []
+    for rung in plan.ladder(field):
+        found = _measured(there, plan.of_rung(rung), measure)
+        if rung.last:
+            reports.append(_report(rung, there, there, 0, 0))
+            return Found(found, tuple(reports))
+        after: dict[int, list[Configuration]] = {}
+        worse = untold = 0
+        for gpus, finals in found.items():
+            tried = set(field[gpus])
+            scores = {
+                each: [plan.objective.score(summary) for summary in summaries]
+                for each, summaries in finals.items()
+                if each in tried
+            }
+            verdict = judge(scores, quota(len(tried), rung), place=lambda each: each.place)
+            after[gpus] = list(dict.fromkeys([*verdict.kept, default[gpus]]))
+            worse += len(verdict.worse)
+            untold += len(verdict.untold)
+        reports.append(_report(rung, there, after, worse, untold))
+        there = after
+    raise AssertionError("a ladder ends with its last rung")
+
+
+def most_runs(field: Field, plan: SearchPlan) -> list[int]:
+    """How many runs each rung has at most, the default's included."""
+    numbers = {gpus: len(each) for gpus, each in field.items()}
+    there = dict(numbers)
+    most: list[int] = []
+    for rung in plan.ladder(field):
+        most.append(sum(number + 1 for number in there.values()) * rung.samples)
+        there = {gpus: min(there[gpus], quota(numbers[gpus], rung)) for gpus in numbers}
+    return most
+
+
+def _measured(
+    there: Mapping[int, Sequence[Configuration]], samples: Sequence[Sample], measure: Measure
+) -> dict[int, dict[Configuration, list[Summary]]]:
+    """Sample by sample, so that a process has its requests at hand."""
+    pairs = [(each, part) for part in samples for configurations in there.values() for each in configurations]
+    found: dict[int, dict[Configuration, list[Summary]]] = {gpus: {} for gpus in there}
+    for (configuration, _), summary in zip(pairs, measure(pairs), strict=True):
+        found[configuration.gpus].setdefault(configuration, []).append(summary)
+    return found
+
+
+def _report(
+    rung: Rung,
+    there: Mapping[int, Sequence[Configuration]],
+    after: Mapping[int, Sequence[Configuration]],
+    worse: int,
+    untold: int,
+) -> RungReport:
+    return RungReport(
+        configurations=sum(map(len, there.values())),
+        samples=rung.samples,
+        window_s=rung.window_s,
+        kept=sum(map(len, after.values())),
+        worse=worse,
+        untold=untold,
+    )

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headway.experiments.planning.runs import FILE
+from tests.cli.conftest import Headway, words
+from tests.experiments.planning.plans import TRACE
+
+FLAGS = {
+    "hardware": "h100",
+    "model": "Qwen/Qwen3-8B",
+    "gpus": 1,
+    "trace": TRACE,
+    "policies": "vllm,edf",
+    "seeds": 2,
+    "budget": 4,
+    "jobs": 1,
+}
+
+
+def command(*last: str, **flags: object) -> list[str]:
+    """Words of a plan with these flags in place of good ones; None leaves one out."""
+    given = {name: value for name, value in (FLAGS | flags).items() if value is not None}
+    return ["plan", *words(given), *last]
+
+
+@pytest.fixture
+def plan(headway: Headway) -> Headway:
+    """Makes a plan with these flags in place of good ones."""
+    return lambda *last, **flags: headway(*command(*last, **flags))
+
+
+def test_json_is_one_object_and_all_else_is_on_stderr(plan: Headway) -> None:
+    code, out, err = plan("--json", slo_ttft=0.1, slo_tbt=0.02, load=1.2)
+    assert code == 0
+    found = json.loads(out)
+    assert {"choice", "default", "gain", "gpus", "pareto", "rungs", "command", "arguments", "verify"} <= set(
+        found
+    )
+    assert found["objective"] == "goodput"
+    assert found["verify"] is None
+    assert found["choice"]["policy"] in ("vllm", "edf")
+    assert shlex.split(found["command"])[:3] == ["headway", "serve", "Qwen/Qwen3-8B"]
+    assert "--slo-ttft 0.1 --slo-tbt 0.02" in found["command"]
+    assert "planning, simulated: Qwen/Qwen3-8B on 1 x h100 (H100 SXM 80 GB" in err
+    assert "configurations possible" in err
+    assert "choice" in err
+
+
+def test_without_json_stdout_is_the_command_that_deploys(plan: Headway) -> None:
+    code, out, err = plan()
+    assert code == 0
+    assert out.startswith("headway serve Qwen/Qwen3-8B --policy ")
+    assert out.count("\n") == 1
+    assert "the least mean job completion time" in err
+
+
+def test_a_plan_is_kept_and_a_second_simulates_nothing(plan: Headway, tmp_path: Path) -> None:
+    out = tmp_path / "plan"
+    code, printed, err = plan("--json", out=out)
+    assert code == 0
+    assert f"wrote {out / 'plan.json'} and {out / 'pareto.svg'}" in err
+    assert json.loads((out / "plan.json").read_text()) == json.loads(printed)
+    assert (out / "pareto.svg").read_text().startswith("<svg")
+    lines = (out / FILE).read_text().splitlines()
+    first, second = json.loads(printed), json.loads(plan("--json", out=out).out)
+    assert second["runs"] == {"simulated": 0, "kept": first["runs"]["simulated"] + first["runs"]["kept"]}
+    assert (out / FILE).read_text().splitlines() == lines
+    for changing in ("runs", "wall_s"):
+        del first[changing], second[changing]
+    assert first == second
+
+
+def test_the_fewest_gpus_are_said(plan: Headway) -> None:
+    code, out, err = plan("--json", "--fewest", slo_ttft=0.1, rate_scale=2, gpus=2, goodput_aim=0.05)
+    assert code == 0
+    assert json.loads(out)["fewest"]["gpus"] == 1
+    assert "fewest GPUs that hold a goodput of 0.05: 1" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"policies": "vllm,nope"}, "unknown policy 'nope'; accepted: vllm, "),
+        ({"policies": "vllm,srpt-oracle"}, "unknown policy 'srpt-oracle'"),
+        ({"policies": " ,"}, "policies is ' ,'; accepted: names of the preset table"),
+        ({"hardware": "abacus"}, "hardware 'abacus' is not known; accepted: "),
+        ({"model": "parrot"}, "model 'parrot' is not known; accepted: "),
+        ({"trace": "missing.csv"}, "missing.csv"),
+        ({"gpus": 0}, "gpus is 0; accepted: 1 or more"),
+        ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),
+        ({"budget": 0}, "budget is 0; accepted: 1 configuration or more"),
+        ({"minutes": 1}, "budget and minutes are given; accepted: one of the two"),
+        ({"budget": None, "minutes": -1}, "minutes is -1.0; accepted: more than 0"),
+        ({"jobs": 0}, "jobs is 0; accepted: 1 or more"),
+        ({"load": -1}, "load is -1.0; accepted: a number above 0"),
+        ({"load": 1, "rate_scale": 1}, "rate_scale and load are given; accepted: one of the two"),
+        ({"slo_deadline": -1}, "deadline_s is -1.0; accepted"),
+        ({"goodput_aim": 0.5}, "goodput_aim is 0.5 without fewest; accepted: with --fewest"),
+        ({"predictor": "noisy-oracle:tau=1"}, "which knows the true lengths"),
+    ],
+)
+def test_what_is_not_accepted_is_one_line_and_nothing_is_written(
+    plan: Headway,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: dict[str, object],
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = plan(**flags)
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert complaint in last
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_time_to_verify_in_is_refused_before_anything_is_searched(plan: Headway) -> None:
+    code, out, err = plan("--verify", verify_seconds=0)
+    assert (code, out) == (2, "")
+    assert err == "error: --verify-seconds is 0.0; accepted: more than 0\n"
+
+
+def test_ctrl_c_loses_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "plan"
+    arguments = command(trace=TRACE.replace("count=120", "count=3000"), budget=40, jobs=2, out=out)
+    # A group of its own, as a terminal makes one: Ctrl-C reaches the workers too.
+    running = subprocess.Popen(
+        [sys.executable, "-m", "headway.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    file, deadline_s = out / FILE, time.monotonic() + 60
+    while not (file.exists() and file.read_bytes().count(b"\n")) and time.monotonic() < deadline_s:
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.02)
+    os.killpg(running.pid, signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=60)
+    done = file.read_bytes().count(b"\n")
+    assert running.returncode == 130
+    assert stdout == ""
+    assert stderr.splitlines()[-1] == f"interrupted: {done} runs are kept in {out}; the same command goes on"
+    assert done >= 1
+
+
+def test_planning_needs_neither_vllm_nor_http() -> None:
+    program = (
+        "import sys, headway.cli.plan, headway.experiments.planning.planner, headway.experiments.planning.report\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('vllm', 'torch', 'aiohttp')])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

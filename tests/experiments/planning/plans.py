@@ -1,0 +1,40 @@
+"""Small plans: an H100 and a workload of a few requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headway.core.slo import NO_TARGETS, Slo
+from headway.experiments.planning.ask import Ask, Prepared, prepare
+from headway.experiments.planning.planner import Effort, Planned, make_plan
+from headway.experiments.planning.runs import KeptPlanRuns
+from headway.experiments.stream import Stream
+
+TRACE = "gen:poisson:rate=40/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=120"
+TARGETS = Slo(ttft_s=0.02, tbt_s=0.008)
+
+
+def ask(*, trace: str = TRACE, slo: Slo = NO_TARGETS, **asked: Any) -> Ask:
+    """A plan with these wishes in place of usual ones."""
+    wishes: dict[str, Any] = {
+        "hardware": "h100",
+        "model": "Qwen/Qwen3-8B",
+        "gpus": 1,
+        "policies": ("vllm", "edf"),
+        "seeds": 2,
+        **asked,
+    }
+    return Ask(stream=Stream(trace, None, slo), **wishes)
+
+
+def prepared(**asked: Any) -> Prepared:
+    """The same, looked into."""
+    return prepare(ask(**asked))
+
+
+def planned(folder: Path, found: Prepared, budget: int = 6) -> Planned:
+    """The plan that a folder keeps, or that is made there."""
+    return make_plan(
+        found, Effort(budget=budget, jobs=1), KeptPlanRuns.read(folder), lambda share, what: None
+    )

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway.cli import _load
+from headway.cli.serve_layout import read_layout
+from headway.core.slo import NO_TARGETS, Slo
+from headway.engine.vllm_flags import parse_vllm_flags, value_of
+from headway.experiments.planning.configuration import Configuration
+from headway.experiments.planning.deploy import arguments, command
+from headway.experiments.planning.deployed import with_port
+
+SINGLE = Configuration(gpus=2, policy="predicted", tp=2, instances=1, seats=64, tokens_a_step=4096)
+FULL = replace(SINGLE, host_gib=1.5, predictor="learned")
+SEVERAL = replace(SINGLE, policy="edf", gpus=3, tp=1, instances=3)
+POOLED = replace(SINGLE, policy="ascendra", gpus=4, tp=1, instances=4, lp=3, threshold=0.1)
+SLO = Slo(ttft_s=0.25, tbt_s=0.05, deadline_s=9.0)
+
+
+def parsed(configuration: Configuration, slo: Slo) -> dict[str, Any]:
+    """What the real command line makes of the command, typed into a shell."""
+    words = shlex.split(command(arguments("Qwen/Qwen3-8B", configuration, slo)))
+    assert words[:2] == ["headway", "serve"]
+    found: dict[str, Any] = _load("serve").make_context("serve", words[2:]).params
+    return found
+
+
+@pytest.mark.parametrize("configuration", [SINGLE, FULL, SEVERAL, POOLED], ids=lambda each: each.policy)
+@pytest.mark.parametrize("slo", [NO_TARGETS, SLO], ids=["no targets", "targets"])
+def test_the_command_says_all_of_the_configuration(configuration: Configuration, slo: Slo) -> None:
+    found = parsed(configuration, slo)
+    # One instance by itself has no flag for their number.
+    instances = None if found["pools"] else found["instances"] or 1
+    layout = read_layout(instances=instances, pools=found["pools"], policy=found["policy"])
+    flags = parse_vllm_flags(found["vllm_flags"])
+    said = Configuration(
+        gpus=configuration.gpus,
+        policy=layout.policy,
+        tp=int(value_of(flags, "--tensor-parallel-size") or 1),
+        instances=len(layout.launched),
+        lp=sum(place.pool == "lp" for place in layout.launched),
+        seats=int(value_of(flags, "--max-num-seqs") or 0),
+        tokens_a_step=int(value_of(flags, "--max-num-batched-tokens") or 0),
+        threshold=found["hand_off_threshold"],
+        host_gib=found["host_kv_gib"] or 0.0,
+        predictor=found["predict_lengths"] or "none",
+    )
+    assert said == configuration
+    assert (found["model"], found["slo_ttft"], found["slo_tbt"]) == ("Qwen/Qwen3-8B", slo.ttft_s, slo.tbt_s)
+
+
+def test_one_instance_by_itself_needs_no_gateway() -> None:
+    words = arguments("demo", SINGLE, NO_TARGETS)
+    assert "--instances" not in words
+    assert words[-7:] == (
+        *("--", "--max-num-seqs", "64", "--max-num-batched-tokens", "4096", "--tensor-parallel-size", "2"),
+    )
+
+
+def test_a_port_is_put_before_vllms_own_flags() -> None:
+    words = with_port(("headway", "serve", "demo", "--", "--max-num-seqs", "4"), 8123)
+    assert words == ["serve", "demo", "--port", "8123", "--", "--max-num-seqs", "4"]

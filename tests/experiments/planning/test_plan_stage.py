@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from headway.core.record import Record
+from headway.core.slo import NO_TARGETS, Slo
+from headway.errors import ConfigError
+from headway.experiments.planning.configuration import Configuration
+from headway.experiments.planning.machine import Machine
+from headway.experiments.planning.scaled_down import (
+    MAX_OUTPUT_TOKENS,
+    Exchange,
+    Typical,
+    exchange,
+    scaled_down,
+    shortened,
+)
+from headway.experiments.planning.stage import Served, Stage, at_rate, served_beyond, set_stage
+from headway.results.metrics import measured, tbt_s, ttft_s
+from headway.traces import TraceRequest
+from tests.experiments.planning.costs import write_costs
+from tests.experiments.planning.plans import TARGETS, planned, prepared
+
+BIG = Configuration(
+    gpus=8, policy="predicted", tp=2, instances=4, seats=512, tokens_a_step=8192, host_gib=90.0
+)
+POOLED = replace(BIG, policy="ascendra", tp=1, instances=8, lp=5, threshold=0.1)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A made-up machine with the small model."""
+    return Machine(
+        str(write_costs(tmp_path_factory.mktemp("cost") / "cost.json", jobs=128, tokens=2048)), "demo"
+    )
+
+
+@pytest.fixture(scope="module")
+def stage(here: Machine, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    plan = planned(tmp_path_factory.mktemp("plan"), prepared(slo=TARGETS), budget=2)
+    return set_stage(plan, scaled_down(plan.choice), here, 10.0)
+
+
+def test_one_instance_or_one_of_each_pool_serves_here() -> None:
+    small = scaled_down(BIG)
+    assert (small.gpus, small.tp, small.instances, small.lp) == (1, 1, 1, 0)
+    assert (small.seats, small.tokens_a_step, small.host_gib) == (128, 2048, 0.5)
+    assert scaled_down(POOLED).pools == {"lp": 1, "hp": 1}
+    assert scaled_down(POOLED).threshold == 0.1
+    assert scaled_down(small) == small
+
+
+def test_requests_are_shortened_to_what_the_small_model_holds() -> None:
+    long = [
+        TraceRequest(id=f"{n}", arrival_s=float(n), input_tokens=40 * (n + 1), output_tokens=9)
+        for n in range(99)
+    ]
+    short = shortened([*long, replace(long[0], id="text", prompt="so it is written", input_tokens=40)])
+    assert max(each.input_tokens for each in short) == 1024
+    assert {each.max_output_tokens for each in short} == {MAX_OUTPUT_TOKENS}
+    assert {each.prompt for each in short} == {None}
+
+
+def test_targets_are_worth_as_much_as_a_typical_request_takes() -> None:
+    rates = Exchange(ttft=2.0, tbt=0.5, deadline=3.0)
+    assert rates.targets(Slo(ttft_s=1.0, tbt_s=0.1, deadline_s=10.0)) == Slo(
+        ttft_s=2.0, tbt_s=0.05, deadline_s=30.0
+    )
+    assert rates.targets(NO_TARGETS) == NO_TARGETS
+
+
+def test_a_typical_request_by_hand(here: Machine) -> None:
+    # The made-up law: 5 ms + 50 us a token + 100 us a job + 100 ns a token of decode context, and 0.5 ms of the host.
+    typical = Typical(input_tokens=100.0, output_tokens=20.0)
+    prefill_s = 0.005 + 100 * 5e-5 + 1e-4 + 0.0005
+    decode_s = 0.005 + 5e-5 + 1e-4 + 111 * 1e-7 + 0.0005
+    assert typical.prefill_s(here.costs(1)) == pytest.approx(prefill_s)
+    assert typical.decode_s(here.costs(1)) == pytest.approx(decode_s)
+    assert typical.whole_s(here.costs(1)) == pytest.approx(prefill_s + 20 * decode_s)
+
+
+def test_between_a_machine_and_itself_targets_stay(here: Machine) -> None:
+    requests = prepared().task.requests()
+    assert exchange((here, 1, requests), here, shortened(requests)) == Exchange(1.0, 1.0, 1.0)
+    slower = exchange((Machine("h100", "Qwen/Qwen3-8B"), 1, requests), here, requests)
+    assert slower.ttft != 1.0
+
+
+def test_the_stage_has_two_parts_at_a_rate_that_can_be_served(stage: Stage) -> None:
+    assert len(stage.before) == len(stage.requests) >= 24
+    assert {each.id for each in stage.before}.isdisjoint(each.id for each in stage.requests)
+    for part in (stage.before, stage.requests):
+        assert part[0].arrival_s == 0
+        assert len(part) / part[-1].arrival_s == pytest.approx(stage.rate_rps)
+    records = stage.simulated(stage.requests, Served())[0]
+    assert len(records) == len(stage.requests)
+
+
+def test_slower_steps_are_asked_for_less(stage: Stage) -> None:
+    slowed = stage.slowed(Served(step_factor=1.25))
+    assert slowed.rate_rps == pytest.approx(0.8 * stage.rate_rps)
+    assert slowed.requests[-1].arrival_s == pytest.approx(1.25 * stage.requests[-1].arrival_s)
+    assert slowed.before == stage.before
+
+
+def test_at_a_rate_the_rhythm_stays() -> None:
+    requests = [
+        TraceRequest(id=f"{t}", arrival_s=t, input_tokens=1, output_tokens=1) for t in (10.0, 11.0, 14.0)
+    ]
+    # Three requests at one a second last three seconds.
+    assert [each.arrival_s for each in at_rate(requests, 1.0)] == [0.0, 0.75, 3.0]
+    assert [each.arrival_s for each in at_rate(requests[:1], 1.0)] == [0.0]
+
+
+def test_what_serving_adds_is_found_again(stage: Stage) -> None:
+    added = Served(step_factor=1.3, first_token_s=0.02)
+    came = stage.simulated(stage.before, added)[0]
+    found = served_beyond(stage, came)
+    assert found.step_factor == pytest.approx(1.3, rel=0.03)
+    assert found.first_token_s == pytest.approx(0.02, rel=0.15)
+    assert mean_of(stage, came) == pytest.approx(
+        mean_of(stage, stage.simulated(stage.before, found)[0]), rel=0.03
+    )
+
+
+def mean_of(stage: Stage, records: list[Record]) -> tuple[float, float]:
+    """Mean times between tokens and to the first."""
+    return fmean(measured(map(tbt_s, records))), fmean(measured(map(ttft_s, records)))
+
+
+def test_a_trace_of_few_requests_cannot_be_checked_with(here: Machine, tmp_path: Path) -> None:
+    trace = "gen:poisson:rate=4/input=constant:tokens=9/output=constant:tokens=5/count=30"
+    plan = planned(tmp_path, prepared(trace=trace, policies=("vllm",)), budget=1)
+    with pytest.raises(ConfigError, match="the trace has 30 requests; accepted with verify: 48 or more"):
+        set_stage(plan, scaled_down(plan.choice), here, 10.0)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.slo import Slo
+from headway.errors import ConfigError, TraceError
+from headway.experiments.planning.ask import usual_policies
+from headway.experiments.planning.halving import sampled_s
+from headway.experiments.planning.objective import Objective
+from headway.experiments.planning.planner import Effort, affordable, make_plan
+from headway.experiments.planning.runs import KeptPlanRuns
+from tests.experiments.planning.plans import TARGETS, ask, planned, prepared
+
+FOUND = prepared()
+LOADED = prepared(slo=TARGETS, rate_scale=4.0, gpus=2)
+
+
+def test_the_choice_is_at_least_as_good_as_the_default_and_a_second_plan_simulates_nothing(
+    tmp_path: Path,
+) -> None:
+    first = planned(tmp_path, FOUND, budget=8)
+    score = first.prepared.objective.score
+    finals = first.found.finals[1]
+    assert sum(map(score, finals[first.choice])) <= sum(map(score, finals[first.default])) + 0.02
+    assert first.runs == len(KeptPlanRuns.read(tmp_path).done) > 0
+    again = planned(tmp_path, prepared(), budget=8)
+    assert again.runs == 0
+    assert again.kept >= first.runs
+    assert (again.choice, again.gain, again.found) == (first.choice, first.gain, first.found)
+
+
+def test_the_gain_is_of_samples_that_chose_nothing(tmp_path: Path) -> None:
+    found = planned(tmp_path, FOUND)
+    assert set(found.unseen) == {found.choice, found.default}
+    assert all(len(summaries) == FOUND.ask.seeds for summaries in found.unseen.values())
+    assert found.unseen[found.default] != found.found.finals[1][found.default]
+
+
+def test_several_numbers_of_gpus_have_an_answer_each(tmp_path: Path) -> None:
+    found = planned(tmp_path, LOADED, budget=8)
+    assert list(found.best) == [1, 2]
+    assert found.choice.gpus == 2
+    assert found.prepared.objective is Objective.GOODPUT
+    goodput = found.prepared.objective.mean
+    one, two = (goodput(found.found.finals[gpus][each]) for gpus, each in found.best.items())
+    assert one is not None
+    assert two is not None
+    assert one.mean < two.mean
+
+
+def test_the_fewest_gpus_that_hold_the_aim_are_found(tmp_path: Path) -> None:
+    def fewest(aim: float) -> int | None:
+        found = planned(
+            tmp_path, prepared(slo=TARGETS, rate_scale=4.0, gpus=3, fewest=True, aim=aim), budget=9
+        )
+        assert found.fewest is not None
+        assert list(found.best) == [1, 2, 3]
+        assert found.choice.gpus == (found.fewest.gpus or 3)
+        return found.fewest.gpus
+
+    numbers = [fewest(aim) for aim in (0.01, 0.3, 0.6, 1.0)]
+    known = [number or 4 for number in numbers]
+    assert known == sorted(known)
+    assert known[0] == 1
+
+
+def test_as_many_are_tried_as_the_minutes_allow(tmp_path: Path) -> None:
+    told: list[float] = []
+    effort = Effort(minutes=0.02, jobs=1)
+    first = make_plan(FOUND, effort, KeptPlanRuns.read(tmp_path), lambda share, what: told.append(share))
+    assert 1 <= first.tried <= FOUND.space.size
+    # What the first ones took is kept with them, so that a plan that goes on tries the same ones.
+    again = make_plan(prepared(), effort, KeptPlanRuns.read(tmp_path), lambda share, what: None)
+    assert (again.tried, again.runs) == (first.tried, 0)
+    assert all(0 <= share <= 1 for share in told)
+
+
+@given(st.floats(0.1, 1e5), st.floats(1e-5, 1.0), st.integers(1, 5), st.integers(1, 300))
+def test_what_is_affordable_is_the_most_that_is(seconds: float, rate: float, samples: int, most: int) -> None:
+    count = affordable(seconds, rate, samples, 100.0, most)
+    assert 1 <= count <= most
+    if count > 1:
+        assert rate * sampled_s(count, samples, 100.0) <= seconds
+    assert all(rate * sampled_s(more, samples, 100.0) > seconds for more in range(count + 1, most + 1))
+
+
+def test_a_load_is_of_what_stock_gets_through_on_all_gpus() -> None:
+    light, heavy = prepared(load=0.5), prepared(load=1.0)
+    assert heavy.rate_rps == pytest.approx(2 * light.rate_rps)
+    assert prepared(load=0.5, gpus=2).rate_rps > light.rate_rps
+    assert prepared(rate_scale=3.0).rate_rps == pytest.approx(3 * FOUND.rate_rps)
+
+
+def test_what_no_instance_holds_is_left_out_and_counted() -> None:
+    room = FOUND.task.machine.costs(1).kv_capacity_tokens
+    long = f"gen:fixed:interval=1/input=zipf:theta=0.5,max={2 * room}/output=constant:tokens=5/count=20"
+    found = prepared(trace=long)
+    assert found.left_out + found.requests == 20
+    assert found.left_out > 0
+    with pytest.raises(TraceError, match=r"no request of gen:fixed.* fits the .* tokens of KV"):
+        prepared(
+            trace=f"gen:fixed:interval=1/input=constant:tokens={2 * room}/output=constant:tokens=5/count=3"
+        )
+
+
+def test_usual_policies_are_those_there_is_something_for_to_do() -> None:
+    assert usual_policies(Slo(ttft_s=1.0), 2)[-1] == "ascendra"
+    assert "ascendra" not in usual_policies(Slo(ttft_s=1.0), 1)
+    assert "ascendra" not in usual_policies(Slo(tbt_s=1.0), 2)
+    assert "edf" not in usual_policies(Slo(), 2)
+    assert usual_policies(Slo(), 1)[0] == "vllm"
+
+
+def test_numbers_of_gpus() -> None:
+    assert ask(gpus=1).counts() == (1,)
+    assert ask(gpus=6).counts() == (1, 2, 4, 6)
+    assert ask(gpus=8).counts() == (1, 2, 4, 8)
+    assert ask(gpus=3, slo=TARGETS, fewest=True).counts() == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "complaint"),
+    [
+        ({"gpus": 0}, "gpus is 0; accepted: 1 or more"),
+        ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),
+        ({"load": 0.0}, "load is 0.0; accepted: a number above 0"),
+        ({"load": 1.0, "rate_scale": 1.0}, "rate_scale and load are given; accepted: one of the two"),
+        ({"predictor": "noisy-oracle:tau=0.8"}, "which knows the true lengths, so nobody can deploy it"),
+        ({"predictor": "tea-leaves"}, "unknown predictor 'tea-leaves'"),
+        ({"fewest": True}, "fewest is asked for without targets; accepted: with --slo-ttft"),
+        ({"aim": 0.9}, "goodput_aim is 0.9 without fewest; accepted: with --fewest"),
+        ({"aim": 1.5, "fewest": True}, "goodput_aim is 1.5; accepted: a share above 0, at most 1"),
+        ({"policies": ("nope",)}, "unknown policy 'nope'; accepted: vllm"),
+        (
+            {"policies": ("ascendra",)},
+            "nothing of ascendra can be deployed on 1 GPUs: .*pools need 2 instances",
+        ),
+        ({"model": "parrot"}, "model 'parrot' is not known"),
+        ({"hardware": "abacus"}, "hardware 'abacus' is not known"),
+        ({"model": "Llama-3.1-70B"}, r"does not fit 1 x h100"),
+    ],
+)
+def test_what_is_not_accepted_is_said(wishes: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        prepared(**wishes)
+
+
+@pytest.mark.parametrize(
+    ("effort", "complaint"),
+    [
+        ({"budget": 0}, "budget is 0; accepted: 1 configuration or more"),
+        ({"minutes": 0.0}, "minutes is 0.0; accepted: more than 0"),
+        ({"budget": 5, "minutes": 1.0}, "budget and minutes are given; accepted: one of the two"),
+        ({"jobs": 0}, "jobs is 0; accepted: 1 or more"),
+    ],
+)
+def test_an_effort_that_is_none_is_refused(effort: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Effort(**effort)  # type: ignore[arg-type]
+
+
+def test_a_trace_file_is_planned_for(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    rows = "".join(f"{number * 0.5},{50 + number},{10 + number % 7}\n" for number in range(400))
+    file.write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    found = prepared(trace=str(file))
+    assert found.window_s == pytest.approx(199.5)
+    assert planned(tmp_path / "out", found, budget=2).tried == 2
