@@ -52,6 +52,13 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/gateway_real.py --out $(OUT)/gateway-real --json
 	$(BIN)/python bench/gateway_storm.py --json
 	$(BIN)/python bench/clients.py --json
+	$(BIN)/python bench/regret.py --race --json
+	$(BIN)/python bench/headway_real.py --out $(OUT)/headway-real --json
+	$(BIN)/python bench/headway_real.py --out $(OUT)/headway-real --broken --json
+	$(BIN)/python bench/broken_predictions.py --json
+	$(BIN)/python bench/long_prompt.py --out $(OUT)/long-prompt --json
+	$(BIN)/python bench/planner.py --json
+	$(BIN)/python bench/explain_overhead.py --json
 	$(BIN)/python bench/outputs.py --json
 	$(BIN)/python bench/soak.py --json
 

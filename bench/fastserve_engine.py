@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
+from headway.core.cost import CostModel
+from headway.engine.guard import GuardedPolicy
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import Hints, core_request, prompt_tokens, start_core
 from headway.experiments.real_engine import Prophet, made_requests
+from headway.policies.policy import Policy
+from headway.policies.presets import build_policy
 from headway.sim.length_source import LengthSource
 from headway.traces import TraceRequest
+
+Mistaken = Callable[[CostModel], CostModel]
+"""Makes of what an engine has learned of cost what its policy is told."""
+StockPolicy = Literal["fcfs", "priority"]
+"""vLLM's own `--scheduling-policy`."""
+
+_ANSWERED = ("stop", "length", "repetition")
+"""vLLM's reasons for the end of an answer; the others are those of a request that was given up."""
 
 NAP_S = 0.002
 """How long an idle engine waits before it looks for arrivals again."""
@@ -21,13 +33,17 @@ START_MARGIN_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request: its place in the stream, how many tokens came, and when, in seconds of the run."""
+    """One request: its place in the stream, how many tokens came, and when, in seconds of the run.
+
+    `given_up` says why, where the engine ended it before its answer was whole; a first token it may never have had.
+    """
 
     number: int
     output_tokens: int
     arrival_s: float
-    first_token_s: float
+    first_token_s: float | None
     finished_s: float
+    given_up: str = ""
 
     @property
     def jct_s(self) -> float:
@@ -50,10 +66,54 @@ class ServingEngine:
         """Whether steps are scheduled ahead of the last one's tokens."""
         return bool(self._core.vllm_config.scheduler_config.async_scheduling)
 
-    def use(self, settings: EngineSettings, max_num_seqs: int | None = None) -> None:
-        """Put in a new scheduler with an empty prefix cache; requests that pause have all slots, or so many."""
+    @property
+    def tokens_a_step(self) -> int:
+        """As the flags say, or as vLLM chooses itself."""
+        return int(self._core.vllm_config.scheduler_config.max_num_batched_tokens)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that requests can have, without vLLM's null block."""
+        return int(self._core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1
+
+    @property
+    def policy(self) -> Policy | None:
+        """Headway's policy as it stands; None under vLLM's own scheduler."""
+        guard = getattr(self._core.scheduler, "guard", None)
+        return None if guard is None else guard.policy
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Headway's totals since the scheduler was put in; none under vLLM's own."""
+        counters = getattr(self._core.scheduler, "counters", None)
+        return {} if counters is None else dict(counters.flat())
+
+    def use(
+        self, settings: EngineSettings, max_num_seqs: int | None = None, mistaken: Mistaken | None = None
+    ) -> None:
+        """Put in a new scheduler with an empty prefix cache; requests that pause have all slots, or so many.
+
+        With `mistaken` its policy is told that of cost, while the engine goes on learning the truth.
+        """
         self._core.vllm_config.additional_config = {"headway": asdict(settings)}
         self._schedule_with(max_num_seqs or self._worker_slots)
+        if mistaken is not None:
+            scheduler = self._core.scheduler
+            policy = build_policy(settings.preset(), mistaken(scheduler.cost))
+            scheduler.guard = GuardedPolicy(policy, scheduler.ledger, scheduler.counters)
+
+    def use_stock(self, policy: StockPolicy, max_num_seqs: int) -> None:
+        """Put in vLLM's own scheduler, with nothing of Headway in it; the engine must be without host memory."""
+        config = self._core.vllm_config.scheduler_config
+        assert self._core.vllm_config.kv_transfer_config is None, (
+            "stock vLLM knows nothing of Headway's copies"
+        )
+        before = config.scheduler_cls, config.policy
+        config.scheduler_cls, config.policy = None, policy
+        try:
+            self._schedule_with(max_num_seqs)
+        finally:
+            config.scheduler_cls, config.policy = before
 
     def _schedule_with(self, max_num_seqs: int) -> None:
         config, old = self._core.vllm_config, self._core.scheduler
@@ -81,16 +141,20 @@ class ServingEngine:
         *,
         lengths: LengthSource | None = None,
         own_stops: bool = False,
+        on_tokens: Callable[[str, int, float], None] = lambda request_id, tokens, now_s: None,
+        after_step: Callable[[float], None] = lambda now_s: None,
     ) -> list[Served]:
         """Serve a stream (in order of arrival) in real time, each request added when it is due; all of them end.
 
-        With `own_stops` the model ends its answers itself; `lengths` predicts each as its request is added.
+        With `own_stops` the model ends its answers itself; `lengths` predicts each as its request is added. Whose
+        tokens came, how many and when, `on_tokens` hears; `after_step` hears the time after every step.
         """
         made = deque(made_requests(self, requests, seed, own_stops=own_stops))
         prophet = Prophet(lengths, [request for request, _ in made], self.max_model_len)
         tokens: Counter[str] = Counter()
         first_s: dict[str, float] = {}
         finished_s: dict[str, float] = {}
+        given_up: dict[str, str] = {}
         origin_s, wall_s = time.perf_counter() + START_MARGIN_S, time.time() + START_MARGIN_S
         while made or self._busy():
             now_s = time.perf_counter() - origin_s
@@ -108,11 +172,24 @@ class ServingEngine:
                 if output.new_token_ids:
                     first_s.setdefault(output.request_id, now_s)
                     tokens[output.request_id] += len(output.new_token_ids)
-                if output.finish_reason is not None:
-                    finished_s[output.request_id] = now_s
+                    on_tokens(output.request_id, len(output.new_token_ids), now_s)
+                if output.finish_reason is None:
+                    continue
+                finished_s[output.request_id] = now_s
+                if str(output.finish_reason) in _ANSWERED:
                     prophet.finished(output.request_id, tokens[output.request_id])
+                else:
+                    given_up[output.request_id] = str(output.stop_reason or output.finish_reason)
+            after_step(now_s)
         return [
-            Served(number, tokens[request.id], request.arrival_s, first_s[request.id], finished_s[request.id])
+            Served(
+                number=number,
+                output_tokens=tokens[request.id],
+                arrival_s=request.arrival_s,
+                first_token_s=first_s.get(request.id),
+                finished_s=finished_s[request.id],
+                given_up=given_up.get(request.id, ""),
+            )
             for number, request in enumerate(requests)
         ]
 

@@ -131,13 +131,13 @@ def cells(capacity_rps: Mapping[str, float], loads: Sequence[float], seeds: int)
                     yield Cell(system, load, seed, policy, predictor, load * per_s)
 
 
-def requests(rate_rps: float, seed: int) -> list[TraceRequest]:
+def requests(rate_rps: float, seed: int, count: int = REQUESTS) -> list[TraceRequest]:
     """The four clients' requests, in random order; all declare the same limit."""
     made = generate(
         Poisson(rate_rps=rate_rps),
         Zipf(theta=1.1, maximum=512),
         Constant(tokens=1),  # the answers are the clients'
-        REQUESTS,
+        count,
         seed,
     )
     rng = Random(f"clients of {seed}")
@@ -172,7 +172,7 @@ def simulated(trace: Sequence[TraceRequest], cell: Cell) -> Figures:
     result = simulate(
         trace,
         policy_factory(cell.policy, OWN_PARTS, trace),
-        _system(cell.system),
+        system_of(cell.system),
         on_record=records.append,
         max_output_tokens=LIMIT_TOKENS,
         seed=cell.seed,
@@ -188,7 +188,8 @@ def simulated(trace: Sequence[TraceRequest], cell: Cell) -> Figures:
     }
 
 
-def _system(name: str) -> System:
+def system_of(name: str) -> System:
+    """The engine of that name."""
     costs = calibration(HARDWARE, model_shape(MODEL))
     return System(limits=engine_limits(SYSTEMS[name], HARDWARE, costs), calibration=costs)
 

@@ -26,7 +26,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 
 from bench.fastserve_engine import Served, ServingEngine
 from bench.fastserve_real import latencies, profiled, say
-from headway.core.length_estimate import LengthEstimate
+from bench.taught_lengths import MAX_OUTPUT_TOKENS, TAUGHT, Said, estimates_of, untaught_stream
 from headway.core.prediction_quality import kendall_tau
 from headway.core.record import Record
 from headway.engine.demo_model import DEMO
@@ -45,16 +44,10 @@ from headway.engine.kv_host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.experiments.predictor_choice import length_source
 from headway.predict.cost_file import load_cost_file
-from headway.predict.forest_predictor import ForestPredictor
-from headway.predict.length import RequestFacts
-from headway.predict.length_choice import length_predictor
-from headway.predict.shared_prefix import SharedPrefix
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
-from headway.traces.demo_tasks import demo_requests, demo_rows, prompt_text
 
 LOADS = (0.5, 0.8, 1.0, 1.2)
 SEEDS = 3
@@ -62,16 +55,12 @@ BATCH_WIDTH = 16
 WORKER_SLOTS = 64
 KV_BLOCKS, BLOCK_TOKENS, HOST_GIB = 96, 32, 0.25
 TOKENS_A_STEP = 1024
-MAX_OUTPUT_TOKENS = 1_024
-"""What every request declares; the packaged answers that never end are cut there."""
 CAPACITY_REQUESTS = 600
-STOCK, FASTSERVE, TAUGHT = "vllm", "fastserve", "hash"
+STOCK, FASTSERVE = "vllm", "fastserve"
 FLAGS = (
     *("--max-num-seqs", str(WORKER_SLOTS), "--max-num-batched-tokens", str(TOKENS_A_STEP)),
     *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--enforce-eager"),
 )
-
-Estimates = Mapping[str, LengthEstimate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,91 +93,6 @@ class Run:
         return out / f"{self.contender}-{self.load:g}-{self.seed}.json"
 
 
-# ---- streams and what is said of them ------------------------------------------------------------------
-
-
-@cache
-def lessons() -> Mapping[str, tuple[int, int]]:
-    """Every second packaged task, by its prompt: prompt and output tokens. No stream has any of them."""
-    return {
-        prompt_text(row.instruction, row.user_input): (row.num_prompt_tokens, row.output_tokens)
-        for row in demo_rows()[::2]
-    }
-
-
-def stream(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
-    """About so many seconds of tasks that nobody was taught with; a Poisson process thinned is one still."""
-    count = min(len(demo_rows()), 2 * max(8, round(rate_rps * seconds)))
-    drawn = demo_requests(count, 2 * rate_rps, seed)
-    return [
-        replace(request, max_output_tokens=MAX_OUTPUT_TOKENS)
-        for request in drawn
-        if request.prompt not in lessons()
-    ]
-
-
-class Said:
-    """Predictions made beforehand."""
-
-    def __init__(self, estimates: Estimates) -> None:
-        self._estimates = estimates
-
-    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
-        """What was said of it."""
-        return self._estimates.get(request.id)
-
-    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
-        """Nothing more is learned."""
-
-
-@dataclass(slots=True)
-class Taught:
-    """The hash predictor after its lessons, which reads prompts as a server does."""
-
-    predictor: ForestPredictor
-    prefixes: SharedPrefix
-
-    @classmethod
-    def with_lessons(cls) -> Taught:
-        """Seconds."""
-        made = cls(length_predictor(TAUGHT, inline=False), SharedPrefix())
-        made.predictor.learn_from(
-            (made.facts(prompt, tokens), output) for prompt, (tokens, output) in lessons().items()
-        )
-        return made
-
-    def facts(self, prompt: str, num_prompt_tokens: int) -> RequestFacts:
-        """What a server would know."""
-        return self.prefixes.facts(
-            prompt, num_prompt_tokens=num_prompt_tokens, max_output_tokens=MAX_OUTPUT_TOKENS
-        )
-
-    def estimates(self, requests: Sequence[TraceRequest]) -> Estimates:
-        """What it says of a stream."""
-        asked = [self.facts(request.prompt or "", request.input_tokens) for request in requests]
-        answers = zip(requests, self.predictor.predict_many(asked), strict=True)
-        return {request.id: estimate for request, estimate in answers if estimate is not None}
-
-
-@cache
-def taught() -> Taught:
-    """The one that is used throughout."""
-    return Taught.with_lessons()
-
-
-def estimates_of(contender: str, requests: Sequence[TraceRequest], seed: int) -> Estimates:
-    """What a contender's predictor says of a stream; nothing where it has none."""
-    predictor = CONTENDERS[contender].predictor
-    if predictor is None:
-        return {}
-    if predictor == TAUGHT:
-        return taught().estimates(requests)
-    source = length_source(predictor, requests, seed)
-    assert source is not None
-    said = ((request.id, source.predict(request, MAX_OUTPUT_TOKENS)) for request in requests)
-    return {name: estimate for name, estimate in said if estimate is not None}
-
-
 # ---- the real engine -----------------------------------------------------------------------------------
 
 
@@ -204,7 +108,8 @@ class Bench:
         file = self.out / "capacity.json"
         if not file.exists():
             burst = [
-                replace(request, arrival_s=0.0) for request in stream(50.0, CAPACITY_REQUESTS / 50, seed=99)
+                replace(request, arrival_s=0.0)
+                for request in untaught_stream(50.0, CAPACITY_REQUESTS / 50, seed=99)
             ]
             with serving() as engine:
                 engine.use(settings_of(STOCK))
@@ -220,7 +125,7 @@ class Bench:
 
     def requests(self, run: Run) -> list[TraceRequest]:
         """The stream of a run: the same for every contender."""
-        return stream(run.load * self.capacity()["rps"], self.seconds, run.seed)
+        return untaught_stream(run.load * self.capacity()["rps"], self.seconds, run.seed)
 
     def do(self, runs: Sequence[Run]) -> None:
         """Serve those that are not kept yet, on one engine."""
@@ -230,7 +135,7 @@ class Bench:
         with serving() as engine:
             for run in todo:
                 requests = self.requests(run)
-                lengths = Said(estimates_of(run.contender, requests, run.seed))
+                lengths = Said(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed))
                 engine.use(settings_of(run.contender))
                 gc.collect()
                 served = engine.serve(requests, run.seed, lengths=lengths, own_stops=True)
@@ -284,7 +189,7 @@ def simulated_jcts_s(bench: Bench, run: Run, cost_file: Path) -> list[float]:
         on_record=records.append,
         max_output_tokens=MAX_OUTPUT_TOKENS,
         seed=run.seed,
-        lengths=Said(estimates_of(run.contender, requests, run.seed)),
+        lengths=Said(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed)),
     )
     return [(record.finished_s or 0.0) - record.arrival_s for record in records]
 
@@ -350,7 +255,7 @@ def report(bench: Bench, loads: Sequence[float], seeds: int, profile_s: float) -
 def quality(bench: Bench, run: Run) -> float | None:
     """Kendall's tau of what was predicted and what came; None where nothing was."""
     requests = bench.requests(run)
-    estimates = estimates_of(run.contender, requests, run.seed)
+    estimates = estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed)
     pairs = [
         (estimates[request.id].tokens, float(each.output_tokens))
         for request, each in zip(requests, bench.served(run), strict=True)

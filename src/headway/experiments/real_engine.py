@@ -143,6 +143,7 @@ class Returning:
                 id_, made.prompt_token_ids, sampling.max_tokens, hints, own_stop=not sampling.ignore_eos
             )
             again.arrival_time = wall_ahead_s + move.finished_s
+            again.priority = made.priority
             self._moves[id_] = move
             self._engine.add(again)
 
@@ -201,7 +202,7 @@ class RequestMaker(Protocol):
 def made_requests(
     engine: RequestMaker, requests: Iterable[TraceRequest], seed: int, *, own_stops: bool
 ) -> list[tuple[TraceRequest, Any]]:
-    """Each request with the engine's own, made ahead of time as the API server's process would.
+    """Each request with the engine's own, of its priority, made ahead of time as the API server's process would.
 
     With `own_stops` its prompt is the trace's, and counted anew. Raises ConfigError where it has none.
     """
@@ -214,14 +215,11 @@ def made_requests(
             output_tokens = output_limit(request, longest)
         else:
             ids, output_tokens = prompt_ids(request, seed), request.output_tokens
-        made.append(
-            (
-                request,
-                engine.make_request(
-                    request.id, ids, output_tokens, _hints(request, longest), own_stop=own_stops
-                ),
-            )
+        its = engine.make_request(
+            request.id, ids, output_tokens, _hints(request, longest), own_stop=own_stops
         )
+        its.priority = request.priority
+        made.append((request, its))
     return made
 
 

@@ -1,0 +1,302 @@
+"""What `headway` is worth on the real CPU engine: `python bench/headway_real.py --out DIR --json`.
+
+The demo model answers its own tasks and stops by itself; Poisson arrivals at 0.5, 0.8, 1.0 and 1.2 of capacity, three
+streams each, KV memory for some twenty-four requests. Three kinds of clients: without targets (`none`), all
+interactive (`one`), and seven in ten interactive, the others patient (`two`). The targets follow from what stock does
+at a light load (`targets.rule`), before anything is compared. Capacity is what stock gets through at its default when
+all requests are there at once.
+
+Stock is vLLM's own scheduler on an engine with nothing of Headway in it: chunked prefill, prefix caching and
+asynchronous scheduling as vLLM decides. It is swept over `max_num_seqs` first, alone, at load 1, and each metric is
+compared with its best value of that sweep. `priority` is vLLM's own `--scheduling-policy priority`, as a user would set
+it: the interactive clients have the better priority. `--policy` (default headway) runs a batch as wide as stock's best,
+with lengths predicted by `hash`, taught with the half of the packaged tasks that no stream has, and has 0.25 GiB
+of host memory to swap to. Systems take turns seed by seed; stock never sees targets, so its runs serve all kinds.
+
+Per cell and system: goodput (share of all requests that met all their targets), mean and p99 JCT, TTFT, what was not
+answered. `over_stock`, `over_priority`: `gain` (times as good) and `loss` (behind by so much: goodput as a difference,
+time as a share) of the means, by seed, and `simulated`, the gain that the simulator predicts with costs profiled here
+and answers as long as they are packaged. `headline` has the gains over stock by kind and load; `losing_cells` names
+every cell with a gain below 1; `low_load_loss` is the worst loss to stock at loads up to 0.5. Aims: 1.5 times the
+goodput and half the mean JCT near saturation, a loss of 2 % at low load.
+
+`--broken`: the same streams with predictions made useless on purpose, random lengths and step times wrong by 3 times
+either way, against `fastserve` and `sarathi`: `behind` the better of the two, aim 0.03 at most; `governor` says what it
+went by, from when on. Loads 0.8 and 1.2, without targets and with two classes, unless told otherwise.
+
+About an hour with three seeds on 2 cores, `--broken` about as long again; what is in DIR already is not run again.
+Nothing else should run meanwhile. `--markdown` prints the table of docs/headway-real.md in place of the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
+
+from bench.broken_ways import REFERENCES, broken_cell, broken_table, broken_verdicts
+from bench.client_classes import KINDS, NONE, TWO, rule_text
+from bench.fastserve_real import profiled, say
+from bench.headway_real_engine import (
+    SLOTS,
+    STOCK,
+    Memory,
+    Run,
+    governor_of,
+    kept,
+    put_in,
+    records,
+    serve,
+    settings,
+)
+from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
+from bench.headway_real_plan import SYSTEMS, Plan, Prepared, stock_name
+from bench.headway_real_simulated import Engine
+from bench.taught_lengths import untaught_stream
+from bench.versus import Runs
+from headway.engine.demo_model import DEMO
+from headway.engine.machine import machine_name, vllm_version
+from headway.errors import ConfigError, HeadwayError
+from headway.policies.presets import find_preset
+from headway.predict.cost_file import load_cost_file
+from headway.results import summarize
+from headway.whole_file import write_whole
+
+LOADS = (0.5, 0.8, 1.0, 1.2)
+BROKEN_LOADS, BROKEN_KINDS = (0.8, 1.2), (NONE, TWO)
+SEEDS, SECONDS = 3, 30.0
+LIGHT_LOAD = 0.2
+KV_BLOCKS = 96
+CAPACITY_REQUESTS = 1_200
+"""So many that what the last long answers take alone hardly counts."""
+CAPACITY_SEED, LIGHT_SEED = 99, 98
+
+
+# ---- the real engine -----------------------------------------------------------------------------------
+
+
+def prepare(plan: Plan) -> None:
+    """Measure what comes before everything else, unless it is kept."""
+    if plan.preparation.exists():
+        say(f"going on at {plan.prepared.capacity_rps:.1f} requests a second of capacity")
+        return
+    burst = untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED)
+    with Memory(plan.kv_blocks).serving(stock=True) as engine:
+        at_once = [replace(request, arrival_s=0.0) for request in burst]
+        put_in(engine, STOCK, SLOTS)
+        served = engine.serve(at_once, CAPACITY_SEED, own_stops=True)
+        capacity_rps = len(served) / max(each.finished_s for each in served)
+        say(f"capacity {capacity_rps:.1f} requests a second")
+        light = untaught_stream(LIGHT_LOAD * capacity_rps, plan.seconds, LIGHT_SEED)
+        put_in(engine, STOCK, SLOTS)
+        found = Prepared(
+            seconds=plan.seconds,
+            kv_blocks=plan.kv_blocks,
+            capacity_rps=capacity_rps,
+            light=summarize(records(light, engine.serve(light, LIGHT_SEED, own_stops=True))),
+            asynchronous=engine.asynchronous,
+            tokens_a_step=engine.tokens_a_step,
+            num_blocks=engine.num_blocks,
+        )
+    write_whole(plan.preparation, msgspec.json.encode(found))
+
+
+def measure(plan: Plan, runs: Sequence[Run]) -> None:
+    """Do all runs that are not kept yet: seed by seed, stock's engine and Headway's in turn."""
+    for seed in sorted({run.seed for run in runs}):
+        for stock in (True, False) if seed % 2 == 0 else (False, True):
+            todo = [run for run in runs if run.seed == seed and (run.contender.stock is not None) == stock]
+            serve_all(
+                plan, [run for run in dict.fromkeys(todo) if not run.file(plan.out).exists()], stock=stock
+            )
+
+
+def serve_all(plan: Plan, runs: Sequence[Run], *, stock: bool) -> None:
+    """Do runs on one engine."""
+    if not runs:
+        return
+    with Memory(plan.kv_blocks).serving(stock=stock) as engine:
+        for number, run in enumerate(runs):
+            requests = plan.stream(run.kind or NONE, run.load, run.seed)
+            found = serve(engine, run, requests)
+            write_whole(run.file(plan.out), msgspec.json.encode(found))
+            mean_jct_s = summarize(records(requests, found.served)).mean_jct_s or 0.0
+            say(
+                f"seed {run.seed}, {number + 1} of {len(runs)}: {run.contender.name} ({run.kind or 'all kinds'}, "
+                f"{run.seats} seats) at load {run.load:g}: mean JCT {mean_jct_s:.3f} s of {len(requests)} requests"
+            )
+
+
+# ---- what came out -------------------------------------------------------------------------------------
+
+
+def real_runs(plan: Plan, kind: str, runs: Sequence[Run]) -> Runs:
+    """The records of these runs, judged by the targets of a kind of clients."""
+    return Runs([records(plan.stream(kind, run.load, run.seed), kept(run, plan.out).served) for run in runs])
+
+
+def report(plan: Plan, profile_s: float) -> dict[str, Any]:
+    """All figures; runs what is missing."""
+    grid = plan.grid()
+    measure(plan, [run for cell in grid.values() for runs in cell.values() for run in runs])
+    engine = simulated_engine(plan, profile_s)
+    cells: dict[str, dict[str, Any]] = {kind: {} for kind in plan.kinds}
+    for (kind, load), cell in grid.items():
+        say(f"simulating clients {kind!r} at load {load:g}")
+        found = CellRuns(
+            real={name: real_runs(plan, kind, runs) for name, runs in cell.items()},
+            simulated={
+                name: Runs([engine.records(run, plan.stream(kind, load, run.seed)) for run in runs])
+                for name, runs in cell.items()
+            },
+        )
+        best = {metric: stock_name(seats) for metric, seats in plan.best(kind).items()}
+        cells[kind][f"{load:g}"] = cell_figures(found, plan.policy, best, plan.targets.classes)
+    return {**facts(plan), **verdicts(cells), "cells": cells}
+
+
+def report_broken(plan: Plan) -> dict[str, Any]:
+    """All figures of `--broken`; runs what is missing."""
+    grid = plan.broken_grid()
+    measure(plan, [run for cell in grid.values() for runs in cell.values() for run in runs])
+    cells: dict[str, dict[str, Any]] = {kind: {} for kind in plan.kinds}
+    for (kind, load), cell in grid.items():
+        real = {name: real_runs(plan, kind, runs) for name, runs in cell.items()}
+        said = {
+            name: governor_of([kept(run, plan.out) for run in runs])
+            for name, runs in cell.items()
+            if name not in REFERENCES
+        }
+        metric = next(iter(plan.best(kind)))
+        cells[kind][f"{load:g}"] = broken_cell(metric, real, said, plan.targets.classes)
+    return {**facts(plan), **broken_verdicts(cells), "cells": cells}
+
+
+def simulated_engine(plan: Plan, profile_s: float) -> Engine:
+    """The engine on a virtual clock, its costs measured now unless they are kept."""
+    flags = Memory(plan.kv_blocks).flags()
+    file = profiled(plan.out / "cost.json", DEMO, flags, settings("vllm", SLOTS), profile_s)
+    found = plan.prepared
+    return Engine(
+        load_cost_file(file).calibration(), found.num_blocks, found.tokens_a_step, found.asynchronous
+    )
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """What was compared, and on what."""
+    found = plan.prepared
+    return {
+        "measured_on": machine_name(),
+        "vllm": vllm_version(),
+        "model": DEMO,
+        "policy": plan.policy,
+        "seeds": plan.seeds,
+        "seconds": plan.seconds,
+        "capacity_rps": found.capacity_rps,
+        "asynchronous": found.asynchronous,
+        "kv_blocks": found.num_blocks,
+        "light": {"p50_ttft_s": found.light.p50_ttft_s, "mean_tbt_s": found.light.mean_tbt_s},
+        "targets": {
+            "rule": rule_text(),
+            **{
+                name: {"ttft_s": slo.ttft_s, "tbt_s": slo.tbt_s} for slo, name in plan.targets.classes.items()
+            },
+        },
+        "stock_by_seats": {
+            kind: {
+                seats: {metric: getattr(summary, metric) for metric in plan.best(kind)}
+                for seats, summary in swept.items()
+            }
+            for kind, swept in plan.swept.items()
+        },
+        "best_seats": {kind: plan.best(kind) for kind in plan.kinds},
+    }
+
+
+def options() -> argparse.ArgumentParser:
+    """The command's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for what is measured; resumed if there"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/headway-real.md instead")
+    parser.add_argument(
+        "--broken", action="store_true", help="predictions made useless, against fastserve and sarathi"
+    )
+    parser.add_argument("--policy", default="headway", help="a preset (default headway)")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"of arrivals a run (default {SECONDS:g})"
+    )
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"streams of each load (default {SEEDS})")
+    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
+    parser.add_argument(
+        "--class", dest="kind", choices=KINDS, action="append", help="of clients (default: all)"
+    )
+    parser.add_argument("--system", choices=SYSTEMS, action="append", help="default: all")
+    parser.add_argument(
+        "--kv-blocks",
+        type=int,
+        default=KV_BLOCKS,
+        help=f"of 32 tokens (default {KV_BLOCKS}); 0: as many as vLLM takes",
+    )
+    parser.add_argument(
+        "--profile-seconds", type=float, default=60.0, help="for the simulator's costs (default 60)"
+    )
+    return parser
+
+
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    """What the options ask for. Raises ConfigError for what is not accepted."""
+    find_preset(arguments.policy)
+    for name, least in (("seconds", 1), ("seeds", 1), ("kv_blocks", 0)):
+        if getattr(arguments, name) < least:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is {getattr(arguments, name)}; accepted: {least} or more"
+            )
+    loads = tuple(arguments.load or (BROKEN_LOADS if arguments.broken else LOADS))
+    if min(loads) <= 0:
+        raise ConfigError(f"--load is {min(loads):g}; accepted: more than 0")
+    return Plan(
+        out=arguments.out,
+        seconds=arguments.seconds,
+        seeds=arguments.seeds,
+        loads=loads,
+        kinds=tuple(arguments.kind or (BROKEN_KINDS if arguments.broken else KINDS)),
+        systems=tuple(arguments.system or SYSTEMS),
+        policy=arguments.policy,
+        kv_blocks=arguments.kv_blocks,
+    )
+
+
+def main() -> int:
+    """Print one JSON object, or the table; 2 for an option that is not accepted."""
+    arguments = options().parse_args()
+    try:
+        plan = plan_of(arguments)
+        plan.out.mkdir(parents=True, exist_ok=True)
+        prepare(plan)
+        measure(plan, plan.sweep())
+        found = report_broken(plan) if arguments.broken else report(plan, arguments.profile_seconds)
+    except HeadwayError as error:
+        say(f"headway_real: {error}")
+        return 2
+    name = "broken" if arguments.broken else "headway-real"
+    write_whole(plan.out / f"{name}.json", json.dumps(found).encode() + b"\n")
+    table = broken_table if arguments.broken else markdown
+    print(table(found) if arguments.markdown else json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""How much a policy loses to the best choice for each load: `python bench/regret.py [--quick] --json --out DIR`.
+
+A cell is a workload (recorded traces of the shared data where they are there, and drawn ones) on a machine (H100 with
+Llama-3.1-8B, A100-40G with OPT-13B, by catalogue costs, simulated) at 0.5 to 1.5 of capacity, with a set of targets:
+`none`, `one` (the same for all) or `two` (interactive requests beside patient ones). Capacity is the throughput of
+`vllm` with the whole workload there at the start. Each of five seeds is a window of 600 s, the first 60 s of which are
+not measured; all are served to their end. The metric is goodput (difference in share) where there are targets, else
+mean JCT (ratio - 1). Everybody has vLLM's default sizes and 64 GiB of host memory; who goes by predicted lengths has
+the product's own predictor, learning from nothing, without prompts. docs/regret.md has every definition.
+
+The subject (`--policy`) is held against the best of all other presets, cell by cell, and against clairvoyants.
+
+--quick is QUICK_CELLS with QUICK_RIVALS, one of each family, and the first three seeds: whole windows of the same
+workloads.
+
+Every run is kept in DIR as it ends; the same command goes on where it was stopped. A run is made anew when the row of
+its policy or the code of its parts has changed; when something has that all share, take another DIR, or --again with
+names of policies. DIR has a line for each cell in
+regret.txt, every value in regret.csv, the object that is printed in regret.json, and a plot in regret.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
+
+from bench.regret_cells import Cell, Plan, all_cells, select, that_fit
+from bench.regret_contenders import (
+    STOCK,
+    SUBJECT,
+    Contender,
+    ablations,
+    clairvoyants,
+    contender,
+    left_out,
+    rivals,
+)
+from bench.regret_machines import MACHINES
+from bench.regret_progress import Progress
+from bench.regret_race import still_racing
+from bench.regret_recordings import SEEDS
+from bench.regret_report import write_report
+from bench.regret_runs import (
+    CapacityRun,
+    RegretResult,
+    RegretRun,
+    kept_capacities,
+    kept_runs,
+    measure,
+    measure_capacity,
+)
+from bench.regret_statistics import CellFindings, summary
+from bench.regret_workloads import DATA, Served, known_workloads
+from headway.errors import ConfigError, HeadwayError
+from headway.experiments.kept_runs import Kept, run_kept
+from headway.whole_file import write_whole
+
+QUICK_CELLS = (
+    "chat/a100-opt-13b/0.5/*",
+    "chat/a100-opt-13b/1.2/*",
+    "agentic/h100-llama-8b/0.5/*",
+    "agentic/h100-llama-8b/1.2/*",
+)
+QUICK_RIVALS = ("vllm", "sjf", "sarathi", "edf", "predicted", "ascendra-lp-no-hand-off")
+QUICK_SEEDS = 3
+JSON = "regret.json"
+
+Runs = Kept[RegretRun, RegretResult]
+
+
+def main() -> None:
+    """Print the object that docs/regret.md describes; exit status 2 for what is not accepted."""
+    arguments = _arguments()
+    try:
+        found = regret(arguments)
+    except HeadwayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(f"\nstopped; what is done is in {arguments.out}: the same command goes on", file=sys.stderr)
+        sys.exit(130)
+    print(json.dumps(found))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    add("--quick", action="store_true", help=f"{len(QUICK_RIVALS)} rivals in a few named cells")
+    add("--policy", default=SUBJECT, help=f"the subject ({SUBJECT})")
+    add("--presets", help="A,B,...: only these rivals, in place of every preset")
+    add("--cells", help="A,B,...: only cells like WORKLOAD/MACHINE/LOAD/CLASSES, * for any part")
+    add(
+        "--seeds",
+        type=int,
+        help=f"1 to {SEEDS} ({SEEDS}; quick {QUICK_SEEDS}): with fewer the bounds say less",
+    )
+    add("--ablations", action="store_true", help="run the rows POLICY-... beside; they are no rivals")
+    add("--race", action="store_true", help="after the first seed, no more of who is far behind in all cells")
+    add("--again", default="", help="A,B,...: contenders, * for any part, to be run again")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    add("--data", type=Path, default=DATA, help="folder of the recorded traces")
+    add("--out", type=Path, default=Path("out/regret"), help="where runs are kept (out/regret)")
+    return parser.parse_args()
+
+
+def regret(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run what is asked for and not kept yet; what all of it came to, written to the folder as well."""
+    started_s = time.monotonic()
+    data = arguments.data.resolve()
+    contenders, rival_names = chosen_contenders(arguments)
+    cells = chosen_cells(arguments, data)
+    plan = Plan(
+        cells=cells,
+        contenders=contenders,
+        seeds=chosen_seeds(arguments),
+        capacity_rps=capacities(cells, data, arguments.out, arguments.jobs),
+        data=data,
+    )
+    kept = kept_runs(arguments.out)
+    _forget(plan, kept, arguments.again)
+    make_runs(plan, kept, rival_names, race=arguments.race, jobs=arguments.jobs)
+    findings = found_in(plan, kept, arguments.policy, rival_names)
+    told = {
+        **summary(findings),
+        "subject": arguments.policy,
+        "seeds": len(plan.seeds),
+        "rivals": sorted(rival_names),
+        "left_out": left_out(),
+        "workloads": workload_facts(plan),
+        "seconds": round(time.monotonic() - started_s, 1),
+        "cpu_s_of_all_runs": round(sum(kept.done[digest].cpu_s for digest in _digests(plan, kept)), 1),
+    }
+    write_whole(arguments.out / JSON, json.dumps(told, indent=1).encode())
+    write_report(arguments.out, arguments.policy, findings, told["by_cell"])
+    return told
+
+
+def chosen_cells(arguments: argparse.Namespace, data: Path) -> list[Cell]:
+    """The cells asked for; of the quick ones those whose workload is there."""
+    if arguments.quick and not arguments.cells:
+        known = known_workloads(data)
+        patterns = ",".join(each for each in QUICK_CELLS if each.partition("/")[0] in known)
+    else:
+        patterns = arguments.cells or "*"
+    return that_fit(select(all_cells(data), patterns), data)
+
+
+def chosen_contenders(arguments: argparse.Namespace) -> tuple[list[Contender], frozenset[str]]:
+    """Who serves, the subject first, and the names of those who are rivals."""
+    subject = arguments.policy
+    wanted = arguments.presets.split(",") if arguments.presets else rivals(subject)
+    if arguments.quick and not arguments.presets:
+        wanted = QUICK_RIVALS
+    names = [name.strip() for name in wanted if name.strip() != subject]
+    beside = list(ablations(subject)) if arguments.ablations else []
+    served = dict.fromkeys([subject, *names, *beside, STOCK])
+    return [*map(contender, served), *clairvoyants(subject)], frozenset(names)
+
+
+def chosen_seeds(arguments: argparse.Namespace) -> range:
+    """The first so many as are asked for. Raises ConfigError for none, or more than there are windows."""
+    count = arguments.seeds
+    if count is None:
+        count = QUICK_SEEDS if arguments.quick else SEEDS
+    if not 1 <= count <= SEEDS:
+        raise ConfigError(f"seeds is {count}; accepted: 1 to {SEEDS}")
+    return range(count)
+
+
+def capacities(cells: Sequence[Cell], data: Path, out: Path, jobs: int) -> dict[tuple[str, str], float]:
+    """Requests a second of `vllm` by workload and machine, measured where they are not known yet."""
+    places = list(dict.fromkeys(cell.place for cell in cells))
+    runs = [CapacityRun(workload=workload, machine=machine, data=data) for workload, machine in places]
+    kept = kept_capacities(out)
+    run_kept(runs, kept, measure_capacity, jobs=jobs, tick=Progress("capacities", len(runs), kept, runs))
+    return {(run.workload, run.machine): kept.done[run.digest()].rps for run in runs}
+
+
+def make_runs(plan: Plan, kept: Runs, rival_names: frozenset[str], *, race: bool, jobs: int) -> None:
+    """Make the runs that are not kept; with `race` the first seed decides who is run with the others."""
+    stages = [plan.seeds] if not race else [plan.seeds[:1], plan.seeds[1:]]
+    for stage in stages:
+        runs = list(plan.runs(stage))
+        if race and stage is not stages[0]:
+            staying = still_racing(plan, kept, rival_names)
+            runs = [run for run in runs if staying(run)]
+        run_kept(runs, kept, measure, jobs=jobs, tick=Progress("runs", len(runs), kept, runs))
+
+
+def found_in(plan: Plan, kept: Runs, subject: str, rival_names: frozenset[str]) -> list[CellFindings]:
+    """Every cell's values by contender and seed."""
+    found = []
+    for cell in plan.cells:
+        values: dict[str, list[float | None]] = {}
+        for each in plan.contenders:
+            results = [kept.result(plan.run(cell, each, seed)) for seed in plan.seeds]
+            values[each.name] = [None if result is None else result.value(cell.classes) for result in results]
+        found.append(CellFindings(cell, subject, rival_names, values))
+    return found
+
+
+def workload_facts(plan: Plan) -> list[dict[str, Any]]:
+    """Of each workload on a machine: its capacity, and how many requests fit and do not."""
+    rows = []
+    for (workload, machine), rps in plan.capacity_rps.items():
+        facts = Served(workload, MACHINES[machine], plan.data).facts()
+        row: dict[str, Any] = {
+            "workload": workload,
+            "machine": machine,
+            "capacity_rps": round(rps, 4),
+            "requests": facts.requests,
+            "dropped": facts.dropped,
+        }
+        if facts.recorded_rps is not None:
+            window_s = plan.spell.window_s * rps / facts.recorded_rps
+            row["recorded_s_in_a_window_at_capacity"] = round(window_s, 1)
+            row["windows_overlap_above_load"] = round(facts.requests / (SEEDS * plan.spell.window_s * rps), 3)
+        rows.append(row)
+    return rows
+
+
+def _digests(plan: Plan, kept: Runs) -> list[str]:
+    return [digest for run in plan.runs(plan.seeds) if (digest := run.digest()) in kept.done]
+
+
+def _forget(plan: Plan, kept: Runs, patterns: str) -> None:
+    """Drop kept runs of contenders whose names a pattern matches; ConfigError for a pattern of none."""
+    for pattern in filter(None, (pattern.strip() for pattern in patterns.split(","))):
+        matched = [each for each in plan.contenders if fnmatchcase(each.name, pattern)]
+        if not matched:
+            raise ConfigError(
+                f"no contender is called {pattern!r}; accepted: their names, with * for any part"
+            )
+        for run in replace(plan, contenders=matched).runs(plan.seeds):
+            kept.done.pop(run.digest(), None)
+
+
+if __name__ == "__main__":
+    main()
