@@ -69,9 +69,8 @@ QUICK_CELLS = (
     "chat/a100-opt-13b/0.5/*",
     "chat/a100-opt-13b/1.2/*",
     "agentic/h100-llama-8b/0.5/*",
-    "agentic/h100-llama-8b/1.2/*",
 )
-QUICK_RIVALS = ("vllm", "sjf", "sarathi", "edf", "predicted", "ascendra-lp-no-hand-off")
+QUICK_RIVALS = ("vllm", "sjf", "sarathi", "predicted", "ascendra-lp-no-hand-off")
 QUICK_SEEDS = 3
 JSON = "regret.json"
 

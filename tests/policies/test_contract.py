@@ -38,8 +38,8 @@ SETTINGS = {
 """Other settings a batching is tried with."""
 EVICTION_SETTINGS = {
     "swap": [":serial=true", ":fallback=false"],
-    "cheapest": ["", ":serial=true,min_residency=2"],
-    "proactive": ["", ":min_residency=0,max_preemptions=2,idle_jobs=1", ":by_cost=true"],
+    "cheapest": ["", ":serial=true,min_residency=2", ":urgent=true"],
+    "proactive": ["", ":min_residency=0,max_preemptions=2,idle_jobs=1"],
 }
 """The same for the evictions."""
 NEEDS_SETTINGS = {"queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9"}

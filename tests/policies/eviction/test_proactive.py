@@ -152,17 +152,6 @@ def test_where_blocks_run_out_that_alone_is_dealt_with() -> None:
     assert made.preempt == {LATE: SWAP}
 
 
-@pytest.mark.parametrize(("token_s", "fate"), [(0.4, RECOMPUTE), (0.6, SWAP)])
-def test_by_cost_who_has_to_leave_is_computed_again_where_that_is_cheaper(token_s: float, fate: Fate) -> None:
-    # Three blocks out and three back take 6 s, and 12 tokens 4.8 or 7.2.
-    grows = resident("grows", 2)
-    soon_s = {grows: 0.0, LATE: 9.0}
-    made = Proactive(Prices(token_s=token_s), idle_jobs=0, burst_levels=0, by_cost=True).evict(
-        world(soon_s, free=0), StepPlan(run=[grows], token_budget=64), Timetable(soon_s)
-    )
-    assert made.preempt == {LATE: fate}
-
-
 # ---- who is left alone -----------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from headway.core.job import Job
 from headway.core.plan import Fate, StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
+from headway.policies.eviction.cheapest import Cheapest
 from headway.policies.eviction.urgent_room import make_urgent_room
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.on_time import OnTime
@@ -85,3 +86,17 @@ def test_without_room_on_the_host_they_are_computed_again() -> None:
 def test_an_order_that_does_not_know_displaces_nobody() -> None:
     view, _ = world(resident("a", 9))
     assert not room(view, Arrival()).preempt
+
+
+@pytest.mark.parametrize(
+    ("urgent", "token_s", "fate"), [(True, 0.5, Fate.RECOMPUTE), (True, 0.6, Fate.SWAP), (False, 0.6, None)]
+)
+def test_cheapest_makes_it_the_cheaper_way_if_it_is_to(
+    urgent: bool, token_s: float, fate: Fate | None
+) -> None:
+    # Five blocks out and back take 10 s in all, and 20 tokens 10 or 12.
+    other = resident("a", 5)
+    view, order = world(other, free=1)
+    plan = StepPlan(run=[other], token_budget=1)
+    made = Cheapest(Prices(token_s=token_s), urgent=urgent).evict(view, plan, order)
+    assert made.preempt == ({other: fate} if fate else {})

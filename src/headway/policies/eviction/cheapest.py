@@ -11,6 +11,7 @@ from headway.core.view import StepView
 from headway.policies.eviction.fate import cheaper_fate
 from headway.policies.eviction.making_room import make_room
 from headway.policies.eviction.residency import Residency
+from headway.policies.eviction.urgent_room import DEFAULT_MAX_PREEMPTIONS, make_urgent_room
 from headway.policies.order import Order
 
 
@@ -21,7 +22,9 @@ class Cheapest:
     host has a copy of already need not be copied out. `serial` has the step wait for the copies decided with
     it, as in the paper; else they go beside the steps. `min_residency`: steps for which a job that was just
     admitted is spared. With `always_recompute` both costs are predicted and the answer is left unused: what
-    predicting costs by itself. Source: AdaptiveLLM Algorithm 1 (section 1.3).
+    predicting costs by itself. With `urgent` residents that cannot be in time also leave for a newcomer that can,
+    each at most `max_preemptions` times, where the order knows.
+    Source: AdaptiveLLM Algorithm 1 (section 1.3).
     """
 
     uses_host = True
@@ -33,10 +36,14 @@ class Cheapest:
         serial: bool = False,
         min_residency: int = 0,
         always_recompute: bool = False,
+        urgent: bool = False,
+        max_preemptions: int = DEFAULT_MAX_PREEMPTIONS,
     ) -> None:
         self.serial = serial
         self.min_residency = min_residency
         self.always_recompute = always_recompute
+        self.urgent = urgent
+        self.max_preemptions = max_preemptions
         self._cost: CostModel = cost or UnknownCost()
         self._residency = Residency(min_residency)
 
@@ -47,7 +54,11 @@ class Cheapest:
             cheaper = cheaper_fate(self._cost, view, job, has_room)
             return Fate.RECOMPUTE if self.always_recompute else cheaper
 
-        return make_room(view, plan, order, fate, serial=self.serial, spared=self._residency.recent())
+        recent = self._residency.recent()
+        plan = make_room(view, plan, order, fate, serial=self.serial, spared=recent)
+        if plan.preempt or not self.urgent:
+            return plan
+        return make_urgent_room(view, plan, order, fate, spared=recent, max_preemptions=self.max_preemptions)
 
     def next_change_s(self, view: StepView) -> float:
         """Never: it acts when blocks run out, and what is stepped over ends before that."""

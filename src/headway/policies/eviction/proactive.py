@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import inf
 
 from headway.core.cost import CostModel, UnknownCost
@@ -12,10 +11,8 @@ from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.eviction.exchange import Exchange, Room, Turn, Worth
-from headway.policies.eviction.fate import cheaper_fate
 from headway.policies.eviction.making_room import make_room
 from headway.policies.eviction.residency import Residency
-from headway.policies.eviction.urgent_room import make_urgent_room
 from headway.policies.order import Foreseeing, Order
 
 DEFAULT_MAX_PREEMPTIONS = 16
@@ -38,11 +35,7 @@ class Proactive:
     Where the host has no room nobody leaves ahead of need, and who has to leave is computed again. With `drop` all
     who leave are (the recompute of FastServe's ablation). Without `ahead` no room is kept idle, nobody is copied
     beforehand, and who is on the host comes back by its rank (its reactive swapping, with `serial`). `by_rank` takes
-    the rank for foresight, as the released code does. With `by_cost` who has to leave for want of blocks is computed
-    again where that is predicted to be cheaper than the copies (AdaptiveLLM). With `urgent` residents that cannot be in
-    time, running or not, also leave for a newcomer that can, where the order knows.
-
-    O(batch) while all fit, else O((residents + swapped) log).
+    the rank for foresight, as the released code does. O(batch) while all fit, else O((residents + swapped) log).
     Source: FastServe (Wu et al. 2023) section 4.2, as spec 4.6 resolves it.
     """
 
@@ -58,8 +51,6 @@ class Proactive:
         by_rank: bool = False,
         ahead: bool = True,
         serial: bool = False,
-        by_cost: bool = False,
-        urgent: bool = False,
     ) -> None:
         given = {"idle_jobs": idle_jobs, "burst_levels": burst_levels, "max_preemptions": max_preemptions}
         for name, value in given.items():
@@ -74,20 +65,12 @@ class Proactive:
         self.by_rank = by_rank
         self.ahead = ahead
         self.serial = serial
-        self.by_cost = by_cost
-        self.urgent = urgent
         self._cost: CostModel = cost or UnknownCost()
         self._residency = Residency(min_residency)
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
         """The plan with room made: first for this step's tokens, then ahead of need."""
-        fate = partial(cheaper_fate, self._cost, view) if self.by_cost else self._fate
-        recent = self._residency.recent()
-        plan = make_room(view, plan, order, fate, serial=self.serial, spared=recent)
-        if self.urgent and not plan.preempt:
-            plan = make_urgent_room(
-                view, plan, order, fate, spared=recent, max_preemptions=self.max_preemptions
-            )
+        plan = make_room(view, plan, order, self._fate, serial=self.serial, spared=self._residency.recent())
         if plan.preempt or not (view.host_total_blocks or self.drop):
             return plan
         running = set(plan.run)

@@ -11,6 +11,8 @@ from headway.core.view import StepView
 from headway.policies.eviction.making_room import ChooseFate
 from headway.policies.order import KnowsLate, Order
 
+DEFAULT_MAX_PREEMPTIONS = 4
+
 
 def make_urgent_room(
     view: StepView,
