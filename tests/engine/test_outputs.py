@@ -156,7 +156,7 @@ def test_a_disturbed_preset_keeps_the_rules_and_repeats_itself(preset: Preset) -
     assert any(plan.preempt for plan in plans)
     capped = {job for plan in plans for job in plan.chunk_cap}
     assert capped
-    cuts_prompts_itself = preset.batching == "within-budgets"
+    cuts_prompts_itself = preset.batching.startswith(("within-budgets", "paced"))
     assert (SPARED in {job.tenant for job in capped}) == cuts_prompts_itself
     taken = [snapshot(plan) for plan in plans]
     assert taken == [snapshot(plan) for plan in _plans(preset, seed=1)]

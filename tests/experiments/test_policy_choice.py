@@ -85,7 +85,8 @@ def test_parts_that_are_given_take_the_place_of_the_rows_own() -> None:
 
 def test_who_goes_by_predictions() -> None:
     going = [name for name in (*PRESETS, "mlfq-preempt", "srpt-oracle") if uses_predictions(name, OWN_PARTS)]
-    assert going == ["predicted", "hrrn"]
+    headway = [name for name in PRESETS if name.startswith("headway")]
+    assert going == ["predicted", "hrrn", *headway]
     assert uses_predictions("vllm", Parts(order="predicted-remaining"))
     assert uses_predictions("fastserve", Parts(batching="top-jobs:reserve_confidence=0.9"))
     assert not uses_predictions("predicted", Parts(order="arrival", batching="top-jobs"))

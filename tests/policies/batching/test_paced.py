@@ -109,7 +109,7 @@ def test_those_in_a_hurry_all_run_however_long_it_takes() -> None:
     assert len(scene(hurried).plan().run) == 14
 
 
-def test_a_late_answer_keeps_its_pace_but_pauses_before_others() -> None:
+def test_a_late_answer_keeps_its_pace_and_pauses_for_nobody() -> None:
     # 40 of at most 41 tokens took 400 s; at 1 s a token they were due at 39. 1 s is 10 tokens, and there are 11.
     late = timed("late", 1.0, output=40, limit=41)
     hurried = [timed(f"x{n}", 1.0, output=2, limit=40, first_token_s=399.0) for n in range(10)]
@@ -121,8 +121,9 @@ def test_a_late_answer_keeps_its_pace_but_pauses_before_others() -> None:
         order.remove(job)
     at.view.now_s = 400.0
     assert at.wait(make_job("a", prompt=500, arrival_s=400.0)).plan().token_budget == 1 + 8
+    # Whoever reads it would otherwise wait until all the others have ended.
     at.view.residents = [late, *hurried]
-    assert ids(at.plan().run) == [f"x{n}" for n in range(10)]
+    assert len(at.plan().run) == 11
 
 
 def test_a_target_that_no_pause_would_keep_changes_little() -> None:

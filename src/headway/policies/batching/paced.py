@@ -32,8 +32,8 @@ class Paced:
     The target of a job counts while it brings tokens, even of one that is late: somebody reads them. Prompts get what
     time is left beside the decodes, in rank order, begun or not, so a long one is cut into as many chunks as that
     takes, stalls nobody, and keeps no short one waiting; `least_tokens` of prompts always go through. Where the decodes
-    alone would take too long, those pause that are late, have no such target, or one at least twice as long that
-    they are ahead of, the lowest ranked first, and nobody starts; where no pause helps, nobody pauses. `share` of the
+    alone would take too long, those pause that have no such target, or one at least twice as long that they are ahead
+    of, the lowest ranked first, and nobody starts; where no pause helps, nobody pauses. `share` of the
     target is used: the rest is for what the prediction leaves out. While steps have no predicted time, or nobody has
     such a target, the engine's own budget holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
 
@@ -46,7 +46,7 @@ class Paced:
         cost: CostModel | None = None,
         *,
         reserve_confidence: float | None = None,
-        share: float = 0.9,
+        share: float = 0.85,
         least_tokens: int = 16,
     ) -> None:
         if not 0 < share <= 1:
@@ -85,11 +85,8 @@ class Paced:
         self, view: StepView, plan: StepPlan, decodes: Sequence[Job], longest_s: float, order: Order
     ) -> StepPlan:
         """Of the decodes those in a hurry, and as many others as there is time for; the least of prompts."""
-        in_time = set(order.on_time(decodes, view.now_s) if isinstance(order, KnowsLate) else decodes)
         others = [
-            job
-            for job in decodes
-            if job.slo.tbt_s is None or job not in in_time or _is_ahead(job, longest_s, view.now_s, order)
+            job for job in decodes if job.slo.tbt_s is None or _is_ahead(job, longest_s, view.now_s, order)
         ]
         patient = set(others)
         hurried = [job for job in decodes if job not in patient]
@@ -138,8 +135,8 @@ def _by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
     """The plan with its prompt tokens given by rank: a step serves who has begun first, so those that rank behind
     a newcomer get no more than it leaves, and pause if that is nothing.
     """
-    begun = [job for job in plan.run if job.prefilling]
-    if not begun or not plan.admit:
+    begun = [job for job in plan.run if job.prefilling] if plan.admit else []
+    if not begun:
         return plan
     left = plan.token_budget - (len(plan.run) - len(begun))
     if sum(map(uncomputed_tokens, begun)) + uncomputed_tokens(plan.admit[0]) <= left:

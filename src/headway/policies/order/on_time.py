@@ -238,19 +238,21 @@ class OnTime:
     # ---- what steps teach ---------------------------------------------------------------------------
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Follow a step: how long they take, how fast prompts get through, whose latest start is to be taken anew."""
+        """Follow a step: how long they take, and whose latest start is to be taken anew."""
         self._rest.observe(outcome)
         step_s = self._latest.observe(outcome)
         self._compare(outcome, step_s)
-        if self._keys:
-            targeted = [job for job in outcome.tokens if job.slo]
-            outdated = set(self._work.outdated(targeted))
-            for job in outdated:
-                self._work.estimate(job)
-            # A prompt that has begun may start the rest of it later than it had to start the whole.
-            for job in targeted:
-                if outcome.tokens[job] > 1 or job in outdated:
-                    self._renew(job)
+        keys = self._keys
+        if not keys:
+            return
+        targeted = [job for job in outcome.tokens if job in keys]
+        outdated = set(self._work.outdated(targeted))
+        for job in outdated:
+            self._work.estimate(job)
+        # A prompt that has begun may start the rest of it later than it had to start the whole.
+        for job in targeted:
+            if outcome.tokens[job] > 1 or job in outdated:
+                self._renew(job)
 
     def _compare(self, outcome: StepOutcome, step_s: float) -> None:
         """Hold what the step before took against what was predicted of it, every few steps."""
