@@ -358,6 +358,7 @@ def test_the_simulator_serves_whom_the_engine_serves(contender: Contender) -> No
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:
     requests = untaught_stream(20.0, 0.5, seed=1)
     with Memory(96).serving(stock=True) as engine:

@@ -78,6 +78,7 @@ def test_a_deployment_that_does_not_start_is_one_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_a_choice_is_deployed_replayed_and_compared(tmp_path: Path) -> None:
     costs = write_costs(tmp_path / "cost.json", jobs=128, tokens=2048)
     asked = prepared(hardware=str(costs), model="demo", policies=("predicted",), trace=_TRACE, load=0.5)
