@@ -56,6 +56,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/headway_real.py --out $(OUT)/headway-real --json
 	$(BIN)/python bench/headway_real.py --out $(OUT)/headway-real --broken --json
 	$(BIN)/python bench/broken_predictions.py --json
+	$(BIN)/python bench/tenants.py --json
 	$(BIN)/python bench/long_prompt.py --out $(OUT)/long-prompt --json
 	$(BIN)/python bench/planner.py --json
 	$(BIN)/python bench/explain_overhead.py --json

@@ -20,7 +20,7 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 
-from headway.core.trail import KEPT_ENDED
+from headway.core.explain.trail import KEPT_ENDED
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.model_free import ModelFreeEngine, ScriptedRequest, headway_builder
 from headway.policies.presets import known_presets

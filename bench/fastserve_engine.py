@@ -176,9 +176,9 @@ class ServingEngine:
                 if output.finish_reason is None:
                     continue
                 finished_s[output.request_id] = now_s
-                if str(output.finish_reason) in _ANSWERED:
-                    prophet.finished(output.request_id, tokens[output.request_id])
-                else:
+                answered = str(output.finish_reason) in _ANSWERED
+                prophet.ended(output.request_id, tokens[output.request_id], finished=answered)
+                if not answered:
                     given_up[output.request_id] = str(output.stop_reason or output.finish_reason)
             after_step(now_s)
         return [

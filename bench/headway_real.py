@@ -11,7 +11,7 @@ asynchronous scheduling as vLLM decides. It is swept over `max_num_seqs` first, 
 compared with its best value of that sweep. `priority` is vLLM's own `--scheduling-policy priority`, as a user would set
 it: the interactive clients have the better priority. `--policy` (default headway) runs a batch as wide as stock's best,
 with lengths predicted by `hash`, taught with the half of the packaged tasks that no stream has, and has 0.25 GiB
-of host memory to swap to. Systems take turns seed by seed; stock never sees targets, so its runs serve all kinds.
+of host memory to swap to. Engines take turns load by load; stock never sees targets, so its runs serve all kinds.
 
 Per cell and system: goodput (share of all requests that met all their targets), mean and p99 JCT, TTFT, what was not
 answered. `over_stock`, `over_priority`: `gain` (times as good) and `loss` (behind by so much: goodput as a difference,
@@ -35,11 +35,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
@@ -47,97 +44,23 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 from bench.broken_ways import REFERENCES, broken_cell, broken_table, broken_verdicts
 from bench.client_classes import KINDS, NONE, TWO, rule_text
 from bench.fastserve_real import profiled, say
-from bench.headway_real_engine import (
-    SLOTS,
-    STOCK,
-    Memory,
-    Run,
-    governor_of,
-    kept,
-    put_in,
-    records,
-    serve,
-    settings,
-)
+from bench.headway_real_engine import SLOTS, Memory, Run, governor_of, kept, records, settings
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
-from bench.headway_real_plan import SYSTEMS, Plan, Prepared, stock_name
+from bench.headway_real_measured import measure, prepare
+from bench.headway_real_plan import SYSTEMS, Plan, stock_name
 from bench.headway_real_simulated import Engine
-from bench.taught_lengths import untaught_stream
 from bench.versus import Runs
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import ConfigError, HeadwayError
 from headway.policies.presets import find_preset
 from headway.predict.cost_file import load_cost_file
-from headway.results import summarize
 from headway.whole_file import write_whole
 
 LOADS = (0.5, 0.8, 1.0, 1.2)
 BROKEN_LOADS, BROKEN_KINDS = (0.8, 1.2), (NONE, TWO)
 SEEDS, SECONDS = 3, 30.0
-LIGHT_LOAD = 0.2
 KV_BLOCKS = 96
-CAPACITY_REQUESTS = 1_200
-"""So many that what the last long answers take alone hardly counts."""
-CAPACITY_SEED, LIGHT_SEED = 99, 98
-
-
-# ---- the real engine -----------------------------------------------------------------------------------
-
-
-def prepare(plan: Plan) -> None:
-    """Measure what comes before everything else, unless it is kept."""
-    if plan.preparation.exists():
-        say(f"going on at {plan.prepared.capacity_rps:.1f} requests a second of capacity")
-        return
-    burst = untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED)
-    with Memory(plan.kv_blocks).serving(stock=True) as engine:
-        at_once = [replace(request, arrival_s=0.0) for request in burst]
-        put_in(engine, STOCK, SLOTS)
-        served = engine.serve(at_once, CAPACITY_SEED, own_stops=True)
-        capacity_rps = len(served) / max(each.finished_s for each in served)
-        say(f"capacity {capacity_rps:.1f} requests a second")
-        light = untaught_stream(LIGHT_LOAD * capacity_rps, plan.seconds, LIGHT_SEED)
-        put_in(engine, STOCK, SLOTS)
-        found = Prepared(
-            seconds=plan.seconds,
-            kv_blocks=plan.kv_blocks,
-            capacity_rps=capacity_rps,
-            light=summarize(records(light, engine.serve(light, LIGHT_SEED, own_stops=True))),
-            asynchronous=engine.asynchronous,
-            tokens_a_step=engine.tokens_a_step,
-            num_blocks=engine.num_blocks,
-        )
-    write_whole(plan.preparation, msgspec.json.encode(found))
-
-
-def measure(plan: Plan, runs: Sequence[Run]) -> None:
-    """Do all runs that are not kept yet: seed by seed, stock's engine and Headway's in turn."""
-    for seed in sorted({run.seed for run in runs}):
-        for stock in (True, False) if seed % 2 == 0 else (False, True):
-            todo = [run for run in runs if run.seed == seed and (run.contender.stock is not None) == stock]
-            serve_all(
-                plan, [run for run in dict.fromkeys(todo) if not run.file(plan.out).exists()], stock=stock
-            )
-
-
-def serve_all(plan: Plan, runs: Sequence[Run], *, stock: bool) -> None:
-    """Do runs on one engine."""
-    if not runs:
-        return
-    with Memory(plan.kv_blocks).serving(stock=stock) as engine:
-        for number, run in enumerate(runs):
-            requests = plan.stream(run.kind or NONE, run.load, run.seed)
-            found = serve(engine, run, requests)
-            write_whole(run.file(plan.out), msgspec.json.encode(found))
-            mean_jct_s = summarize(records(requests, found.served)).mean_jct_s or 0.0
-            say(
-                f"seed {run.seed}, {number + 1} of {len(runs)}: {run.contender.name} ({run.kind or 'all kinds'}, "
-                f"{run.seats} seats) at load {run.load:g}: mean JCT {mean_jct_s:.3f} s of {len(requests)} requests"
-            )
-
-
-# ---- what came out -------------------------------------------------------------------------------------
 
 
 def real_runs(plan: Plan, kind: str, runs: Sequence[Run]) -> Runs:

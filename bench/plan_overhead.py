@@ -21,7 +21,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
@@ -59,13 +59,11 @@ TTFT_CLASSES_MS = (200, 1_000, 5_000, 60_000)
 
 def main() -> None:
     """Print `{"<order>": {"added_us_256_1000": {"p50": a, "p99": b}, "added_us_256_10000": {...}}}`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = options(__doc__)
     parser.add_argument("--order", action="append", choices=sorted(ORDERS), help="measure only this order")
     parser.add_argument(
         "--plan", action="append", choices=list(known_presets()), help="measure these presets'"
     )
-    parser.add_argument("--steps", type=int, default=400, help="measured steps per cell (default 400)")
     arguments = parser.parse_args()
     model = str(ensure_demo_random())
     table: dict[str, Any] = {}
@@ -74,12 +72,19 @@ def main() -> None:
         table[order] = {}
         for waiting in WAITING:
             print(f"{order}, {waiting} waiting ...", file=sys.stderr)
-            added = sorted(_added_us(model, order, waiting, arguments.steps))
-            row = {"p50": quantile(added, 0.5), "p99": quantile(added, 0.99)}
-            table[order][f"added_us_{RUNNING}_{waiting}"] = row
+            added = _added_us(model, order, waiting, arguments.steps)
+            table[order][f"added_us_{RUNNING}_{waiting}"] = quantiles(added)
     if presets:
         table["plans"] = {preset: plan_times(model, preset, arguments.steps) for preset in presets}
     print(json.dumps(table))
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """What every bench of a step's overhead accepts."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--steps", type=int, default=400, help="measured steps per cell (default 400)")
+    return parser
 
 
 def plan_times(model: str, preset: str, steps: int) -> dict[str, dict[str, float]]:
@@ -101,11 +106,16 @@ def _added_us(model: str, order: str, waiting: int, steps: int) -> Iterator[floa
     for lane in (stock, ours):
         for _ in range(2 * MEAN_OUTPUT_TOKENS):
             lane.step_s()
+    return added_us(stock, ours, steps)
+
+
+def added_us(without: Lane, with_it: Lane, steps: int) -> Iterator[float]:
+    """Microseconds more that each of so many steps takes one lane than the other, in turn."""
     gc.collect()
     gc.freeze()
     for _ in range(steps):
-        stock_s = stock.step_s()
-        yield (ours.step_s() - stock_s) * 1e6
+        without_s = without.step_s()
+        yield (with_it.step_s() - without_s) * 1e6
     gc.unfreeze()
 
 
@@ -204,13 +214,16 @@ class _PlanLane(Lane):
                 found.update(residents=len(ledger.residents), swapped=len(ledger.swapped))
         gc.unfreeze()
         return {
-            **{f"plan_us_{name}": quantile(sorted(plans_us), share) for name, share in QUANTILES.items()},
-            **{
-                f"observe_us_{name}": quantile(sorted(observes_us), share)
-                for name, share in QUANTILES.items()
-            },
+            **{f"plan_us_{name}": value for name, value in quantiles(plans_us).items()},
+            **{f"observe_us_{name}": value for name, value in quantiles(observes_us).items()},
             **{name: round(total / steps) for name, total in found.items()},
         }
+
+
+def quantiles(values: Iterable[float]) -> dict[str, float]:
+    """The median and the 99th percentile, by name."""
+    ascending = sorted(values)
+    return {name: quantile(ascending, share) for name, share in QUANTILES.items()}
 
 
 def quantile(ascending: list[float], share: float) -> float:

@@ -90,10 +90,12 @@ def row(source: str, planned: Planned, wall_s: float) -> dict[str, Any]:
         "trace": Path(source).name,
         "configurations": planned.tried,
         "possible": planned.prepared.space.size,
-        "runs": {"simulated": planned.runs, "kept": planned.kept},
+        "runs": data["runs"],
         "wall_s": wall_s,
         "configurations_per_minute": 60 * planned.tried / wall_s,
-        "aim_reached": None if planned.kept > planned.runs else planned.tried * AIM_S >= BUDGET * wall_s,
+        "aim_reached": None
+        if planned.runs.kept > planned.runs.simulated
+        else planned.tried * AIM_S >= BUDGET * wall_s,
         "choice": data["choice"],
         "default": data["default"],
         "command": command(serve_arguments(planned)),

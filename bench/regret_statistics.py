@@ -71,13 +71,18 @@ class CellFindings:
         return min(ranked)[1] if ranked else None
 
     def losses(self, to: str) -> list[float]:
-        """By how much the subject is behind another, seed by seed: a share, or a ratio less 1. Below 0 it is ahead."""
-        pairs = zip(self.values[to], self.values[self.subject], strict=True)
-        return [
-            theirs - mine if self.is_goodput else mine / theirs - 1
-            for theirs, mine in pairs
+        """By how much the subject is behind another, seed by seed: a share, or a ratio less 1. Below 0 it is ahead.
+
+        None at all where one of the two lacks a value: what is left would be the seeds that went well.
+        """
+        pairs = [
+            (theirs, mine)
+            for theirs, mine in zip(self.values[to], self.values[self.subject], strict=True)
             if theirs is not None and mine is not None
         ]
+        if len(pairs) < len(self.values[to]):
+            return []
+        return [theirs - mine if self.is_goodput else mine / theirs - 1 for theirs, mine in pairs]
 
     def gain(self, over: str) -> float | None:
         """How many times better than another the subject is; None where one has no value."""
@@ -117,6 +122,7 @@ def summary(findings: Sequence[CellFindings]) -> dict[str, Any]:
         "worst_cell": None if worst is None else worst["cell"],
         "p95_vs_best": quantile([row["loss"] for row in told], 0.95) if told else None,
         "losing_cells": losing(told),
+        "cells_without_loss": [row["cell"] for row in rows if "loss" not in row],
         "median_gap_to_bound": _short(median(gaps)) if gaps else None,
         "goodput_gain_vs_vllm_saturated": _gains(findings, goodput=True),
         "mean_jct_gain_vs_vllm_saturated": _gains(findings, goodput=False),

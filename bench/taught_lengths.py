@@ -53,7 +53,7 @@ class Said:
         """What was said of it."""
         return self._estimates.get(request.id)
 
-    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
         """Nothing more is learned."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -51,5 +52,19 @@ def refused(headway: Headway) -> Refused:
         ended = headway(*given)
         assert (ended.code, ended.out) == (2, "")
         return ended.err
+
+    return run
+
+
+@pytest.fixture
+def refused_in_one_line(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """The same; its last line, which is the error, after nothing was written where it ran."""
+
+    def run(*given: object) -> str:
+        monkeypatch.chdir(tmp_path)
+        last = refused(*given).splitlines()[-1]
+        assert last.startswith("error: ")
+        assert list(tmp_path.iterdir()) == []
+        return last
 
     return run

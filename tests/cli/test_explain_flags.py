@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from headway.cli.shadow import report_text
-from headway.experiments.shadow import CONTROL, LIVE, Figures, ShadowReport
+from headway.cli.shadow import _Shadowing, report_text
+from headway.errors import ConfigError
+from headway.experiments.shadow import CONTROL, LIVE
+from headway.gateway.endpoint import open_session
+from headway.gateway.shadow_board import ShadowFigures, ShadowState
 from tests.cli.conftest import Headway, Refused
 
 TEXT = "request mine: 4 prompt tokens, 2 output tokens, finished"
@@ -107,9 +110,22 @@ def test_a_shadow_that_cannot_be_is_refused(
     assert complaint in refused("shadow", "--url", url, *flags)
 
 
+async def test_a_server_that_is_silent_is_told_of_once_and_left_out_of_reports(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shadowing = _Shadowing([url], ["edf"], 300.0, None, as_json=True)
+    async with open_session(None) as session:
+        for _ in range(2):
+            await shadowing._ask_patiently(session, url)
+    assert capsys.readouterr().err == f"{url}: nothing known of /v1/shadow/0-0\n"
+    with pytest.raises(ConfigError, match="no engine has answered yet"):
+        shadowing._report()
+
+
 def test_a_report_for_people() -> None:
-    figures = Figures(goodput=0.5, mean_jct_s=4.0, finished=40, mean_ttft_s=1.5, p99_ttft_s=None)
-    report = ShadowReport(
+    figures = ShadowFigures(goodput=0.5, mean_jct_s=4.0, finished=40, mean_ttft_s=1.5, p99_ttft_s=None)
+    report = ShadowState(
+        at=1.8e9,
         window_s=300.0,
         requests=44,
         assumed=4,

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from headway.experiments.planning.runs import FILE
-from tests.cli.conftest import Headway, words
+from tests.cli.conftest import Headway, Refused, words
+from tests.experiments.planning.costs import write_costs
 from tests.experiments.planning.plans import TRACE
 
 FLAGS = {
@@ -73,7 +74,7 @@ def test_a_plan_is_kept_and_a_second_simulates_nothing(plan: Headway, tmp_path: 
     assert (out / "pareto.svg").read_text().startswith("<svg")
     lines = (out / FILE).read_text().splitlines()
     first, second = json.loads(printed), json.loads(plan("--json", out=out).out)
-    assert second["runs"] == {"simulated": 0, "kept": first["runs"]["simulated"] + first["runs"]["kept"]}
+    assert second["runs"] == {"simulated": 0, "answered": 0, "kept": sum(first["runs"].values())}
     assert (out / FILE).read_text().splitlines() == lines
     for changing in ("runs", "wall_s"):
         del first[changing], second[changing]
@@ -110,19 +111,9 @@ def test_the_fewest_gpus_are_said(plan: Headway) -> None:
     ],
 )
 def test_what_is_not_accepted_is_one_line_and_nothing_is_written(
-    plan: Headway,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    flags: dict[str, object],
-    complaint: str,
+    refused_in_one_line: Refused, flags: dict[str, object], complaint: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, out, err = plan(**flags)
-    assert (code, out) == (2, "")
-    last = err.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert complaint in last
-    assert list(tmp_path.iterdir()) == []
+    assert complaint in refused_in_one_line(*command(**flags))
 
 
 def test_no_time_to_verify_in_is_refused_before_anything_is_searched(plan: Headway) -> None:
@@ -131,9 +122,19 @@ def test_no_time_to_verify_in_is_refused_before_anything_is_searched(plan: Headw
     assert err == "error: --verify-seconds is 0.0; accepted: more than 0\n"
 
 
+def test_a_plan_is_kept_when_its_check_fails(plan: Headway, tmp_path: Path) -> None:
+    costs = write_costs(tmp_path / "cost.json", jobs=128, tokens=2048)
+    trace = TRACE.replace("count=120", "count=30")
+    out = tmp_path / "plan"
+    code, printed, err = plan("--verify", hardware=costs, model="demo", trace=trace, budget=1, out=out)
+    assert (code, printed) == (2, "")
+    assert err.endswith("error: the trace has 30 requests; accepted with verify: 48 or more\n")
+    assert json.loads((out / "plan.json").read_text())["verify"] is None
+
+
 def test_ctrl_c_loses_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "plan"
-    arguments = command(trace=TRACE.replace("count=120", "count=3000"), budget=40, jobs=2, out=out)
+    arguments = command(trace=TRACE.replace("count=120", "count=6000"), budget=400, jobs=2, out=out)
     # A group of its own, as a terminal makes one: Ctrl-C reaches the workers too.
     running = subprocess.Popen(
         [sys.executable, "-m", "headway.cli", *arguments],

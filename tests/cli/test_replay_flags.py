@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from inspect import signature
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from headway.cli.replay import remarks
+from headway.cli.replay import replay as replay_command
 from headway.core.record import Outcome, Record
 from headway.gateway import ReplayReport
 from headway.gateway.client.replay_book import BatchCounts
+from headway.gateway.client.replay_options import DEFAULT_TIMEOUT_S, ReplayOptions
 from tests.cli.conftest import Refused, words
 
 GENERATED = "gen:fixed:interval=0.01/input=constant:tokens=8/output=constant:tokens=4/count=3"
@@ -32,6 +36,7 @@ def replay(refused: Refused, tmp_path: Path) -> Refused:
         ({"trace": "gen:poisson"}, "error: "),
         ({"rate-scale": "0"}, "error: rate factor is 0.0; accepted"),
         ({"limit": "0"}, "error: limit is 0; accepted"),
+        ({"timeout": "nan"}, "error: timeout_s is nan; accepted: a number of seconds above 0, or inf"),
         ({"timeout": "0"}, "error: timeout_s is 0.0; accepted"),
         ({"batches": "ccb"}, "error: unknown batches 'ccb'; accepted: vs, vsq, glp, abp, magnus"),
         ({"batches": "vsq"}, "error: batches 'vsq' exist in the simulator alone"),
@@ -54,6 +59,12 @@ def test_flags_out_of_range_are_one_line_and_code_2(
     err = replay(**flags)
     assert err.startswith(complaint)
     assert err.count("\n") == 1
+
+
+def test_a_request_is_given_up_after_as_long_as_in_other_replays() -> None:
+    assert signature(replay_command).parameters["timeout"].default == DEFAULT_TIMEOUT_S
+    sessions = [ReplayOptions(url="http://a", timeout_s=limit_s).session_timeout_s for limit_s in (5.0, inf)]
+    assert sessions == [5.0, None]
 
 
 def test_a_server_that_is_not_there_leaves_an_old_file_alone(

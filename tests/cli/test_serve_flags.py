@@ -19,6 +19,7 @@ from headway.engine.server_command import (
     server_command,
 )
 from headway.engine.settings import EngineSettings
+from headway.engine.vllm_flags import parse_vllm_flags, value_of
 from headway.errors import ConfigError
 from headway.policies.presets import PRESETS
 from tests.cli.conftest import Refused
@@ -113,6 +114,63 @@ def test_a_users_additional_config_is_merged(model: str) -> None:
 def test_flags_that_headway_controls_are_refused(model: str, flags: list[str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         command(model, *flags)
+
+
+FILE_OF_FLAGS = """
+additional-config: {other: 1, headway: {check: true, policy: orca}}
+max_num_seqs: 4
+dtype: float32
+enforce-eager: false
+middleware: [a, b]
+disable-log-stats: true
+"""
+
+
+def test_a_file_of_flags_counts_as_if_they_were_written_and_is_left_to_vllm(
+    model: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text(FILE_OF_FLAGS)
+    flags = parse_vllm_flags(["--config", str(file), "--dtype=auto"])
+    assert [(flag.name, flag.values) for flag in flags[1:6]] == [
+        ("--max-num-seqs", ("4",)),
+        ("--dtype", ("float32",)),
+        ("--no-enforce-eager", ()),
+        ("--middleware", ("a", "b")),
+        ("--disable-log-stats", ()),
+    ]
+    assert value_of(flags, "--dtype") == "auto"
+    made = command(model, "--config", str(file), policy="sarathi")
+    config = json.loads(value(made.arguments, "--additional-config"))
+    assert config == {"other": 1, "headway": {"check": True, "policy": "sarathi"}}
+    assert value(made.arguments, "--config") == str(file)
+    assert not {"--max-num-seqs", "--dtype", "--enforce-eager"} & set(made.arguments)
+    with pytest.raises(ConfigError, match="--batch-width is 8 but --max-num-seqs leaves 4"):
+        command(model, "--config", str(file), batch_width=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            "scheduler-cls: my.Scheduler",
+            "--scheduler-cls in the file of --config cannot be used under Headway",
+        ),
+        ("enable-chunked-prefill: false", "leave chunked prefill on"),
+        ("additional-config: {headway: {polcy: orca}}", "unknown polcy"),
+        ("- a list", "holds no flags; accepted: YAML with a line `flag: value` for each"),
+        ("a: [", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_a_file_of_flags_may_not_say(
+    model: str, tmp_path: Path, text: str | None, complaint: str
+) -> None:
+    file = tmp_path / "flags.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        command(model, f"--config={file}")
 
 
 @pytest.mark.parametrize(

@@ -60,3 +60,12 @@ async def test_its_reports_are_on_the_board_and_serving_goes_on_when_it_ends(
 async def test_it_ends_with_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     task = await asyncio.wait_for(beside(f"{PRINTS}; time.sleep(600)", ShadowBoard(), monkeypatch), 30)
     assert task.cancelled()
+
+
+async def test_a_shadow_that_cannot_be_run_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve_shadow, "_command", lambda urls, policies, every_s: ["/nowhere/headway"])
+    async with upstream("a") as one, running(Member("a", url=one.url)) as fleet:
+        await shadow_beside(fleet, ShadowBoard(), ("sjf",), None)
+    assert "the shadow is given up; serving goes on without it" in caplog.text

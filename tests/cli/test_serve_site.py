@@ -110,6 +110,18 @@ def test_moving_between_pools_needs_two(model: str) -> None:
             site(model, rebalance=True, **flags)
 
 
+def test_shadows_need_requests_that_are_followed(model: str) -> None:
+    assert site(model, instances=2, shadow="sjf, edf").shadows == ("sjf", "edf")
+    with pytest.raises(ConfigError, match="unknown policy 'nope'"):
+        site(model, instances=2, shadow="nope")
+    with pytest.raises(ConfigError, match="accepted: --explain N"):
+        build_site(
+            Request(model, "vllm", lambda policy: EngineSettings(policy=policy, explain=0), ()),
+            GatewayFlags(instances=2, shadow="sjf"),
+            ADDRESS,
+        )
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli.simulate import _command
-from tests.cli.conftest import Headway, words
+from tests.cli.conftest import Headway, Refused, words
 
 TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=40"
 FLAGS = {
@@ -180,19 +180,9 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_accepted_is_one_line_and_nothing_is_written(
-    simulate: Headway,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    flags: dict[str, object],
-    complaint: str,
+    refused_in_one_line: Refused, flags: dict[str, object], complaint: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, out, err = simulate(**flags)
-    assert (code, out) == (2, "")
-    last = err.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert complaint in last
-    assert list(tmp_path.iterdir()) == []
+    assert complaint in refused_in_one_line(*command(**flags))
 
 
 def test_the_command_that_is_written_down_leaves_out_what_decides_nothing() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.step_log import ChangeLog, StepLog
+from headway.core.explain.step_log import ChangeLog, StepLog
 
 
 def test_the_last_steps_are_kept_and_the_older_ones_forgotten() -> None:
@@ -54,3 +54,13 @@ def test_what_is_too_long_ago_is_forgotten() -> None:
     for step in range(5):
         log.note(float(step), step, f"reason {step}")
     assert [change.at_s for change in log.between(0.0, 9.0)] == [3.0, 4.0]
+
+
+def test_seconds_by_reason_are_as_far_as_changes_are_kept() -> None:
+    log = ChangeLog(kept=3)
+    for step, why in enumerate(["forgotten", "seats", "blocks", "seats"]):
+        log.note(2.0 * step, step, why)
+    assert log.spent_s(3.0, 7.0) == {"seats": 2.0, "blocks": 2.0}
+    assert log.spent_s(0.0, 3.0) == {"seats": 1.0}
+    assert log.spent_s(0.0, 2.0) == {}
+    assert log.spent_s(7.0, 9.0) == {"seats": 2.0}

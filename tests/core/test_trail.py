@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from headway.core.batch_shape import BatchShape
-from headway.core.explanation import NOT_KEPT, explain
+from headway.core.explain.explanation import explain
+from headway.core.explain.step_log import KEPT_CHANGES
+from headway.core.explain.story import Kind
+from headway.core.explain.telling import NOT_KEPT
+from headway.core.explain.track import KEPT_DISPLACEMENTS, KEPT_FIRST, KEPT_LAST
 from headway.core.plan import Fate, Reason
 from headway.core.record import Outcome
-from headway.core.story import Kind
-from headway.core.track import KEPT_DISPLACEMENTS, KEPT_FIRST, KEPT_LAST
 from tests.core.trail_scene import Scene, displaced_scene
 
 
@@ -140,6 +142,42 @@ def test_what_is_too_much_is_counted_and_the_waiting_still_adds_up() -> None:
     assert (len(found.displaced), found.num_displaced) == (KEPT_DISPLACEMENTS, rounds)
     [gap] = [chapter for chapter in found.story.chapters if chapter.kind is Kind.NOT_KEPT]
     assert gap.why == f"{track.not_kept} changes"
+
+
+def waiting_scene(steps: int) -> Scene:
+    """a waits while b decodes; in every other step another one stands before all."""
+    scene = Scene()
+    for id_ in "abx":
+        scene.come(id_)
+    scene.step({"b": 4}, admitted="b")
+    for number in range(steps):
+        scene.step({"b": 1}, passed_over={"x": Reason.WHOLE_PROMPT} if number % 2 else {})
+    return scene
+
+
+def test_reasons_that_alternate_are_one_chapter_and_each_ones_seconds_are_told() -> None:
+    scene = waiting_scene(20)
+    found = explain(scene.trail, "a", scene.now_s)
+    assert found is not None
+    behind = "behind one whose whole prompt did not fit the tokens left in the step"
+    assert [(one.why, one.seconds) for one in found.waited] == [
+        (behind, 10.0),
+        ("the policy let nobody start", 10.0),
+        ("others were to start first", 1.0),
+    ]
+    [chapter] = [each for each in found.story.chapters if each.kind is Kind.WAITED]
+    assert chapter.why == f"in turn: {behind}; the policy let nobody start; others were to start first"
+    assert (chapter.start_s, chapter.end_s, chapter.steps) == (0.0, 21.0, 21)
+
+
+def test_what_all_waited_for_too_long_ago_is_said_not_to_be_kept() -> None:
+    scene = waiting_scene(KEPT_CHANGES + 10)
+    found = explain(scene.trail, "a", scene.now_s)
+    assert found is not None
+    seconds = {one.why: one.seconds for one in found.waited}
+    assert seconds[NOT_KEPT] == scene.now_s - KEPT_CHANGES
+    assert sum(seconds.values()) == pytest.approx(found.waited_s)
+    assert len(found.story.chapters) < 10
 
 
 def test_the_last_ended_are_kept_and_an_id_may_come_again() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
-from headway.core.explanation import Explanation, explain
-from headway.core.trail import Trail
-from headway.engine.explainer import Explainer, tracks_of
+from headway.core.explain.explanation import Explanation, explain
+from headway.core.explain.trail import Trail
+from headway.core.length_estimate import LengthEstimate
+from headway.engine.explainer import MOST_ANSWERED, NOT_FOLLOWED, Explainer, tracks_of
 from headway.engine.model_free import ScriptedRequest, StepLog, to_request
 from headway.engine.shadow_window import window
-from headway.errors import ConfigError
+from headway.experiments.shadow_feed import Feed
 from tests.engine.scripts import HearingEngine, scheduler, stream
 
 pytestmark = pytest.mark.vllm
@@ -155,7 +157,7 @@ def test_nothing_is_followed_where_it_is_switched_off() -> None:
     built = scheduler(explain=0)
     SecondSteps(built).serve([request("a", 40, 3)])
     assert built._explainer is None
-    assert built.answer("explain", "a") == []
+    assert built.answer("explain", "a") == NOT_FOLLOWED
 
 
 def test_a_trail_that_raises_ends_the_explaining_and_not_the_serving(
@@ -174,7 +176,7 @@ def test_a_trail_that_raises_ends_the_explaining_and_not_the_serving(
     assert set(engine.endings()) == {"a", "b"}
     assert broken.trail is None
     assert "requests are not explained any more; serving goes on" in caplog.text
-    assert built.answer("listed", "") == []
+    assert built.answer("listed", "") == NOT_FOLLOWED
 
 
 def test_a_client_is_understood_by_its_own_id_and_by_vllms() -> None:
@@ -188,12 +190,21 @@ def test_a_client_is_understood_by_its_own_id_and_by_vllms() -> None:
     def found(asked: str) -> list[str]:
         return [track.job.id for track in tracks_of(trail, asked)]
 
-    assert found("x7") == [ids[0], ids[1], "x7-9"]
+    assert found("x7") == ["x7-9", ids[1], ids[0]]
     assert found("cmpl-x7-1") == [ids[1]]
     assert found("x7-9") == ["x7-9"]
     assert (found("y"), found("chatcmpl-z")) == ([ids[2]], [ids[3]])
     assert found("x") == []
     assert found(".*") == []
+
+
+def test_of_a_client_that_names_all_its_requests_alike_the_newest_are_told() -> None:
+    built = scheduler()
+    engine = SecondSteps(built)
+    ids = [f"cmpl-job-0-{number:08x}" for number in range(MOST_ANSWERED + 5)]
+    for number, id_ in enumerate(ids):
+        engine.add(ScriptedRequest(id_, 0, range(number * 100, number * 100 + 5), 2))
+    assert [one["id"] for one in built.answer("explain", "job")] == ids[: -MOST_ANSWERED - 1 : -1]
 
 
 def test_an_answer_is_plain_data_with_a_text_for_people() -> None:
@@ -207,7 +218,7 @@ def test_an_answer_is_plain_data_with_a_text_for_people() -> None:
     assert told["moved"]["to_host_bytes"] == 0
     assert abs(told["at"] - (time.time() - 4.5)) < 60
     assert [one["id"] for one in built.answer("listed", "")] == ["a", "b"]
-    assert built.answer("explain", "nobody") == []
+    assert built.answer("explain", "nobody").startswith("nothing known of 'nobody'")
 
 
 def test_a_shadow_is_told_each_request_and_step_once() -> None:
@@ -226,8 +237,20 @@ def test_a_shadow_is_told_each_request_and_step_once() -> None:
     assert {row[0] for row in first["steps"]} == {0.5}
     assert first["host_s"] == 0.5
     assert first["engine"]["limits"]["num_blocks"] == 63
+    feed = Feed(60.0)
+    feed.take(msgspec.json.decode(msgspec.json.encode(first)))
+    assert [one.estimate for one in feed.ended] == [LengthEstimate.around(4.0), None]
     [again] = built.answer("window", first["next"])
     assert (again["ended"], again["steps"], again["next"]) == ([], [], first["next"])
+
+
+def test_a_shadow_is_told_which_policy_really_serves() -> None:
+    built = scheduler(policy="sjf", order="longest-prompt")
+    engine = built.answer("window", "0-0")[0]["engine"]
+    assert (engine["policy"], engine["parts"]["order"]) == ("sjf", "longest-prompt")
+    built.guard.fall_back("on purpose")
+    engine = built.answer("window", "0-0")[0]["engine"]
+    assert (engine["policy"], engine["parts"]) == ("vllm", {})
 
 
 def test_a_shadow_that_asks_too_seldom_is_told_how_many_it_missed() -> None:
@@ -235,6 +258,4 @@ def test_a_shadow_that_asks_too_seldom_is_told_how_many_it_missed() -> None:
     SecondSteps(built).serve([request(id_, 40, 2) for id_ in "abcde"])
     told = window(trail_of(built), "1-0", 99.0)
     assert (len(told["ended"]), told["missed"], told["next"].partition("-")[0]) == (2, 2, "5")
-    with pytest.raises(ConfigError, match="names no counts; accepted: ENDED-STEPS"):
-        window(trail_of(built), "all", 99.0)
-    assert built.answer("window", "all") == []
+    assert built.answer("window", "all") == "'all' names no counts; accepted: ENDED-STEPS, 0-0 at first"

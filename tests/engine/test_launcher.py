@@ -86,13 +86,12 @@ def test_a_server_that_outlives_its_killed_parent_is_killed() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("command", [["serve"], ["bench", "serve"]])
-def test_vllms_own_commands_work(command: list[str]) -> None:
+def test_vllms_other_commands_work_too() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "headway.engine.launcher", *command, "--help"],
+        [sys.executable, "-m", "headway.engine.launcher", "bench", "serve", "--help"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert f"vllm {' '.join(command)}" in done.stdout
+    assert "vllm bench serve" in done.stdout

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from vllm.v1.engine.core import EngineCore
 
 from headway.engine import questions, register
+from headway.engine.explainer import NOT_FOLLOWED
 from headway.engine.questions import EXPLAIN_PATH, PLUGINS, SHADOW_PATH, Endpoint, allow
 from tests.engine.scripts import HearingEngine, scheduler, stream
 
@@ -95,6 +96,11 @@ def test_what_nobody_knows_is_not_found() -> None:
     status, answer = get(Cores(object()), f"{EXPLAIN_PATH}/3")
     assert (status, answer["error"]["message"]) == (404, "this server does not schedule with Headway")
     assert get(None, EXPLAIN_PATH)[0] == 503
+    # Where one engine of several has nothing to say, the others' answers stand.
+    status, answer = get(Cores(scheduler(explain=0), served()), f"{EXPLAIN_PATH}/3")
+    assert (status, [told["engine"] for told in answer["requests"]]) == (200, [1])
+    status, answer = get(Cores(scheduler(explain=0)), f"{SHADOW_PATH}/0-0")
+    assert (status, answer["error"]["message"]) == (404, NOT_FOLLOWED)
 
 
 def points(groups: dict[str, list[str]]) -> Any:

@@ -20,10 +20,10 @@ from bench.conformance import (
     make_script,
     policy_of,
 )
-from headway.core.explanation import explain
+from headway.core.explain.explanation import explain
+from headway.core.explain.trail import Trail
 from headway.core.plan import StepOutcome
 from headway.core.record import Record
-from headway.core.trail import Trail
 from headway.engine.demo_model import ensure_demo_random
 from headway.sim.watcher import Sight, watched
 

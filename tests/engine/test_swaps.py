@@ -110,7 +110,7 @@ def test_every_step_finds_its_kv_and_every_request_its_length(
     serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
 ) -> None:
     built, batching = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
-    engine, script = MirrorEngine(built, copy_steps), stream(60)
+    engine, script = MirrorEngine(built, copy_steps), stream(40)
     for _ in replay(engine, script, 20_000):
         pass
     assert lengths(engine) == {request.id: request.output_tokens for request in script}
@@ -272,7 +272,7 @@ def test_a_copy_that_fails_costs_its_request_a_computation_and_nobody_a_token(
     direction: Direction, serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
 ) -> None:
     built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
-    engine, script = FailingMirror(built, copy_steps, direction), stream(40)
+    engine, script = FailingMirror(built, copy_steps, direction), stream(20)
     for _ in replay(engine, script, 20_000):
         pass
     finish_copies(engine)
@@ -294,7 +294,7 @@ def test_kv_from_before_a_prefix_cache_reset_is_computed_again(
     reset_running: bool, serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
 ) -> None:
     built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
-    engine, script, lost = MirrorEngine(built, copy_steps), stream(30), 0
+    engine, script, lost = MirrorEngine(built, copy_steps), stream(15), 0
     for step, _ in enumerate(replay(engine, script, 20_000)):
         if step % 10 == 9:
             lost += len(built.ledger.swapped)
@@ -375,7 +375,7 @@ def test_a_request_that_reads_no_prefix_cache_is_not_swapped(
 ) -> None:
     """One that wants log probabilities of its prompt: vLLM loads nothing for it, so that it is computed."""
     built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
-    engine, script = MirrorEngine(built, copy_steps), stream(30)
+    engine, script = MirrorEngine(built, copy_steps), stream(15)
     for step, _ in enumerate(replay(engine, script, 20_000)):
         for request in built.requests.values():
             request.skip_reading_prefix_cache = True
@@ -403,7 +403,7 @@ def test_a_request_put_back_before_it_ran_is_not_copied_to_the_host_again(
             assert not built.swaps.copies.uncopied_blocks(job)
 
     built._preempt = noted
-    engine, script = MirrorEngine(built, copy_steps), stream(60)
+    engine, script = MirrorEngine(built, copy_steps), stream(30)
     for _ in replay(engine, script, 20_000):
         pass
     assert bool(copied_blocks) != serial  # what a step waits for runs in that step
@@ -436,7 +436,7 @@ def test_a_step_short_of_blocks_waits_only_for_copies_and_admits_nobody(
         return bool(answers[-1])
 
     built.swaps.waits_for_blocks = noted
-    engine, script = MirrorEngine(built, 3), stream(80)
+    engine, script = MirrorEngine(built, 3), stream(60)
     for _ in replay(engine, script, 20_000):
         if answers and answers[-1] and built.admission_closed:
             assert not built.swaps.admitted

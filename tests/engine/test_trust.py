@@ -27,7 +27,7 @@ def test_steps_without_trust_are_counted_and_changes_are_logged(caplog: pytest.L
     assert (counters.distrusting_steps, counters.untimed_steps) == (1, 2)
     assert caplog.messages == [
         "predicted lengths hold again: scheduling goes by them",
-        "predicted step times do not hold: scheduling goes by order of arrival until they do",
+        "predicted step times do not hold: scheduling goes without them until they do",
     ]
     order.steps.trusted = True
     watch.planned()

@@ -9,6 +9,7 @@ from headway.experiments.engine_sizes import Sizes, engine_limits
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.sim.limits import EngineLimits
+from tests.experiments.planning.costs import write_costs
 from tests.sim.worlds import SECOND_STEPS
 
 MODEL = model_shape("Qwen/Qwen3-8B")
@@ -56,20 +57,22 @@ def test_pipeline_stages_bring_their_memory_and_schedule_synchronously() -> None
     assert two.depth == two.pipeline_stages == 2
 
 
-def test_a_measured_machine_is_taken_for_a_cpu() -> None:
-    found = engine_limits(Sizes(), "cost.json", SECOND_STEPS)
-    assert found == EngineLimits(num_blocks=4, max_num_seqs=128, max_num_batched_tokens=2048)
+def test_a_measured_machine_is_taken_for_a_cpu_with_the_blocks_it_was_measured_with(tmp_path: Path) -> None:
+    # The file of a made-up machine says blocks of 32 tokens; 64 tokens of KV are two of them.
+    file = str(write_costs(tmp_path / "cost.json", jobs=1, tokens=1))
+    found = engine_limits(Sizes(), file, SECOND_STEPS)
+    assert found == EngineLimits(num_blocks=2, block_size=32, max_num_seqs=128, max_num_batched_tokens=2048)
+    assert engine_limits(Sizes(block_size=16), file, SECOND_STEPS).num_blocks == 4
     with pytest.raises(ConfigError, match="pp is 2; accepted with a cost file: 1"):
-        calibration("cost.json", MODEL, stages=2)
+        calibration(file, MODEL, stages=2)
 
 
 def test_a_file_is_measured_whatever_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "machine"
-    path.write_text("{}")
+    path = write_costs(tmp_path / "machine", jobs=1, tokens=1)
     assert not engine_limits(Sizes(), str(path), SECOND_STEPS).asynchronous
 
 
 @pytest.mark.parametrize("name", ["block_size", "tp", "pp", "max_num_seqs", "num_blocks", "batch_width"])
 def test_sizes_are_at_least_one(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 0; accepted: 1 or more"):
-        engine_limits(Sizes(**{name: 0}), "cost.json", SECOND_STEPS)  # type: ignore[arg-type]
+        engine_limits(Sizes(**{name: 0}), "h100", SECOND_STEPS)  # type: ignore[arg-type]

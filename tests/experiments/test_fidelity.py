@@ -104,7 +104,7 @@ def test_with_targets_some_are_given_up_and_the_others_end(policy: str) -> None:
     finished = [request for request in trace if ended[request.id].outcome is Outcome.FINISHED]
     assert all(ended[request.id].output_tokens == request.output_tokens for request in finished)
     assert served.counts["expired"] == len(trace) - len(finished) > 0
-    assert (served.counts["handed_off"] > 0) == (policy == "ascendra-lp")
+    assert served.counts["handed_off"] == 0  # one engine has nobody to hand a request to
 
 
 def test_the_setup_with_swaps_serves_every_preset_that_swaps_or_takes_its_place() -> None:

@@ -145,14 +145,14 @@ class Twice:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
-        self.taught: list[tuple[str, int, int]] = []
+        self.taught: list[tuple[str, int, bool]] = []
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
         self.asked.append((request.id, max_output_tokens))
         return LengthEstimate.around(2.0 * self.taught[-1][1]) if self.taught else None
 
-    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
-        self.taught.append((request.id, request.output_tokens, max_output_tokens))
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
+        self.taught.append((request.id, request.output_tokens, finished))
 
 
 def test_lengths_are_predicted_as_requests_join_and_learned_as_they_end() -> None:
@@ -162,7 +162,7 @@ def test_lengths_are_predicted_as_requests_join_and_learned_as_they_end() -> Non
     )
     rest = SIZES.max_model_len - 9
     assert lengths.asked == [("a", 50), ("b", rest)]
-    assert lengths.taught == [("a", 3, 50), ("b", 2, rest)]
+    assert lengths.taught == [("a", 3, True), ("b", 2, True)]
     first, second = engine.sent
     assert "headway_length" not in first.hints
     # Twice the first one's three tokens, off by a factor of two either way.

@@ -58,6 +58,14 @@ def test_who_lacks_a_value_is_not_the_best() -> None:
     nobody = found("none", vllm=[None], mine=[5.0])
     assert nobody.row()["best_preset"] is None
     assert "loss" not in nobody.row()
+    assert summary([cell, nobody])["cells_without_loss"] == [nobody.cell.name]
+
+
+def test_a_cell_in_which_the_subject_lets_some_go_is_not_forgotten() -> None:
+    cell = found("none", vllm=[10.0], mine=[None])
+    assert summary([cell])["cells_without_loss"] == [cell.cell.name]
+    one_of_two = found("none", vllm=[10.0, 10.0], mine=[9.0, None])
+    assert summary([one_of_two])["cells_without_loss"] == [one_of_two.cell.name]
 
 
 def test_the_subject_is_no_rival_of_itself_and_may_be_the_bound() -> None:

@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 
 from headway.core.batch_shape import shape_of
+from headway.core.cost import CostModel
 from headway.core.plan import StepOutcome
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, UpstreamError
-from headway.experiments.shadow import CONTROL, LIVE, ShadowReport, shadow_report
+from headway.experiments import shadow
+from headway.experiments.shadow import CONTROL, LIVE, shadow_report
 from headway.experiments.shadow_feed import FIRST, Feed
+from headway.gateway.shadow_board import ShadowState
+from headway.policies.policy import Policy
+from headway.policies.presets import Preset, build_policy
 from headway.results.metrics import summarize
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest, parse_workload
@@ -75,7 +80,7 @@ def answer(records: list[Record], rows: list[list[float]], **other: Any) -> dict
     """What an engine of these sizes says at the end of the run."""
     sizes = asdict(SYSTEM.limits)
     return {
-        "now_s": max(record.finished_s or 0.0 for record in records),
+        "now_s": max((record.finished_s or 0.0 for record in records), default=0.0),
         "next": f"{len(records)}-{len(rows)}",
         "missed": 0,
         "ended": [told(record) for record in records],
@@ -107,11 +112,11 @@ def run() -> tuple[list[Record], list[list[float]]]:
 
 
 @pytest.fixture(scope="module")
-def report(run: tuple[list[Record], list[list[float]]]) -> ShadowReport:
+def report(run: tuple[list[Record], list[list[float]]]) -> ShadowState:
     return shadow_report([fed(answer(*run))], ["sjf", "nobody"], window_s=1e5)
 
 
-def test_the_live_policy_simulated_comes_to_what_really_came(report: ShadowReport) -> None:
+def test_the_live_policy_simulated_comes_to_what_really_came(report: ShadowState) -> None:
     # The step law is fitted, and exact here up to what its curves cannot follow.
     live, control = report.figures[LIVE], report.figures[CONTROL]
     assert report.step_error < 0.02
@@ -122,22 +127,46 @@ def test_the_live_policy_simulated_comes_to_what_really_came(report: ShadowRepor
     assert 0.2 < live.goodput < 0.95, "a load at which the order matters"
 
 
-def test_a_shadow_comes_to_what_its_policy_would_have(report: ShadowReport) -> None:
+def test_a_step_that_took_far_too_long_does_not_slow_all_of_them(
+    run: tuple[list[Record], list[list[float]]],
+) -> None:
+    # One of the 440 steps, as if the machine had stood still for as long as forty take.
+    records, rows = run
+    stalled = [list(row) for row in rows]
+    stalled[4][0] += 1.0
+    report = shadow_report([fed(answer(records, stalled))], [], window_s=1e5)
+    live, control = report.figures[LIVE], report.figures[CONTROL]
+    assert control.mean_jct_s == pytest.approx(live.mean_jct_s, rel=0.03)
+
+
+def test_a_shadow_comes_to_what_its_policy_would_have(report: ShadowState) -> None:
     expected = summarize(served("sjf")[0])
-    shadow = report.figures["sjf"]
-    assert shadow.goodput == pytest.approx(expected.goodput, abs=0.02)
-    assert shadow.mean_jct_s == pytest.approx(expected.mean_jct_s, rel=0.03)
+    sjf = report.figures["sjf"]
+    assert sjf.goodput == pytest.approx(expected.goodput, abs=0.02)
+    assert sjf.mean_jct_s == pytest.approx(expected.mean_jct_s, rel=0.03)
     control = report.figures[CONTROL].goodput
-    assert shadow.goodput is not None
+    assert sjf.goodput is not None
     assert control is not None
-    assert shadow.goodput > control + 0.02
+    assert sjf.goodput > control + 0.02
 
 
-def test_a_policy_that_cannot_serve_says_why_and_the_others_have_figures(report: ShadowReport) -> None:
+def test_a_policy_that_cannot_serve_says_why_and_the_others_have_figures(report: ShadowState) -> None:
     assert list(report.figures) == [LIVE, CONTROL, "sjf"]
     assert report.failed["nobody"].startswith("unknown policy 'nobody'")
-    said = report.to_dict()
-    assert set(said["figures"]["sjf"]) == {"goodput", "mean_jct_s", "finished", "mean_ttft_s", "p99_ttft_s"}
+
+
+def test_a_policy_that_breaks_costs_no_other_its_figures(
+    run: tuple[list[Record], list[list[float]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaking(preset: Preset, cost: CostModel) -> Policy:
+        if preset.name == "edf":
+            raise ZeroDivisionError("on purpose")
+        return build_policy(preset, cost)
+
+    monkeypatch.setattr(shadow, "build_policy", breaking)
+    report = shadow_report([fed(answer(*run))], ["edf", "sjf"], window_s=10.0)
+    assert list(report.figures) == [LIVE, CONTROL, "sjf"]
+    assert report.failed == {"edf": "it raised ZeroDivisionError: on purpose"}
 
 
 def test_only_the_window_is_judged_but_everything_known_is_served(
@@ -178,6 +207,24 @@ def test_two_engines_are_added_up(run: tuple[list[Record], list[list[float]]]) -
     assert report.figures[CONTROL].finished == 500
 
 
+def test_what_was_handed_over_unstarted_is_the_next_instances(
+    run: tuple[list[Record], list[list[float]]],
+) -> None:
+    records, rows = run
+    left = answer(records, rows)
+    for one in left["ended"][:100]:
+        one.update(outcome=str(Outcome.HANDED_OFF), output_tokens=0, first_token_s=None)
+    stayed = shadow_report([fed(answer(records[100:], rows))], [], window_s=1e5)
+    assert shadow_report([fed(left)], [], window_s=1e5).figures == stayed.figures
+
+
+def test_an_engine_that_idles_keeps_no_other_from_being_reported(
+    run: tuple[list[Record], list[list[float]]],
+) -> None:
+    report = shadow_report([fed(answer([], [], now_s=1.0)), fed(answer(*run))], [], window_s=1e5)
+    assert report.requests == 250
+
+
 def test_too_little_is_said_to_be_too_little(run: tuple[list[Record], list[list[float]]]) -> None:
     records, rows = run
     with pytest.raises(ConfigError, match="no engine has answered yet"):
@@ -199,7 +246,9 @@ def test_answers_are_put_together_and_old_requests_forgotten(
     assert len(feed.steps) == len(rows)
     assert feed.missed == 2
     assert 0 < len(feed.ended) < 250
-    assert all(one.arrival_s >= feed.now_s - 10.0 for one in list(feed.ended)[:1])
+    assert feed.ended[0].arrival_s >= feed.now_s - 10.0
+    feed.take(answer([], [], now_s=feed.now_s + 10.5, next=feed.next))
+    assert (feed.missed, len(feed.ended)) == (0, 0)
 
 
 def test_an_engine_that_was_started_again_is_learned_anew(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -58,6 +59,30 @@ def opened(setup: Setup, root: Path) -> CellFolder:
     return folder
 
 
+@pytest.fixture(scope="module")
+def sweep_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `sweep`."""
+    return tmp_path_factory.mktemp("sweep") / "run"
+
+
+@pytest.fixture(scope="module")
+def sweep(sweep_root: Path) -> list[CellResult]:
+    """What WISH comes to, for those who only read it."""
+    return simulated(WISH, sweep_root)
+
+
+@pytest.fixture(scope="module")
+def single_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `single`."""
+    return tmp_path_factory.mktemp("single") / "run"
+
+
+@pytest.fixture(scope="module")
+def single(single_root: Path) -> list[CellResult]:
+    """What SINGLE comes to, for those who only read it."""
+    return simulated(SINGLE, single_root)
+
+
 def content(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
@@ -76,9 +101,9 @@ def test_a_cell_is_a_pure_function_of_what_it_is_given() -> None:
     assert len(runs[0]) == 60
 
 
-def test_its_summary_is_the_one_of_its_folder(tmp_path: Path) -> None:
-    for result in simulated(SINGLE, tmp_path):
-        stored = read_run(tmp_path)
+def test_its_summary_is_the_one_of_its_folder(single: list[CellResult], single_root: Path) -> None:
+    stored = read_run(single_root)
+    for result in single:
         policy = result.cell.policy
         assert result.summary == summarize(stored.records[policy], run=stored.infos[policy])
         assert (result.summary.swapped_out_blocks, result.summary.swapped_in_blocks) == (0, 0)
@@ -219,11 +244,12 @@ def test_a_fingerprint_tells_costs_apart() -> None:
 # ---- folders -------------------------------------------------------------------------------------------
 
 
-def test_the_same_bytes_on_any_number_of_processes(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert simulated(WISH, one, jobs=1) == simulated(WISH, two, jobs=2)
-    assert content(one) == content(two)
-    assert set(content(one)) == {
+def test_the_same_bytes_on_any_number_of_processes(
+    sweep: list[CellResult], sweep_root: Path, tmp_path: Path
+) -> None:
+    assert simulated(WISH, tmp_path, jobs=2) == sweep
+    assert content(tmp_path) == content(sweep_root)
+    assert set(content(sweep_root)) == {
         "simulation.json",
         *(
             f"seed={seed}/load={load}/{name}"
@@ -241,16 +267,17 @@ def test_the_same_bytes_on_any_number_of_processes(tmp_path: Path) -> None:
     }
 
 
-def test_a_report_can_be_made_of_every_layout(tmp_path: Path) -> None:
-    results = simulated(WISH, tmp_path / "both")
-    found = labelled_summaries(sections(read_runs(tmp_path / "both")))
+def test_a_report_can_be_made_of_every_layout(
+    sweep: list[CellResult], sweep_root: Path, single: list[CellResult], single_root: Path
+) -> None:
+    found = labelled_summaries(sections(read_runs(sweep_root)))
     assert found["sjf (seed=1) load=0.5"] == next(
-        result.summary for result in results if result.cell == Cell("sjf", 0.5, 1)
+        result.summary for result in sweep if result.cell == Cell("sjf", 0.5, 1)
     )
     assert len(found) == 8
-    simulated(SINGLE, tmp_path / "single")
-    assert list(labelled_summaries(sections(read_runs(tmp_path / "single")))) == ["vllm", "sjf"]
-    assert "simulated, 1 instance of h100" in sections(read_runs(tmp_path / "single"))[0].measured_on
+    found = labelled_summaries(sections(read_runs(single_root)))
+    assert found == {result.cell.policy: result.summary for result in single}
+    assert "simulated, 1 instance of h100" in sections(read_runs(single_root))[0].measured_on
 
 
 def test_derived_costs_are_said_to_be_so() -> None:
@@ -258,8 +285,9 @@ def test_derived_costs_are_said_to_be_so() -> None:
     assert "DERIVED" not in set_up(SINGLE).hardware()
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
-    simulated(WISH, tmp_path)
+@pytest.mark.usefixtures("sweep")
+def test_what_is_done_is_not_done_again(sweep_root: Path, tmp_path: Path) -> None:
+    copytree(sweep_root, tmp_path, dirs_exist_ok=True)
     whole = content(tmp_path)
     (tmp_path / "seed=1/load=0.5/sjf.cell.json").unlink()
     (tmp_path / "seed=1/load=0.5/sjf.records.jsonl").write_text("half a li")
@@ -271,7 +299,8 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert kept.stat().st_mtime_ns == before_ns
 
 
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sweep")
+def test_an_interrupted_run_goes_on_where_it_was(sweep_root: Path, tmp_path: Path) -> None:
     setup = set_up(WISH)
     folder = opened(setup, tmp_path / "interrupted")
     ended = 0
@@ -287,8 +316,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [folder.result(cell) is not None for cell in WISH.grid.cells()] == [True] * 2 + [False] * 6
     assert not any("partial" in name for name in content(tmp_path))
     simulated(WISH, tmp_path / "interrupted", jobs=2)
-    simulated(WISH, tmp_path / "whole")
-    assert content(tmp_path / "interrupted") == content(tmp_path / "whole")
+    assert content(tmp_path / "interrupted") == content(sweep_root)
 
 
 def test_interrupted_with_processes_the_done_is_kept(tmp_path: Path) -> None:
@@ -346,25 +374,23 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 # ---- tables --------------------------------------------------------------------------------------------
 
 
-def test_one_load_and_seed_is_policy_to_summary(tmp_path: Path) -> None:
-    results = simulated(SINGLE, tmp_path)
-    found = json.loads(to_json(SINGLE.grid, results))
-    assert found == {result.cell.policy: result.summary.to_dict() for result in results}
+def test_one_load_and_seed_is_policy_to_summary(single: list[CellResult]) -> None:
+    found = json.loads(to_json(SINGLE.grid, single))
+    assert found == {result.cell.policy: result.summary.to_dict() for result in single}
 
 
-def test_several_seeds_are_averaged_with_their_spread(tmp_path: Path) -> None:
-    results = simulated(WISH, tmp_path)
-    found = json.loads(to_json(WISH.grid, results))
+def test_several_seeds_are_averaged_with_their_spread(sweep: list[CellResult]) -> None:
+    found = json.loads(to_json(WISH.grid, sweep))
     assert list(found) == ["vllm load=0.5", "sjf load=0.5", "vllm load=1", "sjf load=1"]
     low, high = sorted(
-        r.summary.mean_jct_s or 0 for r in results if r.cell in (Cell("vllm", 1.0, 0), Cell("vllm", 1.0, 1))
+        r.summary.mean_jct_s or 0 for r in sweep if r.cell in (Cell("vllm", 1.0, 0), Cell("vllm", 1.0, 1))
     )
     vllm = found["vllm load=1"]
     assert vllm["seeds"] == 2
     assert vllm["mean_jct_s"] == pytest.approx((low + high) / 2)
     assert vllm["deviation"]["mean_jct_s"] == pytest.approx((high - low) / 2**0.5)  # of two values
     assert vllm["scheduler_us_per_step"] is vllm["deviation"]["scheduler_us_per_step"] is None
-    assert [run.num_seeds for run in averaged(results)] == [2, 2, 2, 2]
+    assert [run.num_seeds for run in averaged(sweep)] == [2, 2, 2, 2]
 
 
 def rendered(folder: CellFolder, results: list[CellResult], width: int = 200) -> str:
@@ -377,10 +403,9 @@ def rendered(folder: CellFolder, results: list[CellResult], width: int = 200) ->
     return text.getvalue()
 
 
-def test_the_table_over_loads_and_seeds_is_never_cut_off(tmp_path: Path) -> None:
-    results = simulated(WISH, tmp_path)
-    folder = CellFolder(tmp_path, WISH.grid)
-    wide, narrow = rendered(folder, results), rendered(folder, results, width=60)
+def test_the_table_over_loads_and_seeds_is_never_cut_off(sweep: list[CellResult], sweep_root: Path) -> None:
+    folder = CellFolder(sweep_root, WISH.grid)
+    wide, narrow = rendered(folder, sweep), rendered(folder, sweep, width=60)
     assert "mean ± standard deviation over 2 seeds" in wide
     assert "…" not in wide + narrow
     assert narrow.count("policy") > wide.count("policy") == 1
@@ -408,8 +433,8 @@ def test_a_sweep_says_at_which_loads_it_limps(tmp_path: Path) -> None:
     assert "load 0.01: latencies" not in text
 
 
-def test_pictures_of_a_sweep(tmp_path: Path) -> None:
-    pictures = sweep_pictures(simulated(WISH, tmp_path))
+def test_pictures_of_a_sweep(sweep: list[CellResult]) -> None:
+    pictures = sweep_pictures(sweep)
     assert set(pictures) == {
         "goodput.svg", "throughput-rps.svg", "mean-ttft.svg", "p99-ttft.svg", "mean-jct.svg", "p99-jct.svg"
     }  # fmt: skip
@@ -443,16 +468,17 @@ def test_an_oracle_has_no_parts_to_replace() -> None:
 # ---- a closer look -------------------------------------------------------------------------------------
 
 
-def test_the_story_and_the_trace_are_of_the_same_run(tmp_path: Path) -> None:
-    results = simulated(SINGLE, tmp_path / "run")
+def test_the_story_and_the_trace_are_of_the_same_run(
+    single: list[CellResult], single_root: Path, tmp_path: Path
+) -> None:
     scenario = set_up(SINGLE).scenario
-    records = {record.id: record for record in read_records(tmp_path / "run/sjf.records.jsonl")}
+    records = {record.id: record for record in read_records(single_root / "sjf.records.jsonl")}
     story, explanation = explain(scenario, Cell("sjf"), "40")
     assert story.record == records["40"]
     assert explanation is not None
     assert explanation.story == story
     result, trace = trace_schedule(scenario, Cell("sjf"), tmp_path / "trace.json.gz")
-    assert result == next(result for result in results if result.cell.policy == "sjf")
+    assert result == next(result for result in single if result.cell.policy == "sjf")
     assert trace.cut_at_s is None
 
 

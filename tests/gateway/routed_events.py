@@ -147,6 +147,10 @@ class Told:
     started_jobs: int = 0
     ended_jobs: int = 0
 
+    @property
+    def hands_off(self) -> bool:
+        return self.router.hands_off
+
     def route(self, job: Job, instances: Sequence[str]) -> str:
         return self.router.route(job, instances)
 

@@ -145,6 +145,25 @@ async def test_one_alone_on_a_server_that_went_away_is_served_by_another(
     assert {record.outcome for record in records.values()} == {Outcome.FINISHED}
 
 
+async def test_a_server_that_comes_back_is_taken_in_again(
+    server: FakeServer, other_server: FakeServer
+) -> None:
+    def come_back() -> None:
+        server.gone = False
+
+    async def die_for_a_while(stream: Stream) -> None:
+        server.gone, server.answer = True, None
+        stream.cut()
+        asyncio.get_running_loop().call_later(0.2, come_back)
+
+    server.answer = die_for_a_while
+    trace = [*requests(2), TraceRequest("a", 0.8, 20, 4), TraceRequest("b", 0.8, 20, 4)]
+    records, report = await send(server, trace, other_server, batch_size=1, silence_s=0.05)
+    assert counts(report) == BatchCounts(batches=5, lost_instances=1)
+    assert {record.outcome for record in records.values()} == {Outcome.FINISHED}
+    assert {records[id_].instance for id_ in "ab"} == {server.url, other_server.url}
+
+
 async def test_with_no_server_left_everything_fails_once_also_what_comes_later(server: FakeServer) -> None:
     async def die(stream: Stream) -> None:
         server.gone = True

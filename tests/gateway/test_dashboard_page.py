@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from headway.core.explanation import explain
+from headway.core.explain.explanation import explain
 from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.gateway.accounts import RefusalNote

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.explanation import explain
+from headway.core.explain.explanation import explain
 from headway.core.record import Outcome
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError, UpstreamError
@@ -37,7 +37,7 @@ async def test_the_gateway_and_the_instance_tell_of_a_request() -> None:
     async with upstream("lp-0", explanations={"mine": told("mine")}) as one, gateway(one) as front:
         await front.post({**PROMPT, "stream": True}, x_request_id="mine", x_slo_ttft_ms="60000")
         await front.idle()
-        for path in ("/explain/mine", "/v1/explain/mine"):
+        for path in ("/explain/mine", "/v1/explain/mine", "/explain/cmpl-mine"):
             answer = await front.get(path)
             assert answer.status == 200
             seen = answer.json["gateway"]

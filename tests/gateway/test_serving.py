@@ -184,7 +184,8 @@ async def test_what_the_instance_is_sent() -> None:
         sent = dict(turn.body)
         xargs = sent.pop("vllm_xargs")
         assert 1900 < xargs.pop("headway_ttft_ms") <= 2000
-        told = {"headway_tbt_ms": 80, "headway_tenant": "blue", "headway_may_move": 1}
+        # Its router hands nothing off, so nobody would take it.
+        told = {"headway_tbt_ms": 80, "headway_tenant": "blue", "headway_may_move": 0}
         assert xargs == {"other": "kept", **told}
         assert len(sent.pop("request_id")) == 32
         expected = {**body, "priority": 3, "return_token_ids": True}

@@ -45,3 +45,9 @@ async def test_a_gateway_shows_it_everywhere() -> None:
         assert (await front.get("/shadow")).json["report"]["figures"]["sarathi"]["goodput"] == 0.75
         assert b'headway_shadow_goodput_ratio{policy="sarathi"} 0.75' in (await front.get("/metrics")).body
         assert (await front.get("/dashboard/state")).json["shadow"]["requests"] == 44
+
+
+async def test_who_would_shadow_a_gateway_is_sent_to_its_instances() -> None:
+    async with upstream("a") as one, gateway(one) as front:
+        answer = await front.get("/v1/shadow/0-0")
+        assert (answer.status, answer.error["code"]) == (404, "ask_an_instance")

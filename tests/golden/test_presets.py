@@ -56,6 +56,7 @@ def workload() -> tuple[list[Job], dict[str, int]]:
             num_prompt_tokens=rng.randint(1, 30),
             max_output_tokens=16,
             slo=Slo(ttft_s=float(rng.randint(5, 20))) if rng.random() < 0.5 else Slo(),
+            may_move=True,
         )
         for number, arrival_s in enumerate(arrivals_s)
     ]

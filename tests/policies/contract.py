@@ -54,6 +54,7 @@ class Arrival:
             slo=self.slo,
             priority=self.priority,
             predicted_length=self.predicted,
+            may_move=True,
         )
 
 
@@ -172,8 +173,8 @@ def _ready_for_an_empty_engine(instance: Instance) -> Job | None:
     return next((job for job in instance.ledger.waiting.values() if instance.pool.ready(job) is None), None)
 
 
-def check_drains(make: MakePolicy, workload: Workload, *, may_idle: bool = True) -> None:
-    """Each plan is legal and changes nothing; all requests end; the parts then hold nothing more."""
+def check_drains(make: MakePolicy, workload: Workload, *, may_idle: bool = True) -> Run:
+    """Each plan is legal and changes nothing; all requests end; the parts then hold nothing more. That run."""
     policy = make(workload)
     run = drive(policy, workload, may_idle=may_idle)
     for part in (policy.order, *policy.leaving):
@@ -185,20 +186,19 @@ def check_drains(make: MakePolicy, workload: Workload, *, may_idle: bool = True)
         f"{policy.eviction!r} still holds {jobs_held_by(policy.eviction)}"
     )
     assert run.instance.pool.free_blocks == run.instance.pool.num_blocks
+    return run
 
 
-def check_repeats(make: MakePolicy, workload: Workload, *, any_order: bool) -> None:
+def check_repeats(first: Run, make: MakePolicy, workload: Workload, *, any_order: bool) -> None:
     """The same events give the same plans; so do simultaneous arrivals in another order, where ids break ties."""
-    first = drive(make(workload), workload)
     assert drive(make(workload), workload).plans == first.plans
     if any_order:
         turned = replace(workload, arrivals=workload.arrivals[::-1])
         assert drive(make(workload), turned).plans == first.plans
 
 
-def check_blind_to_true_lengths(make: MakePolicy, workload: Workload, seed: int) -> None:
+def check_blind_to_true_lengths(first: Run, make: MakePolicy, workload: Workload, seed: int) -> None:
     """Permute the lengths of unfinished jobs: every plan up to the first differing end is the same (invariant 7)."""
-    first = drive(make(workload), workload)
     random = Random(seed)
     from_step = random.randrange(len(first.ended))
     other = _permuted(workload, first, from_step, random)

@@ -87,7 +87,6 @@ def all_rows() -> list[Preset]:
 
 
 ROWS = all_rows()
-every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 any_leaving = st.lists(st.sampled_from(sorted(LEAVINGS)), unique=True).map(
     lambda names: tuple(NEEDS_SETTINGS.get(name, name) for name in names)
 )
@@ -102,30 +101,13 @@ def test_every_part_meets_every_part_of_another_kind() -> None:
     assert {pair for one, other in permutations(kinds, 2) for pair in product(one, other)} <= met
 
 
-@every_row
-@FEW
-@given(workload=workloads(), leaving=any_leaving)
-def test_plans_keep_the_rules_and_every_request_ends(
-    row: Preset, workload: Workload, leaving: tuple[str, ...]
-) -> None:
-    may_idle = row.batching.startswith(MAY_IDLE)
-    check_drains(from_preset(row, leaving), workload, may_idle=may_idle)
-
-
-@every_row
-@FEW
-@given(workload=workloads(), leaving=any_leaving)
-def test_the_same_events_give_the_same_plans(
-    row: Preset, workload: Workload, leaving: tuple[str, ...]
-) -> None:
-    keyed = not row.order.startswith(FIFO)
-    check_repeats(from_preset(row, leaving), workload, any_order=keyed)
-
-
-@every_row
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 @FEW
 @given(workload=workloads(), leaving=any_leaving, seed=st.integers(0, 99))
-def test_no_plan_depends_on_the_length_of_an_unfinished_output(
+def test_plans_keep_the_rules_and_repeat_and_know_no_length_of_an_unfinished_output(
     row: Preset, workload: Workload, leaving: tuple[str, ...], seed: int
 ) -> None:
-    check_blind_to_true_lengths(from_preset(row, leaving), workload, seed)
+    make = from_preset(row, leaving)
+    run = check_drains(make, workload, may_idle=row.batching.startswith(MAY_IDLE))
+    check_repeats(run, make, workload, any_order=not row.order.startswith(FIFO))
+    check_blind_to_true_lengths(run, make, workload, seed)

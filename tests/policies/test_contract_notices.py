@@ -22,6 +22,7 @@ from tests.policies.contract import (
     check_blind_to_true_lengths,
     check_drains,
     check_repeats,
+    drive,
 )
 from tests.policies.instance import small_engine
 
@@ -44,13 +45,14 @@ def policy(order: Order | None = None, batching: Batching | None = None, *leavin
 
 def check_some_seeds(make: MakePolicy) -> None:
     """Several permutations: not each of them tells true lengths apart."""
+    run = drive(make(WORKLOAD), WORKLOAD)
     for seed in range(20):
-        check_blind_to_true_lengths(make, WORKLOAD, seed)
+        check_blind_to_true_lengths(run, make, WORKLOAD, seed)
 
 
 def test_the_same_policy_without_the_fault_passes() -> None:
-    check_drains(policy(), WORKLOAD, may_idle=False)
-    check_repeats(policy(), WORKLOAD, any_order=False)
+    run = check_drains(policy(), WORKLOAD, may_idle=False)
+    check_repeats(run, policy(), WORKLOAD, any_order=False)
     check_some_seeds(policy())
 
 
@@ -85,9 +87,10 @@ def test_check_drains_notices_idling() -> None:
 
 def test_check_repeats_notices_ties_that_depend_on_the_order_of_adding() -> None:
     make = policy(order=bad.IgnoresTies())
-    check_repeats(make, WORKLOAD, any_order=False)
+    run = drive(make(WORKLOAD), WORKLOAD)
+    check_repeats(run, make, WORKLOAD, any_order=False)
     with pytest.raises(AssertionError):
-        check_repeats(make, WORKLOAD, any_order=True)
+        check_repeats(run, make, WORKLOAD, any_order=True)
 
 
 def test_check_blind_notices_a_true_length() -> None:

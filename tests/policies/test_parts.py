@@ -17,7 +17,8 @@ from headway.policies.leaving.queue_bound import QueueBound
 from headway.policies.order.deadline_aware import DeadlineAware
 from headway.policies.order.slack import LeastSlack
 from headway.policies.order.waited_over_length import WaitedOverLength
-from headway.policies.parts import BUILT_IN, build_part, known_parts, load_plugins, part_settings
+from headway.policies.parts import BUILT_IN, build_part, known_parts, part_settings
+from headway.policies.presets import PRESETS, find_preset
 from tests.policies.conftest import MODULE, Install
 
 GUEST = "[headway.order]\nguest = headway_guest:Guest\n"
@@ -146,18 +147,38 @@ def test_a_part_belongs_to_its_own_kind(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry_points",
+    ("entry_points", "message"),
     [
-        "[headway.order]\narrival = headway_guest:Guest\n",
-        "[headway.order]\nguest = headway_guest:Guest\n[headway.order]\nguest = headway_guest:PRESET\n",
+        (
+            "[headway.order]\narrival = headway_guest:Guest\n",
+            "headway_guest:Guest and Headway's own are both called 'arrival' in 'headway.order'",
+        ),
+        (
+            "[headway.order]\nguest = headway_guest:Guest\n[headway.order]\nguest = headway_guest:PRESET\n",
+            "headway_guest:PRESET and headway_guest:Guest are both called 'guest' in 'headway.order'",
+        ),
     ],
     ids=["a built-in name", "one name twice"],
 )
-def test_a_name_that_is_taken_is_refused(install: Install, entry_points: str) -> None:
+def test_two_of_one_name_are_refused_whoever_is_asked_for(
+    install: Install, entry_points: str, message: str
+) -> None:
     install(entry_points)
-    with pytest.raises(ConfigError, match=r"headway_guest:.* in 'headway.order', but that name is taken"):
+    for name in ("arrival", "slack"):
+        with pytest.raises(ConfigError, match=message):
+            build_part("order", name, None)
+    with pytest.raises(ConfigError, match=message):
         known_parts("order")
 
 
-def test_a_group_nobody_registers_in_is_empty() -> None:
-    assert load_plugins("headway.nothing", taken={}) == {}
+def test_a_guest_that_cannot_be_imported_is_in_nobodys_way(install: Install) -> None:
+    install("[headway.order]\nguest = headway_guest:Nothing\n")
+    build_part("order", "arrival", None)
+    with pytest.raises(AttributeError, match="Nothing"):
+        build_part("order", "guest", None)
+
+
+def test_distributions_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_preset("vllm")
+    monkeypatch.delattr("headway.policies.parts.entry_points")
+    assert find_preset("sarathi") is PRESETS["sarathi"]

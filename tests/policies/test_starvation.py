@@ -15,7 +15,7 @@ from headway.policies.presets import PRESETS, find_preset
 from headway.sim.limits import EngineLimits
 from tests.policies.contract import Arrival, Workload, drive, from_preset
 from tests.policies.instance import STEP_S, Instance, LinearCost, small_engine
-from tests.strategies import UNTIMED
+from tests.strategies import SOME
 
 COST = LinearCost()
 
@@ -116,7 +116,7 @@ ROOMY = {"num_blocks": 1000, "max_num_seqs": 200, "max_num_batched_tokens": 1000
 
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("host", [0, 400])
-@UNTIMED
+@SOME
 @given(data=st.data())
 def test_no_job_is_idle_longer_than_the_bound(width: int, host: int, data: st.DataObject) -> None:
     """Idle at most: the limit, a step, and the time of those ahead at level 1 at that moment over the batch width.
@@ -148,7 +148,7 @@ before holds the room for those on their way for another.
 """
 
 
-@UNTIMED
+@SOME
 @given(data=st.data())
 def test_with_a_host_it_holds_though_not_all_kv_fits(data: st.DataObject) -> None:
     """As above, and copies, where a batch of the longest fits beside as much idle room.

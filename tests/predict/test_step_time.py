@@ -188,9 +188,36 @@ def test_thinning_wants_every_step_until_ready_and_one_in_four_then() -> None:
     assert [step for step in range(12) if model.wants(step)] == [0, 4, 8]
 
 
+def test_prompts_are_learned_though_rare_beside_steady_decodes() -> None:
+    """Held against the error of decodes each would be an outlier."""
+    rng, model, chunk = random.Random(0), StepTimeModel(LLAMA), batch((512, 1024), *((1, 800),) * 16)
+    for step in range(400):
+        shape = chunk if step > 40 and step % 20 == 0 else decodes(16, 800)
+        model.observe(shape, FAST.step_s(shape) * (2 if shape is chunk else 1) * rng.gauss(1, 0.002))
+    assert model.step_s(chunk) == pytest.approx(2 * FAST.step_s(chunk), rel=0.15)
+    assert model.step_s(decodes(16, 800)) == pytest.approx(FAST.step_s(decodes(16, 800)), rel=0.02)
+
+
+def test_a_prompt_pays_for_the_context_it_reads() -> None:
+    """Small chunks late in a long prompt: what they cost is the KV before them, many times over."""
+    rng, model = random.Random(0), StepTimeModel(LLAMA)
+
+    def seconds(shape: BatchShape) -> float:
+        return FAST.step_s(shape) + 1e-6 * shape.prefill_context_tokens
+
+    for _ in range(400):
+        shape = decodes(32, rng.randint(500, 1500))
+        if rng.random() < 0.5:
+            shape.add(rng.choice([64, 256, 1024]), rng.randint(0, 8_000))
+        model.observe(shape, seconds(shape) * rng.gauss(1, 0.01))
+    late = batch((64, 16_000), *((1, 1000),) * 32)
+    assert model.step_s(late) == pytest.approx(seconds(late), rel=0.1)
+
+
 def test_its_memory_is_bounded() -> None:
     def size(model: StepTimeModel) -> int:
-        return sum(sys.getsizeof(value) for value in vars(model).values()) + len(model._ratios)
+        parts = [model, model._fit, model._of_decodes, model._with_prompts]
+        return sum(sys.getsizeof(value) for part in parts for value in vars(part).values())
 
     model = StepTimeModel(LLAMA)
     FAST.teach(model, 500)

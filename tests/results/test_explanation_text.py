@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from headway.core.cost import UnknownCost
-from headway.core.explanation import explain
+from headway.core.explain.explanation import explain
 from headway.core.length_estimate import LengthEstimate
 from headway.core.plan import Fate
 from headway.results.explanation_text import told_data, told_text

@@ -53,6 +53,7 @@ class Pair:
                         num_prompt_tokens=prompt,
                         max_output_tokens=1,
                         slo=Slo(ttft_s=TARGET_S),
+                        may_move=self.router.hands_off,
                     )
                     self._send(job, self.router.route(job, list(self.instances)))
             for instance in list(self.instances.values()):

@@ -101,3 +101,10 @@ def test_an_unknown_router_is_named() -> None:
         ConfigError, match="unknown router 'best'; accepted: round-robin, least-work, power-of-two"
     ):
         build_router("best")
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_who_hands_nothing_off_never_names_another(name: str) -> None:
+    router, job, instances = build_router(name), make_job(), ("lp-0", "hp-0")
+    router.route(job, instances)
+    assert (router.hand_off(job, instances) is not None) == router.hands_off

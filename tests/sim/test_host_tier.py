@@ -35,3 +35,22 @@ def test_who_comes_back_fits_if_a_prompt_that_has_begun_can_be_computed_to_its_e
     assert tier.start(begun, 4) is None
     assert tier.misfit(swapped) is misfit
     assert tier.start(swapped, 1) is misfit
+
+
+def test_what_a_copy_under_way_brings_is_sent_but_not_copied_yet() -> None:
+    # 3 blocks, the last half full: once it is fuller, the copy does not show it truly, and it is to be sent.
+    pool = KvPool(8, block_size=4, prefix_caching=False)
+    copies = HostTier(pool, 8, restore_blocks=8, serial=False, in_flight=lambda job: False).copies
+    job = make_job("job", prompt=10)
+    pool.add(job)
+    assert pool.start(job, 10) is None
+    job.num_computed_tokens = 10
+    sent = []
+    for num_computed, under_way in ((10, False), (10, True), (11, True)):
+        job.num_computed_tokens = num_computed
+        if under_way and not copies.started:
+            assert copies.offload(job) is None
+        sent.append((copies.uncopied_blocks(job), copies.unsent_blocks(job)))
+    assert sent == [(3, 3), (3, 0), (3, 1)]
+    copies.finish(copies.started.pop())
+    assert (copies.uncopied_blocks(job), copies.unsent_blocks(job)) == (1, 1)

@@ -69,14 +69,16 @@ def test_the_instruction_is_what_many_prompts_share() -> None:
     assert (facts.instruction, facts.user_input) == ("Answer in one word please:", " 11")
 
 
-def test_answers_that_were_cut_short_teach_nothing() -> None:
+def test_answers_that_were_cut_short_teach_nothing_and_are_forgotten() -> None:
     # b's first token is due before the engine, busy with a, can bring it.
     trace = [request("a", 0.0, 3, 9), request("b", 1.0, 3, 9, slo=Slo(ttft_s=2.0))]
     predictor = LastAnswer()
     one_seat = System(limits=limits(max_num_seqs=1), calibration=calibration())
-    records, _ = run(trace, preset("vllm", leaving=("expired",)), one_seat, lengths=AskedPredictor(predictor))
+    source = AskedPredictor(predictor)
+    records, _ = run(trace, preset("vllm", leaving=("expired",)), one_seat, lengths=source)
     assert records["b"].outcome == "expired"
     assert [facts.num_prompt_tokens for facts, _ in predictor.seen] == [3]
+    assert source.num_asked == 0
 
 
 # ---- preset predicted in the simulator -------------------------------------------------------------------
@@ -137,7 +139,7 @@ def test_trust_is_lost_when_predictions_turn_and_had_been_won() -> None:
     trusted: list[bool] = []
 
     class Noted(Broken):
-        def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
+        def ended(self, request: TraceRequest, *, finished: bool) -> None:
             order = made[0].order
             assert isinstance(order, Governing)
             trusted.append(order.trusts_predictions)

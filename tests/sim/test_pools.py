@@ -63,6 +63,13 @@ def test_with_nobody_to_take_it_it_goes_back_to_stay() -> None:
     assert (records["b"].instance, records["b"].first_token_s) == ("lp-0", 6.0)
 
 
+@pytest.mark.parametrize("router", ["round-robin", "least-work"])
+def test_where_nobody_hands_off_nobody_is_given_up(router: str) -> None:
+    for pools in ("lp=1", "lp=1,hp=1"):
+        records, _ = run(PAIR, giving_up(), pooled_system(pools, router=router, max_num_seqs=1))
+        assert sorted(records) == ["a", "b"]
+
+
 def test_moves_are_counted_and_are_no_ends() -> None:
     records, _ = run(PAIR, giving_up(), pooled_system(max_num_seqs=1))
     summary = summarize(list(records.values()))

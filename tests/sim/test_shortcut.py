@@ -94,23 +94,14 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", PRESETS)
 @FEW
-@given(trace=traces(), system=systems())
-def test_records_are_the_same(name: str, trace: list[TraceRequest], system: System) -> None:
-    row = find_preset("vllm", **OTHERS[name]) if name in OTHERS else find_preset(name)  # type: ignore[arg-type]
-    same_either_way(trace, lambda cost: build_policy(row, cost), system)
-
-
-SWAPPING = [name for name, row in known_presets().items() if not row.eviction.startswith("recompute")]
-
-
-@pytest.mark.parametrize("name", SWAPPING)
-@FEW
-@given(trace=traces(), system=systems(), bytes_per_s=st.sampled_from([20.0, 200.0, 1e6]))
-def test_presets_that_swap_with_a_host_too(
-    name: str, trace: list[TraceRequest], system: System, bytes_per_s: float
+@given(trace=traces(), system=systems(), bytes_per_s=st.sampled_from([20.0, 200.0, 1e6, None]))
+def test_records_are_the_same(
+    name: str, trace: list[TraceRequest], system: System, bytes_per_s: float | None
 ) -> None:
-    row = find_preset(name)
-    same_either_way(trace, lambda cost: build_policy(row, cost), with_host(system, bytes_per_s))
+    row = find_preset("vllm", **OTHERS[name]) if name in OTHERS else find_preset(name)  # type: ignore[arg-type]
+    if bytes_per_s is not None and not row.eviction.startswith("recompute"):
+        system = with_host(system, bytes_per_s)
+    same_either_way(trace, lambda cost: build_policy(row, cost), system)
 
 
 def with_host(system: System, bytes_per_s: float) -> System:

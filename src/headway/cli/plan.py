@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
 from headway.cli.measuring import progress, stdout_for_data
+from headway.cli.option_panels import options_under
 from headway.cli.out_folder import kept_or_temporary
 from headway.errors import ConfigError
 
@@ -39,19 +40,11 @@ pareto.svg. All figures are simulated, but for those of --verify, which deploys 
 """
 
 
-def _options_under(heading: str) -> Any:
-    """Makes the options that `--help` lists under `heading`."""
+DATA_FILE = "plan.json"
 
-    def option(metavar: str | None = None, text: str | None = None, flag: str | None = None) -> Any:
-        names = () if flag is None else (flag,)
-        return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=heading)
-
-    return option
-
-
-_load = _options_under("What is served")
-_search = _options_under("The search")
-_check = _options_under("The check")
+_load = options_under("What is served")
+_search = options_under("The search")
+_check = options_under("The check")
 
 
 def plan(
@@ -130,8 +123,10 @@ def plan(
     with kept_or_temporary(out) as root:
         planned = _plan(prepared, effort, root, kept=out is not None)
         _show(planned)
-        verified = _verify(planned, root, verify_seconds) if verify else None
-        _conclude(planned, verified, out, as_json)
+        if out is not None:
+            _write(planned, out)
+        verified = _verify(planned, root, verify_seconds, out) if verify else None
+        _answer(planned, verified, as_json)
 
 
 def _introduce(prepared: Prepared) -> None:
@@ -156,7 +151,7 @@ def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Plan
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _verify(planned: Planned, root: Path, seconds: float) -> Verified:
+def _verify(planned: Planned, root: Path, seconds: float, out: Path | None) -> Verified:
     from headway.experiments.planning.verify import verify
     from headway.experiments.planning.verify_text import verify_table
 
@@ -167,25 +162,42 @@ def _verify(planned: Planned, root: Path, seconds: float) -> Verified:
         typer.echo("interrupted: the plan stands, and was not checked", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _print(verify_table(verified))
+    if out is not None:
+        _write_data(planned, verified, out)
     return verified
 
 
-def _conclude(planned: Planned, verified: Verified | None, out: Path | None, as_json: bool) -> None:
-    """What is kept, and what goes to stdout."""
-    import json
-
-    from headway.experiments.planning.deploy import command
+def _write(planned: Planned, out: Path) -> None:
+    """Keep the plan before it is checked: a check may fail."""
     from headway.experiments.planning.pareto import FILE, pareto_svg
-    from headway.experiments.planning.report import plan_data, serve_arguments
     from headway.whole_file import write_whole
 
-    data = plan_data(planned) | {"verify": None if verified is None else verified.to_dict()}
-    text = json.dumps(data, indent=2)
-    if out is not None:
-        write_whole(out / "plan.json", text.encode() + b"\n")
-        write_whole(out / FILE, pareto_svg(planned).encode())
-        typer.echo(f"wrote {out / 'plan.json'} and {out / FILE}", err=True)
-    typer.echo(text if as_json else command(serve_arguments(planned)))
+    _write_data(planned, None, out)
+    write_whole(out / FILE, pareto_svg(planned).encode())
+    typer.echo(f"wrote {out / DATA_FILE} and {out / FILE}", err=True)
+
+
+def _write_data(planned: Planned, verified: Verified | None, out: Path) -> None:
+    from headway.whole_file import write_whole
+
+    write_whole(out / DATA_FILE, _json(planned, verified).encode() + b"\n")
+
+
+def _answer(planned: Planned, verified: Verified | None, as_json: bool) -> None:
+    """What goes to stdout."""
+    from headway.experiments.planning.deploy import command
+    from headway.experiments.planning.report import serve_arguments
+
+    typer.echo(_json(planned, verified) if as_json else command(serve_arguments(planned)))
+
+
+def _json(planned: Planned, verified: Verified | None) -> str:
+    import json
+
+    from headway.experiments.planning.report import plan_data
+
+    checked = None if verified is None else verified.to_dict()
+    return json.dumps(plan_data(planned) | {"verify": checked}, indent=2)
 
 
 def _show(planned: Planned) -> None:

@@ -104,8 +104,8 @@ def replay(
     wma_limit: WmaLimit = None,
     safety_factor: SafetyFactor = None,
     timeout: Annotated[
-        float | None, typer.Option(metavar="S", help="Give a request up after so many seconds.")
-    ] = None,
+        float, typer.Option(metavar="S", help="Give a request up after so many seconds; inf: never.")
+    ] = 3600.0,
     api_key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as bearer token.")
     ] = None,

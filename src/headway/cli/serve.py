@@ -180,7 +180,7 @@ def serve(
 
     Ends on Ctrl-C or SIGTERM with every process it started; a second one does not wait. All messages are on stderr.
     """
-    from headway.core.trail import KEPT_ENDED
+    from headway.core.explain.trail import KEPT_ENDED
     from headway.engine.settings import EngineSettings
     from headway.experiments.planning.threshold import check_threshold, rules_with
     from headway.policies.presets import POOLED

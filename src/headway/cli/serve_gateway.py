@@ -135,7 +135,7 @@ class _Run:
         """Stop if everything is launched here, and none of it ever comes up."""
         while fleet.facts is NO_FACTS:
             if all(member.failures >= STARTS for member in fleet.members):
-                reasons = dict.fromkeys(member.reason for member in fleet.members)
+                reasons = dict.fromkeys(member.last_loss for member in fleet.members)
                 self._failure = f"no instance could be started: {'; '.join(reasons)}"
                 self._stop.set()
                 return

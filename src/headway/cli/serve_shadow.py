@@ -22,14 +22,23 @@ async def shadow_beside(
 ) -> None:
     """Run `headway shadow` on the fleet's instances once they are up, and put its reports on the board.
 
-    Until cancelled; a shadow that ends is not started again, and serving goes on without it.
+    Until cancelled. A shadow that ends, or cannot be run, is not started again, and serving goes on without it.
     """
     await fleet.until_settled()
     urls = [fleet.member(name).url for name in fleet.names()]
     if not urls:
         return
+    try:
+        code = await _run(_command(urls, policies, every_s), board, api_key)
+        _LOG.warning("the shadow ended with code %d; serving goes on without it", code)
+    except Exception:  # whatever happens to a shadow, the task group that serves must not hear of it
+        _LOG.exception("the shadow is given up; serving goes on without it")
+
+
+async def _run(command: Sequence[str], board: ShadowBoard, api_key: str | None) -> int:
+    """Put every line that the command prints on the board; its exit code. It ends with this task."""
     process = await asyncio.create_subprocess_exec(
-        *_command(urls, policies, every_s),
+        *command,
         env={**os.environ, **({} if api_key is None else {_KEY: api_key})},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -42,7 +51,7 @@ async def shadow_beside(
                 board.take(line)
             except UpstreamError as error:
                 _LOG.warning("%s", error)
-        _LOG.warning("the shadow ended with code %d; serving goes on without it", await process.wait())
+        return await process.wait()
     finally:
         if process.returncode is None:
             process.terminate()

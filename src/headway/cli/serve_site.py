@@ -77,7 +77,7 @@ def build_site(asked: Request, flags: GatewayFlags, address: tuple[str, int]) ->
         local=_local(asked, layout, address[1]) if layout.launched else None,
         upstream_key=_upstream_key(asked.vllm_flags),
         rebalances=_rebalances(flags, layout),
-        shadows=_shadows(flags.shadow),
+        shadows=_shadows(asked, flags, layout),
     )
 
 
@@ -180,11 +180,15 @@ def _upstream_key(vllm_flags: Sequence[str]) -> str | None:
     return value_of(parse_vllm_flags(vllm_flags), "--api-key") or os.environ.get(VLLM_KEY)
 
 
-def _shadows(names: str | None) -> tuple[str, ...]:
-    """The policies to simulate beside. Raises ConfigError for one that is none."""
-    found = tuple(name.strip() for name in (names or "").split(",") if name.strip())
+def _shadows(asked: Request, flags: GatewayFlags, layout: Layout) -> tuple[str, ...]:
+    """The policies to simulate beside. Raises ConfigError for one that is none, or if none could be told anything."""
+    found = tuple(name.strip() for name in (flags.shadow or "").split(",") if name.strip())
     for name in found:
         find_preset(name)
+    if found and layout.launched and not asked.settings(POLICY).explain:
+        raise ConfigError(
+            "--shadow with --explain 0: shadows are told of followed requests; accepted: --explain N"
+        )
     return found
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from headway.errors import ConfigError, HeadwayError
 
 if TYPE_CHECKING:
-    from headway.experiments.shadow import Figures, ShadowReport
     from headway.experiments.shadow_feed import Feed
+    from headway.gateway.shadow_board import ShadowFigures, ShadowState
 
 EPILOG = """Examples:
 
@@ -65,7 +65,7 @@ def shadow(
 
 
 class _Shadowing:
-    """Asks each server every few seconds, and reports."""
+    """Asks each server every few seconds, and reports of those that answer."""
 
     def __init__(
         self, urls: list[str], policies: list[str], window_s: float, api_key: str | None, as_json: bool
@@ -73,6 +73,7 @@ class _Shadowing:
         from headway.experiments.shadow_feed import Feed
 
         self._feeds: dict[str, Feed] = {url: Feed(2 * window_s) for url in urls}
+        self._silent: set[str] = set()
         self._policies = policies
         self._window_s = window_s
         self._api_key = api_key
@@ -85,7 +86,7 @@ class _Shadowing:
 
         async with open_session(self._api_key, TIMEOUT_S) as session:
             if every_s is None:
-                await self._ask(session, patient=False)
+                await asyncio.gather(*(self._ask(session, url) for url in self._feeds))
                 self._show(self._report())
                 return
             while True:
@@ -98,34 +99,41 @@ class _Shadowing:
     async def _ask_for(self, session: Any, seconds: float) -> None:
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
-            await self._ask(session, patient=True)
+            await asyncio.gather(*(self._ask_patiently(session, url) for url in self._feeds))
             await asyncio.sleep(min(_ASK_EVERY_S, left_s))
 
-    async def _ask(self, session: Any, *, patient: bool) -> None:
-        """Ask every server for what is new; a patient one goes on without those that do not answer."""
+    async def _ask_patiently(self, session: Any, url: str) -> None:
+        """Ask a server; one that does not answer is left out until it does, and told of once."""
+        try:
+            await self._ask(session, url)
+        except HeadwayError as error:
+            if url not in self._silent:
+                typer.echo(f"{url}: {error}", err=True)
+            self._silent.add(url)
+        else:
+            self._silent.discard(url)
+
+    async def _ask(self, session: Any, url: str) -> None:
+        """Ask a server for what is new."""
         from headway.gateway.client.shadow import ask_window
 
-        for url, feed in self._feeds.items():
-            try:
-                feed.take(await ask_window(session, url, feed.next))
-            except HeadwayError as error:
-                if not patient:
-                    raise
-                typer.echo(f"{url}: {error}", err=True)
+        feed = self._feeds[url]
+        feed.take(await ask_window(session, url, feed.next))
 
-    def _report(self) -> ShadowReport:
+    def _report(self) -> ShadowState:
         from headway.experiments.shadow import shadow_report
 
-        return shadow_report(list(self._feeds.values()), self._policies, self._window_s)
+        feeds = [feed for url, feed in self._feeds.items() if url not in self._silent]
+        return shadow_report(feeds, self._policies, self._window_s, at=round(time.time(), 3))
 
-    def _show(self, report: ShadowReport) -> None:
+    def _show(self, report: ShadowState) -> None:
         if self._as_json:
-            typer.echo(json.dumps({"at": round(time.time(), 3), **report.to_dict()}))
+            typer.echo(msgspec.json.encode(report))
         else:
             typer.echo(f"{report_text(report)}\n")
 
 
-def report_text(report: ShadowReport) -> str:
+def report_text(report: ShadowState) -> str:
     """One report for people."""
     lines = [
         f"{report.requests:,} requests of the last {report.window_s:g} s; simulated step times are off by "
@@ -143,7 +151,7 @@ def report_text(report: ShadowReport) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, figures: Figures) -> str:
+def _row(name: str, figures: ShadowFigures) -> str:
     from headway.results.story_text import seconds
 
     goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
+from headway.cli.option_panels import options_under
 from headway.cli.out_folder import kept_or_temporary
 from headway.errors import ConfigError
 
@@ -57,20 +58,10 @@ _UNRECORDED_FLAGS = ("--jobs", "--out")
 """Flags that do not change what is written, and so are not part of the command that is written down."""
 
 
-def _options_under(heading: str) -> Callable[..., Any]:
-    """Makes the options that `--help` lists under `heading`."""
-
-    def option(metavar: str | None = None, text: str | None = None, flag: str | None = None) -> Any:
-        names = () if flag is None else (flag,)
-        return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=heading)
-
-    return option
-
-
-_experiment = _options_under("What is compared")
-_engine = _options_under("The engine")
-_part = _options_under("Parts for every policy")
-_output = _options_under("Output")
+_experiment = options_under("What is compared")
+_engine = options_under("The engine")
+_part = options_under("Parts for every policy")
+_output = options_under("Output")
 
 
 def simulate(
@@ -115,7 +106,10 @@ def simulate(
     pp: Annotated[int, _engine("N", "Pipeline stages of an engine.")] = 1,
     max_num_seqs: Annotated[int | None, _engine("N", "Seats (default: vLLM's).")] = None,
     max_num_batched_tokens: Annotated[int | None, _engine("N", "Tokens a step (default: vLLM's).")] = None,
-    block_size: Annotated[int, _engine("N", "Tokens a KV block.")] = 16,
+    block_size: Annotated[
+        int | None,
+        _engine("N", "Tokens a KV block (default: vLLM's, or what a cost file was measured with)."),
+    ] = None,
     num_blocks: Annotated[int | None, _engine("N", "KV blocks (default: what fits the memory).")] = None,
     host_blocks: Annotated[
         int,

@@ -140,6 +140,10 @@ class HostCopies:
         saved = side.saved_tokens if side is not None and side.leaving is None else 0
         return self._blocks_for(job.num_computed_tokens) - self._kept_blocks(job, saved)
 
+    def unsent_blocks(self, job: Job) -> int:
+        """Blocks of a resident that neither a complete and true copy nor one under way has."""
+        return self._blocks_for(job.num_computed_tokens) - self._sent_blocks(job)
+
     def shortage_fate(self, job: Job) -> Fate:
         """What becomes of a job whose blocks are wanted at once: a swap only if the host has all of it already."""
         return Fate.RECOMPUTE if self.uncopied_blocks(job) else Fate.SWAP
@@ -274,13 +278,15 @@ class HostCopies:
         return saved_tokens // self._device.block_size
 
     def _missing(self, job: Job) -> Sequence[int]:
-        """The blocks of a resident that neither a complete copy nor one under way shows truly."""
-        side = self._sides.get(job)
-        covered = 0
-        if side is not None and side.wanted:
-            covered = side.saved_tokens if side.outgoing is None else side.outgoing.num_tokens
+        """The blocks of a resident that `unsent_blocks` counts."""
         blocks = self._device.blocks(job)
-        return blocks[self._kept_blocks(job, covered) : self._blocks_for(job.num_computed_tokens)]
+        return blocks[self._sent_blocks(job) : self._blocks_for(job.num_computed_tokens)]
+
+    def _sent_blocks(self, job: Job) -> int:
+        side = self._sides.get(job)
+        if side is None or not side.wanted:
+            return 0
+        return self._kept_blocks(job, side.outgoing.num_tokens if side.outgoing else side.saved_tokens)
 
     def _reserve(self, job: Job) -> bool:
         """Room on the host for all of a job, in addition to what it has there."""

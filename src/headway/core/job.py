@@ -28,7 +28,7 @@ class Job:
     tokens of steps in flight that later steps build on before they are known (asynchronous scheduling).
     `max_output_tokens` is the limit the client set, never an
     estimate of the length; `predicted_length` is one. The true length is not here. `may_move`: another instance
-    would take the request if this one gave it up unstarted.
+    would take the request if this one gave it up unstarted; whoever routes it between several says so.
     """
 
     id: str
@@ -40,7 +40,7 @@ class Job:
     tenant: str = ""
     predicted_length: LengthEstimate | None = None
     lora_id: int = 0
-    may_move: bool = True
+    may_move: bool = False
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
     num_output_placeholders: int = 0

@@ -31,7 +31,8 @@ class StepView:
     tokens; `returned` are these and the ones that are back and have had no step since, who run after all
     others: nobody is evicted for the block that their next token may open; `blocks_coming_free` are held by
     copies to the host alone; `uncopied_blocks(job)` is how many blocks of a resident's KV a swap would have
-    to copy first (0: it is instant).
+    to wait for (0: it is instant), and `unsent_blocks(job)` how many of these no copy under way brings either, which
+    need room on the host.
     """
 
     now_s: float = 0.0
@@ -51,6 +52,7 @@ class StepView:
     max_tokens: int = 1
     admissible: Callable[[Job], bool] = _never
     uncopied_blocks: Callable[[Job], int] = _none
+    unsent_blocks: Callable[[Job], int] = _none
 
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""

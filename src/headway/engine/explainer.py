@@ -6,16 +6,17 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
-from headway.core.explanation import explain
+from headway.core.explain.explanation import explain
+from headway.core.explain.track import Track
+from headway.core.explain.trail import Trail
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.record import Record
-from headway.core.track import Track
-from headway.core.trail import Trail
 from headway.core.view import StepView
 from headway.engine.kv_host import worker_block_bytes
 from headway.engine.shadow_window import about, window
@@ -27,8 +28,11 @@ from headway.results.explanation_text import told_data, told_text
 logger = logging.getLogger(__name__)
 
 MOST_ANSWERED = 16
-"""Requests that one question is answered for: several, as one of a client's may be several of an engine's."""
+"""Requests that one question is answered for, the newest: one of a client's may be several of an engine's, and a client
+may name all of its requests alike.
+"""
 MOST_LISTED = 50
+NOT_FOLLOWED = "this server follows no requests (--explain 0, or following them failed: see its log)"
 _VLLM_PREFIX = r"(\d+_)?(cmpl-|chatcmpl-)?"
 _VLLM_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?"
 """What vLLM 0.32 puts around a client's id: choice, kind of request; number of the prompt, eight random digits."""
@@ -101,36 +105,37 @@ class Explainer:
 
     # ---- what others ask ---------------------------------------------------------------------------------
 
-    def answer(self, question: str, argument: str) -> list[dict[str, Any]]:
-        """`explain` a request, the last ones `listed`, or the `window` since some counts; nothing for what it cannot
-        answer. On the scheduler's own thread, between two steps.
-        """
-        if question == "explain":
-            return self.explain(argument)
-        return self.window(argument) if question == "window" else self.listed()
+    def answer(self, question: str, argument: str) -> list[dict[str, Any]] | str:
+        """What is known, or why nothing can be said. On the scheduler's own thread, between two steps.
 
-    def window(self, asked: str) -> list[dict[str, Any]]:
-        """What a shadow has not been told yet; nothing for a question that is none."""
-        if self.trail is None:
-            return []
-        try:
-            told = window(self.trail, asked, self._clock())
-        except ConfigError:
-            return []
-        return [{**told, "wall_s": time.time(), "engine": self._about(), "block_bytes": self._block_bytes}]
-
-    def explain(self, asked: str) -> list[dict[str, Any]]:
-        """Everything known of the requests of this id, a client's or vLLM's; none if nothing is.
-
-        Times are seconds since each arrived, `at` is when that was, in seconds since 1970. A millisecond or two a
-        request.
+        `explain` a request, the last ones `listed`, or the `window` since some counts.
         """
         trail = self.trail
         if trail is None:
-            return []
+            return NOT_FOLLOWED
+        if question == "explain":
+            return self._explained(trail, argument)
+        return self._window(trail, argument) if question == "window" else self._listed(trail)
+
+    def _window(self, trail: Trail, asked: str) -> list[dict[str, Any]] | str:
+        """What a shadow has not been told yet."""
+        try:
+            told = window(trail, asked, self._clock())
+        except ConfigError as error:
+            return str(error)
+        return [{**told, "engine": self._about(), "block_bytes": self._block_bytes}]
+
+    def _explained(self, trail: Trail, asked: str) -> list[dict[str, Any]] | str:
+        """Everything known of the requests of this id, a client's or vLLM's.
+
+        Times are seconds since each arrived, `at` is when that was, in seconds since 1970. Milliseconds a request.
+        """
         now_s, wall_s = self._clock(), time.time()
-        found = [self._told(trail, track, now_s, wall_s) for track in tracks_of(trail, asked)]
-        return found[:MOST_ANSWERED]
+        tracks = islice(tracks_of(trail, asked), MOST_ANSWERED)
+        found = [self._told(trail, track, now_s, wall_s) for track in tracks]
+        return (
+            found or f"nothing known of {asked!r}: live requests and the last --explain N ended ones are kept"
+        )
 
     def _told(self, trail: Trail, track: Track, now_s: float, wall_s: float) -> dict[str, Any]:
         explanation = explain(trail, track.job.id, now_s, self._block_bytes)
@@ -142,11 +147,8 @@ class Explainer:
             "text": told_text(explanation.story, explanation, arrival_s),
         }
 
-    def listed(self) -> list[dict[str, Any]]:
+    def _listed(self, trail: Trail) -> list[dict[str, Any]]:
         """The last requests, newest first, a line each."""
-        trail = self.trail
-        if trail is None:
-            return []
         now_s, wall_s = self._clock(), time.time()
         newest = sorted(trail.tracks, key=lambda track: -track.job.arrival_s)[:MOST_LISTED]
         return [_line(track, now_s, wall_s) for track in newest]
@@ -169,13 +171,14 @@ def explainer_of(scheduler: Any) -> Explainer | None:
 
 
 def tracks_of(trail: Trail, asked: str) -> Iterator[Track]:
-    """The requests that a client means by an id: it is theirs, or theirs within what vLLM puts around it."""
+    """The requests that a client means by an id, newest first: it is theirs, or within what vLLM puts around it."""
     exact = trail.find(asked)
     if exact is not None:
         yield exact
         return
     pattern = re.compile(f"{_VLLM_PREFIX}{re.escape(asked)}{_VLLM_SUFFIX}")
-    yield from (track for track in trail.tracks if pattern.fullmatch(track.job.id))
+    newest_first = chain(reversed(trail.live.values()), reversed(trail.ended))
+    yield from (track for track in newest_first if pattern.fullmatch(track.job.id))
 
 
 def _line(track: Track, now_s: float, wall_s: float) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 vLLM's API server loads an endpoint plug-in if `VLLM_PLUGINS` names it; `headway serve` sees to that (`allow`). The
 engine's process is asked by the client that in-tree handlers use, for a method that the general plug-in adds to it
-(vLLM 0.32, plugins/endpoint_plugins/interface.py). Answers are JSON, since only plain values may cross.
+(vLLM 0.32, plugins/endpoint_plugins/interface.py). Answers are JSON, since only plain values may cross: a list of what
+is known, or a string that says why nothing is.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib.metadata import entry_points
 from typing import Any
+
+import msgspec
 
 PLUGINS = "VLLM_PLUGINS"
 ENDPOINTS = "vllm.endpoint_plugins"
@@ -19,6 +21,7 @@ EXPLAIN_PATH = "/v1/explain"
 SHADOW_PATH = "/v1/shadow"
 """Both under /v1, so that vLLM's own API keys guard them."""
 
+NOT_OURS = "this server does not schedule with Headway"
 _GROUPS = ("general", "io_processor", "platform", "stat_logger")
 _UTILITY = "headway_ask"
 _CLIENT = "headway_engine_client"
@@ -49,9 +52,9 @@ def answer_questions() -> None:
     if hasattr(EngineCore, _UTILITY):
         return
 
-    def headway_ask(self: Any, question: str, argument: str) -> str | None:
+    def headway_ask(self: Any, question: str, argument: str) -> str:
         answer = getattr(self.scheduler, "answer", None)
-        return None if answer is None else json.dumps(answer(question, argument))
+        return msgspec.json.encode(NOT_OURS if answer is None else answer(question, argument)).decode()
 
     setattr(EngineCore, _UTILITY, headway_ask)
 
@@ -90,18 +93,17 @@ class Answering:
             await _send(send, 503, _error(503, "this server has no engine to ask"))
             return
         said = await client.engine_core.call_utility_all_async(_UTILITY, self._question, argument)
-        if all(one is None for one in said):
-            await _send(send, 404, _error(404, "this server does not schedule with Headway"))
+        answers: list[list[dict[str, Any]] | str] = [msgspec.json.decode(one) for one in said]
+        silent = [answer for answer in answers if isinstance(answer, str)]
+        if len(silent) == len(answers):
+            await _send(send, 404, _error(404, silent[0]))
             return
         found = [
-            {**each, "engine": engine} if len(said) > 1 else each
-            for engine, one in enumerate(said)
-            for each in json.loads(one or "[]")
+            {**each, "engine": engine} if len(answers) > 1 else each
+            for engine, answer in enumerate(answers)
+            if not isinstance(answer, str)
+            for each in answer
         ]
-        if argument and not found:
-            why = f"nothing known of {argument!r}: live requests and the last --explain N ended ones are kept"
-            await _send(send, 404, _error(404, why))
-            return
         await _send(send, 200, {self._key: found})
 
 
@@ -111,7 +113,7 @@ def _error(status: int, message: str) -> dict[str, Any]:
 
 
 async def _send(send: Send, status: int, answer: dict[str, Any]) -> None:
-    body = json.dumps(answer).encode()
+    body = msgspec.json.encode(answer)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -23,7 +23,7 @@ from headway.core.view import StepView
 from headway.engine.admission import Admission
 from headway.engine.compare import compare
 from headway.engine.counters import Counters
-from headway.engine.explainer import explainer_of
+from headway.engine.explainer import NOT_FOLLOWED, explainer_of
 from headway.engine.farewells import Farewells
 from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
@@ -114,6 +114,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.swaps is not None:
             self._view.host_total_blocks = self.swaps.copies.host.num_blocks
             self._view.uncopied_blocks = self.swaps.copies.uncopied_blocks
+            self._view.unsent_blocks = self.swaps.copies.unsent_blocks
 
     def _stock_limits(self) -> tuple[int, int]:
         """What vLLM itself would set as tokens a step and requests running; a step may narrow both."""
@@ -561,9 +562,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             stats.num_kv_fetch_reqs_by_stage.update({f"headway.{name}": grown[name] for name in grown})
         return stats
 
-    def answer(self, question: str, argument: str) -> list[dict[str, Any]]:
+    def answer(self, question: str, argument: str) -> list[dict[str, Any]] | str:
         """What another process asks, between two steps (see `engine.explainer`)."""
-        return [] if self._explainer is None else self._explainer.answer(question, argument)
+        return NOT_FOLLOWED if self._explainer is None else self._explainer.answer(question, argument)
 
     def shutdown(self) -> None:
         """Close the records after vLLM has shut down."""

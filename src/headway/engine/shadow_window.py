@@ -7,15 +7,16 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
+from headway.core.explain.story import Kind
+from headway.core.explain.track import Track
+from headway.core.explain.trail import JudgedStep, Trail
 from headway.core.job import Job
-from headway.core.story import Kind
-from headway.core.track import Track
-from headway.core.trail import JudgedStep, Trail
 from headway.errors import ConfigError
 
 _HOST_STEPS = 256
 """Steps from which the host's time between two steps is taken."""
 _COPIED_BLOCKS = 256
+_PARTS = ("order", "batching", "eviction", "leaving")
 
 
 def window(trail: Trail, asked: str, now_s: float) -> dict[str, Any]:
@@ -110,17 +111,14 @@ def host_s(trail: Trail) -> float:
 
 
 def about(scheduler: Any) -> dict[str, Any]:
-    """The policy of a scheduler, and its sizes by the names of the simulator's."""
+    """The policy that a scheduler goes by now, and its sizes by the names of the simulator's."""
     settings, view, swaps = scheduler.settings, scheduler._view, scheduler.swaps
     out_s, in_s = scheduler.cost.swap_out_s, scheduler.cost.swap_in_s
+    policy = scheduler.guard.policy.name
+    replaced = policy != settings.policy  # by the stock one, which has no parts of the settings
     return {
-        "policy": settings.policy,
-        "parts": {
-            "order": settings.order,
-            "batching": settings.batching,
-            "eviction": settings.eviction,
-            "leaving": settings.leaving,
-        },
+        "policy": policy,
+        "parts": {} if replaced else {part: getattr(settings, part) for part in _PARTS},
         "limits": {
             "num_blocks": view.total_blocks,
             "block_size": view.block_size,

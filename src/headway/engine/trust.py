@@ -29,20 +29,20 @@ class TrustWatch:
             trusted = self._lengths.trusts_predictions
             self._counters.distrusting_steps += not trusted
             if trusted is not self._lengths_trusted:
-                _say("predicted lengths", "queues that need none", self._lengths_trusted, trusted)
+                _say("predicted lengths", self._lengths_trusted, trusted)
                 self._lengths_trusted = trusted
         if self._step_times is not None:
             trusted = self._step_times.trusts_step_times
             self._counters.untimed_steps += not trusted
             if trusted is not self._step_times_trusted:
-                _say("predicted step times", "order of arrival", self._step_times_trusted, trusted)
+                _say("predicted step times", self._step_times_trusted, trusted)
                 self._step_times_trusted = trusted
 
 
-def _say(what: str, instead: str, before: bool | None, now: bool) -> None:
+def _say(what: str, before: bool | None, now: bool) -> None:
     if before is None:
         return  # what it starts with is no change
     if now:
         logger.info("%s hold again: scheduling goes by them", what)
     else:
-        logger.warning("%s do not hold: scheduling goes by %s until they do", what, instead)
+        logger.warning("%s do not hold: scheduling goes without them until they do", what)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headway.engine.vllm_config_file import read_config_file
 from headway.errors import ConfigError
 
 _BEFORE = "give it before the `--`"
@@ -37,7 +38,10 @@ _NUMBER = re.compile(r"-\d")
 
 @dataclass(frozen=True, slots=True)
 class VllmFlag:
-    """One flag with its values; `name` has vLLM's spelling (dashes), `words` what the user wrote."""
+    """One flag with its values; `name` has vLLM's spelling (dashes), `words` what the user wrote.
+
+    Flags in a file of `--config` have no words: vLLM reads them there itself, and those that are written win.
+    """
 
     name: str
     values: tuple[str, ...]
@@ -45,7 +49,10 @@ class VllmFlag:
 
 
 def parse_vllm_flags(words: Sequence[str]) -> list[VllmFlag]:
-    """The flags in a list of words; ConfigError for what cannot be a flag or must not be given."""
+    """The flags in a list of words, after those in its `--config` file.
+
+    Raises ConfigError for what cannot be a flag or must not be given, and for a file that cannot be read.
+    """
     flags: list[VllmFlag] = []
     for word in words:
         if word.startswith("-") and not _NUMBER.match(word):
@@ -56,6 +63,9 @@ def parse_vllm_flags(words: Sequence[str]) -> list[VllmFlag]:
             flags.append(VllmFlag(last.name, (*last.values, word), (*last.words, word)))
         else:
             raise ConfigError(f"unexpected argument {word!r}; vLLM's own flags come after `--`")
+    file = value_of(flags, "--config")
+    if file is not None:
+        flags = [*(VllmFlag(_spelled(name), values, ()) for name, values in read_config_file(file)), *flags]
     for flag in flags:
         _check(flag)
     return flags
@@ -74,7 +84,7 @@ def is_given(flags: Sequence[VllmFlag], *names: str) -> bool:
 
 
 def take_additional_config(flags: Sequence[VllmFlag]) -> tuple[dict[str, Any], list[VllmFlag]]:
-    """The user's `--additional-config` as a dictionary, and the flags without it."""
+    """The user's `--additional-config`, written or in a file, as a dictionary, and the flags without it."""
     name = "--additional-config"
     text = value_of(flags, name)
     rest = [flag for flag in flags if flag.name != name]
@@ -97,7 +107,7 @@ def _spelled(name: str) -> str:
 
 def _check(flag: VllmFlag) -> None:
     """Raise ConfigError for a refused flag. vLLM also reads an unambiguous beginning of a flag's name."""
-    written = flag.words[0]
+    written = flag.words[0] if flag.words else f"{flag.name} in the file of --config"
     name = flag.name.partition(".")[0]
     for refused, instead in REFUSED.items():
         if refused == name or (len(name) > len("--x") and refused.startswith(name)):

@@ -7,15 +7,19 @@ from pathlib import Path
 
 from headway.errors import ConfigError
 from headway.predict.calibration import Calibration
+from headway.predict.cost_file import load_cost_file
 from headway.predict.hardware import hardware
 from headway.sim.limits import EngineLimits
+
+GPU_BLOCK_TOKENS = 16
+"""Tokens a KV block that vLLM takes by itself on GPUs."""
 
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """An engine's sizes as far as they were given; None means as vLLM 0.32 serves by default.
+    """An engine's sizes as far as they were given; None means as vLLM 0.32 serves by default, or as it was measured.
 
     `asynchronous` is vLLM's asynchronous scheduling: by default on for GPUs without pipeline stages, off for a
     machine measured by `headway profile`. `host_blocks` is room for KV in host memory, in blocks of the same
@@ -24,7 +28,7 @@ class Sizes:
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     num_blocks: int | None = None
     batch_width: int | None = None
     prefix_caching: bool = True
@@ -35,26 +39,28 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "tp", "pp"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; accepted: 1 or more")
 
 
 def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLimits:
     """The limits of one engine of this calibration: what was given, and vLLM's defaults for `name` else.
 
-    Raises ConfigError for a size that is not accepted, or a KV cache of less than one block.
+    Raises ConfigError for a size that is not accepted, or a KV cache of less than one block. Reads a cost file.
     """
     measured = is_cost_file(name)
     tokens, seqs = _measured_defaults(sizes.tp * sizes.pp) if measured else _gpu_defaults(name)
     if sizes.max_num_batched_tokens is not None:
         tokens = sizes.max_num_batched_tokens
     asynchronous = sizes.asynchronous
+    block_size = _block_tokens(name) if sizes.block_size is None else sizes.block_size
     num_blocks = sizes.num_blocks
     if num_blocks is None:
-        num_blocks = calibration.kv_capacity_tokens // sizes.block_size
+        num_blocks = calibration.kv_capacity_tokens // block_size
     return EngineLimits(
         num_blocks=num_blocks,
-        block_size=sizes.block_size,
+        block_size=block_size,
         max_num_seqs=min(seqs, tokens) if sizes.max_num_seqs is None else sizes.max_num_seqs,
         max_num_batched_tokens=tokens,
         batch_width=sizes.batch_width,
@@ -69,6 +75,11 @@ def is_cost_file(name: str) -> bool:
     """Whether a name of hardware means a file that `headway profile` wrote, as `predict.hardware` decides."""
     path = Path(name).expanduser()
     return path.suffix == ".json" or path.is_file()
+
+
+def _block_tokens(name: str) -> int:
+    """Tokens a KV block of what was measured; else vLLM's own."""
+    return load_cost_file(Path(name).expanduser()).block_size if is_cost_file(name) else GPU_BLOCK_TOKENS
 
 
 def _gpu_defaults(name: str) -> tuple[int, int]:

@@ -111,21 +111,37 @@ def run_kept(
     processes ended and what is done kept. The first run that raises ends the others.
     """
     todo = [run for run in runs if kept.result(run) is None]
+    run_groups([(run,) for run in todo], kept, partial(_each, work), jobs=jobs, tick=tick)
+
+
+def run_groups(
+    groups: Sequence[Sequence[RunT]],
+    kept: Kept[RunT, ResultT],
+    work: Callable[[Sequence[RunT]], Sequence[ResultT]],
+    *,
+    jobs: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """The same for runs that are done a group at a time, each group in one process, and kept when all of it is done."""
     jobs = jobs or os.cpu_count() or 1
-    with kept.adding() as add:
-        if min(jobs, len(todo)) <= 1:
-            for run in todo:
-                add(run, work(run))
-                tick()
-            return
-        with closing(in_processes(partial(_with_run, work), todo, jobs)) as results:
-            for run, result in results:
+    do = partial(_with_group, work)
+    alone = min(jobs, len(groups)) <= 1
+    found = (do(group) for group in groups) if alone else in_processes(do, groups, jobs)
+    with kept.adding() as add, closing(found):
+        for runs, results in found:
+            for run, result in zip(runs, results, strict=True):
                 add(run, result)
                 tick()
 
 
-def _with_run(work: Callable[[RunT], ResultT], run: RunT) -> tuple[RunT, ResultT]:
-    return run, work(run)
+def _each(work: Callable[[RunT], ResultT], runs: Sequence[RunT]) -> list[ResultT]:
+    return [work(run) for run in runs]
+
+
+def _with_group(
+    work: Callable[[Sequence[RunT]], Sequence[ResultT]], runs: Sequence[RunT]
+) -> tuple[Sequence[RunT], Sequence[ResultT]]:
+    return runs, work(runs)
 
 
 @lru_cache(maxsize=1)

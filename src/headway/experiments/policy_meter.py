@@ -87,9 +87,9 @@ def _without_room(view: StepView, plan: StepPlan) -> int:
     """Victims to be recomputed for which the host has no room, those before them counted."""
     found, host_free = 0, view.host_free_blocks
     for job, fate in plan.preempt.items():
-        uncopied = view.uncopied_blocks(job)
+        unsent = view.unsent_blocks(job)
         if fate is Fate.SWAP:
-            host_free -= uncopied
+            host_free -= unsent
         else:
-            found += uncopied > host_free
+            found += unsent > host_free
     return found

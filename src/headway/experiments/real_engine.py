@@ -73,8 +73,9 @@ def run_real(
     def ended(record: Record) -> None:
         record = returning.ended(record)
         run.records.append(record)
-        if record.outcome is Outcome.FINISHED:
-            prophet.finished(record.id, record.output_tokens)
+        if record.outcome is not Outcome.HANDED_OFF:
+            finished = record.outcome is Outcome.FINISHED
+            prophet.ended(record.id, record.output_tokens, finished=finished)
 
     engine.hear_records(ended)
     origin_s = time.monotonic() + START_MARGIN_S
@@ -167,11 +168,11 @@ class Prophet:
             sampling = made.sampling_params
             sampling.extra_args = {**(sampling.extra_args or {}), **length_hints(estimate)}
 
-    def finished(self, request_id: str, output_tokens: int) -> None:
-        """Tell how long an answer was that came to its end."""
+    def ended(self, request_id: str, output_tokens: int, *, finished: bool) -> None:
+        """Tell how long an answer was if it came to its end."""
         if self._lengths is not None:
             request = replace(self._requests[request_id], output_tokens=output_tokens)
-            self._lengths.finished(request, output_limit(request, self._max_model_len))
+            self._lengths.ended(request, finished=finished)
 
 
 class RequestMaker(Protocol):

@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+import msgspec
+
+from headway.core.batch_shape import BatchShape
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError, HeadwayError
 from headway.experiments.shadow_feed import EngineFacts, Feed, Told
+from headway.gateway.shadow_board import ShadowFigures, ShadowState
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.calibration import Calibration
 from headway.predict.step_fit import MIN_ROWS, fit_step_time
+from headway.predict.step_law import StepTimeLaw
 from headway.predict.transfer import TransferModel
 from headway.results.metrics import jct_s, summarize
 from headway.sim.simulation import PolicyFactory, System, simulate
@@ -32,88 +36,40 @@ _ASSUMED_BYTES_PER_S = 10e9
 """Of a copy to or from the host, where the engine has made none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What a policy came to over the judged requests; `mean_jct_s` over those that finished under every policy."""
-
-    goodput: float | None
-    mean_jct_s: float | None
-    finished: int
-    mean_ttft_s: float | None
-    p99_ttft_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowReport:
-    """One window: the live figures, the live policy's simulated ones, and each shadow's.
-
-    `requests` are judged: they came within the last `window_s` and have ended, but for those whose client left or that
-    moved on. `assumed` had no answer of their own, so that a length was assumed: the one predicted, or the median.
-    `step_error` is the median error of the step law on steps it has not seen; `failed` says why a policy has no
-    figures.
-    """
-
-    window_s: float
-    requests: int
-    assumed: int
-    missed: int
-    step_error: float
-    figures: dict[str, Figures]
-    failed: dict[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        names = ("window_s", "requests", "assumed", "missed", "step_error", "failed")
-        figures = {
-            name: {key: getattr(one, key) for key in Figures.__slots__} for name, one in self.figures.items()
-        }
-        return {name: getattr(self, name) for name in names} | {"figures": figures}
-
-
-def shadow_report(feeds: Sequence[Feed], policies: Sequence[str], window_s: float) -> ShadowReport:
+def shadow_report(
+    feeds: Sequence[Feed], policies: Sequence[str], window_s: float, *, at: float = 0.0
+) -> ShadowState:
     """What the engines' requests of the last `window_s` came to, and would have come to under each of `policies`.
 
-    Each engine keeps the requests it had; those that came up to as long before the window are served too, so that it
-    does not begin empty. Seconds: two simulations of twice the window for one shadow. Raises ConfigError where too
+    `at` is now, in seconds since 1970. Engines that are new, or have run too few steps to tell what one takes, are left
+    out. Each engine keeps the requests it had; those that came up to as long before the window are served too, so that
+    it does not begin empty. Seconds: two simulations of twice the window for one shadow. Raises ConfigError where too
     little is known yet.
     """
-    told = [feed for feed in feeds if feed.engine is not None]
-    if not told:
-        raise ConfigError("no engine has answered yet")
-    judged = {id(feed): _judged(feed, window_s) for feed in told}
-    worlds = [_world(feed) for feed in told]
-    live = [one.record() for feed in told for one in judged[id(feed)].values()]
-    found: dict[str, list[Record]] = {LIVE: live}
+    worlds = _worlds(feeds, window_s)
+    judged = [one for world in worlds for one in world.judged.values()]
+    found: dict[str, list[Record]] = {LIVE: [one.record() for one in judged]}
     failed: dict[str, str] = {}
     for name, policy in ((CONTROL, None), *((policy, policy) for policy in policies)):
         try:
-            found[name] = [
-                record
-                for feed, world in zip(told, worlds, strict=True)
-                for record in _served(feed, world, policy, judged[id(feed)].keys())
-            ]
+            found[name] = [record for world in worlds for record in _served(world, policy)]
         except HeadwayError as error:
             failed[name] = str(error)
-    return ShadowReport(
+        except Exception as error:  # a policy on trial may do anything; the others are reported all the same
+            failed[name] = f"it raised {type(error).__name__}: {error}"
+    return ShadowState(
+        at=at,
         window_s=window_s,
-        requests=len(live),
-        assumed=sum(
-            one.outcome is not Outcome.FINISHED for feed in told for one in judged[id(feed)].values()
-        ),
-        missed=sum(feed.missed for feed in told),
+        requests=len(judged),
+        assumed=sum(one.outcome is not Outcome.FINISHED for one in judged),
+        missed=sum(world.feed.missed for world in worlds),
         step_error=max(world.step_error for world in worlds),
         figures=_figures(found),
         failed=failed,
     )
 
 
-def _judged(feed: Feed, window_s: float) -> dict[str, Told]:
-    """The requests of the window by id; of two with one id the last."""
-    from_s = feed.now_s - window_s
-    return {one.id: one for one in feed.ended if one.arrival_s >= from_s and one.outcome in _JUDGED}
-
-
-def _figures(found: dict[str, list[Record]]) -> dict[str, Figures]:
+def _figures(found: dict[str, list[Record]]) -> dict[str, ShadowFigures]:
     """All columns; mean JCT over the requests that finished in every one of them."""
     times = [_jcts(records) for records in found.values()]
     shared = set.intersection(*map(set, times)) if times else set()
@@ -124,10 +80,10 @@ def _jcts(records: Iterable[Record]) -> dict[str, float]:
     return {record.id: jct for record in records if (jct := jct_s(record)) is not None}
 
 
-def _column(records: Sequence[Record], shared: set[str]) -> Figures:
+def _column(records: Sequence[Record], shared: set[str]) -> ShadowFigures:
     summary = summarize(records)
     times = [jct for id_, jct in _jcts(records).items() if id_ in shared]
-    return Figures(
+    return ShadowFigures(
         goodput=summary.goodput,
         mean_jct_s=sum(times) / len(times) if times else None,
         finished=summary.finished,
@@ -141,35 +97,63 @@ def _column(records: Sequence[Record], shared: set[str]) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class _World:
-    """An engine's simulated likeness, and the error of its step law."""
+    """An engine's simulated likeness, the error of its step law, and those of its requests that are judged, by id."""
 
+    feed: Feed
+    engine: EngineFacts
+    judged: dict[str, Told]
     system: System
     step_error: float
 
 
-def _world(feed: Feed) -> _World:
-    engine = feed.engine
-    assert engine is not None, "an engine that has not answered"
-    if len(feed.steps) < MIN_ROWS:
-        raise ConfigError(
-            f"{len(feed.steps)} steps are known so far; {MIN_ROWS} are needed to tell what steps take"
-        )
-    fit = fit_step_time(list(feed.steps))
+def _worlds(feeds: Iterable[Feed], window_s: float) -> list[_World]:
+    """The engines of which enough is known; one that idles does not keep the others from being reported."""
+    answered = [(feed, feed.engine) for feed in feeds if feed.engine is not None]
+    if not answered:
+        raise ConfigError("no engine has answered yet")
+    most = max(len(feed.steps) for feed, _ in answered)
+    if most < MIN_ROWS:
+        raise ConfigError(f"{most} steps are known so far; {MIN_ROWS} are needed to tell what steps take")
+    return [_world(feed, engine, window_s) for feed, engine in answered if len(feed.steps) >= MIN_ROWS]
+
+
+def _world(feed: Feed, engine: EngineFacts, window_s: float) -> _World:
+    rows = list(feed.steps)
+    fit = fit_step_time(rows)
     limits = engine.limits
-    bytes_per_token = max(1, feed.block_bytes // limits.block_size)
     calibration = Calibration(
         name="this engine",
-        provenance=f"fitted to its last {len(feed.steps)} known steps",
+        provenance=f"fitted to its last {len(rows)} known steps",
         derived=False,
         step=fit.law,
         host_s=0.0 if limits.asynchronous else feed.host_s,
-        residuals=fit.held_out.residuals,
+        residuals=(_true_mean(rows, fit.law),),
         to_host=_copies(engine, feed.block_bytes, out=True),
         to_device=_copies(engine, feed.block_bytes, out=False),
-        kv_bytes_per_token=bytes_per_token,
+        kv_bytes_per_token=max(1, feed.block_bytes // limits.block_size),
         kv_capacity_tokens=limits.num_blocks * limits.block_size,
     )
-    return _World(System(limits=limits, calibration=calibration), fit.held_out.median_error)
+    system = System(limits=limits, calibration=calibration)
+    return _World(feed, engine, _judged(feed, window_s), system, fit.held_out.median_error)
+
+
+def _true_mean(rows: Sequence[tuple[BatchShape, float]], law: StepTimeLaw) -> float:
+    """What steps took over what the law says, which follows the typical one, while a queue is as long as all of them.
+
+    Without the one in a hundred that was slowest beside the law: few steps are known, and a machine that once stood
+    still would do so in every simulated minute. For the same reason no noise is drawn.
+    """
+    pairs = sorted(
+        ((took_s, law.step_s(shape)) for shape, took_s in rows), key=lambda pair: pair[0] / pair[1]
+    )
+    kept = pairs[: -max(1, len(pairs) // 100)]
+    return sum(took_s for took_s, _ in kept) / sum(predicted_s for _, predicted_s in kept)
+
+
+def _judged(feed: Feed, window_s: float) -> dict[str, Told]:
+    """The requests of the window by id; of two with one id the last."""
+    from_s = feed.now_s - window_s
+    return {one.id: one for one in feed.ended if one.arrival_s >= from_s and one.outcome in _JUDGED}
 
 
 def _copies(engine: EngineFacts, block_bytes: int, *, out: bool) -> TransferModel:
@@ -181,18 +165,18 @@ def _copies(engine: EngineFacts, block_bytes: int, *, out: bool) -> TransferMode
     return TransferModel(start_s=max(0.0, one_s - block_s), bytes_per_s=block_bytes / block_s)
 
 
-def _served(feed: Feed, world: _World, policy: str | None, judged: Iterable[str]) -> list[Record]:
+def _served(world: _World, policy: str | None) -> list[Record]:
     """The records of the judged requests under a policy (None: the live one), with all the others beside them."""
-    requests, estimates = _requests(feed)
-    wanted, found = set(judged), []
+    requests, estimates = _requests(world.feed)
+    found: list[Record] = []
 
     def keep(record: Record) -> None:
-        if record.id in wanted:
+        if record.id in world.judged:
             found.append(record)
 
     simulate(
         requests,
-        _factory(feed, policy),
+        _factory(world.engine, policy),
         world.system,
         on_record=keep,
         max_output_tokens=max((one.max_output_tokens or 1 for one in requests), default=1),
@@ -201,26 +185,21 @@ def _served(feed: Feed, world: _World, policy: str | None, judged: Iterable[str]
     return found
 
 
-def _factory(feed: Feed, policy: str | None) -> PolicyFactory:
-    engine = feed.engine
-    assert engine is not None, "an engine that has not answered"
+def _factory(engine: EngineFacts, policy: str | None) -> PolicyFactory:
     if policy is None:
-        parts = engine.parts
-        preset = find_preset(
-            engine.policy,
-            order=parts.order,
-            batching=parts.batching,
-            eviction=parts.eviction,
-            leaving=parts.leaving,
-        )
+        preset = find_preset(engine.policy, **msgspec.structs.asdict(engine.parts))
     else:
         preset = find_preset(policy)
     return lambda cost: build_policy(preset, cost)
 
 
 def _requests(feed: Feed) -> tuple[list[TraceRequest], dict[str, LengthEstimate]]:
-    """Everything the engine had, in order of arrival, and what was predicted of each answer."""
-    told = sorted({one.id: one for one in (*feed.ended, *feed.live)}.values(), key=_by_arrival)
+    """Everything the engine served, in order of arrival, and what was predicted of each answer.
+
+    What it handed over unstarted is among the requests of the instance that took it.
+    """
+    known = {one.id: one for one in (*feed.ended, *feed.live) if one.outcome is not Outcome.HANDED_OFF}
+    told = sorted(known.values(), key=_by_arrival)
     usual = int(median([one.output_tokens for one in told if one.outcome is Outcome.FINISHED] or [1]))
     start_s = told[0].arrival_s if told else 0.0
     requests = [_request(one, start_s, usual) for one in told]
@@ -268,5 +247,5 @@ class _Recorded:
         """What was predicted."""
         return self._estimates.get(request.id)
 
-    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
         """Nothing is learned: the next predictions are recorded too."""

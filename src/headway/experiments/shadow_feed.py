@@ -112,7 +112,7 @@ class Feed:
         self.live: list[Told] = []
         self.steps: deque[tuple[BatchShape, float]] = deque(maxlen=MOST_STEPS)
         self.next = FIRST
-        self.missed = 0
+        self._gaps: deque[tuple[float, int]] = deque()
         self.now_s = 0.0
         self.host_s = 0.0
         self.block_bytes = 0
@@ -130,10 +130,19 @@ class Feed:
         self.ended.extend(window.ended)
         self.steps.extend((_shape(row), row[0]) for row in window.steps)
         self.live, self.next, self.now_s = window.live, window.next, window.now_s
-        self.missed += window.missed if self.engine is not None else 0
+        if window.missed and self.engine is not None:
+            self._gaps.append((self.now_s, window.missed))
         self.host_s, self.block_bytes, self.engine = window.host_s, window.block_bytes, window.engine
-        while self.ended and self.ended[0].arrival_s < self.now_s - self._keep_s:
+        since_s = self.now_s - self._keep_s
+        while self.ended and self.ended[0].arrival_s < since_s:
             self.ended.popleft()
+        while self._gaps and self._gaps[0][0] < since_s:
+            self._gaps.popleft()
+
+    @property
+    def missed(self) -> int:
+        """Requests that ended and were not told of, as far back as ended ones are kept."""
+        return sum(count for _, count in self._gaps)
 
 
 def _counts(text: str) -> tuple[int, ...]:

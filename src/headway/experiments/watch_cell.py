@@ -8,9 +8,9 @@ from gzip import GzipFile
 from pathlib import Path
 from typing import BinaryIO
 
-from headway.core.explanation import Explanation
+from headway.core.explain.explanation import Explanation
+from headway.core.explain.story import Story
 from headway.core.record import Outcome, Record
-from headway.core.story import Story
 from headway.errors import ConfigError
 from headway.experiments.grid import Cell
 from headway.experiments.policy_choice import label

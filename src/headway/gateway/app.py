@@ -21,7 +21,7 @@ from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
 from headway.gateway.ask import CHAT_PATH, COMPLETIONS_PATH, Ask, read_ask
 from headway.gateway.edge import Client, ClientGone, Headers, Receive, Scope, Send, read_body, watch_client
-from headway.gateway.explain import Explaining, explain_routes, is_explain_path
+from headway.gateway.explain import EXPLAIN_PATHS, Explaining, explain_routes
 from headway.gateway.instances.fleet import Fleet
 from headway.gateway.interrupt import Interrupt
 from headway.gateway.metrics import CONTENT_TYPE, GatewayMetrics, build_registry, exposition
@@ -29,15 +29,16 @@ from headway.gateway.openapi import openapi_route
 from headway.gateway.options import GatewayOptions
 from headway.gateway.page.dashboard import Dashboard, dashboard_routes
 from headway.gateway.passthrough import PassThrough
-from headway.gateway.refusal import Refusal, no_instance
+from headway.gateway.refusal import Refusal, no_instance, refused
 from headway.gateway.serving import Serving
-from headway.gateway.shadow_board import ShadowBoard, shadow_route
+from headway.gateway.shadow_board import ENGINE_PATH, ShadowBoard, shadow_routes
 from headway.routing import Router
 
 _LOG = logging.getLogger(__name__)
 
 _HOT = (COMPLETIONS_PATH, CHAT_PATH)
 _OPEN = ("/health", "/ready")
+_OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
 _MAX_ID_BYTES = 256
 _KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs, so that it is they who close."""
@@ -79,7 +80,7 @@ class Gateway:
             tenant = "" if path in _OPEN else self._tenant(scope["headers"])
             if path in _HOT and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
-            elif path in self._paths or is_explain_path(path):
+            elif path in self._paths or path.startswith(_OWN_PREFIXES):
                 await self._own(scope, receive, send)
             else:
                 await self._passthrough(scope, receive, client)
@@ -161,7 +162,7 @@ class Gateway:
             Route("/metrics", metrics),
             openapi_route(),
             *explain_routes(explaining),
-            shadow_route(self.shadows),
+            *shadow_routes(self.shadows),
             *dashboard_routes(dashboard),
         ]
         return Starlette(routes=routes, lifespan=lifespan)
@@ -171,12 +172,12 @@ class Gateway:
 
     async def _ready(self, _request: Request) -> Response:
         if self.serving.closing or not self._fleet.names():
-            return _refused(no_instance())
+            return refused(no_instance())
         return Response()
 
     async def _models(self, _request: Request) -> Response:
         models = self._fleet.models
-        return Response(models, media_type="application/json") if models else _refused(no_instance())
+        return Response(models, media_type="application/json") if models else refused(no_instance())
 
 
 def gateway_app(
@@ -252,8 +253,3 @@ def _request_id(headers: Headers) -> bytes:
     given = next((value for name, value in headers if name == b"x-request-id"), b"")
     fits = 0 < len(given) <= _MAX_ID_BYTES and given.isascii() and given.decode().isprintable()
     return given if fits else uuid4().hex.encode()
-
-
-def _refused(refusal: Refusal) -> Response:
-    headers = {name.decode(): value.decode() for name, value in refusal.headers}
-    return Response(refusal.body, status_code=refusal.status, headers=headers)

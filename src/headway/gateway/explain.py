@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -17,11 +18,13 @@ from starlette.routing import Route
 
 from headway.gateway.accounts import Accounts, Entry
 from headway.gateway.instances.fleet import Fleet
-from headway.gateway.refusal import Refusal, message_of
+from headway.gateway.refusal import Refusal, message_of, refused
 
-PATHS = ("/explain", "/v1/explain")
+EXPLAIN_PATHS = ("/explain", "/v1/explain")
 """The second is where a single Headway server answers too."""
 MOST_LISTED = 50
+_UNKNOWN = "no such request among the live ones and the last that ended; accepted: an answer's id, or its x-request-id"
+_ANSWER_ID = re.compile("^(chat)?cmpl-")
 _TIMEOUT_S = 5.0
 _DECIMALS = 6
 
@@ -76,10 +79,13 @@ class Explaining:
         self._wall_clock = wall_clock
 
     async def explain(self, request_id: str) -> Explained | None:
-        """All that is known of a request; None if nobody knows of it."""
-        entry = self._accounts.find(request_id)
-        places = self._fleet.names() if entry is None else tuple(dict.fromkeys(entry.places))
-        said = await asyncio.gather(*(self._ask(name, request_id) for name in places))
+        """All that is known of a request, by its own id or its answer's; None if nobody knows of it."""
+        find = self._accounts.find
+        entry = find(request_id) or find(_ANSWER_ID.sub("", request_id))
+        asked, places = request_id, self._fleet.names()
+        if entry is not None:
+            asked, places = entry.id, tuple(dict.fromkeys(entry.places))
+        said = await asyncio.gather(*(self._ask(name, asked) for name in places))
         requests = [one for each in said if isinstance(each, list) for one in each]
         if entry is None and not requests:
             return None
@@ -144,30 +150,19 @@ def _rounded(value_s: float | None) -> float | None:
 
 
 def explain_routes(explaining: Explaining) -> list[Route]:
-    """`GET /explain/ID` and `GET /explain` (the last requests), under both PATHS."""
+    """`GET /explain/ID` and `GET /explain` (the last requests), under both EXPLAIN_PATHS."""
 
     async def one(request: Request) -> Response:
         found = await explaining.explain(request.path_params["request_id"])
         if found is None:
-            refusal = Refusal(
-                404,
-                "unknown_request",
-                "no such request among the live ones and the last that ended; accepted: the x-request-id of one",
-            )
-            headers = {name.decode(): value.decode() for name, value in refusal.headers}
-            return Response(refusal.body, status_code=404, headers=headers)
+            return refused(Refusal(404, "unknown_request", _UNKNOWN))
         return _json(found)
 
     async def last(_request: Request) -> Response:
         return _json({"requests": explaining.last()})
 
-    lists = [Route(path, last) for path in PATHS]
-    return [*lists, *(Route(f"{path}/{{request_id:path}}", one) for path in PATHS)]
-
-
-def is_explain_path(path: str) -> bool:
-    """Whether a path is one of these routes'."""
-    return any(path.startswith(f"{each}/") for each in PATHS)
+    lists = [Route(path, last) for path in EXPLAIN_PATHS]
+    return [*lists, *(Route(f"{path}/{{request_id:path}}", one) for path in EXPLAIN_PATHS)]
 
 
 def _json(answer: object) -> Response:

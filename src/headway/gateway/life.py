@@ -249,7 +249,8 @@ class Life:
         else:
             ask, events = rest.rest(), ResumedEvents(continuation=rest)
             left = replace(left, ttft_s=ask.slo.ttft_s)
-        hints = ask.hints(left, may_move=self._may_move and rest is None) if facts.is_headway else None
+        may_move = self._may_move and serving.router.hands_off and rest is None
+        hints = ask.hints(left, may_move=may_move) if facts.is_headway else None
         body = ask.body(hints=hints, request_id=facts.is_vllm, ids=ids)
         headers = upstream_headers(self.headers, with_key=serving.passes_keys)
         return Call(member.url.rstrip("/").removesuffix("/v1") + ask.path, headers, body), events

@@ -103,7 +103,7 @@ def _explain_paths(explained: Json, shadow: Json) -> Json:
         "name": "request_id",
         "in": "path",
         "required": True,
-        "description": "The `x-request-id` of the answer, or the client's own.",
+        "description": "The answer's id, its `x-request-id`, or the client's own.",
         "schema": {"type": "string", "minLength": 1},
     }
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from starlette.responses import Response
 
 from headway.core.record import Outcome
 
@@ -60,6 +61,12 @@ class Refusal(Exception):
         if self.status == 401:
             headers.append((b"www-authenticate", b'Basic realm="headway", charset="UTF-8"'))
         return headers
+
+
+def refused(refusal: Refusal) -> Response:
+    """A refusal as one of the gateway's own pages answers it."""
+    headers = {name.decode(): value.decode() for name, value in refusal.headers}
+    return Response(refusal.body, status_code=refusal.status, headers=headers)
 
 
 def bad_request(message: str, param: str | None = None) -> Refusal:

@@ -14,8 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway.errors import UpstreamError
+from headway.gateway.refusal import Refusal, refused
 
 PATH = "/shadow"
+ENGINE_PATH = "/v1/shadow"
+"""Where an instance tells a shadow what it has not told yet: each instance has counts of its own, so that nothing
+sensible could be passed on.
+"""
 _PREFIX = "headway_shadow_"
 _FIGURES = {
     "goodput": ("goodput_ratio", "Share of the judged requests within their targets, by policy"),
@@ -29,7 +34,10 @@ _FIGURES = {
 
 
 class ShadowFigures(msgspec.Struct, kw_only=True):
-    """What one policy came to over the judged requests; None where nothing could be measured."""
+    """What one policy came to over the judged requests; None where nothing could be measured.
+
+    `mean_jct_s` is over those that finished under every policy.
+    """
 
     goodput: float | None
     mean_jct_s: float | None
@@ -97,11 +105,20 @@ class ShadowBoard(Collector):
             yield GaugeMetricFamily(f"{_PREFIX}{name}", about, value=value)
 
 
-def shadow_route(board: ShadowBoard) -> Route:
-    """`GET /shadow`: the last report."""
+def shadow_routes(board: ShadowBoard) -> list[Route]:
+    """`GET /shadow`: the last report; and who wants to shadow a gateway is sent to its instances."""
 
     async def last(_request: Request) -> Response:
         body = msgspec.json.encode(ShadowReply(board.report))
         return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
 
-    return Route(PATH, last)
+    async def engines(_request: Request) -> Response:
+        return refused(
+            Refusal(
+                404,
+                "ask_an_instance",
+                "a gateway has several queues to shadow; accepted: the URL of an instance, or `headway serve --shadow`",
+            )
+        )
+
+    return [Route(PATH, last), Route(f"{ENGINE_PATH}/{{counts:path}}", engines)]

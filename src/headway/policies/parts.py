@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from headway.core.cost import CostModel
 from headway.errors import ConfigError
@@ -24,19 +26,47 @@ BUILT_IN: dict[str, Mapping[str, type[Any]]] = {
 """Kind of part -> name -> class. Another package adds one by an entry point in the group `headway.<kind>`."""
 
 
+T = TypeVar("T")
+
+
 def known_parts(kind: str) -> dict[str, type[Any]]:
     """Every part of a kind that can be named, built in or installed."""
-    return {**BUILT_IN[kind], **load_plugins(f"headway.{kind}", taken=BUILT_IN[kind])}
+    return known(f"headway.{kind}", BUILT_IN[kind])
 
 
-def load_plugins(group: str, taken: Mapping[str, object]) -> dict[str, Any]:
-    """What other packages registered in an entry point group; a name taken already is a ConfigError."""
-    found: dict[str, Any] = {}
-    for entry in entry_points(group=group):
-        if entry.name in taken or entry.name in found:
-            raise ConfigError(f"{entry.value} registers {entry.name!r} in {group!r}, but that name is taken")
-        found[entry.name] = entry.load()
+def known(group: str, built_in: Mapping[str, T]) -> dict[str, T]:
+    """What is built in and what other packages registered in an entry point group; raises as `find`."""
+    return {**built_in, **{name: entry.load() for name, entry in _registered(group, built_in).items()}}
+
+
+def find(group: str, built_in: Mapping[str, T], name: str) -> T | None:
+    """What has that name, built in or registered by another package, of which only this one is imported.
+
+    Raises ConfigError if any name in the group stands for two things.
+    """
+    registered = _registered(group, built_in)
+    if name in registered:
+        found: T = registered[name].load()
+        return found
+    return built_in.get(name)
+
+
+def _registered(group: str, built_in: Mapping[str, object]) -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
+    for entry in _installed(group, tuple(sys.path)):
+        other = found[entry.name].value if entry.name in found else "Headway's own"
+        if entry.name in found or entry.name in built_in:
+            raise ConfigError(
+                f"{entry.value} and {other} are both called {entry.name!r} in {group!r}; accepted: one of a name"
+            )
+        found[entry.name] = entry
     return found
+
+
+@lru_cache
+def _installed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The group's entry points in the distributions on this path; to look at these takes some 10 ms."""
+    return tuple(entry_points(group=group))
 
 
 def build_part(kind: str, spec: str, cost: CostModel | None) -> Any:
@@ -45,8 +75,7 @@ def build_part(kind: str, spec: str, cost: CostModel | None) -> Any:
     Raises ConfigError for an unknown name or setting, listing the accepted ones, and for a bad value.
     """
     name, _, settings = spec.partition(":")
-    # Built-in ones first: to know the others means to look at every installed distribution.
-    part = BUILT_IN[kind].get(name) or known_parts(kind).get(name)
+    part = find(f"headway.{kind}", BUILT_IN[kind], name)
     if part is None:
         raise ConfigError(f"unknown {kind} {name!r}; accepted: {', '.join(sorted(known_parts(kind)))}")
     accepted = part_settings(part)

@@ -9,8 +9,8 @@ from headway.core.plan import Departure, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching import Batching
 from headway.policies.eviction import Eviction
-from headway.policies.leaving import Leaving, SecondLook
-from headway.policies.order import Learning, Order, Predicting
+from headway.policies.leaving import Leaving, looks_again
+from headway.policies.order import Order, learns, predicts
 
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
 """The jobs that the order and the leaving rules hold."""
@@ -43,7 +43,7 @@ class Policy:
     @property
     def uses_predictions(self) -> bool:
         """Whether predicted lengths make a difference to it."""
-        return isinstance(self.order, Predicting) or getattr(self.batching, "uses_predictions", False)
+        return predicts(self.order) or getattr(self.batching, "uses_predictions", False)
 
     def add(self, job: Job) -> None:
         """A job starts to wait; one that was swapped out waits like any other, to be admitted again."""
@@ -57,7 +57,7 @@ class Policy:
         `finished`: its answer came to its own end or its limit, so that its length can be learned from.
         """
         for part in (self.order, self.batching) if finished else ():
-            if isinstance(part, Learning):
+            if learns(part):
                 part.finished(job)
         if job.state in _QUEUED:
             self._stop_waiting(job)
@@ -90,12 +90,11 @@ class Policy:
 
     def _look_again(self, view: StepView, plan: StepPlan) -> None:
         """Let those leave whom the step does not serve and a rule gives up; the first rule that names one decides."""
-        for rule in self.leaving:
-            if isinstance(rule, SecondLook):
-                given_up = rule.leave_unserved(view, plan)
-                if given_up:
-                    plan.leave = {**given_up, **plan.leave}
-                    plan.admit = [job for job in plan.admit if job not in given_up]
+        for rule in filter(looks_again, self.leaving):
+            given_up = rule.leave_unserved(view, plan)
+            if given_up:
+                plan.leave = {**given_up, **plan.leave}
+                plan.admit = [job for job in plan.admit if job not in given_up]
 
     def next_change_s(self, view: StepView) -> float:
         """Until when the plan for this view stays as it is, if nobody comes or ends and residents only decode.

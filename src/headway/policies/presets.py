@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from headway.core.cost import CostModel
 from headway.errors import ConfigError
-from headway.policies.parts import build_part, load_plugins
+from headway.policies.parts import build_part, find, known
 from headway.policies.policy import Policy
 
 
@@ -361,6 +361,7 @@ _ROWS = (
 
 PRESETS: dict[str, Preset] = {row.name: row for row in _ROWS}
 """The built-in rows. Another package adds one by an entry point in the group `headway.preset`."""
+_GROUP = "headway.preset"
 
 POOLED: dict[str, Mapping[str, str]] = {
     "ascendra": {"lp": "ascendra-lp", "hp": "ascendra-hp"},
@@ -381,7 +382,7 @@ def find_pooled(name: str) -> Mapping[str, str]:
 
 def known_presets() -> dict[str, Preset]:
     """Every preset that can be named, built in or installed."""
-    return {**PRESETS, **load_plugins("headway.preset", taken=PRESETS)}
+    return known(_GROUP, PRESETS)
 
 
 def find_preset(
@@ -393,12 +394,12 @@ def find_preset(
     leaving: tuple[str, ...] | None = None,
 ) -> Preset:
     """The named row with the given parts put in place of its own; ConfigError for an unknown name."""
-    presets = known_presets()
-    if name not in presets:
-        raise ConfigError(f"unknown policy {name!r}; accepted: {', '.join(presets)}")
+    preset = find(_GROUP, PRESETS, name)
+    if preset is None:
+        raise ConfigError(f"unknown policy {name!r}; accepted: {', '.join(known_presets())}")
     changes = {"order": order, "batching": batching, "eviction": eviction, "leaving": leaving}
     given = {part: spec for part, spec in changes.items() if spec is not None}
-    return replace(presets[name], **given) if given else presets[name]  # type: ignore[arg-type]
+    return replace(preset, **given) if given else preset  # type: ignore[arg-type]
 
 
 def build_policy(preset: Preset, cost: CostModel | None = None) -> Policy:

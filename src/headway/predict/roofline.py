@@ -40,25 +40,30 @@ class Roofline:
     def flops(self, shape: BatchShape) -> float:
         """Floating-point operations on each GPU."""
         pairs = shape.prefill_pairs + shape.decode_context_tokens
-        return (
-            self._token_flops * shape.num_tokens + self._pair_flops * pairs + self._job_flops * shape.num_jobs
-        )
+        return self.product_flops(shape) + self._pair_flops * pairs
+
+    def product_flops(self, shape: BatchShape) -> float:
+        """Those of the operations that are matrix products with weights."""
+        return self._token_flops * shape.num_tokens + self._job_flops * shape.num_jobs
 
     def prefill_attention_flops(self, shape: BatchShape) -> float:
         """Those of the operations that are attention of jobs with more than one new token."""
         return self._pair_flops * shape.prefill_pairs
+
+    def weight_bytes(self, shape: BatchShape) -> float:
+        """Those of the bytes that are weights."""
+        return self._fixed_bytes + self._expert_bytes * self._experts_read(shape.num_tokens)
+
+    def prefill_context_bytes(self, shape: BatchShape) -> float:
+        """Those of the bytes that are KV read for jobs with more than one new token."""
+        return self._context_bytes * shape.prefill_context_tokens
 
     def bytes(self, shape: BatchShape) -> float:
         """Bytes each GPU reads and writes."""
         context = shape.prefill_context_tokens + shape.decode_context_tokens
         # A decode's own key and value are in its context already: counting them once more as written is
         # less than a part in a hundred of its traffic.
-        return (
-            self._fixed_bytes
-            + self._expert_bytes * self._experts_read(shape.num_tokens)
-            + self._token_bytes * shape.num_tokens
-            + self._context_bytes * context
-        )
+        return self.weight_bytes(shape) + self._token_bytes * shape.num_tokens + self._context_bytes * context
 
     def _experts_read(self, num_tokens: int) -> float:
         """Share of the feed-forward weights that some token needs, if tokens choose evenly."""

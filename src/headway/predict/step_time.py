@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -12,14 +11,17 @@ from headway.predict.calibration import StepSeconds
 from headway.predict.kernels import Peaks
 from headway.predict.known_models import model_shape
 from headway.predict.model_shape import ModelShape
-from headway.predict.residuals import quantile
 from headway.predict.roofline import Roofline
+from headway.predict.usual_error import TAIL, UsualError, trust_in
 
 NOMINAL = Peaks(flops_per_s=312e12, bytes_per_s=2e12)
 """An A100's peaks: on unknown hardware they only set the units of the features."""
 TYPICAL = model_shape("Llama-3.1-8B")
 """Stands in for a model whose sizes are not known: the coefficients make up for much of the difference."""
-_COEFFICIENTS = 6
+_COEFFICIENTS = 7
+_PRODUCTS = 3
+"""Where the two coefficients of matrix products stand: before that of prompts' context, from which whole prompts do
+not tell them apart, so that these explain what they can."""
 READY_STEPS = 20
 _ATTENTION_MOST = 5.0
 """An operation of a prompt's attention is taken to cost at most 5 times one of a matrix product. Short prompts say
@@ -32,18 +34,10 @@ ones outweigh it, on whatever device: features are at nominal peaks, so a slow o
 _THINNING = 4
 """Once ready, one step in 4 is worth learning from: the fit hardly gains from more, and it runs beside the
 scheduler."""
-_SWEEPS = 2
+_SWEEPS = 4
 _FIRST_SWEEPS = 200
 _FIRST_ROUNDS = 4
-_RESIDUALS = 200
-"""Ratios of measured to predicted seconds kept for the interval."""
-_REFRESH = 16
-"""New ratios after which the interval is computed anew."""
-_OUTLIER_SPREADS = 4.0
-_OUTLIERS_IN_A_ROW = 4
-_LEAST_SPREAD = 0.01
-_TAIL = 0.05
-"""Share of steps outside each end of the interval."""
+_LEAST_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +58,24 @@ class StepSecondsPrediction:
 
 
 _NORMAL = NormalDist()
-_TAIL_Z = _NORMAL.inv_cdf(1 - _TAIL)
+_TAIL_Z = _NORMAL.inv_cdf(1 - TAIL)
 _UNKNOWN = StepSecondsPrediction(0.0, 0.0, 0.0)
 
 
 class StepTimeModel:
-    """Step time = a + b jobs + c (tM - tM0) + d tF + e max(0, tF - tM) + f tA, with no coefficient below 0.
+    """Step time = a + b jobs + c (tM - tM0) + d tF + e max(0, tW - tM0) + g tP + f tA, no coefficient below 0.
 
-    tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of a step of no tokens, tA the
-    operations of prompts' attention, which run slower than matrix products do (adr/0014): f <= 5 (d + e).
-    The paper's features (Ascendra section 4.2: tM + tF, max(tM, tF), tM, tF, 1) span the same space and are
-    nearly parallel; these are not, so that few steps settle them. Relative errors are made small by
-    recursive least squares with forgetting; a step far from its prediction, by the spread of late, counts
-    as one at the edge of that spread, so a stall teaches little, unless it is the fourth such in a row. What steps
+    tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of the weights, tW the operations of
+    the products with them: those wait for the slower of the two, whatever else is read. tP are the bytes of KV that
+    prompts read, again for every tile of a chunk, and tA the operations of prompts' attention, which run slower than
+    matrix products do (adr/0014): f <= 5 (d + e). The paper's features (Ascendra section 4.2: tM + tF, max(tM,
+    tF), tM, tF, 1) are nearly parallel; these are not, so that few steps settle them. Relative errors are made small
+    by recursive least squares with forgetting, and outliers are held back (`UsualError`), among decodes and among steps
+    with prompts by their own measure: else prompts, when rare, would be outliers all. What steps
     of late say nothing of, such as the cost of a prompt during a long decode, stays as it was last known.
 
     Until 20 steps were seen it answers from `prior`, or 0 without one, so that nothing is decided by a
-    guess. Memory is bounded: 6 coefficients, their 36 products, and 200 ratios for the interval.
+    guess. Memory is bounded: 7 coefficients, their 49 products, and 400 ratios for the intervals.
     """
 
     def __init__(
@@ -96,11 +91,8 @@ class StepTimeModel:
         self._least_reading = self._roofline.bytes(BatchShape()) / peaks.bytes_per_s
         self._prior = prior
         self._fit = _Recursive(_COEFFICIENTS)
-        self._first: list[tuple[list[float], float]] = []
-        self._ratios: deque[float] = deque(maxlen=_RESIDUALS)
-        self._since_refresh = 0
-        self._spread = self._low = self._high = 1.0
-        self._run_beyond = 0
+        self._first: list[tuple[list[float], float, UsualError]] = []
+        self._of_decodes, self._with_prompts = UsualError(), UsualError()
         self._prefills: dict[int, float] = {}
         self.observed_steps = 0
 
@@ -120,11 +112,16 @@ class StepTimeModel:
         return self._fit.at(self._features(shape))
 
     def predict(self, shape: BatchShape) -> StepSecondsPrediction:
-        """Predicted seconds of a step, with the interval that nine in ten of the last 200 residuals kept to."""
+        """Predicted seconds of a step, with the interval that nine in ten of the last 200 of its kind kept to."""
         mean = self.step_s(shape)
         if not mean:
             return _UNKNOWN
-        return StepSecondsPrediction(mean, mean * min(1.0, self._low), mean * max(1.0, self._high))
+        usual = self._usual(shape)
+        return StepSecondsPrediction(mean, mean * min(1.0, usual.low), mean * max(1.0, usual.high))
+
+    def _usual(self, shape: BatchShape) -> UsualError:
+        """The error of steps of this kind: with a prompt they are rarer, and harder to predict."""
+        return self._with_prompts if shape.num_prefill_tokens else self._of_decodes
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""
@@ -136,29 +133,30 @@ class StepTimeModel:
         return seconds
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """Learn from a finished step. About 20 us."""
+        """Learn from a finished step. About 40 us."""
         if not seconds > 0 or not shape.num_jobs:
             return
         self.observed_steps += 1
         self._prefills.clear()
         features = self._features(shape)
         if self.observed_steps <= READY_STEPS:
-            self._first.append((features, seconds))
+            self._first.append((features, seconds, self._usual(shape)))
             if self.ready:
                 self._begin()
             return
-        self._follow(features, seconds)
+        self._follow(features, seconds, self._usual(shape))
 
     def _features(self, shape: BatchShape) -> list[float]:
-        reading = self._roofline.bytes(shape) / self._peaks.bytes_per_s
-        computing = self._roofline.flops(shape) / self._peaks.flops_per_s
+        work, peaks = self._roofline, self._peaks
+        products_s = work.product_flops(shape) / peaks.flops_per_s
         return [
             1.0,
             float(shape.num_jobs),
-            reading - self._least_reading,
-            computing,
-            max(0.0, computing - reading),
-            self._roofline.prefill_attention_flops(shape) / self._peaks.flops_per_s,
+            work.bytes(shape) / peaks.bytes_per_s - self._least_reading,
+            work.flops(shape) / peaks.flops_per_s,
+            max(0.0, products_s - work.weight_bytes(shape) / peaks.bytes_per_s),
+            work.prefill_context_bytes(shape) / peaks.bytes_per_s,
+            work.prefill_attention_flops(shape) / peaks.flops_per_s,
         ]
 
     def _begin(self) -> None:
@@ -167,44 +165,27 @@ class StepTimeModel:
         trusts = [1.0] * len(first)
         for _ in range(_FIRST_ROUNDS):
             self._fit = _Recursive(_COEFFICIENTS)
-            for (features, seconds), trust in zip(first, trusts, strict=True):
+            for (features, seconds, _), trust in zip(first, trusts, strict=True):
                 self._fit.add(features, seconds, trust / seconds)
             self._fit.solve(_FIRST_SWEEPS)
-            errors = [abs(seconds / max(self._fit.at(features), 1e-9) - 1) for features, seconds in first]
-            limit = _OUTLIER_SPREADS / 2 * max(quantile(sorted(errors), 0.5), _LEAST_SPREAD)
-            trusts = [min(1.0, limit / max(error, limit)) for error in errors]
-        for features, seconds in first:
-            self._ratios.append(seconds / max(self._fit.at(features), 1e-9))
-        self._refresh()
+            trusts = trust_in(
+                [seconds / max(self._fit.at(features), _LEAST_S) for features, seconds, _ in first]
+            )
+        for features, seconds, usual in first:
+            usual.note(max(self._fit.at(features), _LEAST_S), seconds)
 
-    def _follow(self, features: Sequence[float], seconds: float) -> None:
-        expected = max(self._fit.at(features), 1e-9)
-        self._ratios.append(seconds / expected)
-        reach = _OUTLIER_SPREADS * self._spread * expected
-        taken = min(max(seconds, expected - reach), expected + reach)
-        side = (seconds > taken) - (seconds < taken)
-        self._run_beyond = self._run_beyond + side if side * self._run_beyond >= 0 and side else side
-        if abs(self._run_beyond) >= _OUTLIERS_IN_A_ROW:
-            taken = seconds  # so many in a row on one side are no outliers: the prediction is wrong
+    def _follow(self, features: Sequence[float], seconds: float, usual: UsualError) -> None:
+        expected_s = max(self._fit.at(features), _LEAST_S)
         self._fit.forget()
-        self._fit.add(features, taken, 1.0 / expected)
+        self._fit.add(features, usual.taken(expected_s, seconds), 1.0 / expected_s)
         self._fit.solve(_SWEEPS)
-        self._since_refresh += 1
-        if self._since_refresh >= _REFRESH:
-            self._refresh()
-
-    def _refresh(self) -> None:
-        self._since_refresh = 0
-        ratios = sorted(self._ratios)
-        self._low, self._high = quantile(ratios, _TAIL), quantile(ratios, 1 - _TAIL)
-        errors = sorted(abs(ratio - 1) for ratio in ratios)
-        self._spread = max(_LEAST_SPREAD, quantile(errors, 0.5))
+        usual.note(expected_s, seconds)
 
 
 class _Recursive:
     """Weighted least squares over non-negative coefficients, as sums that old rows fade from.
 
-    The last coefficient is bounded by those of the two before it. Solved by coordinate descent from the last
+    The last coefficient is bounded by the two of matrix products. Solved by coordinate descent from the last
     solution, so a coefficient no row speaks of stays as it is.
     """
 
@@ -252,4 +233,4 @@ class _Recursive:
                     continue
                 rest = moment - sum(map(float.__mul__, row, found)) + own * found[index]
                 found[index] = max(0.0, rest / own)
-            found[-1] = min(found[-1], _ATTENTION_MOST * (found[-2] + found[-3]))
+            found[-1] = min(found[-1], _ATTENTION_MOST * (found[_PRODUCTS] + found[_PRODUCTS + 1]))

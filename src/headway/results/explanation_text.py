@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from headway.core.explanation import Explanation, Moved, Predicted
-from headway.core.slack_points import SlackPoint
-from headway.core.story import Story
-from headway.core.track import Displacement
+from headway.core.explain.explanation import Explanation, Moved, Predicted
+from headway.core.explain.slack import SlackPoint
+from headway.core.explain.story import Story
+from headway.core.explain.track import Displacement
 from headway.results.story_text import count, rounded, seconds, some, story_data, story_text
 
 _SHOWN = 3

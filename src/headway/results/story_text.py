@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
+from headway.core.explain.story import LASTING, LOOK_AHEAD, Chapter, Kind, Story, hull
 from headway.core.record import Record
-from headway.core.story import LASTING, LOOK_AHEAD, Chapter, Kind, Story, hull
 from headway.results.metrics import jct_s, tbt_s, ttft_s
 
 MAX_LINES = 20

@@ -21,6 +21,11 @@ class Router(Protocol):
     by their ids. The same sequence of calls gives the same answers: no clock, no chance.
     """
 
+    @property
+    def hands_off(self) -> bool:
+        """Whether it may name another instance in `hand_off`; where it never does, nobody need give a job up."""
+        ...
+
     def route(self, job: Job, instances: Sequence[str]) -> str:
         """The instance that serves a new job, or one whose instance was lost: it is then counted where it is now."""
         ...

@@ -23,6 +23,8 @@ class Ascendra:
     arXiv:2504.20828), section on the controller; spec 3.3.
     """
 
+    hands_off = True
+
     def __init__(self, *, tickets: bool = True, revoke: bool = False) -> None:
         self._gives_tickets = tickets
         self._revokes = revoke

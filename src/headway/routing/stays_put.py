@@ -10,6 +10,8 @@ from headway.core.job import Job
 class StaysPut:
     """What a router does that takes no hand-offs and does not ask who still waits."""
 
+    hands_off = False
+
     def started(self, job: Job) -> None:
         """Nothing depends on it."""
 

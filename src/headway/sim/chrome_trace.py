@@ -8,10 +8,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from headway.core.explain.story import is_decode
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.record import Outcome, Record
-from headway.core.story import is_decode
 from headway.sim.watcher import Sight
 
 MAX_EVENTS = 1_000_000
@@ -96,7 +96,7 @@ class ChromeTrace:
                 if job not in outcome.tokens:
                     self._life(job).enter("paused", now_s)
         counts = {
-            "waiting": len(sight.waiting),
+            "waiting": len(sight.view.waiting),
             "residents": residents,
             "free KV blocks": outcome.free_blocks,
         }

@@ -33,7 +33,7 @@ class Cluster:
 
     `default_max_output_tokens` is the limit policies see for requests that declare none. Requests are read
     as they are due, so memory grows with the live ones alone. `lengths` is asked once for each request as it
-    arrives, before it is routed, and told of each answer that finished, wherever it ran.
+    arrives, before it is routed, and told of its end, wherever it ran.
 
     A request that its instance gives up unstarted arrives, after all else of that instant, where the router hands it
     to; if nowhere, again where it was, to stay. Its records keep what the client asked for.
@@ -93,8 +93,8 @@ class Cluster:
             return
         del self._live[record.id]
         self._router.end(live.job)
-        if self._lengths is not None and record.outcome is Outcome.FINISHED:
-            self._lengths.finished(live.request, live.job.max_output_tokens)
+        if self._lengths is not None:
+            self._lengths.ended(live.request, finished=record.outcome is Outcome.FINISHED)
 
     def _give_up(self, live: _Live) -> None:
         """It cannot arrive elsewhere before the step that gives it up is planned to its end."""
@@ -145,6 +145,7 @@ class Cluster:
         if request.id in self._live:
             raise TraceError(f"id {request.id!r} is used by two live requests; accepted: one each")
         job = job_of(request, self._limit)
+        job.may_move = self._router.hands_off
         if self._lengths is not None:
             job.predicted_length = self._lengths.predict(request, job.max_output_tokens)
         return job

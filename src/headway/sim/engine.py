@@ -99,6 +99,7 @@ class SimulatedEngine:
         if self.tier is not None:
             self._view.host_total_blocks = limits.host_blocks
             self._view.uncopied_blocks = self.tier.copies.uncopied_blocks
+            self._view.unsent_blocks = self.tier.copies.unsent_blocks
 
     def _host_tier(self, limits: EngineLimits) -> HostTier:
         return HostTier(

@@ -339,15 +339,19 @@ class KvPool:
 
     def check(self, residents: Sequence[Job]) -> None:
         """Assert that every block is free or held, counted once for each holder or copy; O(blocks)."""
-        held = [self._pins[block] for block in range(self.num_blocks)]
+        held = [0] * self.num_blocks
+        for block, copies in self._pins.items():
+            held[block] = copies
         for job, table in self._tables.items():
             assert bool(table.blocks) <= (job in residents), f"{job!r} holds blocks and is not resident"
             for block in table.blocks:
                 held[block] += 1
         assert held == self._references
-        assert {block for block in range(self.num_blocks) if not held[block]} == set(self._free)
+        assert len(self._free) == held.count(0)
+        assert not any(map(held.__getitem__, self._free))
         for key, holders in self._holders.items():
             assert holders
-            assert all(self._key_of[block] == key for block in holders)
+            for block in holders:
+                assert self._key_of[block] == key
         for job in residents:
             assert len(self._tables[job].blocks) * self.block_size >= job.num_computed_tokens

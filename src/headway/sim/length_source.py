@@ -11,27 +11,32 @@ from headway.traces import TraceRequest
 
 
 class LengthSource(Protocol):
-    """Asked once for each request, as it arrives, and told how long the answers of finished ones were."""
+    """Asked once for each request, as it arrives, and told when it ends."""
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
         """How long the answer will probably be; None if nobody knows."""
         ...
 
-    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
-        """The answer came to its end, with the request's own output tokens."""
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
+        """A request that was asked about is over; if `finished`, its answer had the request's own output tokens."""
         ...
 
 
 class AskedPredictor:
     """A real predictor, shown only what a server would know; what finished becomes known as it finishes.
 
-    Instruction and input are told apart as a server does. What was known of a request is kept until it finishes.
+    Instruction and input are told apart as a server does. What was known of a request is kept until it ends.
     """
 
     def __init__(self, predictor: LengthPredictor) -> None:
         self._predictor = predictor
         self._prefixes = SharedPrefix()
         self._asked: dict[str, RequestFacts] = {}
+
+    @property
+    def num_asked(self) -> int:
+        """Live requests that were asked about."""
+        return len(self._asked)
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
         """What the predictor says."""
@@ -43,6 +48,8 @@ class AskedPredictor:
         )
         return self._predictor.predict(facts)
 
-    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
-        """The predictor learns."""
-        self._predictor.observe(self._asked.pop(request.id), request.output_tokens)
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
+        """The predictor learns from answers that finished."""
+        facts = self._asked.pop(request.id)
+        if finished:
+            self._predictor.observe(facts, request.output_tokens)

@@ -55,7 +55,7 @@ class NoisyOracle:
         reach = exp(self.noise * _TAIL_Z)
         return LengthEstimate(tokens, tokens / reach, tokens * reach)
 
-    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
         """Nothing to learn."""
 
 
@@ -80,7 +80,7 @@ class Broken:
         tokens = self._way(self, request)
         return LengthEstimate(tokens, tokens / FALSE_CONFIDENCE, tokens * FALSE_CONFIDENCE)
 
-    def finished(self, request: TraceRequest, max_output_tokens: int) -> None:
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
         """It learns nothing."""
 
 

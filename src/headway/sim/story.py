@@ -8,13 +8,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headway.core.batch_shape import BatchShape, shape_of
-from headway.core.explanation import Explanation, explain
+from headway.core.explain.explanation import Explanation, explain
+from headway.core.explain.story import (
+    IN_QUEUE,
+    LOOK_AHEAD,
+    UNDER_WAY,
+    Chapter,
+    Kind,
+    Story,
+    hull,
+    whole_story,
+)
+from headway.core.explain.telling import chapters
+from headway.core.explain.trail import Trail
 from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome
 from headway.core.record import Outcome, Record
-from headway.core.story import IN_QUEUE, LOOK_AHEAD, UNDER_WAY, Chapter, Kind, Story, hull, whole_story
-from headway.core.telling import chapters
-from headway.core.trail import Trail
 from headway.sim.watcher import Sight
 
 _KEPT_ENDED = 10_000
@@ -100,7 +109,7 @@ class StoryWatcher:
     def _find(self, sight: Sight, trail: Trail) -> None:
         if sight.outcome.now_s < self._arrival_s:
             return
-        for job in (*sight.waiting, *sight.outcome.admitted):
+        for job in (*sight.view.waiting, *sight.outcome.admitted):
             if job.id == self._id:
                 self._job, self._instance = job, sight.instance
                 trail.arrived(job, job.arrival_s)

@@ -16,23 +16,17 @@ from headway.policies.order import Learning, Order
 from headway.policies.policy import Policy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sight:
     """One step at the moment it was scheduled; jobs are live, and stand as the step left them.
 
-    `view` is what it was planned on; `residents` and `free_blocks` are of before the step, `waiting`, `restoring`
-    and `order` of after it. `cost` is what the policy knows of cost. Read only, and only while the watcher is being
-    told.
+    `view` is what it was planned on, `residents` those of before the step; `order` and the view's waiting are of after
+    it. `cost` is what the policy knows of cost. Read only, and only while the watcher is being told.
     """
 
     instance: str
     view: StepView
     residents: Sequence[Job]
-    free_blocks: int
-    max_run: int
-    max_resident: int
-    waiting: Collection[Job]
-    restoring: Collection[Job]
     order: Order
     cost: CostModel
     outcome: StepOutcome
@@ -79,11 +73,11 @@ class _WatchedBatching:
         self._instance = instance
         self._cost = cost
         self._saw = saw
-        self._seen: tuple[StepView, Sequence[Job], int, Order] | None = None
+        self._seen: tuple[StepView, Sequence[Job], Order] | None = None
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """As the batching inside."""
-        self._seen = (view, view.residents, view.free_blocks, order)
+        self._seen = (view, view.residents, order)
         return self._inner.plan(view, order, leaving)
 
     def next_change_s(self, view: StepView) -> float:
@@ -99,19 +93,5 @@ class _WatchedBatching:
         """Learn as the batching inside, then tell."""
         self._inner.observe(outcome)
         assert self._seen is not None, "a step was filled that nobody planned"
-        view, residents, free_blocks, order = self._seen
-        self._saw(
-            Sight(
-                instance=self._instance,
-                view=view,
-                residents=residents,
-                free_blocks=free_blocks,
-                max_run=view.max_run,
-                max_resident=view.max_resident,
-                waiting=view.waiting,
-                restoring=view.restoring,
-                order=order,
-                cost=self._cost,
-                outcome=outcome,
-            )
-        )
+        view, residents, order = self._seen
+        self._saw(Sight(self._instance, view, residents, order, self._cost, outcome))

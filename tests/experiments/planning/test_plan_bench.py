@@ -31,5 +31,5 @@ def test_a_row_says_how_fast_and_how_well(tmp_path: Path) -> None:
     assert row("a/trace.csv", planned, 60.0)["configurations_per_minute"] == 3
     assert row("a/trace.csv", planned, 6.0)["configurations_per_minute"] == 30
     again, _ = bench.plan("conversation")
-    assert again.runs == 0
+    assert again.runs.simulated == 0
     assert row("a/trace.csv", again, 6.0)["aim_reached"] is None

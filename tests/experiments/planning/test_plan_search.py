@@ -87,6 +87,26 @@ def test_what_is_surely_worse_is_told_from_what_had_no_room() -> None:
     assert noisy.untold > noisy.worse
 
 
+def test_many_names_of_one_thing_do_not_fill_the_room() -> None:
+    def measure(pairs: Pairs) -> list[Summary]:
+        # From 30 seats on nobody lacks one; below it each fewer is a little worse.
+        return [summary(mean_jct_s=10.0 - 0.01 * min(each.seats, 30)) for each, _ in pairs]
+
+    finals = search(field(100), defaults(100), replace(PLAN, samples=1), measure).finals[1]
+    seats = [each.seats for each in finals if each != DEFAULT]
+    # One of the 71 is enough; the others on the way are those next to it.
+    assert sorted(seats) == [23, 24, 25, 26, 27, 28, 29, 30]
+
+
+def test_of_those_that_meet_all_targets_the_quicker_go_on() -> None:
+    def measure(pairs: Pairs) -> list[Summary]:
+        return [summary(goodput=1.0, mean_jct_s=200.0 - each.seats) for each, _ in pairs]
+
+    plan = replace(PLAN, objective=Objective.GOODPUT)
+    finals = search(field(100), defaults(100), plan, measure).finals[1]
+    assert {each.seats for each in finals if each != DEFAULT} == set(range(93, 101))
+
+
 def test_each_number_of_gpus_is_searched_by_itself() -> None:
     found = search(field(30, 60), defaults(30, 60), PLAN, Truth(best=20))
     assert set(found.finals) == {1, 2}

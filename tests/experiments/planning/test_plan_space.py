@@ -108,7 +108,7 @@ def test_steps_larger_than_were_measured_are_not_planned_with(tmp_path: Path) ->
     assert {each.seats for each in found(whole)} == {16, 32, 64}
     assert {each.tokens_a_step for each in found(whole)} == {512, 1024}
     assert "larger steps than the cost file was measured with (64 jobs, 1024 tokens)" in whole.impossible
-    assert machine.block_tokens == 32
+    assert machine.default_limits(1).block_size == 32
     with pytest.raises(ConfigError, match="was measured with demo on 1 GPU"):
         machine.costs(2)
 

@@ -67,8 +67,7 @@ def test_the_most_is_held_when_one_of_them_ends() -> None:
     long = make_job("long", prompt=20, limit=99, predicted_length=exactly(24))
     for blocks, enough in ((12, True), (11, False)):
         outlook = Outlook(engine(blocks, short), ExpectedTokens(0.5))
-        outlook.passes(short)
-        assert outlook.takes(long) == enough
+        assert outlook.takes(long, [short]) == enough
     # Room for both answers as a whole would be 12 + 4 + 46 = 62 tokens, 16 blocks.
 
 
@@ -78,8 +77,7 @@ def test_it_is_the_newcomers_own_life_that_counts() -> None:
     short = make_job("short", limit=99, predicted_length=exactly(4))
     for blocks, enough in ((11, True), (10, False)):
         outlook = Outlook(engine(blocks, long), ExpectedTokens(0.5))
-        outlook.passes(long)
-        assert outlook.takes(short) == enough
+        assert outlook.takes(short, [long]) == enough
 
 
 def test_who_ranks_lower_counts_with_what_it_holds() -> None:
@@ -87,7 +85,7 @@ def test_who_ranks_lower_counts_with_what_it_holds() -> None:
     long = decoding("long", prompt=19, output=1, limit=99, predicted_length=exactly(25))
     short = make_job("short", limit=99, predicted_length=exactly(4))
     for blocks, enough in ((10, True), (9, False)):
-        assert Outlook(engine(blocks, long), ExpectedTokens(0.5)).takes(short) == enough
+        assert Outlook(engine(blocks, long), ExpectedTokens(0.5)).takes(short, []) == enough
 
 
 def test_the_room_of_the_secured_counts_to_their_end_and_once() -> None:
@@ -97,8 +95,7 @@ def test_the_room_of_the_secured_counts_to_their_end_and_once() -> None:
     for blocks, enough in ((12, True), (11, False)):
         outlook = Outlook(engine(blocks, short), ExpectedTokens(0.5))
         outlook.secure([short])
-        outlook.passes(short)
-        assert outlook.takes(long) == enough
+        assert outlook.takes(long, [short]) == enough
 
 
 def test_who_was_taken_counts_and_who_was_not_does_not() -> None:
@@ -106,7 +103,7 @@ def test_who_was_taken_counts_and_who_was_not_does_not() -> None:
     jobs = [make_job(name, predicted_length=exactly(8), limit=99) for name in "abcd"]
     huge = make_job("huge", predicted_length=exactly(80), limit=99)
     outlook = Outlook(engine(15), ExpectedTokens(0.5))
-    assert [outlook.takes(job) for job in (jobs[0], huge, jobs[1], huge, *jobs[2:])] == [
+    assert [outlook.takes(job, []) for job in (jobs[0], huge, jobs[1], huge, *jobs[2:])] == [
         True,
         False,
         True,
@@ -117,7 +114,9 @@ def test_who_was_taken_counts_and_who_was_not_does_not() -> None:
 
 
 def test_one_alone_always_has_room() -> None:
-    assert Outlook(engine(1), ExpectedTokens(0.5)).takes(make_job(predicted_length=exactly(900), limit=999))
+    assert Outlook(engine(1), ExpectedTokens(0.5)).takes(
+        make_job(predicted_length=exactly(900), limit=999), []
+    )
 
 
 @st.composite
@@ -139,7 +138,7 @@ def companies(draw: st.DrawFn) -> list[Job]:
 def test_those_it_takes_fit_step_by_step_if_they_end_as_expected(jobs: list[Job], blocks: int) -> None:
     """Simulated token by token: what all hold, but for the blocks they have begun, never exceeds the memory."""
     outlook = Outlook(engine(blocks), ExpectedTokens(0.5))
-    taken = [job for job in jobs if outlook.takes(job)]
+    taken = [job for job in jobs if outlook.takes(job, [])]
     assert taken
     to_come = {job: round(job.predicted_output_tokens or 0) - 1 for job in taken}
     for step in range(60):

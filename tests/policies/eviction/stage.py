@@ -34,9 +34,26 @@ def stage(*residents: Job, free: int = 0, host: int = 100, **fields: Any) -> Ste
         max_run=8,
         max_resident=8,
         max_tokens=64,
-        uncopied_blocks=lambda job: -(-job.num_computed_tokens // 4),
+        uncopied_blocks=_all_blocks,
+        unsent_blocks=_all_blocks,
         **fields,
     )
+
+
+def _all_blocks(job: Job) -> int:
+    return -(-job.num_computed_tokens // 4)
+
+
+def copied(view: StepView, *jobs: Job) -> StepView:
+    """The same, with complete copies of these on the host."""
+    view.uncopied_blocks = view.unsent_blocks = lambda job: 0 if job in jobs else _all_blocks(job)
+    return view
+
+
+def on_its_way(view: StepView, *jobs: Job) -> StepView:
+    """The same, with copies of these to the host under way."""
+    view.unsent_blocks = lambda job: 0 if job in jobs else _all_blocks(job)
+    return view
 
 
 NEWCOMER = make_job("new")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from headway.core.job import Job
 from headway.core.plan import Fate
 from headway.policies.eviction.cheapest import Cheapest
-from tests.policies.eviction.stage import Prices, evicted, resident, stage
+from tests.policies.eviction.stage import Prices, copied, evicted, resident, stage
 from tests.strategies import ids
 
 SWAP, RECOMPUTE = Fate.SWAP, Fate.RECOMPUTE
 SHORT, LONG = resident("short", 2), resident("long", 8)
 
 
-def fate(prices: Prices | None, host: int = 100, uncopied: int = 8, **settings: bool) -> Fate:
-    """What becomes of the victim, long: 8 blocks, 32 tokens."""
-    view = stage(SHORT, LONG, free=1, host=host)
-    view.uncopied_blocks = lambda job: uncopied
+def fate(prices: Prices | None, *done: Job, host: int = 100, **settings: bool) -> Fate:
+    """What becomes of the victim, long: 8 blocks, 32 tokens; the host has a copy of those done."""
+    view = copied(stage(SHORT, LONG, free=1, host=host), *done)
     plan = evicted(Cheapest(prices, serial=True, **settings), view)
     assert (list(plan.preempt), ids(plan.run), list(plan.admit)) == ([LONG], ["short"], [])
     return plan.preempt[LONG]
@@ -39,6 +39,17 @@ def test_a_victim_is_swapped_only_if_that_is_predicted_to_be_cheaper(
     assert fate(prices) is expected
 
 
+@pytest.mark.parametrize(
+    ("prices", "expected"),
+    [
+        (Prices(out_s=3.0, in_s=1.5), SWAP),  # 24 s out, beside 12 s back; 32 s to compute
+        (Prices(out_s=1.5, in_s=4.0), RECOMPUTE),  # 32 s back: a tie
+    ],
+)
+def test_beside_the_steps_the_longer_way_counts(prices: Prices, expected: Fate) -> None:
+    assert evicted(Cheapest(prices), stage(SHORT, LONG, free=1)).preempt == {LONG: expected}
+
+
 @pytest.mark.parametrize(("host", "expected"), [(8, SWAP), (7, RECOMPUTE), (0, RECOMPUTE)])
 def test_the_host_must_have_room_for_it(host: int, expected: Fate) -> None:
     assert fate(Prices(out_s=0.1, in_s=0.1), host=host) is expected
@@ -46,7 +57,7 @@ def test_the_host_must_have_room_for_it(host: int, expected: Fate) -> None:
 
 def test_what_is_on_the_host_already_is_not_paid_for_again() -> None:
     # 0 + 8 x 2.5 = 20 s against 32 s, although a copy out would be another 80 s; and the host needs no room.
-    assert fate(Prices(out_s=10.0, in_s=2.5), uncopied=0, host=0) is SWAP
+    assert fate(Prices(out_s=10.0, in_s=2.5), LONG, host=0) is SWAP
 
 
 def test_predicting_by_itself_changes_nothing() -> None:

@@ -7,7 +7,7 @@ import pytest
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate
 from headway.policies.eviction.exchange import Exchange, Room, Turn, needed_room
-from tests.policies.eviction.stage import resident, stage
+from tests.policies.eviction.stage import copied, on_its_way, resident, stage
 from tests.strategies import decoding, ids, make_job
 
 SWAP = Fate.SWAP
@@ -32,22 +32,17 @@ def exchange(*last: Turn, free: Room, idle: Room = Room(0, 0), host: int = 100) 
 
 def waits(id_: str, soon_s: float, blocks: int) -> Turn:
     """A newcomer of so many blocks."""
-    return Turn(soon_s, 0, make_job(id_, prompt=4 * blocks))
+    return (soon_s, 0, make_job(id_, prompt=4 * blocks))
 
 
 def swapped(id_: str, soon_s: float, blocks: int) -> Turn:
     """One on the host, whose next token is in the last of so many blocks."""
-    return Turn(soon_s, 0, decoding(id_, prompt=4 * blocks - 1, state=JobState.SWAPPED))
+    return (soon_s, 0, decoding(id_, prompt=4 * blocks - 1, state=JobState.SWAPPED))
 
 
 def stays(id_: str, soon_s: float, blocks: int) -> Turn:
     """A paused resident."""
-    return Turn(soon_s, 0, resident(id_, blocks))
-
-
-def test_turns_are_by_seconds_and_then_by_rank() -> None:
-    job, other = make_job("a"), make_job("b")
-    assert Turn(1.0, 9, job) < Turn(2.0, 0, other) < Turn(2.0, 1, job)
+    return (soon_s, 0, resident(id_, blocks))
 
 
 def test_room_is_blocks_and_slots() -> None:
@@ -142,7 +137,14 @@ def test_what_would_leave_for_once_more_the_idle_room_is_copied_beforehand(
 
 def test_what_is_copied_already_is_not_copied_again() -> None:
     made = exchange(stays("x", 2, 3), stays("y", 3, 3), free=Room(4, 9), idle=Room(4, 0))
-    made.view.uncopied_blocks = lambda job: 0 if job.id == "y" else 3
+    copied(made.view, made.last[-1][2])
+    assert ids(made.next_to_leave()) == ["x"]
+
+
+def test_what_is_on_its_way_is_not_named_again_and_takes_no_more_room() -> None:
+    # The host has room for x alone, beside what y's copy has taken already.
+    made = exchange(stays("x", 2, 3), stays("y", 3, 3), free=Room(4, 9), idle=Room(4, 0), host=3)
+    on_its_way(made.view, made.last[-1][2])
     assert ids(made.next_to_leave()) == ["x"]
 
 
@@ -152,7 +154,7 @@ def test_what_is_copied_already_is_not_copied_again() -> None:
 )
 def test_room_is_ample_with_the_newcomers_in_and_the_idle_room_left(free: Room, expected: bool) -> None:
     # Two newcomers of 3 blocks are more than the idle 5 and 1 slot; 5 and 1 more are to be left.
-    newcomers = [waits("n", 1, 3).job, waits("m", 1, 3).job]
+    newcomers = [waits(id_, 1, 3)[2] for id_ in "nm"]
     assert exchange(free=free, idle=Room(5, 1)).is_ample(newcomers) == expected
 
 

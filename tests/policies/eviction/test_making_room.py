@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.policies.eviction.swap import Swap
 from headway.policies.order.waited_over_length import WaitedOverLength
-from tests.policies.eviction.stage import NEWCOMER, evicted, resident, stage
+from tests.policies.eviction.stage import NEWCOMER, copied, evicted, on_its_way, resident, stage
 from tests.strategies import decoding, ids, make_job
 
 SWAP, RECOMPUTE = Fate.SWAP, Fate.RECOMPUTE
@@ -80,10 +80,17 @@ def test_nobody_may_be_left_to_run_while_copies_are_under_way() -> None:
 
 
 def test_what_is_on_the_host_already_leaves_at_once() -> None:
-    view = stage(LONG, SHORT, free=1)
-    view.uncopied_blocks = lambda job: 0
-    plan = evicted(Swap(), view)
+    plan = evicted(Swap(), copied(stage(LONG, SHORT, free=1), LONG))
     assert (plan.preempt, ids(plan.run)) == ({LONG: SWAP}, ["short"])
+
+
+def test_what_is_on_its_way_to_the_host_has_its_room_there_and_leaves_when_it_has_arrived() -> None:
+    # Without a copy under way a full host means to recompute; with one, long's eight blocks are coming free.
+    for host, done in ((0, ()), (0, (LONG,))):
+        plan = evicted(Swap(), on_its_way(stage(LONG, SHORT, host=host), *done))
+        assert (plan.preempt, ids(plan.run)) == (
+            ({LONG: SWAP}, []) if done else ({LONG: RECOMPUTE}, ["short"])
+        )
 
 
 def test_a_victim_in_flight_leaves_its_blocks_later_even_with_serial_copies() -> None:
@@ -114,9 +121,8 @@ def test_the_host_fills_up_with_each_victim() -> None:
 
 
 def test_without_a_host_everybody_is_recomputed() -> None:
-    view = stage(LONG, SHORT, free=1, host=0)
+    view = copied(stage(LONG, SHORT, free=1, host=0), LONG)
     view.host_total_blocks = 0
-    view.uncopied_blocks = lambda job: 0
     assert evicted(Swap(), view).preempt == {LONG: RECOMPUTE}
 
 

@@ -20,7 +20,7 @@ from headway.policies.presets import PRESETS, build_policy
 from tests.policies.contract import Workload, drive, from_preset, workloads
 from tests.policies.eviction.stage import NEWCOMER, NOW_S, Prices, stage
 from tests.policies.instance import small_engine
-from tests.strategies import UNTIMED, make_job
+from tests.strategies import SOME, UNTIMED, make_job
 
 EVICTIONS: dict[str, Callable[[], Eviction]] = {
     "swap": Swap,
@@ -78,7 +78,7 @@ PLANNING = [name for name, row in PRESETS.items() if not row.eviction.startswith
 
 
 @pytest.mark.parametrize("name", PLANNING)
-@UNTIMED
+@SOME
 @given(workload=workloads())
 def test_no_resident_runs_out_while_the_step_is_filled(name: str, workload: Workload) -> None:
     # Without prefix caching, since a victim's blocks then are its own, and one step at a time.

@@ -16,7 +16,7 @@ from headway.policies.eviction.proactive import Proactive
 from headway.policies.order.prompt_length import ShortestPrompt
 from headway.policies.presets import PRESETS, find_preset
 from tests.policies.contract import Arrival, Run, Workload, drive, from_preset, workloads
-from tests.policies.eviction.stage import NOW_S, Prices, resident, stage
+from tests.policies.eviction.stage import NOW_S, Prices, copied, resident, stage
 from tests.policies.eviction.timetable import Timetable
 from tests.policies.instance import small_engine
 from tests.strategies import FEW, decoding, ids, make_job
@@ -124,7 +124,7 @@ def test_what_is_copied_already_costs_nothing_to_leave() -> None:
     soon_s = {RUNS: 0.0, LATE: 6.5, newcomer("n", 6): 6.0}
     view = world(soon_s, free=5)
     assert eviction.evict(view, StepPlan(run=[RUNS]), Timetable(soon_s)).preempt == {}
-    view.uncopied_blocks = lambda job: 0
+    copied(view, LATE)
     assert eviction.evict(view, StepPlan(run=[RUNS]), Timetable(soon_s)).preempt == {LATE: SWAP}
 
 
@@ -218,6 +218,21 @@ def test_those_who_would_leave_next_are_copied() -> None:
     made = plan(PAUSED, free=2)
     assert (made.preempt, list(made.prefetch), ids(made.offload)) == ({}, [], ["late"])
     assert list(plan(PAUSED, free=4).offload) == []
+
+
+def test_one_the_host_has_no_room_for_is_not_among_those_who_would_leave() -> None:
+    # The host has three blocks, for early's: large stays whatever happens, so that early would be the next to leave.
+    large = resident("large", 6)
+    assert ids(plan({EARLY: 5.0, large: 9.0}, free=2, view={"host": 3}).offload) == ["early"]
+    assert ids(plan({EARLY: 5.0, large: 9.0}, free=2, view={"host": 6}).offload) == ["large"]
+
+
+def test_with_a_full_host_nobody_moves_unless_there_is_room_to_come_back() -> None:
+    # Two idle blocks and the two of s: 3 free are too few.
+    back = swapped("s", 2)
+    for free, returning in ((3, []), (4, ["s"])):
+        made = plan({**PAUSED, back: 1.0}, free=free, view={"host": 0})
+        assert (ids(made.prefetch), made.preempt, list(made.offload)) == (returning, {}, [])
 
 
 def test_copies_beforehand_wait_for_those_who_come_back() -> None:

@@ -38,8 +38,8 @@ def watching(*jobs: Job, **settings: Any) -> AtRisk:
 
 
 def urgent(id_: str = "a", **fields: Any) -> Job:
-    """10 tokens, due at 10 s: it has to start by 9 s."""
-    return make_job(id_, **{"slo": Slo(ttft_s=10.0), **fields})
+    """10 tokens, due at 10 s: it has to start by 9 s, or elsewhere."""
+    return make_job(id_, **{"slo": Slo(ttft_s=10.0), "may_move": True, **fields})
 
 
 def left_at(now_s: float, rule: AtRisk, plan: StepPlan = IDLE) -> list[str]:
@@ -91,8 +91,8 @@ def test_who_starts_in_this_step_stays_and_spares_of_the_plan_leave() -> None:
     [
         urgent(may_move=False),
         urgent(first_scheduled_s=1.0),
-        make_job(),
-        make_job(slo=Slo(deadline_s=10.0, tbt_s=1.0)),
+        make_job(may_move=True),
+        urgent(slo=Slo(deadline_s=10.0, tbt_s=1.0)),
         urgent(num_output_tokens=1),
     ],
     ids=["may not move", "has started", "no targets", "other targets", "has a token"],
@@ -144,8 +144,8 @@ def test_no_tokens_elsewhere_are_refused() -> None:
 @UNTIMED
 @given(jobs=waiting_jobs(), now_s=instants, threshold=st.sampled_from([-0.1, 0.0, 0.05, 0.3]))
 def test_exactly_those_at_risk_leave(jobs: list[Job], now_s: float, threshold: float) -> None:
-    for job in jobs[::3]:
-        job.may_move = False
+    for number, job in enumerate(jobs):
+        job.may_move = number % 3 > 0
     rule = watching(*jobs, threshold=threshold)
 
     def at_risk(job: Job) -> bool:

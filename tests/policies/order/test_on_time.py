@@ -15,7 +15,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.order import Foreseeing, Governing, KnowsLate, Learning
+from headway.policies.order import Governing, KnowsLate, Learning
 from headway.policies.order.on_time import OnTime
 from tests.policies.contract import jobs_held_by
 from tests.policies.order.per_token import PerToken, exactly
@@ -51,7 +51,7 @@ def run(order: OnTime, *jobs: Job, at_s: float) -> None:
 
 def test_which_protocols_it_keeps() -> None:
     order = on_time()
-    for protocol in (Foreseeing, Governing, KnowsLate, Learning):
+    for protocol in (Governing, KnowsLate, Learning):
         assert isinstance(order, protocol)
 
 
@@ -124,12 +124,16 @@ def test_a_prompt_that_has_begun_in_time_stays_in_time_while_it_goes_on() -> Non
     assert order.on_time([job], 5.0) == [job]
 
 
-def test_foresight_is_at_once_for_those_in_time() -> None:
-    urgent, other = due("a", 50.0, 2), make_job("b", prompt=3)
-    order = on_time(urgent, other)
-    assert order.next_service_s([other, urgent], 0.0, 1)[1] == 0.0
-    # Late, a is work like any: a second beyond a step's, and 10 tokens at an eighth of a second, before the longer b.
-    assert order.next_service_s([other, urgent], 99.0, 1) == [2.25, 0.0]
+def test_what_a_tenant_has_had_more_counts_as_if_it_were_due_later() -> None:
+    # a is due a second before b; its tenant has had 16 tokens of 1/8 s, two seconds more.
+    jobs = due("a", 9.0, 2, tenant="flood"), due("b", 10.0, 2, tenant="calm")
+    ran = make_job("ran", prompt=1, tenant="flood", limit=99)
+    order = on_time(*jobs, ran)
+    assert ids(order.top(2, 0.0)) == ["a", "b"]
+    order.remove(ran)
+    ran.num_output_tokens = 16
+    order.touch(ran)
+    assert ids(order.top(2, 0.0)) == ids(order.rank(jobs, 0.0)) == ["b", "a"]
 
 
 def test_without_targets_it_is_governed_and_says_so() -> None:

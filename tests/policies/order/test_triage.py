@@ -11,7 +11,9 @@ from tests.strategies import UNTIMED, ids, make_job
 
 def candidates(*rows: tuple[str, float, float, float]) -> list[Candidate]:
     """(name, due, service, cost) of each, by due time."""
-    return [Candidate(make_job(name), *numbers) for name, *numbers in sorted(rows, key=lambda row: row[1:2])]
+    return sorted(
+        [Candidate(due, 0.0, name, service, cost, make_job(name)) for name, due, service, cost in rows]
+    )
 
 
 def lost(*rows: tuple[str, float, float, float], now_s: float = 0.0) -> list[str]:

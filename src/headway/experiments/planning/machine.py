@@ -23,9 +23,6 @@ ROUTER = "least-work"
 
 NO_POOL = ""
 
-GPU_BLOCK_TOKENS = 16
-"""vLLM's default on GPUs; a cost file says its own."""
-
 _GIB = 1 << 30
 
 
@@ -44,12 +41,6 @@ class Machine:
         """Tells these costs from any others."""
         return _fingerprint(self.hardware, self.model, tp)
 
-    @property
-    def block_tokens(self) -> int:
-        """Tokens a KV block."""
-        measured = _cost_file(self.hardware)
-        return GPU_BLOCK_TOKENS if measured is None else measured.block_size
-
     def largest_measured(self) -> tuple[int, int] | None:
         """Jobs and tokens of the largest steps in the cost file; None for a GPU of the catalogue, or without rows."""
         measured = _cost_file(self.hardware)
@@ -59,22 +50,18 @@ class Machine:
 
     def default_limits(self, tp: int) -> EngineLimits:
         """What vLLM takes where nothing is said. Raises ConfigError as `costs`."""
-        return engine_limits(Sizes(block_size=self.block_tokens, tp=tp), self.hardware, self.costs(tp))
+        return _default_limits(self.hardware, self.model, tp)
 
     def limits(self, configuration: Configuration) -> EngineLimits:
         """Of one engine of a configuration. Raises ConfigError for one that is not possible."""
         default = self.default_limits(configuration.tp)
+        block_bytes = default.block_size * self.costs(configuration.tp).kv_bytes_per_token
         return replace(
             default,
             max_num_seqs=configuration.seats,
             max_num_batched_tokens=configuration.tokens_a_step,
-            host_blocks=self.host_blocks(configuration),
+            host_blocks=int(configuration.host_gib * _GIB) // block_bytes,
         )
-
-    def host_blocks(self, configuration: Configuration) -> int:
-        """KV blocks that its host memory holds, as the engine counts them."""
-        block_bytes = self.block_tokens * self.costs(configuration.tp).kv_bytes_per_token
-        return int(configuration.host_gib * _GIB) // block_bytes
 
     def system(self, configuration: Configuration) -> System:
         """What the simulator serves with."""
@@ -110,6 +97,11 @@ def _cost_file(hardware: str) -> CostFile | None:
 @lru_cache(maxsize=32)
 def _costs(hardware: str, model: str, tp: int) -> Calibration:
     return calibration(hardware, model_shape(model), tp)
+
+
+@lru_cache(maxsize=32)
+def _default_limits(hardware: str, model: str, tp: int) -> EngineLimits:
+    return engine_limits(Sizes(tp=tp), hardware, _costs(hardware, model, tp))
 
 
 @lru_cache(maxsize=32)

@@ -43,6 +43,11 @@ class Objective(StrEnum):
             return inf
         return log(summary.mean_jct_s)
 
+    def second_score(self, summaries: Sequence[Summary]) -> float:
+        """How bad the second figure is on the mean; inf where it was not measured."""
+        found = interval_of(summaries, self.second)
+        return inf if found is None else found.mean
+
     def mean(self, summaries: Sequence[Summary]) -> Interval | None:
         """The figure itself over the samples; None where it was not measured."""
         return interval_of(summaries, self.value)
@@ -89,14 +94,9 @@ def choose(objective: Objective, finals: Finals, default: Configuration) -> Conf
     means = {each: fmean(map(objective.score, summaries)) for each, summaries in finals.items()}
     best = min(means.values())
     near = [each for each, mean in means.items() if mean == best or mean <= best + TIE]
-    seconds = {each: _second(objective, finals[each]) for each in near}
+    seconds = {each: objective.second_score(finals[each]) for each in near}
     quickest = min(seconds.values())
     as_good = [
         each for each in near if seconds[each] == quickest or seconds[each] <= quickest * (1 + SECOND_TIE)
     ]
     return min(as_good, key=lambda each: (moving_parts(each, default), means[each], each.place))
-
-
-def _second(objective: Objective, summaries: Sequence[Summary]) -> float:
-    found = interval_of(summaries, objective.second)
-    return inf if found is None else found.mean

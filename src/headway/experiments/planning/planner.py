@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from headway.errors import ConfigError
-from headway.experiments.kept_runs import run_kept
 from headway.experiments.planning.ask import AIM, BUDGET, Prepared
 from headway.experiments.planning.configuration import Configuration
-from headway.experiments.planning.halving import sampled_s
+from headway.experiments.planning.halving import MOST_HALVINGS, sampled_s
 from headway.experiments.planning.intervals import Interval
 from headway.experiments.planning.objective import Gain, choose, gain
-from headway.experiments.planning.runs import KeptPlanRuns, PlanRun, simulate_plan_run
+from headway.experiments.planning.runner import RunCounts, Runner, Tell
+from headway.experiments.planning.runs import KeptPlanRuns
 from headway.experiments.planning.sampler import candidates
 from headway.experiments.planning.samples import sample
-from headway.experiments.planning.search import Field, Found, Pairs, SearchPlan, most_runs, search
+from headway.experiments.planning.search import Field, Found, SearchPlan, search
 from headway.results import Summary
-
-Tell = Callable[[float, str], None]
-"""Hears the share done (0 to 1), and what is going on."""
 
 PROBES = 3
 """Configurations of each policy that are timed before a budget is made of minutes."""
 
-PROBE_SHARE = 0.25
+PROBE_SHARE = 1 / (1 << MOST_HALVINGS)
 """Of the last window, the part that is timed: the window of the first of three rungs or more."""
 
 SAFETY = 0.8
@@ -74,7 +71,6 @@ class Planned:
 
     `best` is the best configuration on each number of GPUs, at the last rung; `choice` the answer, `default` stock
     vLLM on as many GPUs. `unseen` is what these two came to on samples that chose nothing, and `gain` is of those.
-    `runs` were simulated now, `kept` were there.
     """
 
     prepared: Prepared
@@ -86,8 +82,7 @@ class Planned:
     unseen: Mapping[Configuration, Sequence[Summary]]
     gain: Gain
     fewest: Fewest | None
-    runs: int
-    kept: int
+    runs: RunCounts
     wall_s: float
 
 
@@ -115,8 +110,7 @@ def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell
         unseen=unseen,
         gain=gain(prepared.objective, unseen[choice], unseen[default]),
         fewest=fewest,
-        runs=runner.simulated,
-        kept=runner.found,
+        runs=runner.counts,
         wall_s=time.monotonic() - started_s,
     )
 
@@ -188,61 +182,3 @@ def affordable(seconds: float, rate: float, samples: int, window_s: float, most:
     """
     counts = range(most, 1, -1)
     return next((count for count in counts if rate * sampled_s(count, samples, window_s) <= seconds), 1)
-
-
-# ---- simulating ----------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Runner:
-    """Simulates what is not kept yet and tells how far it is, in seconds of trace.
-
-    `simulated` counts runs that were simulated now, `found` those that were there.
-    """
-
-    prepared: Prepared
-    kept: KeptPlanRuns
-    jobs: int
-    tell: Tell
-    simulated: int = 0
-    found: int = 0
-    _expected_s: float = field(default=0.0, init=False)
-    _done_s: float = field(default=0.0, init=False)
-
-    def expect(self, tried: Field, plan: SearchPlan) -> None:
-        """Say how much is to come."""
-        ladder = plan.ladder(tried)
-        whole_s = sum(runs * rung.window_s for runs, rung in zip(most_runs(tried, plan), ladder, strict=True))
-        self._expected_s = whole_s + 2 * plan.samples * plan.window_s
-        self._done_s = 0.0
-
-    def measure(self, pairs: Pairs) -> list[Summary]:
-        """What each came to."""
-        runs = self._run(pairs)
-        return [result.summary for run in runs if (result := self.kept.result(run)) is not None]
-
-    def timed(self, pairs: Pairs) -> list[float]:
-        """Seconds that each took to simulate, now or when it was."""
-        return [result.wall_s for run in self._run(pairs) if (result := self.kept.result(run)) is not None]
-
-    def _run(self, pairs: Pairs) -> list[PlanRun]:
-        runs = [
-            PlanRun(task=self.prepared.task, configuration=configuration, sample=part)
-            for configuration, part in pairs
-        ]
-        todo = [run for run in runs if self.kept.result(run) is None]
-        self.found += len(runs) - len(todo)
-        window_s = pairs[0][1].window_s
-        what = f"{len(runs):,} runs of {window_s:.0f} s"
-        self._advance((len(runs) - len(todo)) * window_s, what)
-
-        def tick() -> None:
-            self.simulated += 1
-            self._advance(window_s, what)
-
-        run_kept(todo, self.kept, simulate_plan_run, jobs=self.jobs, tick=tick)
-        return runs
-
-    def _advance(self, seconds: float, what: str) -> None:
-        self._done_s += seconds
-        self.tell(min(1.0, self._done_s / self._expected_s) if self._expected_s else 0.0, what)

@@ -76,7 +76,7 @@ def plan_data(planned: Planned) -> dict[str, Any]:
             "impossible": dict(prepared.space.impossible),
         },
         "rungs": [asdict(report) for report in planned.found.reports],
-        "runs": {"simulated": planned.runs, "kept": planned.kept},
+        "runs": asdict(planned.runs),
         "wall_s": planned.wall_s,
     }
 
@@ -234,8 +234,10 @@ def _said_of_search(planned: Planned) -> str:
         for report in planned.found.reports
     )
     untold = sum(report.untold for report in planned.found.reports)
-    there = f", {planned.kept:,} were there" if planned.kept else ""
+    runs = planned.runs
+    more = f", {runs.answered:,} answered by these" if runs.answered else ""
+    there = f", {runs.kept:,} were there" if runs.kept else ""
     return (
         f"tried {planned.tried:,} of {planned.prepared.space.size:,}: {ladder}; {untold:,} left out for want of room, "
-        f"not for being worse; {planned.runs:,} runs simulated{there}, {planned.wall_s:.0f} s"
+        f"not for being worse; {runs.simulated:,} runs simulated{more}{there}, {planned.wall_s:.0f} s"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,13 +14,16 @@ from headway.core.record import Outcome, Record
 from headway.errors import HeadwayError
 from headway.experiments.kept_runs import Kept, release
 from headway.experiments.planning.configuration import Configuration
+from headway.experiments.planning.foretold import Foretold, Noted
 from headway.experiments.planning.machine import Machine, planned_policies
 from headway.experiments.planning.samples import Sample, counted_from_s, cut
-from headway.experiments.predictor_choice import length_source
+from headway.experiments.planning.space import default_configuration
+from headway.experiments.predictor_choice import NONE, length_source
 from headway.experiments.simulation import run_info
 from headway.experiments.stream import Stream
-from headway.results import Summary, summarize
+from headway.results import RunInfo, Summary, summarize
 from headway.results.metrics import end_s
+from headway.sim.length_source import LengthSource
 from headway.sim.simulation import simulate
 from headway.traces import TraceRequest, scale_rate
 
@@ -59,11 +63,12 @@ def fitting(requests: Sequence[TraceRequest], longest_tokens: int) -> list[Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRun:
-    """All that decides one run."""
+    """All that decides one run. `foretold`: answer lengths are predicted once for all configurations, not by each."""
 
     task: Task
     configuration: Configuration
     sample: Sample
+    foretold: bool = False
 
     def digest(self) -> str:
         """Tells apart any two runs that may differ, in what is asked for, the costs, or the release."""
@@ -73,9 +78,14 @@ class PlanRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """What a run came to: the summary of the requests that count, and how long it took to simulate all of them."""
+    """What a run came to: the summary of the requests that count, and how long it took to simulate all of them.
+
+    `most_live` requests were at one engine at once, `evicted` says whether any KV left a GPU.
+    """
 
     summary: Summary
+    most_live: int
+    evicted: bool
     wall_s: float
 
 
@@ -83,24 +93,70 @@ def simulate_plan_run(run: PlanRun) -> PlanResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
     started_s = time.perf_counter()
     requests = _window(run.task, run.sample)
-    records: list[Record] = []
     try:
-        result = simulate(
-            requests,
-            planned_policies(run.configuration),
-            run.task.machine.system(run.configuration),
-            on_record=records.append,
-            max_output_tokens=run.task.max_output_tokens,
-            seed=run.sample.number,
-            lengths=length_source(run.configuration.predictor, requests, run.sample.number),
-        )
+        records, info = _simulated(run, requests, _predictions(run, requests))
     except HeadwayError as error:
         raise type(error)(f"{run.configuration}, sample {run.sample.number}: {error}") from error
     from_s = counted_from_s(requests, run.sample)
-    counted = [record for record in records if record.arrival_s >= from_s]
     return PlanResult(
-        summary=summarize(counted, run=run_info(result)), wall_s=time.perf_counter() - started_s
+        summary=summarize([record for record in records if record.arrival_s >= from_s], run=info),
+        most_live=_most_live(records),
+        evicted=bool(info.swapped_out_blocks) or any(record.preemptions for record in records),
+        wall_s=time.perf_counter() - started_s,
     )
+
+
+def _simulated(
+    run: PlanRun, requests: Sequence[TraceRequest], lengths: LengthSource | None
+) -> tuple[list[Record], RunInfo]:
+    records: list[Record] = []
+    result = simulate(
+        requests,
+        planned_policies(run.configuration),
+        run.task.machine.system(run.configuration),
+        on_record=records.append,
+        max_output_tokens=run.task.max_output_tokens,
+        seed=run.sample.number,
+        lengths=lengths,
+    )
+    return records, run_info(result)
+
+
+def _most_live(records: Sequence[Record]) -> int:
+    """Requests at one engine at once; who comes as another ends counts beside it."""
+    changes = sorted(
+        change
+        for record in records
+        for change in ((record.arrival_s, -1, record.instance), (end_s(record), 1, record.instance))
+    )
+    live: Counter[str] = Counter()
+    most = 0
+    for _, gone, instance in changes:
+        live[instance] -= gone
+        most = max(most, live[instance])
+    return most
+
+
+def _predictions(run: PlanRun, requests: Sequence[TraceRequest]) -> LengthSource | None:
+    """Who tells the policies of a run how long answers will be."""
+    predictor = run.configuration.predictor
+    if predictor == NONE or not run.foretold:
+        return length_source(predictor, requests, run.sample.number)
+    return _foretold(run.task, run.sample, run.configuration.gpus, predictor)
+
+
+@lru_cache(maxsize=32)
+def _foretold(task: Task, part: Sample, gpus: int, predictor: str) -> Foretold:
+    """What a predictor that knows nothing at first says of each request as it comes, if stock vLLM serves on so many
+    GPUs: to learn it takes longer than to simulate the rest.
+    """
+    requests = _window(task, part)
+    source = length_source(predictor, requests, part.number)
+    assert source is not None, "only a predictor is asked"
+    noted = Noted(source)
+    stock = default_configuration(task.machine, gpus, task.longest_tokens)
+    _simulated(PlanRun(task=task, configuration=stock, sample=part), requests, noted)
+    return Foretold(noted.said)
 
 
 @lru_cache(maxsize=2)

@@ -12,10 +12,10 @@ from headway.traces import TraceRequest
 WARM_UP_SHARE = 0.1
 """Of a window, at its beginning: served, but not counted, since every engine starts empty."""
 
-LONGEST_S, SHORTEST_S = 600.0, 60.0
+LONGEST_S, SHORTEST_S = 600.0, 45.0
 ENOUGH_REQUESTS = 2_000
-"""A window in the last round lasts ten minutes, or as long as so many requests take to come, but never less than one
-minute: answers take seconds, and tens of them where requests are few."""
+"""A window in the last round lasts ten minutes, or as long as so many requests take to come, but never less than 45 s:
+answers take seconds, and tens of them where requests are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Sample:
 
 def sample(number: int, window_s: float, *, drawn: bool) -> Sample:
     """The sample of that number: of a file another window, of a generated workload another draw of its beginning."""
-    return Sample(number, 0.0 if drawn else van_der_corput(number, 2), window_s)
+    return Sample(number, 0.0 if drawn else van_der_corput(number + 1, 2), window_s)
 
 
 def final_window_s(requests: Sequence[TraceRequest]) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.experiments.planning.configuration import Configuration
-from headway.experiments.planning.halving import Rung, judge, quota, rungs
-from headway.experiments.planning.objective import Objective
+from headway.experiments.planning.configuration import Configuration, moving_parts
+from headway.experiments.planning.halving import Rung, Verdict, judge, quota, rungs
+from headway.experiments.planning.objective import Finals, Objective
 from headway.experiments.planning.samples import Sample, sample
 from headway.results import Summary
 
@@ -62,7 +62,7 @@ class RungReport:
 class Found:
     """What was left at the last rung on each number of GPUs, sample by sample, and the way there."""
 
-    finals: Mapping[int, Mapping[Configuration, Sequence[Summary]]]
+    finals: Mapping[int, Finals]
     reports: tuple[RungReport, ...]
 
 
@@ -82,19 +82,39 @@ def search(field: Field, default: Mapping[int, Configuration], plan: SearchPlan,
         after: dict[int, list[Configuration]] = {}
         worse = untold = 0
         for gpus, finals in found.items():
-            tried = set(field[gpus])
-            scores = {
-                each: [plan.objective.score(summary) for summary in summaries]
-                for each, summaries in finals.items()
-                if each in tried
-            }
-            verdict = judge(scores, quota(len(tried), rung), place=lambda each: each.place)
+            tried = {each: finals[each] for each in field[gpus] if each in finals}
+            verdict = _judged(tried, default[gpus], plan.objective, quota(len(field[gpus]), rung))
             after[gpus] = list(dict.fromkeys([*verdict.kept, default[gpus]]))
             worse += len(verdict.worse)
             untold += len(verdict.untold)
         reports.append(_report(rung, there, after, worse, untold))
         there = after
     raise AssertionError("a ladder ends with its last rung")
+
+
+def _judged(
+    finals: Finals, default: Configuration, objective: Objective, room: int
+) -> Verdict[Configuration]:
+    """Who goes on: configurations that came to the very same count as one, the simplest, so that ten names of one thing
+    do not fill the room; the others of those kept take what room is left.
+
+    Of equal scores, as many have that meet all targets, the better in the second figure comes first.
+    """
+    ranked = sorted(finals, key=lambda each: (moving_parts(each, default), each.place))
+    alike: dict[tuple[Summary, ...], list[Configuration]] = {}
+    for each in ranked:
+        alike.setdefault(tuple(finals[each]), []).append(each)
+    twins = {first: others for first, *others in alike.values()}
+    place = {each: (objective.second_score(finals[each]), at) for at, each in enumerate(ranked)}
+    scores = {each: [objective.score(summary) for summary in finals[each]] for each in twins}
+    verdict = judge(scores, room, place=place.__getitem__)
+    as_good = [twin for each in verdict.kept for twin in twins[each]]
+    left = room - len(verdict.kept)
+    return Verdict(
+        kept=(*verdict.kept, *as_good[:left]),
+        worse=tuple(each for first in verdict.worse for each in (first, *twins[first])),
+        untold=(*as_good[left:], *(each for first in verdict.untold for each in (first, *twins[first]))),
+    )
 
 
 def most_runs(field: Field, plan: SearchPlan) -> list[int]:

@@ -45,7 +45,7 @@ async def replay_batches(
     if options.vanish_fraction:
         raise ConfigError("clients of a batch do not vanish; accepted: vanish_fraction 0")
     stop = stop or asyncio.Event()
-    async with open_session(options.api_key, options.timeout_s) as session:
+    async with open_session(options.api_key, options.session_timeout_s) as session:
         found = await unless(stop, find_instances(session, (options.url, *plan.more_urls), options))
         if found is None:
             return ReplayReport("", interrupted=True)

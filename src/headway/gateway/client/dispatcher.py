@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -42,7 +43,8 @@ class _Live:
 class Dispatcher:
     """A task that adds arrivals to the queue, and one for each server, which serves batch after batch.
 
-    Each request that has come is in `live` until its one end. `serving` are the servers that answer.
+    Each request that has come is in `live` until its one end. `serving` are the servers that answer; one that does
+    not is asked every `silence_s`, and with each change, whether it is back.
     """
 
     session: aiohttp.ClientSession
@@ -121,15 +123,24 @@ class Dispatcher:
         return job
 
     async def _serve_with(self, instance: ServedInstance) -> None:
-        """Serve batches until all requests have ended, or the server has gone."""
-        while instance in self.serving and (self.live or not self._all_have_come):
-            batch = self.queue.next_batch(self.now_s())
-            if batch is None:
+        """Serve batches until all requests have ended, and nothing while the server is gone."""
+        while self.live or not self._all_have_come:
+            if instance not in self.serving:
+                await self._miss(instance)
+            elif (batch := self.queue.next_batch(self.now_s())) is None:
                 self._changed.clear()
                 await self._changed.wait()
             else:
                 await self._serve(instance, batch)
                 self._changed.set()
+
+    async def _miss(self, instance: ServedInstance) -> None:
+        """Take a server that has gone in again if it is back."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), self.silence_s)
+        if await instance.answers(self.session):
+            self.serving.append(instance)
 
     async def _serve(self, instance: ServedInstance, batch: Batch) -> None:
         """Serve one batch to its end, whatever that is."""

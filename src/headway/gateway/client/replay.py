@@ -39,7 +39,7 @@ async def replay(
     serve the model, or if a request does not fit its context and `skip_too_long` is not set.
     """
     stop = stop or asyncio.Event()
-    async with open_session(options.api_key, options.timeout_s) as session:
+    async with open_session(options.api_key, options.session_timeout_s) as session:
         found = await unless(stop, find_model(session, options.url, options.model))
         if found is None:
             return ReplayReport("", interrupted=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
 from headway.gateway.client.prompts import Dialect, TokenIds
 from headway.gateway.endpoint import api_url
+
+DEFAULT_TIMEOUT_S = 3600.0
+"""Longer than a request waits where a measurement makes sense, and a server that hangs is given up in the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +23,7 @@ class ReplayOptions:
     server is asked for nothing that OpenAI's own API does not define: no forced lengths, targets or tenants.
     With `own_stops` answers end where the model ends them, in place of the trace's lengths. `estimates` are
     predicted lengths, by request, that the server is told.
-    `timeout_s` limits each whole request; None lets it wait in the server's queue for as long as it takes.
+    `timeout_s` limits each whole request, its wait in the server's queue too; inf is for as long as it takes.
     """
 
     url: str
@@ -33,14 +37,19 @@ class ReplayOptions:
     estimates: Mapping[str, LengthEstimate] = field(default_factory=dict)
     vanish_fraction: float = 0.0
     api_key: str | None = None
-    timeout_s: float | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
 
     def __post_init__(self) -> None:
         api_url(self.url, "")
         if not 0 <= self.vanish_fraction <= 1:
             raise ConfigError(f"vanish_fraction is {self.vanish_fraction}; accepted: 0 to 1")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s is {self.timeout_s}; accepted: a number of seconds above 0")
+        if not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s is {self.timeout_s}; accepted: a number of seconds above 0, or inf")
+
+    @property
+    def session_timeout_s(self) -> float | None:
+        """What a session is opened with: None for no limit."""
+        return None if self.timeout_s == inf else self.timeout_s
 
     def dialect(self, model: str, max_model_len: int | None) -> Dialect:
         """How requests are put to a server of this model."""

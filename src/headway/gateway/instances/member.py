@@ -33,8 +33,9 @@ class Member:
     """An instance as the gateway knows it.
 
     `launch` starts its process; None for one that was joined by its URL. `since_s` is when its condition began and
-    `reason` why, for people. `in_flight` and `served` (requests there now; requests it answered) are counted by the
-    serving path, `failures` (lost, or garbage answered) and `restarts` by the fleet.
+    `reason` why, for people; `last_loss` is why it was last lost, whatever has been tried since. `in_flight` and
+    `served` (requests there now; requests it answered) are counted by the serving path, `failures` (lost, or garbage
+    answered) and `restarts` by the fleet.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Member:
     condition: Condition = Condition.STARTING
     since_s: float = 0.0
     reason: str = ""
+    last_loss: str = ""
     in_flight: int = 0
     served: int = 0
     failures: int = 0

@@ -112,6 +112,7 @@ class Watch:
         """Cut off the requests there."""
         self.member.failures += not self.parting
         self.member.facts = NO_FACTS
+        self.member.last_loss = reason
         self.become(Condition.LOST, reason)
 
     def become(self, condition: Condition, reason: str) -> None:
@@ -187,7 +188,7 @@ class Watch:
         # Its requests know already; its children may take seconds to end, and its last words to come.
         await asyncio.to_thread(process.wait)
         if not self.parting:
-            member.reason = how_it_ended(code, await asyncio.to_thread(process.last_words))
+            member.reason = member.last_loss = how_it_ended(code, await asyncio.to_thread(process.last_words))
 
     def _is_hopeless(self) -> bool:
         """Whether a process that is there has been silent for so long that another one is the better chance."""

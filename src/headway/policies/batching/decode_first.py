@@ -72,3 +72,11 @@ def decodes_first(ranked: Sequence[Job]) -> Sequence[Job]:
     if not prefills or prefills == ranked[-len(prefills) :]:
         return ranked
     return [job for job in ranked if not job.prefilling] + prefills
+
+
+def split_decodes(run: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
+    """The decodes and the prompts of a run that `decodes_first` put in order. O(prompts), and a copy."""
+    num_decodes = len(run)
+    while num_decodes and run[num_decodes - 1].prefilling:
+        num_decodes -= 1
+    return run[:num_decodes], run[num_decodes:]

@@ -54,7 +54,7 @@ class ExpectedTokens:
 class Outlook:
     """Whether a newcomer has room to its end, beside those that rank before it and what the others hold now.
 
-    Asked about newcomers in rank order, and told of the residents passed on the way. Those that rank before it go
+    Asked about newcomers in rank order, with the residents passed on the way. Those that rank before it go
     first for memory too: each grows by a token a step until it ends, as expected, and gives its memory back. So
     as long as the newcomer lives, the most is held when it or one that ends before it does: whoever ends no earlier
     holds what it holds now and as many tokens more as that one was to bring. That is less than room for the whole
@@ -70,33 +70,34 @@ class Outlook:
         self._view = view
         self._expected = expected
         self._begun = view.block_size / 2
-        self._room = view.total_blocks * view.block_size - sum(map(self._held, view.residents))
-        self._secured: set[Job] = set()
+        held = sum([job.num_prompt_tokens + job.num_output_tokens for job in view.residents])
+        self._room = view.total_blocks * view.block_size - held - self._begun * len(view.residents)
+        self._secured: Collection[Job] = ()
         self._urgent: Collection[Job] = ()
-        self._passed: list[Job] = []
+        self._num_passed = 0
         self._ends: list[tuple[float, float]] = []
         self._all_tokens = 0.0
 
     def _held(self, job: Job) -> float:
         return job.num_prompt_tokens + job.num_output_tokens + self._begun
 
-    def secure(self, residents: Iterable[Job]) -> None:
+    def secure(self, residents: Sequence[Job]) -> None:
         """The room of these to their end is nobody's to take, whatever their rank."""
-        self._passed += residents
-        self._secured.update(self._passed)
+        self._secured = set(residents)
+        self._count(residents)
 
     def hurry(self, newcomers: Collection[Job]) -> None:
         """These start if there is room now, whatever comes of it: who is in time is worth a victim that is not."""
         self._urgent = newcomers
 
-    def passes(self, resident: Job) -> None:
-        """A resident ranks before the newcomers still to be asked about."""
-        if resident not in self._secured:
-            self._passed.append(resident)
+    def takes(self, job: Job, before: Sequence[Job]) -> bool:
+        """Whether there is room for a newcomer; if so it counts from now on. One alone always has some.
 
-    def takes(self, job: Job) -> bool:
-        """Whether there is room for a newcomer; if so it counts from now on. One alone always has some."""
-        self._count_passed()
+        `before`: the residents that rank before it, those of the newcomer asked about last at its head.
+        """
+        if len(before) > self._num_passed:
+            self._count([other for other in before[self._num_passed :] if other not in self._secured])
+            self._num_passed = len(before)
         [end] = self._endings([job])
         minus_to_come, held = end
         insort(self._ends, end)
@@ -110,14 +111,13 @@ class Outlook:
         self._all_tokens = all_tokens
         return True
 
-    def _count_passed(self) -> None:
-        endings = self._endings(self._passed)
+    def _count(self, residents: Sequence[Job]) -> None:
+        endings = self._endings(residents)
         for minus_to_come, held in endings:
             self._room += held
             self._all_tokens += held - minus_to_come
         self._ends += endings
         self._ends.sort()
-        self._passed.clear()
 
     def _endings(self, jobs: Sequence[Job]) -> list[tuple[float, float]]:
         """(minus the tokens to come, tokens held now) of each: who ends last sorts first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from math import inf
 
 from headway.core.batch_shape import BatchShape
@@ -15,8 +15,9 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
+from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.top_jobs import TopJobs
-from headway.policies.order import KnowsLate, Order
+from headway.policies.order import Order, knows_late
 
 SAFE_BUDGET_TOKENS = 512
 """A step's budget while predictions of its time are not to be trusted: Sarathi-Serve's."""
@@ -31,11 +32,12 @@ class Paced:
 
     The target of a job counts while it brings tokens, even of one that is late: somebody reads them. Prompts get what
     time is left beside the decodes, in rank order, begun or not, so a long one is cut into as many chunks as that
-    takes, stalls nobody, and keeps no short one waiting; `least_tokens` of prompts always go through. Where the decodes
-    alone would take too long, those pause that have no such target, or one at least twice as long that they are ahead
-    of, the lowest ranked first, and nobody starts; where no pause helps, nobody pauses. `share` of the
-    target is used: the rest is for what the prediction leaves out. While steps have no predicted time, or nobody has
-    such a target, the engine's own budget holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
+    takes, stalls nobody, and keeps no short one waiting; `least_tokens` of prompts always go through, a tile of a
+    GPU's kernels: fewer take no less time. Where the decodes alone would take too long, those pause that have no such
+    target, or one at least twice as long that they are ahead of, the lowest ranked first, and nobody starts; where no
+    pause helps, nobody pauses. `share` of the target is used: the rest is for what the prediction leaves out. While
+    steps have no predicted time, or nobody has such a target, the engine's own budget holds; where predictions are
+    wrong or no pause helps, SAFE_BUDGET_TOKENS.
 
     As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target.
     Source: the idea of Sarathi-Serve (OSDI 2024) with the budget taken from the step-time model, step by step.
@@ -47,7 +49,7 @@ class Paced:
         *,
         reserve_confidence: float | None = None,
         share: float = 0.85,
-        least_tokens: int = 16,
+        least_tokens: int = 64,
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigError(f"share is {share}; accepted: a share of the target above 0, at most 1")
@@ -71,15 +73,18 @@ class Paced:
     def _in_time(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, and the budget; prompts that have begun still come before those that start."""
         plan = self._top.plan(view, order, leaving)
-        decodes = [job for job in plan.run if not job.prefilling]
-        longest_s = self.share * min((job.slo.tbt_s or inf for job in decodes), default=inf)
+        decodes, begun = split_decodes(plan.run)
+        longest_s = self.share * min([job.slo.tbt_s or inf for job in decodes], default=inf)
         if longest_s == inf:
             return plan
-        if isinstance(order, KnowsLate) and not order.trusts_step_times:
+        if knows_late(order) and not order.trusts_step_times:
             return replace(plan, token_budget=min(plan.token_budget, SAFE_BUDGET_TOKENS))
-        if self._cost.step_s(_decode_shape(decodes)) > longest_s:
+        alone = _decode_shape(len(decodes), sum([job.num_computed_tokens for job in decodes]))
+        if self._cost.step_s(alone) > longest_s:
             return self._fewer(view, plan, decodes, longest_s, order)
-        return self._shorter(view, plan, decodes, longest_s)
+        prompts = [*begun, *plan.admit[: view.max_run - len(plan.run)]]
+        tokens = self._prompt_tokens(alone, prompts, plan.token_budget - len(decodes), longest_s)
+        return replace(plan, token_budget=min(plan.token_budget, len(decodes) + tokens))
 
     def _fewer(
         self, view: StepView, plan: StepPlan, decodes: Sequence[Job], longest_s: float, order: Order
@@ -90,35 +95,46 @@ class Paced:
         ]
         patient = set(others)
         hurried = [job for job in decodes if job not in patient]
+        contexts = list(accumulate(map(_context_tokens, others), initial=sum(map(_context_tokens, hurried))))
 
         def too_long(count: int) -> bool:
-            return self._cost.step_s(_decode_shape([*hurried, *others[:count]])) > longest_s
+            return self._cost.step_s(_decode_shape(len(hurried) + count, contexts[count])) > longest_s
 
         if too_long(0 if hurried else 1):
             # Nobody's pause would help: such a target is not kept by starving the others.
             return replace(plan, token_budget=min(plan.token_budget, SAFE_BUDGET_TOKENS))
         kept = others[: _last_short(len(others), too_long)]
-        prompts = [job for job in plan.run if job.prefilling]
+        prompts = plan.run[len(decodes) :]
         budget = len(hurried) + len(kept) + self.least_tokens
         return replace(
             plan, run=[*hurried, *kept, *prompts], admit=(), token_budget=min(plan.token_budget, budget)
         )
 
-    def _shorter(self, view: StepView, plan: StepPlan, decodes: Sequence[Job], longest_s: float) -> StepPlan:
-        """The same jobs, with the largest budget whose step is predicted to last no longer."""
-        alone = _decode_shape(decodes)
-        prompts = [*(job for job in plan.run if job.prefilling), *plan.admit[: view.max_run - len(plan.run)]]
-        most = min(plan.token_budget - len(decodes), sum(map(uncomputed_tokens, prompts)))
+    def _prompt_tokens(
+        self, alone: BatchShape, prompts: Sequence[Job], most_tokens: int, longest_s: float
+    ) -> int:
+        """Prompt tokens, in order and at most so many, beside which a step is predicted to last no longer."""
+        step, granted = alone, 0
+        for job in prompts:
+            tokens = min(uncomputed_tokens(job), most_tokens - granted)
+            if tokens <= 0:
+                break
+            longer = _with_prompt(step, job, tokens)
+            if self._cost.step_s(longer) > longest_s:
+                return max(self.least_tokens, self._cut(step, job, granted, tokens, longest_s))
+            step, granted = longer, granted + tokens
+        return most_tokens
+
+    def _cut(self, step: BatchShape, job: Job, granted: int, tokens: int, longest_s: float) -> int:
+        """All prompt tokens, where the next `tokens` of one prompt are too much beside those `granted`."""
+        whole = granted // _GRAIN_TOKENS
 
         def too_long(grains: int) -> bool:
-            shape = _with_prompts(alone, prompts, grains * _GRAIN_TOKENS)
-            return self._cost.step_s(shape) > longest_s
+            chunk = (whole + grains) * _GRAIN_TOKENS - granted
+            return self._cost.step_s(_with_prompt(step, job, chunk)) > longest_s
 
-        grains = _last_short(-(-most // _GRAIN_TOKENS), too_long)
-        if grains * _GRAIN_TOKENS >= most:
-            return plan
-        budget = len(decodes) + max(self.least_tokens, grains * _GRAIN_TOKENS)
-        return replace(plan, token_budget=min(plan.token_budget, budget))
+        grains = _last_short(-(-(granted + tokens) // _GRAIN_TOKENS) - whole, too_long)
+        return max(granted, (whole + grains) * _GRAIN_TOKENS)
 
     def next_change_s(self, view: StepView) -> float:
         """Not known while somebody has a target between tokens: steps grow longer with every token."""
@@ -135,7 +151,7 @@ def _by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
     """The plan with its prompt tokens given by rank: a step serves who has begun first, so those that rank behind
     a newcomer get no more than it leaves, and pause if that is nothing.
     """
-    begun = [job for job in plan.run if job.prefilling] if plan.admit else []
+    begun = split_decodes(plan.run)[1] if plan.admit else ()
     if not begun:
         return plan
     left = plan.token_budget - (len(plan.run) - len(begun))
@@ -154,29 +170,25 @@ def _by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
 def _is_ahead(job: Job, longest_s: float, now_s: float, order: Order) -> bool:
     """Whether a decode's own pace is so much slower that it may sit a step out."""
     tbt_s = job.slo.tbt_s or inf
-    return (
-        isinstance(order, KnowsLate) and tbt_s >= 2 * longest_s and order.latest_start_s(job) > now_s + tbt_s
-    )
+    return knows_late(order) and tbt_s >= 2 * longest_s and order.latest_start_s(job) > now_s + tbt_s
 
 
-def _decode_shape(jobs: Sequence[Job]) -> BatchShape:
-    count = len(jobs)
-    context = sum([job.num_computed_tokens for job in jobs])
+def _context_tokens(job: Job) -> int:
+    return job.num_computed_tokens
+
+
+def _decode_shape(count: int, context_tokens: int) -> BatchShape:
+    """A step of so many decodes that read so many tokens' KV beside their new ones."""
     return BatchShape(
-        num_jobs=count, num_tokens=count, num_decodes=count, decode_context_tokens=context + count
+        num_jobs=count, num_tokens=count, num_decodes=count, decode_context_tokens=context_tokens + count
     )
 
 
-def _with_prompts(alone: BatchShape, prompts: Sequence[Job], tokens: int) -> BatchShape:
-    """The step with so many tokens of prompts beside its decodes, given in order."""
-    shape = replace(alone)
-    for job in prompts:
-        granted = min(uncomputed_tokens(job), tokens)
-        if granted <= 0:
-            break
-        shape.add(granted, job.num_computed_tokens)
-        tokens -= granted
-    return shape
+def _with_prompt(step: BatchShape, job: Job, tokens: int) -> BatchShape:
+    """A step with so many tokens of one more prompt."""
+    longer = replace(step)
+    longer.add(tokens, job.num_computed_tokens)
+    return longer
 
 
 def _last_short(most: int, too_long: Callable[[int], bool]) -> int:

@@ -56,7 +56,7 @@ def prefills_or_decodes(
 ) -> StepPlan:
     """A step of the prompts that are under way, else of those that `newcomers` names, else of every decode."""
     prefills = [job for job in view.residents if job.prefilling and job not in view.restoring]
-    if view.swapped:
+    if any(job not in leaving for job in view.swapped):
         back = [] if prefills else _coming_back(view, order, leaving)
         return _whole(view, prefills or order.rank(view.residents, view.now_s), back)
     admit = [] if prefills else newcomers(view, order, leaving)

@@ -14,7 +14,7 @@ from headway.policies.batching.candidates import SCAN_AHEAD
 from headway.policies.batching.decode_first import decodes_first
 from headway.policies.batching.outlook import ExpectedTokens, Outlook
 from headway.policies.batching.reservation import reservable
-from headway.policies.order import KnowsLate, Order, Predicting
+from headway.policies.order import Order, knows_late, predicts
 
 MOST_MISFITS = 8
 """Newcomers that rank high and cannot start, looked at in one step: who comes behind them waits for the next."""
@@ -56,7 +56,13 @@ class TopJobs:
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top of residents and startable newcomers together; further newcomers for seats left over."""
         queued = self._queued(view, order, leaving)
-        pending = [job for job in view.residents if _pending(job)]
+        # Tokens that no step in flight computes, spelled out: this runs for every resident of every step.
+        pending = [
+            job
+            for job in view.residents
+            if job.num_computed_tokens
+            < job.num_prompt_tokens + job.num_output_tokens + job.num_output_placeholders
+        ]
         if view.restoring:
             pending = [job for job in pending if job not in view.restoring]
         outlook = self._outlook(view, order, queued) if queued else None
@@ -82,10 +88,10 @@ class TopJobs:
 
     def _outlook(self, view: StepView, order: Order, queued: Sequence[Job]) -> Outlook | None:
         """What newcomers have room beside; None while nothing is set aside."""
-        if self._expected is None or (isinstance(order, Predicting) and not order.trusts_predictions):
+        if self._expected is None or (predicts(order) and not order.trusts_predictions):
             return None
         outlook = Outlook(view, self._expected)
-        if isinstance(order, KnowsLate):
+        if knows_late(order):
             outlook.secure(order.on_time(view.residents, view.now_s))
             outlook.hurry(set(order.on_time(queued, view.now_s)))
         return outlook
@@ -113,15 +119,13 @@ class TopJobs:
                         continue
                     room -= opened
                 run.append(job)
-                if outlook is not None:
-                    outlook.passes(job)
             elif len(starting) < slots and misfits < MOST_MISFITS:
                 needed = view.blocks(job.num_tokens)
                 # The first is weighed by the engine alone, which knows what it would find computed already.
                 ready = (not starting or needed <= room) and view.admissible(job)
                 has_room = needed <= room
                 if ready and outlook is not None:
-                    ready = has_room = outlook.takes(job)
+                    ready = has_room = outlook.takes(job, run)
                 if ready:
                     starting.append(job)
                     room -= needed
@@ -138,12 +142,6 @@ class TopJobs:
         """Nothing to learn, but for whom room is set aside."""
         if self._expected is not None:
             self._expected.observe(outcome)
-
-
-def _pending(job: Job) -> bool:
-    """Whether a resident has tokens that no step in flight computes."""
-    known = job.num_prompt_tokens + job.num_output_tokens + job.num_output_placeholders
-    return job.num_computed_tokens < known
 
 
 def _others(queued: Sequence[Job], starting: Sequence[Job]) -> Sequence[Job]:

@@ -16,14 +16,15 @@ from headway.policies.order import Order
 
 
 class Cheapest:
-    """A victim is swapped if out and back in is predicted to take less time than to compute its KV again.
+    """A victim is swapped if that is predicted to cost others less time than to compute its KV again.
 
     Ties, and a host without room, mean to recompute. A victim is costed alone, as one prompt (gap A9). What the
     host has a copy of already need not be copied out. `serial` has the step wait for the copies decided with
-    it, as in the paper; else they go beside the steps. `min_residency`: steps for which a job that was just
-    admitted is spared. With `always_recompute` both costs are predicted and the answer is left unused: what
-    predicting costs by itself. With `urgent` residents that cannot be in time also leave for a newcomer that can,
-    each at most `max_preemptions` times, where the order knows.
+    it, as in the paper, so that both ways count; else they go beside the steps, and the longer way counts.
+    `min_residency`: steps for which a job that was just admitted is spared. With `always_recompute` both costs
+    are predicted and the answer is left unused: what predicting costs by itself. With `urgent` residents that
+    cannot be in time also leave for a newcomer that can, each at most `max_preemptions` times, where the order
+    knows.
     Source: AdaptiveLLM Algorithm 1 (section 1.3).
     """
 
@@ -51,7 +52,7 @@ class Cheapest:
         """The lowest ranked leave, as many as the step lacks blocks, each the cheaper way."""
 
         def fate(job: Job, has_room: bool) -> Fate:
-            cheaper = cheaper_fate(self._cost, view, job, has_room)
+            cheaper = cheaper_fate(self._cost, view, job, has_room, serial=self.serial)
             return Fate.RECOMPUTE if self.always_recompute else cheaper
 
         recent = self._residency.recent()

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate
 from headway.core.view import StepView
-from headway.policies.eviction.making_room import ChooseFate
+from headway.policies.eviction.host_room import ChooseFate, HostRoom
 
-
-class Turn(NamedTuple):
-    """A job's turn: the seconds until it is expected to be served next (0 where nobody knows), then its rank."""
-
-    soon_s: float
-    rank: int
-    job: Job
+Turn = tuple[float, int, Job]
+"""When a job is served next: seconds until then, as expected (0 where nobody knows), and its rank, unlike others'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +59,20 @@ class Exchange:
     last: list[Turn] = field(default_factory=list)
     leaving: dict[Job, Fate] = field(default_factory=dict)
     returning: list[Job] = field(default_factory=list)
-    _host_free: int = field(init=False)
+    _host: HostRoom = field(init=False)
 
     def __post_init__(self) -> None:
-        self._host_free = self.view.host_free_blocks
+        self._host = HostRoom(self.view)
 
     def is_ample(self, newcomers: Sequence[Job]) -> bool:
         """Whether all of them fit, and the idle room is there twice: nobody leaves now, or is next to. O(newcomers)."""
         blocks = sum(self.view.blocks(job.num_tokens) for job in newcomers)
         return self.free.covers(self.idle.at_least(Room(blocks, len(newcomers))).plus(self.idle))
+
+    @property
+    def may_return(self) -> bool:
+        """Whether anybody on the host could have room while nobody leaves."""
+        return self.free.covers(self.idle.plus(Room(1, 1)))
 
     def settle(self, queue: Sequence[Turn]) -> None:
         """Make the idle room, then give those in the queue theirs, the soonest served first. O(queue + leaving)."""
@@ -81,7 +80,8 @@ class Exchange:
             self._let_go()
         newcomers = back = Room(0, 0)
         for turn in queue:
-            needed, is_back = needed_room(self.view, turn.job), turn.job.state is JobState.SWAPPED
+            job = turn[2]
+            needed, is_back = needed_room(self.view, job), job.state is JobState.SWAPPED
             newcomers, back = (newcomers, back.plus(needed)) if is_back else (newcomers.plus(needed), back)
             wanted = self.idle.at_least(newcomers).plus(back)
             while self.last and not self.free.covers(wanted) and self.worth(self.last[-1], turn):
@@ -89,7 +89,7 @@ class Exchange:
             if not self.free.covers(wanted):
                 break
             if is_back:
-                self.returning.append(turn.job)
+                self.returning.append(job)
         if self.leaving:
             self.returning.clear()
 
@@ -97,24 +97,19 @@ class Exchange:
         """Those that would leave for one more idle room, and are to be copied: as many as the host has room for."""
         found: list[Job] = []
         blocks = self.free.blocks
-        for turn in reversed(self.last):
+        for _, _, job in reversed(self.last):
             if blocks >= 2 * self.idle.blocks:
                 break
-            blocks += self.view.blocks(turn.job.num_computed_tokens)
-            uncopied = self.view.uncopied_blocks(turn.job)
-            if 0 < uncopied <= self._host_free:
-                self._host_free -= uncopied
-                found.append(turn.job)
+            blocks += self.view.blocks(job.num_computed_tokens)
+            if self._host.copies(job):
+                found.append(job)
         return found
 
     def _let_go(self) -> None:
         """The last one leaves, unless it is to keep its KV."""
-        job = self.last.pop().job
-        uncopied = self.view.uncopied_blocks(job)
-        fate = self.choose(job, self.view.host_total_blocks > 0 and uncopied <= self._host_free)
+        _, _, job = self.last.pop()
+        fate = self._host.fate(job, self.choose)
         if fate is None:
             return
         self.leaving[job] = fate
-        if fate is Fate.SWAP:
-            self._host_free -= uncopied
         self.free = self.free.plus(Room(self.view.blocks(job.num_computed_tokens), 1))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from headway.core.job import Job
 from headway.core.plan import Fate, StepPlan
 from headway.core.view import StepView
 from headway.policies.demand import new_blocks, surely_fits
+from headway.policies.eviction.host_room import ChooseFate, HostRoom
 from headway.policies.order import Order
-
-ChooseFate = Callable[[Job, bool], Fate | None]
-"""What becomes of a victim's KV, given whether the host has room for it; None: it keeps its KV."""
 
 
 def make_room(
@@ -76,14 +74,14 @@ class _Shortage:
     paused: bool = False
     free: int = field(init=False)
     coming: int = field(init=False)
-    host_free: int = field(init=False)
+    host: HostRoom = field(init=False)
 
     def __post_init__(self) -> None:
         self.run = list(self.plan.run)
         self._count()
         self.free = self.view.free_blocks
         self.coming = self.view.blocks_coming_free
-        self.host_free = self.view.host_free_blocks
+        self.host = HostRoom(self.view)
 
     def _count(self) -> None:
         # Anew each time: the tokens of one that leaves go to the others, who may open more blocks with them.
@@ -104,26 +102,23 @@ class _Shortage:
 
     def evict(self, job: Job, choose: ChooseFate) -> None:
         """Take a job's KV away, unless it is to keep it."""
-        view = self.view
-        uncopied = view.uncopied_blocks(job)
-        fate = choose(job, view.host_total_blocks > 0 and uncopied <= self.host_free)
+        fate = self.host.fate(job, choose)
         if fate is None:
             return
         self.preempt[job] = fate
-        if fate is Fate.SWAP:
-            self.host_free -= uncopied
-        if self._leaves_at_once(job, fate, uncopied):
-            self.free += view.blocks(job.num_computed_tokens)
+        blocks = self.view.blocks(job.num_computed_tokens)
+        if self._leaves_at_once(job, fate):
+            self.free += blocks
         else:
-            self.coming += view.blocks(job.num_computed_tokens)
+            self.coming += blocks
         self._leave_run(job)
 
-    def _leaves_at_once(self, job: Job, fate: Fate, uncopied: int) -> bool:
+    def _leaves_at_once(self, job: Job, fate: Fate) -> bool:
         """Whether no copy holds a victim's blocks: one back to it, or one to the host beside or after a step."""
         if job in self.view.restoring:
             return False
-        copied_in_time = not uncopied or (self.serial and not job.num_output_placeholders)
-        return fate is Fate.RECOMPUTE or copied_in_time
+        copied_in_time = self.serial and not job.num_output_placeholders
+        return fate is Fate.RECOMPUTE or copied_in_time or not self.view.uncopied_blocks(job)
 
     def pause(self, job: Job) -> None:
         """Let a job that needs blocks wait for them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count, repeat
 from math import inf
 
 from headway.core.cost import CostModel, UnknownCost
@@ -26,7 +27,8 @@ class Proactive:
     and slots for `idle_jobs` (None: a batch), a block each, or for as many jobs of the usual size as stand at the
     first `burst_levels` levels, up to a batch, whichever is more: where many have come, more will. The paused
     resident that is served last leaves while that room is lacking, and while somebody who is served sooner, by more
-    than the copies take, is waiting or on the host and does not fit. In steps in which nobody leaves those on
+    than the copies take, is waiting or on the host and does not fit; among those whose turn is now, who ranks higher
+    counts as sooner by enough. In steps in which nobody leaves those on
     the host come back, the soonest first. In steps in which nobody comes either, those who would leave for once more
     as much idle room are copied beforehand (`offload`), so that leaving is instant.
 
@@ -35,7 +37,8 @@ class Proactive:
     Where the host has no room nobody leaves ahead of need, and who has to leave is computed again. With `drop` all
     who leave are (the recompute of FastServe's ablation). Without `ahead` no room is kept idle, nobody is copied
     beforehand, and who is on the host comes back by its rank (its reactive swapping, with `serial`). `by_rank` takes
-    the rank for foresight, as the released code does. O(batch) while all fit, else O((residents + swapped) log).
+    the rank for foresight, as the released code does. O(residents) while nobody can move, else
+    O((residents + swapped) log).
     Source: FastServe (Wu et al. 2023) section 4.2, as spec 4.6 resolves it.
     """
 
@@ -77,8 +80,7 @@ class Proactive:
         paused = [job for job in view.residents if job not in running]
         if not paused and not view.swapped:
             return plan
-        top = order.top(view.max_run + len(plan.leave), view.now_s)
-        newcomers = [job for job in top if job.state is JobState.WAITING and job not in plan.leave]
+        leavable = self._leavable(view, paused)
         exchange = Exchange(
             view=view,
             free=Room(view.free_blocks + view.blocks_coming_free, view.max_resident - len(view.residents)),
@@ -86,13 +88,16 @@ class Proactive:
             choose=self._ahead_fate,
             worth=self._worth(view),
         )
+        if not leavable and not (view.swapped and exchange.may_return):
+            return plan
+        top = order.top(view.max_run + len(plan.leave), view.now_s)
+        newcomers = [job for job in top if job.state is JobState.WAITING and job not in plan.leave]
         if not view.swapped and exchange.is_ample(newcomers):
             return plan
         swapped = [job for job in view.swapped if job not in plan.leave]
-        turns = self._turns(view, order, [*newcomers, *swapped, *paused])
-        leavable = self._leavable(view, paused)
-        exchange.last = [turn for turn in turns if turn.job in leavable]
-        exchange.settle([turn for turn in turns if turn.job.state is not JobState.RESIDENT][: view.max_run])
+        turns = self._turns(view, order, [*newcomers, *swapped, *leavable])
+        exchange.last = [turn for turn in turns if turn[2].state is JobState.RESIDENT]
+        exchange.settle([turn for turn in turns if turn[2].state is not JobState.RESIDENT][: view.max_run])
         plan.preempt = exchange.leaving
         if self.ahead and not self.drop and not plan.preempt:
             admitted = set(plan.admit)
@@ -119,40 +124,42 @@ class Proactive:
             jobs = max(jobs, burst)
         return Room(min(blocks, view.total_blocks // 2), min(jobs, view.max_resident - view.max_run))
 
-    def _leavable(self, view: StepView, paused: Sequence[Job]) -> set[Job]:
+    def _leavable(self, view: StepView, paused: Sequence[Job]) -> list[Job]:
         """The paused jobs that can be moved now, and have not been moved too often or too lately."""
         recent = self._residency.recent()
-        has_room = self.drop or view.host_free_blocks > 0
-        return {
+        host_blocks = view.host_free_blocks
+        surely_fits = inf if self.drop else host_blocks * view.block_size
+        return [
             job
             for job in paused
             if job.num_preemptions < self.max_preemptions
             and not job.awaiting_output
             and job not in recent
             and job not in view.restoring
-            and (has_room or not view.uncopied_blocks(job))
-        }
+            # Most fit whatever the host has of them; only of the others it is asked.
+            and (job.num_computed_tokens <= surely_fits or view.unsent_blocks(job) <= host_blocks)
+        ]
 
     def _turns(self, view: StepView, order: Order, jobs: Sequence[Job]) -> list[Turn]:
         """When each is served next, the soonest first."""
         ranked = order.rank(jobs, view.now_s)
         if self.by_rank or not isinstance(order, Foreseeing):
-            return [Turn(0.0, place, job) for place, job in enumerate(ranked)]
-        soon_s = order.next_service_s(ranked, view.now_s, view.max_run)
-        # A stable sort: among those that are served at once, by rank.
-        places = sorted(range(len(ranked)), key=soon_s.__getitem__)
-        return [Turn(soon_s[place], place, ranked[place]) for place in places]
+            return list(zip(repeat(0.0), count(), ranked))
+        # Places differ, so jobs are never compared.
+        return sorted(zip(order.next_service_s(ranked, view.now_s, view.max_run), count(), ranked))
 
     def _worth(self, view: StepView) -> Worth:
         """Whether a resident is served later than one who is queued, by more than it takes to move both."""
 
         def worth(resident: Turn, queued: Turn) -> bool:
-            if not resident.soon_s:
+            soon_s, _, leaves = resident
+            queued_s, _, comes = queued
+            if not soon_s:
                 return resident > queued
-            moving_s = self._cost.swap_out_s(view.uncopied_blocks(resident.job))
-            if queued.job.state is JobState.SWAPPED:
-                moving_s += self._cost.swap_in_s(view.blocks(queued.job.num_tokens))
-            return resident.soon_s > queued.soon_s + moving_s
+            moving_s = self._cost.swap_out_s(view.uncopied_blocks(leaves))
+            if comes.state is JobState.SWAPPED:
+                moving_s += self._cost.swap_in_s(view.blocks(comes.num_tokens))
+            return soon_s > queued_s + moving_s
 
         return worth
 

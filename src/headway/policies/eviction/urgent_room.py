@@ -8,8 +8,8 @@ from dataclasses import replace
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, StepPlan
 from headway.core.view import StepView
-from headway.policies.eviction.making_room import ChooseFate
-from headway.policies.order import KnowsLate, Order
+from headway.policies.eviction.host_room import ChooseFate, HostRoom
+from headway.policies.order import KnowsLate, Order, knows_late
 
 DEFAULT_MAX_PREEMPTIONS = 4
 
@@ -30,7 +30,7 @@ def make_urgent_room(
     that lost their KV `max_preemptions` times, stay. It starts in a later step, when the blocks are free, if it
     then still ranks first. O(log n) with room, else a ranking of the residents.
     """
-    if not isinstance(order, KnowsLate) or not view.waiting:
+    if not knows_late(order) or not view.waiting:
         return plan
     first = [job for job in order.top(1 + len(plan.leave), view.now_s) if job not in plan.leave]
     if not first or first[0].state is not JobState.WAITING:
@@ -40,13 +40,8 @@ def make_urgent_room(
     if lacking <= 0 or not order.on_time([newcomer], view.now_s):
         return plan
     victims = _victims(view, order, lacking, spared, max_preemptions)
-    host_free = view.host_free_blocks
-    preempt: dict[Job, Fate] = {}
-    for job in victims:
-        uncopied = view.uncopied_blocks(job)
-        fate = choose(job, view.host_total_blocks > 0 and uncopied <= host_free) or Fate.RECOMPUTE
-        preempt[job] = fate
-        host_free -= uncopied if fate is Fate.SWAP else 0
+    host = HostRoom(view)
+    preempt = {job: host.fate(job, choose) or Fate.RECOMPUTE for job in victims}
     if not preempt:
         return plan
     return replace(plan, run=[job for job in plan.run if job not in preempt], preempt=preempt, admit=())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from headway.core.job import Job
 from headway.core.plan import Departure, StepPlan
@@ -12,6 +12,7 @@ from headway.policies.leaving.at_risk import AtRisk
 from headway.policies.leaving.expired import Expired
 from headway.policies.leaving.out_of_memory import OutOfMemory
 from headway.policies.leaving.queue_bound import QueueBound
+from headway.policies.offers import offers
 
 
 class Leaving(Protocol):
@@ -41,6 +42,11 @@ class SecondLook(Protocol):
     def leave_unserved(self, view: StepView, plan: StepPlan) -> Mapping[Job, Departure]:
         """Who of those that this step does not serve leaves, and why."""
         ...
+
+
+def looks_again(rule: Leaving) -> TypeGuard[SecondLook]:
+    """Whether a rule is a `SecondLook`, at the price of a look-up."""
+    return offers(rule, SecondLook)
 
 
 LEAVINGS: dict[str, type[Leaving]] = {

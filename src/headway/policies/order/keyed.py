@@ -19,18 +19,25 @@ class KeyedOrder(ABC):
         self._index = SortedIndex()
         self._keys: dict[Job, Key] = {}
 
+    def __contains__(self, job: Job) -> bool:
+        return job in self._keys
+
     @abstractmethod
     def key(self, job: Job) -> Key:
         """Smallest first; must end in (arrival_s, id)."""
 
+    def _queue_of(self, job: Job) -> SortedIndex:
+        """The index that a job waits in."""
+        return self._index
+
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
         self._keys[job] = self.key(job)
-        self._index.insert(job, self._keys[job])
+        self._queue_of(job).insert(job, self._keys[job])
 
     def remove(self, job: Job) -> None:
         """Take a job that no longer waits out of the index; its key still ranks it as a resident."""
-        self._index.remove(job, self._keys[job])
+        self._queue_of(job).remove(job, self._keys[job])
 
     def end(self, job: Job) -> None:
         """Forget a job."""
@@ -40,9 +47,10 @@ class KeyedOrder(ABC):
         """Take a job's key anew."""
         old, new = self._keys[job], self.key(job)
         self._keys[job] = new
-        if self._index.holds(job, old):
-            self._index.remove(job, old)
-            self._index.insert(job, new)
+        queue = self._queue_of(job)
+        if queue.holds(job, old):
+            queue.remove(job, old)
+            queue.insert(job, new)
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from math import inf
 
 from headway.core.cost import CostModel, UnknownCost
@@ -31,7 +30,7 @@ class LatestStart:
         self._cost: CostModel = cost or UnknownCost()
         self._step_s = 0.0
         self._last_s = 0.0
-        self._ran: Collection[Job] = ()
+        self._ran: set[Job] = set()
 
     @property
     def step_s(self) -> float:
@@ -66,7 +65,7 @@ class LatestStart:
     def observe(self, outcome: StepOutcome) -> float:
         """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on."""
         began_s, ran = self._last_s, self._ran
-        self._last_s, self._ran = outcome.now_s, outcome.tokens
+        self._last_s, self._ran = outcome.now_s, set(outcome.tokens)
         if not any(job.state is JobState.RESIDENT for job in ran):
             return 0.0  # the engine may have been idle since
         step_s = outcome.now_s - began_s
@@ -74,9 +73,8 @@ class LatestStart:
         return step_s
 
     def forget(self, job: Job) -> None:
-        """Keep nothing of a job that is gone. O(running)."""
-        if job in self._ran:
-            self._ran = [other for other in self._ran if other is not job]
+        """Keep nothing of a job that is gone."""
+        self._ran.discard(job)
 
 
 def _missed_first_token(job: Job) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from headway.core.cost import CostModel
 from headway.core.job import Job
+from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.policies.order.predicted_remaining import PredictedRemaining
 from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP
+from headway.policies.order.sorted_index import SortedIndex
+from headway.policies.order.tenant_shares import TenantShares
 
 _RULE = TrustRule()
 DEFAULT_PATIENCE = 1000.0
@@ -20,7 +24,9 @@ class LeastWork(PredictedRemaining):
     While predictions are bad, or there are none, everybody is expected to bring as much as answers did of late, with
     the usual doubt: the more an answer has brought, the more is expected of it yet, so long ones sink as in a feedback
     queue, and long prompts, which are known, wait for short ones. Every live job's key is taken anew when that
-    changes. Nobody is overtaken for ever, as in `predicted-remaining`. Costs: as there; a change O(live log live).
+    changes. With jobs of several tenants, the tenant that has had least service comes first (`TenantShares`), and its
+    jobs by least work. Nobody is overtaken for ever, as in `predicted-remaining`. Costs: as there; a change O(live log
+    live); with several tenants O(tenants + k log tenants) for the top k.
     """
 
     def __init__(
@@ -37,12 +43,77 @@ class LeastWork(PredictedRemaining):
         self.least_tau = least_tau
         self.trusted_at_first = trusted_at_first
         self.quality = PredictionQuality(TrustRule(least_tau=least_tau, trusted_at_first=trusted_at_first))
-        self._work.believes_predictions = self.quality.trusted
+        self.work.believes_predictions = self.quality.trusted
+        self.shares = TenantShares()
+        self._queues: dict[str, SortedIndex] = {}
+        self._counted_tokens: dict[Job, int] = {}
 
     @property
     def trusts_predictions(self) -> bool:  # type: ignore[override]
         """Whether predictions rank now."""
         return self.quality.trusted
+
+    # ---- tenants ------------------------------------------------------------------------------------
+
+    def _queue_of(self, job: Job) -> SortedIndex:
+        return self._queues.setdefault(job.tenant, SortedIndex())
+
+    def add(self, job: Job) -> None:
+        """Index a job that starts to wait."""
+        if job not in self:
+            self.shares.come(job.tenant)
+            self._counted_tokens[job] = job.num_output_tokens
+        super().add(job)
+
+    def touch(self, job: Job) -> None:
+        """Take a job's key anew, and count what it has brought."""
+        super().touch(job)
+        self._count(job)
+
+    def end(self, job: Job) -> None:
+        """Forget a job."""
+        self._count(job)
+        super().end(job)
+        del self._counted_tokens[job]
+        self.shares.go(job.tenant)
+        if not self.shares.present(job.tenant):
+            del self._queues[job.tenant]
+
+    def follow(self, outcome: StepOutcome) -> list[Job]:
+        """Count the prompts of a step, and take keys anew."""
+        if self.shares.several:
+            for job, tokens in outcome.tokens.items():
+                if tokens > 1 and job in self:
+                    self.shares.serve(job.tenant, self.work.prefill_s(tokens))
+        return super().follow(outcome)
+
+    def _count(self, job: Job) -> None:
+        new = job.num_output_tokens - self._counted_tokens[job]
+        if new > 0:
+            self.shares.serve(job.tenant, new * self.work.token_s)
+            self._counted_tokens[job] = job.num_output_tokens
+
+    def top(self, k: int, now_s: float) -> list[Job]:
+        """The first k waiting jobs."""
+        if self.shares.several:
+            return list(islice(self._in_turn(self._queues), k))
+        return [job for queue in self._queues.values() for job in queue.slice(0, k)]
+
+    def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
+        """`jobs` by the same rule."""
+        ranked = super().rank(jobs, now_s)
+        if not self.shares.several:
+            return ranked
+        queues: dict[str, list[Job]] = {}
+        for job in ranked:
+            queues.setdefault(job.tenant, []).append(job)
+        return list(self._in_turn(queues))
+
+    def _in_turn(self, queues: Mapping[str, Iterable[Job]]) -> Iterator[Job]:
+        each = {tenant: iter(queue) for tenant, queue in queues.items()}
+        return self.shares.in_turn(each, self._keys.__getitem__, self.work.of)
+
+    # ---- lengths ------------------------------------------------------------------------------------
 
     def finished(self, job: Job) -> None:
         """Compare a finished answer with what was predicted of it; perhaps change over."""
@@ -50,15 +121,7 @@ class LeastWork(PredictedRemaining):
         if job.predicted_length is None:
             return
         self.quality.observe(job.predicted_length, job.num_output_tokens)
-        if self.quality.trusted is not self._work.believes_predictions:
-            self._work.believes_predictions = self.quality.trusted
+        if self.quality.trusted is not self.work.believes_predictions:
+            self.work.believes_predictions = self.quality.trusted
             for live in list(self._keys):
                 self.touch(live)
-
-    def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
-        """Seconds of work of those that rank before each."""
-        return self.work_ahead_s(jobs)
-
-    def num_at_first(self, levels: int) -> int:
-        """None: it has no levels."""
-        return 0

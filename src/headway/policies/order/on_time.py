@@ -15,7 +15,7 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.order.latest_start import LatestStart
 from headway.policies.order.least_work import DEFAULT_PATIENCE, LeastWork
-from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP, RemainingWork
+from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP
 from headway.policies.order.sorted_index import Key, SortedIndex
 from headway.policies.order.triage import Candidate, given_up
 
@@ -33,7 +33,8 @@ class OnTime:
     least work first, aged, by the usual length while predictions are bad. Where not all who wait for their first
     token can have it in time, those that cost most are given up (`triage`), as if the engine computed prompts
     alone, one after another: whoever is given up had no chance. A job that is between tokens and ahead of its schedule
-    ranks by the time until which it could pause.
+    ranks by the time until which it could pause. Where there are several tenants, one that has had more service than
+    another comes as much later among those in time (`TenantShares`), and after it among the rest.
 
     Nobody waits for ever: of those that are late, or without a target, the one that came first ranks before all others
     once it is `patience_s` old. So the n-th of them to come is served, at the latest, when the n - 1 before it have
@@ -72,13 +73,13 @@ class OnTime:
             least_tau=least_tau,
             trusted_at_first=trusted_at_first,
         )
-        self._work = RemainingWork(cost, decodes_a_step)
+        self._work = self._rest.work
         self._latest = LatestStart(self._work, cost)
-        self._keys: dict[Job, Key] = {}
-        self._due: dict[Job, Key] = {}
+        self._latest_s: dict[Job, float] = {}
+        self._candidates: dict[Job, Candidate] = {}
+        self._waiting: set[Job] = set()
         self._urgent = SortedIndex()
         self._by_arrival = SortedIndex()
-        self._waiting_by_arrival = SortedIndex()
         self._num_observed = 0
         self._predicted_s = 0.0
 
@@ -86,7 +87,7 @@ class OnTime:
 
     @property
     def trusts_predictions(self) -> bool:
-        """Whether predicted lengths rank those that are not on time."""
+        """Whether predicted lengths are gone by."""
         return self._rest.trusts_predictions
 
     @property
@@ -103,21 +104,20 @@ class OnTime:
 
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
+        if job not in self._rest:
+            self._by_arrival.insert(job, (job.arrival_s, job.id))
         self._rest.add(job)
-        came = (job.arrival_s, job.id)
-        self._waiting_by_arrival.insert(job, came)
-        if not self._by_arrival.holds(job, came):
-            self._by_arrival.insert(job, came)
+        self._waiting.add(job)
         if job.slo:
-            self._work.estimate(job)
-            self._urgent.insert(job, self._take_key(job))
+            self._time(job)
+            self._urgent.insert(job, self._key(job))
 
     def remove(self, job: Job) -> None:
         """A job no longer waits."""
         self._rest.remove(job)
-        self._waiting_by_arrival.remove(job, (job.arrival_s, job.id))
+        self._waiting.remove(job)
         if job.slo:
-            self._urgent.remove(job, self._keys[job])
+            self._urgent.remove(job, self._key(job))
 
     def end(self, job: Job) -> None:
         """Forget a job."""
@@ -125,43 +125,49 @@ class OnTime:
         self._by_arrival.remove(job, (job.arrival_s, job.id))
         self._latest.forget(job)
         if job.slo:
-            del self._keys[job], self._due[job]
-            self._work.forget(job)
+            del self._latest_s[job], self._candidates[job]
 
     def finished(self, job: Job) -> None:
         """Learn of an answer that came to its end."""
+        trusted = self._rest.trusts_predictions
         self._rest.finished(job)
-        self._work.learn(job)
+        if self._rest.trusts_predictions is not trusted:
+            self._renew(list(self._latest_s))
 
     def touch(self, job: Job) -> None:
         """Take a job's rank anew."""
         self._rest.touch(job)
         if job.slo:
-            self._work.estimate(job)
-            self._renew(job)
+            self._renew([job])
 
-    def _renew(self, job: Job) -> None:
-        old = self._keys[job]
-        new = self._take_key(job)
-        if self._urgent.holds(job, old):
-            self._urgent.remove(job, old)
-            self._urgent.insert(job, new)
+    def _renew(self, jobs: Iterable[Job]) -> None:
+        """Take latest starts anew, of jobs that have a target."""
+        for job in jobs:
+            if job in self._waiting:
+                self._urgent.remove(job, self._key(job))
+                self._time(job)
+                self._urgent.insert(job, self._key(job))
+            else:
+                self._time(job)
 
-    def _take_key(self, job: Job) -> Key:
+    def _time(self, job: Job) -> None:
         """Note a job's latest start, and when its prompt is due; a job that decodes is due when it has to go on."""
-        latest_s = self._latest.of(job)
-        prefill_s = 0.0 if job.num_output_tokens else self._latest.prefill_s(job)
-        self._due[job] = (latest_s + prefill_s, job.arrival_s, job.id)
-        key = self._keys[job] = (latest_s, job.arrival_s, job.id)
-        return key
+        latest_s = self._latest_s[job] = self._latest.of(job)
+        service_s = 0.0 if job.num_output_tokens else self._latest.prefill_s(job)
+        self._candidates[job] = Candidate(
+            latest_s + service_s, job.arrival_s, job.id, service_s, self._work.of(job), job
+        )
+
+    def _key(self, job: Job) -> Key:
+        return (self._latest_s[job], job.arrival_s, job.id)
 
     # ---- who comes first ----------------------------------------------------------------------------
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs."""
-        if not self._keys or not self.steps.trusted:
+        if not self._latest_s or not self.steps.trusted:
             return self._rest.top(k, now_s)
-        first = [job for job in self._overdue(now_s) if self._is_waiting(job)]
+        first = [job for job in self._overdue(now_s) if job in self._waiting]
         first += self._worth_serving(self._waiting_on_time(k, now_s), now_s)
         if len(first) < k:
             named = set(first)
@@ -171,22 +177,25 @@ class OnTime:
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` by the same rule."""
-        if not self._keys or not self.steps.trusted:
+        if not self._latest_s or not self.steps.trusted:
             return self._rest.rank(jobs, now_s)
-        overdue = self._overdue(now_s)
-        first = [job for job in overdue if job in jobs]
+        first = [job for job in self._overdue(now_s) if job in jobs]
         first += self._worth_serving(self.on_time(jobs, now_s), now_s)
+        if len(first) == len(jobs):
+            return first
         named = set(first)
         return [*first, *self._rest.rank([job for job in jobs if job not in named], now_s)]
 
     def latest_start_s(self, job: Job) -> float:
         """Until when a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
-        return self._keys[job][0] if job.slo else inf
+        return self._latest_s.get(job, inf)
 
     def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
         """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs), without calls."""
-        keys = self._keys if self.steps.trusted else {}
-        return [job for job in jobs if job in keys and now_s <= keys[job][0] < inf]
+        if not self.steps.trusted:
+            return []
+        latest_s = self._latest_s
+        return [job for job in jobs if job in latest_s and now_s <= latest_s[job] < inf]
 
     def _waiting_on_time(self, k: int, now_s: float) -> list[Job]:
         """The first by latest start of those that wait and can be in time."""
@@ -194,65 +203,46 @@ class OnTime:
         stop = min(start + max(k, MOST_WEIGHED), self._urgent.position((inf,)))
         return self._urgent.slice(start, stop)
 
-    def _worth_serving(self, on_time: list[Job], now_s: float) -> list[Job]:
-        """Those of `on_time` that are served before the rest, by due time: all but who is given up. Sorts the list."""
-        on_time.sort(key=self._due.__getitem__)
-        lost = given_up(self._candidates(on_time), now_s) if self.triage else ()
-        return [job for job in on_time if job not in lost] if lost else on_time
+    def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
+        """Those of `on_time` that are served before the rest, by due time: all but who is given up."""
+        candidates = self._by_due([self._candidates[job] for job in on_time])
+        # Only prompts hold others up.
+        lost = given_up((one for one in candidates if one.service_s), now_s) if self.triage else ()
+        return [one.job for one in candidates if one.job not in lost]
 
-    def _candidates(self, jobs: Iterable[Job]) -> Iterable[Candidate]:
-        """Those that wait for their first token: only prompts hold others up."""
-        for job in jobs:
-            if not job.num_output_tokens:
-                yield Candidate(job, self._due[job][0], self._latest.prefill_s(job), self._work.of(job))
+    def _by_due(self, candidates: list[Candidate]) -> list[Candidate]:
+        """By due time; what a tenant has had more than the least served counts as if it were due so much later."""
+        shares = self._rest.shares
+        if not shares.several:
+            return sorted(candidates)
+        lead_s = shares.leads_s({one.job.tenant for one in candidates})
+        return sorted(candidates, key=lambda one: (one.due_s + lead_s[one.job.tenant], one.arrival_s, one.id))
 
     def _overdue(self, now_s: float) -> list[Job]:
         """The job that came first of those not on time, if it is past patience: one, or none."""
-        for job in self._by_arrival.slice(0, MOST_WEIGHED):
-            if job.arrival_s > now_s - self.patience_s:
-                return []
-            if not self.on_time([job], now_s):
-                return [job]
-        return []
-
-    def _is_waiting(self, job: Job) -> bool:
-        return self._waiting_by_arrival.holds(job, (job.arrival_s, job.id))
-
-    # ---- foresight, for those who move KV -----------------------------------------------------------
-
-    def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
-        """Seconds until each is expected to be served next: at once if on time, else as `least-work` says."""
-        at_once = set(self.on_time(jobs, now_s))
-        others = [job for job in jobs if job not in at_once]
-        foreseen = dict(zip(others, self._rest.next_service_s(others, now_s, width), strict=True))
-        return [foreseen.get(job, 0.0) for job in jobs]
-
-    def num_at_first(self, levels: int) -> int:
-        """What a burst looks like, as `least-work` says."""
-        return self._rest.num_at_first(levels)
+        long_ago_s = now_s - self.patience_s
+        if not self._by_arrival or self._by_arrival.at(0).arrival_s > long_ago_s:
+            return []
+        oldest = self._by_arrival.slice(0, MOST_WEIGHED)
+        on_time = set(self.on_time(oldest, now_s))
+        return [job for job in oldest if job not in on_time and job.arrival_s <= long_ago_s][:1]
 
     def next_change_s(self, view: StepView) -> float:
         """Not known while anybody has a target: answers grow, and time passes."""
-        return -inf if self._keys else self._rest.next_change_s(view)
+        return -inf if self._latest_s else self._rest.next_change_s(view)
 
     # ---- what steps teach ---------------------------------------------------------------------------
 
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step: how long they take, and whose latest start is to be taken anew."""
-        self._rest.observe(outcome)
+        renewed = set(self._rest.follow(outcome))
         step_s = self._latest.observe(outcome)
         self._compare(outcome, step_s)
-        keys = self._keys
-        if not keys:
+        if not self._latest_s:
             return
-        targeted = [job for job in outcome.tokens if job in keys]
-        outdated = set(self._work.outdated(targeted))
-        for job in outdated:
-            self._work.estimate(job)
         # A prompt that has begun may start the rest of it later than it had to start the whole.
-        for job in targeted:
-            if outcome.tokens[job] > 1 or job in outdated:
-                self._renew(job)
+        outdated = [job for job, tokens in outcome.tokens.items() if tokens > 1 or job in renewed]
+        self._renew([job for job in outdated if job in self._latest_s])
 
     def _compare(self, outcome: StepOutcome, step_s: float) -> None:
         """Hold what the step before took against what was predicted of it, every few steps."""

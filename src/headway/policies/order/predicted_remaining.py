@@ -52,32 +52,38 @@ class PredictedRemaining(KeyedOrder):
         self.patience = patience
         self.decodes_a_step = decodes_a_step
         self.memory = memory
-        self._work = RemainingWork(cost, decodes_a_step, memory=memory)
+        self.work = RemainingWork(cost, decodes_a_step, memory=memory)
 
     def key(self, job: Job) -> Key:
         """(arrival + patience x work, arrival, id), with the work estimated now."""
-        return (job.arrival_s + self.patience * self._work.estimate(job), job.arrival_s, job.id)
+        return (job.arrival_s + self.patience * self.work.estimate(job), job.arrival_s, job.id)
 
     def end(self, job: Job) -> None:
         """Forget a job."""
         super().end(job)
-        self._work.forget(job)
+        self.work.forget(job)
 
     def finished(self, job: Job) -> None:
         """Learn how long answers are that nobody predicts."""
-        self._work.learn(job)
+        self.work.learn(job)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Take the keys anew of those who ran and have brought enough tokens since."""
-        self._renew(outcome.tokens)
+        self.follow(outcome)
+
+    def follow(self, outcome: StepOutcome) -> list[Job]:
+        """As `observe`; returns those whose keys were taken anew. O(jobs of the step)."""
+        return self._renew(outcome.tokens)
 
     def catch_up(self) -> None:
         """Take anew every key that has been left alone for too long, after steps that were not observed. O(live)."""
         self._renew(self._keys)
 
-    def _renew(self, jobs: Iterable[Job]) -> None:
-        for job in self._work.outdated(jobs):
+    def _renew(self, jobs: Iterable[Job]) -> list[Job]:
+        outdated = self.work.outdated(jobs)
+        for job in outdated:
             self.touch(job)
+        return outdated
 
     def work_ahead_s(self, jobs: Sequence[Job]) -> list[float]:
         """Seconds of work of those that rank before each of `jobs` among them: when it can be served. O(n log n)."""
@@ -85,7 +91,7 @@ class PredictedRemaining(KeyedOrder):
         found: dict[Job, float] = {}
         for job in sorted(jobs, key=keys.__getitem__):
             found[job] = ahead_s
-            ahead_s += self._work.of(job)
+            ahead_s += self.work.of(job)
         return [found[job] for job in jobs]
 
     def next_change_s(self, view: StepView) -> float:

@@ -9,6 +9,7 @@ from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
+from headway.policies.order.usual_length import UsualLength
 
 DEFAULT_DECODES_A_STEP = 8
 """Answers that share a step, in the estimate of what a token costs; the same as the clairvoyant reference's."""
@@ -16,8 +17,6 @@ ASSUMED_STEP_S = 0.01
 """A decode step until the first have been measured."""
 LEAST_STRIDE_TOKENS = 8
 """Tokens an answer brings before its work is estimated anew, at least."""
-_RECENT_ANSWERS = 400
-"""Finished answers after which each counts for half, so that the usual length follows the traffic."""
 
 
 class RemainingWork:
@@ -25,9 +24,8 @@ class RemainingWork:
 
     Work is the prefill still to compute, by the cost model, and a step's share, 1 / `decodes_a_step`, for each
     token to come: the median of the job's prediction, given what it has produced, up to its limit. A job without
-    a prediction is expected to be as long as the last few hundred answers were on average, with the usual doubt:
-    the mean is what a server that knows nothing else pays on average, while the limit would put all who bring no
-    prediction behind all who do. Until the first has finished, its limit stands for it.
+    a prediction is expected to be as long as the last few hundred answers were (`UsualLength`): its limit would put
+    all who bring no prediction behind all who do. Until the first has finished, its limit stands for it.
 
     With `memory` the share of the KV memory that it will hold on average counts too, for as long as it holds it: where
     memory is short, that is the time for which it keeps the engine from others. Without `believes_predictions` all
@@ -57,41 +55,45 @@ class RemainingWork:
         self.believes_predictions = True
         self._work_s: dict[Job, float] = {}
         self._until_tokens: dict[Job, int] = {}
-        self._num_finished = 0
-        self._finished_tokens = 0
+        self._usual = UsualLength()
 
     def estimate(self, job: Job) -> float:
         """Estimate a job's work anew and keep it. A few microseconds."""
         produced = job.num_output_tokens
-        to_come = self.expected_tokens(job)
         expected = self._expected(job)
+        to_come = _to_come(job, expected)
         outgrown = expected is not None and produced > expected.tokens
         stride = max(LEAST_STRIDE_TOKENS, min(to_come, 2.0 * produced or to_come) / 4)
         self._until_tokens[job] = produced + ceil(max(stride, produced / 16) if outgrown else stride)
-        step_s = self._cost.prefill_s(1) or ASSUMED_STEP_S
-        uncomputed = job.num_tokens - job.num_computed_tokens
-        prefill_s = max(0.0, self._cost.prefill_s(uncomputed) - step_s) if uncomputed > 1 else 0.0
-        work_s = prefill_s + to_come * step_s / self._decodes_a_step
+        step_s = self._step_s
+        work_s = (
+            self.prefill_s(job.num_tokens - job.num_computed_tokens) + to_come * step_s / self._decodes_a_step
+        )
         if self._memory and self._cost.kv_tokens:
             held_share = (job.num_tokens + to_come / 2) / self._cost.kv_tokens
             work_s += held_share * to_come * step_s
         self._work_s[job] = work_s
         return work_s
 
+    @property
+    def _step_s(self) -> float:
+        return self._cost.prefill_s(1) or ASSUMED_STEP_S
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of work that a token of an answer takes: its share of a step."""
+        return self._step_s / self._decodes_a_step
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds of work that so many tokens of a prompt are, beyond a step that runs anyway."""
+        return max(0.0, self._cost.prefill_s(num_tokens) - self._step_s) if num_tokens > 1 else 0.0
+
     def expected_tokens(self, job: Job) -> float:
         """Tokens that a job's answer is expected to bring yet: more than none, at most its limit."""
-        at_most = max(1, job.max_output_tokens - job.num_output_tokens)
-        expected = self._expected(job)
-        return at_most if expected is None else min(expected.remaining_tokens(job.num_output_tokens), at_most)
+        return _to_come(job, self._expected(job))
 
     def _expected(self, job: Job) -> LengthEstimate | None:
-        return (job.predicted_length if self.believes_predictions else None) or self._usual()
-
-    def _usual(self) -> LengthEstimate | None:
-        """What is expected of an answer nobody predicted."""
-        if not self._num_finished:
-            return None
-        return LengthEstimate.around(self._finished_tokens / self._num_finished)
+        return (job.predicted_length if self.believes_predictions else None) or self._usual.estimate
 
     def of(self, job: Job) -> float:
         """The work that was last estimated, in seconds."""
@@ -104,12 +106,13 @@ class RemainingWork:
 
     def learn(self, job: Job) -> None:
         """An answer finished: what is usual changes for those estimated from now on."""
-        if self._num_finished == _RECENT_ANSWERS:
-            self._num_finished //= 2
-            self._finished_tokens //= 2
-        self._num_finished += 1
-        self._finished_tokens += max(1, job.num_output_tokens)
+        self._usual.learn(job.num_output_tokens)
 
     def forget(self, job: Job) -> None:
         """Keep nothing of a job that is gone."""
         del self._work_s[job], self._until_tokens[job]
+
+
+def _to_come(job: Job, expected: LengthEstimate | None) -> float:
+    at_most = max(1, job.max_output_tokens - job.num_output_tokens)
+    return at_most if expected is None else min(expected.remaining_tokens(job.num_output_tokens), at_most)

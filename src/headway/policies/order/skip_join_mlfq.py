@@ -305,8 +305,12 @@ class SkipJoinMlfq:
         )
         until_s = [0.0, *(seconds / width for seconds in sinking_s)]
         keys, idle_since_s, starved_s = self._keys, self._idle_since_s, self.starve_s - now_s
+        sinking = [until_s[keys[job][0]] for job in jobs]
+        starving = [starved_s + idle_since_s.get(job, now_s) for job in jobs]
+        # min and max written out: called once a job they would be most of the work.
         return [
-            min(until_s[keys[job][0]], max(0.0, starved_s + idle_since_s.get(job, now_s))) for job in jobs
+            sinks_s if sinks_s <= starves_s else starves_s if starves_s > 0 else 0.0
+            for sinks_s, starves_s in zip(sinking, starving, strict=True)
         ]
 
     def num_at_first(self, levels: int) -> int:

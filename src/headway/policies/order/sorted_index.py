@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from typing import Any
 
 from headway.core.job import Job
@@ -30,6 +31,10 @@ class SortedIndex:
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[Job]:
+        """Every job in order, as it is asked for; the index must not change meanwhile."""
+        return (entry[-1] for block in self._blocks for entry in block)
 
     def insert(self, job: Job, key: Key) -> None:
         """Put a job in its place."""

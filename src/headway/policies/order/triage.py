@@ -10,12 +10,17 @@ from headway.core.job import Job
 
 
 class Candidate(NamedTuple):
-    """A job due at `due_s`, which takes `service_s` of the one server that all share, and costs `cost_s` in all."""
+    """A job due at `due_s`, which takes `service_s` of the one server that all share, and costs `cost_s` in all.
 
-    job: Job
+    Sorts by due time, then as jobs do.
+    """
+
     due_s: float
+    arrival_s: float
+    id: str
     service_s: float
     cost_s: float
+    job: Job
 
 
 def given_up(candidates: Iterable[Candidate], now_s: float) -> set[Job]:

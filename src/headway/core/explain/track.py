@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from headway.core.explain.story import Kind
 from headway.core.job import Job
 from headway.core.record import Record
-from headway.core.story import Kind
 
 KEPT_FIRST = 64
 KEPT_LAST = 64

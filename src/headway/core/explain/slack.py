@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from headway.core.story import Kind
-from headway.core.track import Mark, Track
+from headway.core.explain.story import Kind
+from headway.core.explain.track import Mark, Track
 
 MOST_POINTS = 40
 _WITHIN = 4

@@ -112,24 +112,19 @@ def _extend(last: Chapter, chapter: Chapter) -> None:
     last.by += [id_ for id_ in chapter.by if id_ not in last.by]
 
 
-def whole_story(chapters: Sequence[Chapter], record: Record) -> Story:
-    """The chapters with what the record knows: the first token, which parts a stretch, and the end."""
+def whole_story(chapters: Sequence[Chapter], record: Record, *, live: bool = False) -> Story:
+    """The chapters with what the record knows: the first token, which parts a stretch, and the end.
+
+    A `live` request's ends without one, at `record.finished_s`, which is now.
+    """
     end_s = record.arrival_s if record.finished_s is None else record.finished_s
     told = _until(chapters, record.arrival_s, end_s)
     if record.first_token_s is not None:
         told = _with_first_token(told, record.first_token_s)
-    why = f"{record.outcome}{f' ({record.error})' if record.error else ''}"
-    ended = Chapter(kind=Kind.ENDED, start_s=end_s, end_s=end_s, why=why)
-    return Story(record=record, chapters=[*told, ended])
-
-
-def story_so_far(chapters: Sequence[Chapter], record: Record) -> Story:
-    """The story of a live request up to `record.finished_s`, which is now."""
-    assert record.finished_s is not None, "a story so far ends now"
-    told = _until(chapters, record.arrival_s, record.finished_s)
-    if record.first_token_s is not None:
-        told = _with_first_token(told, record.first_token_s)
-    return Story(record=record, chapters=told, live=True)
+    if not live:
+        why = f"{record.outcome}{f' ({record.error})' if record.error else ''}"
+        told.append(Chapter(kind=Kind.ENDED, start_s=end_s, end_s=end_s, why=why))
+    return Story(record=record, chapters=told, live=live)
 
 
 def _until(chapters: Sequence[Chapter], arrival_s: float, end_s: float) -> list[Chapter]:

@@ -4,19 +4,17 @@ what of its KV was moved, and what was predicted beside what came.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.core.explain.slack import SlackPoint, slack_points
+from headway.core.explain.story import UNDER_WAY, Story
+from headway.core.explain.telling import NOT_KEPT, tell, waited_s
+from headway.core.explain.track import Displacement, Track
+from headway.core.explain.trail import Trail
 from headway.core.job import Job
-from headway.core.slack_points import SlackPoint, slack_points
-from headway.core.story import IN_QUEUE, UNDER_WAY, Kind, Story
-from headway.core.telling import chapters, tell
-from headway.core.track import Displacement, Track
-from headway.core.trail import Trail
 
 MOST_BEHIND = 5
-NOT_KEPT = "not kept: too many changes"
 _RESOLUTION_S = 1e-9
 
 
@@ -94,19 +92,19 @@ class Explanation:
 def explain(trail: Trail, id_: str, now_s: float, block_bytes: int = 0) -> Explanation | None:
     """The explanation of a request that the trail still has; None for another.
 
-    `block_bytes` are those of a KV block, 0 where not known. O(tracks kept + its own marks + judged steps): a
-    millisecond or two.
+    `block_bytes` are those of a KV block, 0 where not known. O(tracks kept + its own marks + judged steps):
+    about 2 ms with 1,800 tracks.
     """
     track = trail.find(id_)
     if track is None:
         return None
     end_s = track.until_s(now_s)
-    waited_s = track.waited_until(end_s)
+    total_s = track.waited_until(end_s)
     behind = _behind(trail, track, now_s)
     return Explanation(
         story=tell(trail, track, now_s),
-        waited_s=waited_s,
-        waited=_waited(trail, track, now_s, waited_s),
+        waited_s=total_s,
+        waited=_waited(trail, track, now_s, total_s),
         behind=behind[:MOST_BEHIND],
         num_behind=len(behind),
         num_overtook=sum(one.overtook for one in behind),
@@ -120,42 +118,41 @@ def explain(trail: Trail, id_: str, now_s: float, block_bytes: int = 0) -> Expla
 
 def _waited(trail: Trail, track: Track, now_s: float, total_s: float) -> list[Waited]:
     """The waiting by reason, longest first; what is not kept makes up the sum."""
-    spent_s: defaultdict[str, float] = defaultdict(float)
-    for chapter in chapters(trail, track, now_s):
-        if chapter.kind in IN_QUEUE:
-            spent_s[_reason(chapter.kind, chapter.why)] += chapter.end_s - chapter.start_s
+    spent_s = waited_s(trail, track, now_s)
     rest_s = total_s - sum(spent_s.values())
     if rest_s > _RESOLUTION_S:
-        spent_s[NOT_KEPT if track.not_kept else UNDER_WAY] += rest_s
+        spent_s[UNDER_WAY if track.found is None else NOT_KEPT] = rest_s
     found = [Waited(why, seconds) for why, seconds in spent_s.items() if seconds > 0]
     return sorted(found, key=lambda one: (-one.seconds, one.why))
 
 
-def _reason(kind: Kind, why: str) -> str:
-    """Waiting on the host is told apart."""
-    return f"on the host: {why}" if kind is Kind.SWAPPED else why
-
-
 def _behind(trail: Trail, track: Track, now_s: float) -> list[Behind]:
-    """Who held a seat while it waited, for how long of that, longest first. O(tracks)."""
+    """Who held a seat while it waited, for how long of that, longest first. O(tracks + their changes)."""
     waits = track.waits(track.until_s(now_s))
+    if not waits:
+        return []
     found: list[Behind] = []
     for other in trail.tracks:
-        if other is track:
+        until_s = other.until_s(now_s)
+        if other is track or other.job.first_scheduled_s is None or until_s <= waits[0][0]:
             continue
-        seconds = _overlap_s(waits, other.stays(other.until_s(now_s)))
+        seconds = _overlap_s(waits, other.stays(until_s))
         if seconds > 0:
             found.append(Behind(other.job.id, seconds, _overtook(other.job, track.job)))
     return sorted(found, key=lambda one: (-one.seconds, one.id))
 
 
 def _overlap_s(waits: Sequence[tuple[float, float]], stays: Sequence[tuple[float, float]]) -> float:
-    """Seconds that lie in both."""
-    return sum(
-        max(0.0, min(wait_end, stay_end) - max(wait_start, stay_start))
-        for wait_start, wait_end in waits
-        for stay_start, stay_end in stays
-    )
+    """Seconds that lie in both, each in the order of time. O(n + m)."""
+    seconds, wait, stay = 0.0, 0, 0
+    while wait < len(waits) and stay < len(stays):
+        (wait_start, wait_end), (stay_start, stay_end) = waits[wait], stays[stay]
+        seconds += max(0.0, min(wait_end, stay_end) - max(wait_start, stay_start))
+        if wait_end < stay_end:
+            wait += 1
+        else:
+            stay += 1
+    return seconds
 
 
 def _overtook(other: Job, job: Job) -> bool:

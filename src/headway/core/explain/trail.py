@@ -9,9 +9,7 @@ from typing import NamedTuple
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel, UnknownCost
-from headway.core.job import Job, JobState
-from headway.core.plan import Fate, StepOutcome
-from headway.core.reasons import (
+from headway.core.explain.reasons import (
     who_ran_instead,
     why_all_waited,
     why_others_ran,
@@ -19,10 +17,12 @@ from headway.core.reasons import (
     why_preempted,
     why_waiting,
 )
+from headway.core.explain.step_log import ChangeLog, StepLog
+from headway.core.explain.story import Kind, is_decode
+from headway.core.explain.track import Displacement, Mark, Surroundings, Track
+from headway.core.job import Job, JobState
+from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
-from headway.core.step_log import ChangeLog, StepLog
-from headway.core.story import Kind, is_decode
-from headway.core.track import Displacement, Mark, Surroundings, Track
 from headway.core.view import StepView
 
 KEPT_ENDED = 500
@@ -52,7 +52,7 @@ class Trail:
     Told of each step after the ledger has followed it, with the view it was planned on; changes no job. Costs: O(1)
     a step in which every resident runs and nobody comes or goes; else O(jobs that change + jobs in prefill +
     passed over), and O(residents) in a step in which some pause. Memory: the tracks of live jobs and of the last
-    `kept` ended ones, and logs of fixed length. Read with `headway.core.explanation`, which asks `cost` what things
+    `kept` ended ones, and logs of fixed length. Read with `explain` (`explanation.py`), which asks `cost` what things
     take by what is known then.
     """
 
@@ -92,10 +92,10 @@ class Trail:
             self._look_round(view, outcome)
         if outcome.preempted:
             self._follow_preempted(view, outcome)
-        if outcome.admitted:
-            self._follow_admitted(outcome)
         if self._in_prefill:
             self._follow_prefills(outcome)
+        if outcome.admitted:
+            self._follow_admitted(outcome)
         self._follow_paused(view, outcome)
         if outcome.passed_over or self._passed_over:
             self._follow_passed_over(outcome)

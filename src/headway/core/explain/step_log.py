@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
+from itertools import islice, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 KEPT_STEPS = 1 << 15
@@ -18,6 +21,9 @@ class Change(NamedTuple):
     step: int
     why: str
     by: str
+
+
+_at_s = itemgetter(0)
 
 
 class StepLog:
@@ -38,10 +44,11 @@ class StepLog:
 
     def widths(self, start: int, end: int) -> tuple[int, int] | None:
         """Least and greatest width of the steps `start` to `end` (exclusive); None where none of them is kept."""
-        kept = range(max(start, self.count - self._kept), min(end, self.count))
-        if not kept:
+        start, end = max(start, self.count - self._kept), min(end, self.count)
+        if start >= end:
             return None
-        found = [self._widths[step % self._kept] for step in kept]
+        first, last, ring = start % self._kept, (end - 1) % self._kept + 1, self._widths
+        found = ring[first:last] if first < last else ring[first:] + ring[:last]
         return min(found), max(found)
 
     def times_s(self, most: int) -> list[float]:
@@ -64,12 +71,15 @@ class ChangeLog:
             self._changes.append(Change(at_s, step, why, by))
 
     def between(self, start_s: float, end_s: float) -> list[Change]:
-        """The change that was in force at `start_s`, and those up to `end_s` (exclusive), in order. O(kept)."""
-        found: list[Change] = []
-        for change in self._changes:
-            if change.at_s >= end_s:
-                break
-            if change.at_s <= start_s:
-                found.clear()
-            found.append(change)
-        return found
+        """The change that was in force at `start_s`, and those up to `end_s` (exclusive), in order."""
+        first = bisect_right(self._changes, start_s, key=_at_s) - 1
+        return list(islice(self._changes, max(0, first), bisect_left(self._changes, end_s, key=_at_s)))
+
+    def spent_s(self, start_s: float, end_s: float) -> dict[str, float]:
+        """Seconds between two times by reason, as far back as changes are kept."""
+        changes = self.between(start_s, end_s)
+        times_s = [*(max(change.at_s, start_s) for change in changes), end_s]
+        spent_s: dict[str, float] = {}
+        for change, (from_s, until_s) in zip(changes, pairwise(times_s), strict=True):
+            spent_s[change.why] = spent_s.get(change.why, 0.0) + until_s - from_s
+        return spent_s
