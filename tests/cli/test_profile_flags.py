@@ -107,7 +107,8 @@ def test_a_short_profile_of_the_demo_model_can_be_read_back(tmp_path: Path) -> N
 @pytest.mark.engine
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("until", "after_s", "written"), [("starting vLLM", 1.0, False), ("measuring steps", 20.0, True)]
+    ("until", "after_s", "written"),
+    [("starting vLLM", 1.0, False), pytest.param("measuring steps", 20.0, True, marks=pytest.mark.long)],
 )
 def test_an_interruption_writes_a_whole_file_or_none(
     tmp_path: Path, until: str, after_s: float, written: bool

@@ -26,6 +26,7 @@ BYTES_PER_S = 2e8
 CHECKED = ("--max-num-seqs", "8", "--additional-config", '{"headway": {"check": true}}')
 
 
+@pytest.mark.long
 def test_memory_for_less_than_a_block_is_told_below_all_tracebacks(tmp_path: Path) -> None:
     serving = Serving(tmp_path, "--policy", "fastserve", "--host-kv-gib", "1e-9", "--", *KV_CACHE)
     try:

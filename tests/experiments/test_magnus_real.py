@@ -112,6 +112,7 @@ def test_policies_are_put_beside_vs() -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_real_server_serves_everybodys_batches(tmp_path: Path) -> None:
     from headway.engine.server_command import server_command

@@ -142,6 +142,8 @@ def test_a_report_names_every_cell_and_policy() -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_small_instance_swaps_and_recomputes_on_the_real_engine() -> None:
     load = replace(LOADS[0], requests=60)
     found = swap([load], {"fast": 8.0}, rounds=1, learning_share=0.0)
