@@ -11,7 +11,8 @@ asynchronous scheduling as vLLM decides. It is swept over `max_num_seqs` first, 
 compared with its best value of that sweep. `priority` is vLLM's own `--scheduling-policy priority`, as a user would set
 it: the interactive clients have the better priority. `--policy` (default headway) runs a batch as wide as stock's best,
 with lengths predicted by `hash`, taught with the half of the packaged tasks that no stream has, and has 0.25 GiB
-of host memory to swap to. Engines take turns load by load; stock never sees targets, so its runs serve all kinds.
+of host memory to swap to. The two engines, each in a process of its own, take turns stream by stream; stock never sees
+targets, so its runs serve all kinds.
 
 Per cell and system: goodput (share of all requests that met all their targets), mean and p99 JCT, TTFT, what was not
 answered. `over_stock`, `over_priority`: `gain` (times as good) and `loss` (behind by so much: goodput as a difference,

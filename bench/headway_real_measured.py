@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import msgspec
 
 from bench.client_classes import NONE
+from bench.engine_process import EngineProcess
 from bench.fastserve_real import say
-from bench.headway_real_engine import SLOTS, STOCK, Memory, Run, put_in, records, serve
+from bench.headway_real_engine import SLOTS, STOCK, Memory, Run, put_in, records
 from bench.headway_real_plan import Plan, Prepared
 from bench.taught_lengths import untaught_stream
 from headway.results import summarize
@@ -48,32 +50,35 @@ def prepare(plan: Plan) -> None:
 
 
 def measure(plan: Plan, runs: Sequence[Run]) -> None:
-    """Do all runs that are not kept yet: stock's engine and Headway's in turn, load by load, since a machine's speed
-    drifts by a quarter within minutes; whichever was first is second the next time.
+    """Do all runs that are not kept yet, load by load, on engines that take turns stream by stream.
+
+    A machine's speed drifts by a quarter within minutes, so what is compared runs side by side; whichever came first
+    at one load comes last at the next.
     """
-    for number, cell in enumerate(sorted({(run.seed, run.load) for run in runs})):
-        for stock in (True, False) if number % 2 == 0 else (False, True):
-            todo = [
-                run
-                for run in runs
-                if (run.seed, run.load) == cell and (run.contender.stock is not None) == stock
-            ]
-            serve_all(
-                plan, [run for run in dict.fromkeys(todo) if not run.file(plan.out).exists()], stock=stock
-            )
+    todo = [run for run in dict.fromkeys(runs) if not run.file(plan.out).exists()]
+    cells = sorted({(run.seed, run.load) for run in todo})
+    with ExitStack() as stack:
+        engines = {
+            stock: stack.enter_context(EngineProcess(plan.kv_blocks, stock=stock))
+            for stock in sorted({_is_stock(run) for run in todo})
+        }
+        for number, cell in enumerate(cells):
+            here = [run for run in todo if (run.seed, run.load) == cell]
+            for run in here if number % 2 == 0 else reversed(here):
+                _measure_one(plan, run, engines[_is_stock(run)])
+            say(f"{number + 1} of {len(cells)} loads and seeds done")
 
 
-def serve_all(plan: Plan, runs: Sequence[Run], *, stock: bool) -> None:
-    """Do runs on one engine."""
-    if not runs:
-        return
-    with Memory(plan.kv_blocks).serving(stock=stock) as engine:
-        for number, run in enumerate(runs):
-            requests = plan.stream(run.kind or NONE, run.load, run.seed)
-            found = serve(engine, run, requests)
-            write_whole(run.file(plan.out), msgspec.json.encode(found))
-            mean_jct_s = summarize(records(requests, found.served)).mean_jct_s or 0.0
-            say(
-                f"seed {run.seed}, {number + 1} of {len(runs)}: {run.contender.name} ({run.kind or 'all kinds'}, "
-                f"{run.seats} seats) at load {run.load:g}: mean JCT {mean_jct_s:.3f} s of {len(requests)} requests"
-            )
+def _is_stock(run: Run) -> bool:
+    return run.contender.stock is not None
+
+
+def _measure_one(plan: Plan, run: Run, engine: EngineProcess) -> None:
+    requests = plan.stream(run.kind or NONE, run.load, run.seed)
+    found = engine.serve(run, requests)
+    write_whole(run.file(plan.out), msgspec.json.encode(found))
+    mean_jct_s = summarize(records(requests, found.served)).mean_jct_s or 0.0
+    say(
+        f"seed {run.seed}: {run.contender.name} ({run.kind or 'all kinds'}, {run.seats} seats) at load {run.load:g}: "
+        f"mean JCT {mean_jct_s:.3f} s of {len(requests)} requests"
+    )

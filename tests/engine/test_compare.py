@@ -287,6 +287,7 @@ def test_prefills_that_vllm_defers_for_data_parallel_balance() -> None:
     scene.add("c", 10)
     output = scene.scheduler.schedule(throttle_prefills=True)
     assert output.num_scheduled_tokens == {"a": 1}
+    scene.scheduler.get_grammar_bitmask(output)
     outcome = scene.watched.outcomes[-1]
     assert {job.id: why.value for job, why in outcome.passed_over.items()} == dict.fromkeys(
         "bc", "engine_paused"
@@ -434,6 +435,7 @@ def request_like(**fields: Any) -> Any:
             "has_encoder_inputs": False,
             "num_in_flight_tokens": 0,
             "num_computed_tokens": 10,
+            "status": RequestStatus.WAITING,
             **fields,
         }
     )
@@ -485,15 +487,18 @@ def test_why_a_prefill_was_cut_short(
 
 
 @pytest.mark.parametrize(
-    ("of_engine", "reason"),
+    ("of_request", "of_engine", "reason"),
     [
-        ({}, Reason.UNEXPLAINED),
-        ({"num_spec_tokens": 3}, Reason.DRAFTS),
-        ({"waiting": []}, Reason.HELD),
-        ({"defers_prefills": True}, Reason.ENGINE_PAUSED),
+        ({}, {}, Reason.UNEXPLAINED),
+        ({}, {"num_spec_tokens": 3}, Reason.DRAFTS),
+        ({}, {"waiting": []}, Reason.HELD),
+        ({"status": RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR}, {}, Reason.GRAMMAR),
+        ({}, {"defers_prefills": True}, Reason.ENGINE_PAUSED),
     ],
 )
-def test_why_a_waiting_job_was_not_started(of_engine: dict[str, Any], reason: Reason) -> None:
-    job, request = make_job("a"), request_like()
+def test_why_a_waiting_job_was_not_started(
+    of_request: dict[str, Any], of_engine: dict[str, Any], reason: Reason
+) -> None:
+    job, request = make_job("a"), request_like(**of_request)
     outcome = StepOutcome(now_s=0.0, plan=StepPlan(admit=[job], token_budget=64))
     assert compare(outcome, engine_like(request, job, **of_engine)) == {job: reason}

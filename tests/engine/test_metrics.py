@@ -20,6 +20,7 @@ pytestmark = pytest.mark.vllm
 NOT_A_TOTAL = {
     "scheduler_us": "headway_scheduler_seconds_total",
     "vllm_schedule_us": "headway_vllm_schedule_seconds_total",
+    "follow_us": "headway_follow_seconds_total",
 }
 
 

@@ -18,7 +18,7 @@ from headway.core.job import Job
 from headway.core.plan import Departure, Fate, StepOutcome, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
-from headway.engine.model_free import ScriptedRequest, replay
+from headway.engine.model_free import ScriptedRequest, replay, to_request
 from headway.engine.self_check import compare_logs, run_script, stock_builder
 from headway.engine.watchdog import STALLED_STEPS
 from headway.policies.batching.decode_first import DecodeFirst
@@ -327,6 +327,59 @@ def test_a_prefix_cache_reset_preempts_behind_the_policys_back_and_is_followed(
         if step % 20 == 10:
             built.reset_prefix_cache(reset_running_requests=True)
     assert built.ledger.ended == {Outcome.FINISHED: len(script)}
+    assert_empty(built)
+
+
+def test_a_step_is_followed_while_the_workers_compute_it() -> None:
+    built = scheduler()
+    built.add_request(to_request(ScriptedRequest("a", 0, range(40), 3)))
+    output = built.schedule()
+    assert (built.counters.steps, list(built.ledger.waiting)) == (0, ["a"])
+    built.get_grammar_bitmask(output)
+    assert (built.counters.steps, [job.id for job in built.ledger.residents]) == (1, ["a"])
+    built.get_grammar_bitmask(output)
+    assert built.counters.steps == 1
+
+
+def _abort(built: Any) -> None:
+    built.finish_requests(min(built.requests), RequestStatus.FINISHED_ABORTED)
+
+
+def _add(built: Any) -> None:
+    built.add_request(to_request(ScriptedRequest(f"late {len(built.jobs)}", 0, range(40), 3)))
+
+
+def _reset(built: Any) -> None:
+    built.reset_prefix_cache(reset_running_requests=True)
+
+
+def _ask(built: Any) -> None:
+    built.answer("requests", "")
+
+
+def _schedule_no_more(built: Any) -> None:
+    """Nothing: the step's output comes without vLLM having asked for anything in between."""
+
+
+@MODES
+@pytest.mark.parametrize("meddle", [_abort, _add, _reset, _ask, _schedule_no_more])
+def test_whatever_comes_before_a_step_is_followed_finds_it_followed(
+    meddle: Callable[[Any], None], asynchronous: bool, prefix_caching: bool
+) -> None:
+    built = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching, policy="sjf")
+    for scripted in stream(12):
+        built.add_request(to_request(scripted))
+    engine, sent = HearingEngine(built), 0
+    while built.has_unfinished_requests() and sent < 3_000:
+        output = built.schedule()
+        computed = engine.compute(output)
+        if sent % 9 == 4 and sent < 100 and built.requests:
+            meddle(built)
+            assert built.counters.steps == sent + 1 - (meddle is _schedule_no_more)
+        sent += 1
+        built.update_from_output(output, computed)
+        assert built.counters.steps == sent
+    assert built.ledger.ended.total() == built.ledger.arrived
     assert_empty(built)
 
 

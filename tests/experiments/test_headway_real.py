@@ -12,6 +12,7 @@ import pytest
 
 from bench.broken_ways import REFERENCES
 from bench.client_classes import INTERACTIVE, NONE, ONE, PATIENT, TWO
+from bench.engine_process import EngineProcess
 from bench.fastserve_engine import Served
 from bench.governor_watch import Change, GovernorWatch
 from bench.headway_real import options, plan_of
@@ -26,6 +27,7 @@ from bench.headway_real_engine import (
     kept,
     records,
     serve,
+    taught,
 )
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
 from bench.headway_real_plan import SEATS, SYSTEMS, Plan, Prepared, best_seats, stock_name
@@ -375,6 +377,20 @@ def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:
     assert not stock[0].counters
     assert counters["planned_steps"] == counters["distrusting_steps"] > 0
     assert [change.goes_by for change in watch.changes] == ["no lengths"]
+
+
+@pytest.mark.engine
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_two_engines_live_side_by_side_and_take_turns() -> None:
+    requests = untaught_stream(20.0, 0.5, seed=1)
+    with EngineProcess(96, stock=True) as stock, EngineProcess(96, stock=False) as own:
+        for seed in range(2):
+            theirs = stock.serve(Run(STOCK, "", 8, 1.0, seed), requests)
+            ours = own.serve(Run(taught("headway"), TWO, 8, 1.0, seed), requests)
+            assert len(theirs.served) == len(ours.served) == len(requests)
+            assert not theirs.counters
+            assert ours.counters["planned_steps"] > 0
 
 
 def test_a_sweep_has_every_number_of_seats(plan: Plan) -> None:

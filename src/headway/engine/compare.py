@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
 
 from headway.core.job import Job
 from headway.core.plan import Reason, StepOutcome
 
 
 def compare(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
-    """Why each job of the plan got nothing or less than its share, asked right after `schedule()`.
+    """Why each job of the plan got nothing or less than its share, asked before anything else has changed.
 
     vLLM grants only to its running requests: the plan's, the paused (capped at 0) and the admitted; so equal
     counts mean that every job of `run` got tokens. Candidates behind the one that ended admission are
@@ -158,11 +159,14 @@ def _why_refused(job: Job, outcome: StepOutcome, scheduler: Any) -> Reason:
         return Reason.LORA
     if scheduler.defers_prefills:
         return Reason.ENGINE_PAUSED
-    misfit: Reason | None = scheduler.admission.misfit(scheduler.requests[job.id])
+    request = scheduler.requests[job.id]
+    misfit: Reason | None = scheduler.admission.misfit(request)
     if misfit is not None:
         return misfit
     if scheduler.num_spec_tokens:
         return Reason.DRAFTS
+    if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        return Reason.GRAMMAR  # compiled since the step was filled
     return Reason.UNEXPLAINED
 
 

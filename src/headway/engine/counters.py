@@ -35,6 +35,7 @@ class Counters:
     watchdog_faults: int = 0
     scheduler_s: float = 0.0
     vllm_schedule_s: float = 0.0
+    follow_s: float = 0.0
     swap_out_s: float = 0.0
     swap_in_s: float = 0.0
     copy_wait_s: float = 0.0
@@ -69,6 +70,7 @@ class Counters:
             "watchdog_faults": self.watchdog_faults,
             "scheduler_us": round(self.scheduler_s * 1e6),
             "vllm_schedule_us": round(self.vllm_schedule_s * 1e6),
+            "follow_us": round(self.follow_s * 1e6),
             "swap_out_us": round(self.swap_out_s * 1e6),
             "swap_in_us": round(self.swap_in_s * 1e6),
             "copy_wait_us": round(self.copy_wait_s * 1e6),

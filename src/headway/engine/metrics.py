@@ -21,6 +21,7 @@ PREFIX = "headway."
 _SECONDS = {
     "scheduler_us": ("headway_scheduler_seconds", "Time in schedule(), vLLM's own included"),
     "vllm_schedule_us": ("headway_vllm_schedule_seconds", "Time in vLLM's own schedule()"),
+    "follow_us": ("headway_follow_seconds", "Time following steps, while the workers compute them"),
     "swap_out_us": ("headway_swap_out_seconds", "Time of KV copies to the host, the slowest worker's"),
     "swap_in_us": ("headway_swap_in_seconds", "Time of KV copies back, the slowest worker's"),
     "forward_us": (

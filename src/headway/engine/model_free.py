@@ -152,6 +152,7 @@ class ModelFreeEngine:
         """Schedule a step, which is then in flight."""
         output = self.scheduler.schedule()
         self._in_flight.append((output, self.compute(output)))
+        self.scheduler.get_grammar_bitmask(output)
         return StepLog(dict(output.num_scheduled_tokens), frozenset(output.preempted_req_ids or ()))
 
     def drain(self) -> None:

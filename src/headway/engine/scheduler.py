@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,21 @@ _ENDED_AS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A step that vLLM has filled: `shaped` requests were running before it admitted others."""
+
+    plan: StepPlan
+    output: SchedulerOutput
+    shaped: int
+    now_s: float
+    dispatched_s: float
+
+
 class PolicyScheduler(Scheduler):  # type: ignore[misc]
     """vLLM's scheduler under a policy: view -> plan -> shaped `schedule()` -> outcome -> observe.
+
+    All up to the shaped `schedule()` holds up the step; what follows is done while the workers compute it.
 
     vLLM's own code grants tokens, allocates blocks and talks to the workers; this class only decides in
     which order it finds the requests, which of them, and with how many tokens at most. `clock` is the one
@@ -97,6 +111,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.defers_prefills = False
         self.preempted: dict[Job, Fate] = {}
         self._planned_fate: Fate | None = None
+        self._filled: _Filled | None = None
         self.shaped_plan = StepPlan()
         self._not_offloaded: dict[Job, Reason] = {}
         self._departing: dict[str, Departure] = {}
@@ -128,7 +143,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     # ---- one step ----------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Plan, shape, let vLLM fill, compare. Returns vLLM's own output."""
+        """Plan, shape, let vLLM fill. Returns vLLM's own output."""
+        self._catch_up()
         started = time.perf_counter()
         now_s = self.clock()
         self._settle(now_s)
@@ -143,12 +159,26 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         finally:
             self._unshape()
         self.counters.vllm_schedule_s += time.perf_counter() - delegated
-        outcome = self._outcome(plan, output, shaped, now_s)
-        self._follow(outcome)
-        waits = self.swaps is not None and self.swaps.step_waits
-        self._step_clock.dispatched(None if waits else lesson(outcome, self._step_clock), self.clock())
+        self._filled = _Filled(plan, output, shaped, now_s, self.clock())
         self.counters.scheduler_s += time.perf_counter() - started
         return output
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
+        """Follow the step: vLLM asks for this when the workers have begun it, so it keeps nobody waiting."""
+        self._catch_up()
+        return super().get_grammar_bitmask(scheduler_output)
+
+    def _catch_up(self) -> None:
+        """Follow the step that was filled last, once: before all that looks at jobs or changes them."""
+        filled, self._filled = self._filled, None
+        if filled is None:
+            return
+        started = time.perf_counter()
+        outcome = self._outcome(filled)
+        self._follow(outcome)
+        waits = self.swaps is not None and self.swaps.step_waits
+        self._step_clock.dispatched(None if waits else lesson(outcome, self._step_clock), filled.dispatched_s)
+        self.counters.follow_s += time.perf_counter() - started
 
     def _plan(self, now_s: float) -> StepPlan:
         view = self._view
@@ -327,6 +357,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
         """KV from before a reset is of no use, on the host neither, nor what comes back from there."""
+        self._catch_up()
         if self.swaps is None:
             reset: bool = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
             return reset
@@ -337,11 +368,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     # ---- reading what happened ---------------------------------------------------------------------
 
-    def _outcome(self, plan: StepPlan, output: SchedulerOutput, shaped: int, now_s: float) -> StepOutcome:
+    def _outcome(self, filled: _Filled) -> StepOutcome:
         """What vLLM made of the plan: admissions stand at the end of `running`, victims are missing there."""
+        plan, output = filled.plan, filled.output
         jobs, granted = self.jobs, output.num_scheduled_tokens
         outcome = StepOutcome(
-            now_s=now_s,
+            now_s=filled.now_s,
             plan=plan,
             tokens=dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True)),
             num_tokens=output.total_num_scheduled_tokens,
@@ -353,7 +385,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
         )
         self.preempted.clear()
-        outcome.admitted = self._admitted(shaped)
+        outcome.admitted = self._admitted(filled.shaped)
         for job in outcome.admitted:
             outcome.cached_tokens[job] = self._found_tokens(job, outcome)
         return outcome
@@ -459,6 +491,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def add_request(self, request: Request) -> None:
         """Take in a request; one that cannot be served here ends at once with the reason."""
+        self._catch_up()
         if request.request_id in self.jobs:
             super().add_request(request)
             return
@@ -477,6 +510,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Let vLLM process a step's output, then follow it and say farewell to those who left."""
+        self._catch_up()
         now_s = self.clock()
         if self._explainer is not None:
             self._explainer.now_s = now_s
@@ -526,6 +560,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if is_first or job.state is not JobState.RESIDENT:
             self.guard.touch(job)
 
+    def finish_requests(self, *args: Any, **kwargs: Any) -> list[Request]:
+        """End requests from outside a step: aborts, for one."""
+        self._catch_up()
+        ended: list[Request] = super().finish_requests(*args, **kwargs)
+        return ended
+
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
         """Called by vLLM exactly once for each request that ends, whatever the reason."""
         if self.swaps is not None:
@@ -564,6 +604,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def answer(self, question: str, argument: str) -> list[dict[str, Any]] | str:
         """What another process asks, between two steps (see `engine.explainer`)."""
+        self._catch_up()
         return NOT_FOLLOWED if self._explainer is None else self._explainer.answer(question, argument)
 
     def shutdown(self) -> None:

@@ -21,6 +21,7 @@ _CONNECTORS = "vllm.distributed.kv_transfer"
 SEAMS = {
     f"{_SCHEDULER}.schedule": "da4f2cf2fc39c39e",
     f"{_SCHEDULER}.update_from_output": "85b29db96051135c",
+    f"{_SCHEDULER}.get_grammar_bitmask": "a7b91198fb0c42d8",
     f"{_SCHEDULER}.add_request": "fa2b51cd04a90977",
     f"{_SCHEDULER}.finish_requests": "b7a4ef7b8aa588bf",
     f"{_SCHEDULER}._free_request": "1b386dca84e6bb73",
