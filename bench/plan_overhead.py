@@ -3,7 +3,8 @@
 Stock's scheduler and ours run in turn in one process, without a model, on the same kind of stream: 256
 running, 1,000 or 10,000 waiting, 10 arrivals and about 10 finishes a step. A step is add_request for the
 arrivals, schedule and update_from_output; what is reported is the difference of process CPU time, ours
-minus stock's, step by step (in microseconds). Real engines spend milliseconds a step.
+minus stock's, step by step (in microseconds): `added_us` of all of it, `held_us` without what is done while the workers
+compute. Real engines spend milliseconds a step.
 
 `plans` is the CPU time of a policy's own part of it, `plan` and `observe`, on a clock on which a step takes
 25 ms, so that quanta end: every preset of `--plan` with as many worker slots as run, and, for those that
@@ -22,7 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 
@@ -58,7 +59,7 @@ TTFT_CLASSES_MS = (200, 1_000, 5_000, 60_000)
 
 
 def main() -> None:
-    """Print `{"<order>": {"added_us_256_1000": {"p50": a, "p99": b}, "added_us_256_10000": {...}}}`."""
+    """Print `{"<order>": {"added_us_256_1000": {"p50": a, "p99": b}, "held_us_256_1000": {...}, ...}}`."""
     parser = options(__doc__)
     parser.add_argument("--order", action="append", choices=sorted(ORDERS), help="measure only this order")
     parser.add_argument(
@@ -72,8 +73,11 @@ def main() -> None:
         table[order] = {}
         for waiting in WAITING:
             print(f"{order}, {waiting} waiting ...", file=sys.stderr)
-            added = _added_us(model, order, waiting, arguments.steps)
-            table[order][f"added_us_{RUNNING}_{waiting}"] = quantiles(added)
+            stock, ours = _warm_lanes(model, order, waiting)
+            steps = list(added_us(stock, ours, arguments.steps))
+            for kind in ("added", "held"):
+                figures = quantiles(getattr(step, kind) for step in steps)
+                table[order][f"{kind}_us_{RUNNING}_{waiting}"] = figures
     if presets:
         table["plans"] = {preset: plan_times(model, preset, arguments.steps) for preset in presets}
     print(json.dumps(table))
@@ -100,27 +104,37 @@ def plan_times(model: str, preset: str, steps: int) -> dict[str, dict[str, float
     return table
 
 
-def _added_us(model: str, order: str, waiting: int, steps: int) -> Iterator[float]:
-    stock = Lane(model, Scheduler, waiting)
-    ours = Lane(model, headway_builder(order=order), waiting)
-    for lane in (stock, ours):
-        for _ in range(2 * MEAN_OUTPUT_TOKENS):
-            lane.step_s()
-    return added_us(stock, ours, steps)
+def _warm_lanes(model: str, order: str, waiting: int) -> tuple[Lane, Lane]:
+    """Stock's and ours."""
+    lanes = Lane(model, Scheduler, waiting), Lane(model, headway_builder(order=order), waiting)
+    for lane in lanes:
+        lane.warm()
+    return lanes
 
 
-def added_us(without: Lane, with_it: Lane, steps: int) -> Iterator[float]:
-    """Microseconds more that each of so many steps takes one lane than the other, in turn."""
+class Added(NamedTuple):
+    """Microseconds more of one step: all, and without what is done while the workers compute."""
+
+    added: float
+    held: float
+
+
+def added_us(without: Lane, with_it: Lane, steps: int) -> Iterator[Added]:
+    """How much more each of so many steps takes one lane than the other, in turn."""
     gc.collect()
     gc.freeze()
     for _ in range(steps):
-        without_s = without.step_s()
-        yield (with_it.step_s() - without_s) * 1e6
+        all_s = with_it.step_s() - without.step_s()
+        beside_s = with_it.beside_s - without.beside_s
+        yield Added(all_s * 1e6, (all_s - beside_s) * 1e6)
     gc.unfreeze()
 
 
 class Lane:
-    """One scheduler kept at the same load."""
+    """One scheduler kept at the same load; `beside_s` of its last step's CPU time the workers would have computed."""
+
+    arrivals_a_step = ARRIVALS_A_STEP
+    beside_s = 0.0
 
     def __init__(
         self,
@@ -153,17 +167,25 @@ class Lane:
 
     def step_s(self) -> float:
         """CPU seconds of one step with its arrivals; making requests and tokens is not counted."""
-        arrivals = [to_request(self.next()) for _ in range(ARRIVALS_A_STEP)]
+        arrivals = [to_request(self.next()) for _ in range(self.arrivals_a_step)]
         scheduler = self.engine.scheduler
         started = time.process_time()
         for request in arrivals:
             scheduler.add_request(request)
         output = scheduler.schedule()
         scheduled = time.process_time()
+        scheduler.get_grammar_bitmask(output)
+        followed = time.process_time()
         computed = self.engine.compute(output)
         resumed = time.process_time()
         scheduler.update_from_output(output, computed)
-        return time.process_time() - resumed + scheduled - started
+        self.beside_s = followed - scheduled
+        return time.process_time() - resumed + followed - started
+
+    def warm(self) -> None:
+        """Steps until as many end as come."""
+        for _ in range(2 * MEAN_OUTPUT_TOKENS):
+            self.step_s()
 
 
 class _Timed(GuardedPolicy):
