@@ -458,6 +458,16 @@ def test_why_a_resident_got_nothing(
     assert compare(outcome, engine_like(request, job, **of_engine)) == {job: reason}
 
 
+def test_those_brought_back_without_a_place_take_no_seat() -> None:
+    # One seat. b came back beside the batch, so it was not b that kept a from it.
+    job, back = make_job("a"), decoding("b")
+    plan = StepPlan(admit=[job], prefetch=[back], token_budget=64)
+    outcome = StepOutcome(now_s=0.0, plan=plan, admitted=[back])
+    engine = engine_like(request_like(), job, seats_planned=1)
+    engine.admission.misfit = lambda _: Reason.ISL
+    assert compare(outcome, engine) == {job: Reason.ISL}
+
+
 def test_a_resident_behind_a_shortage_that_freed_nothing_lacks_blocks() -> None:
     job, victim = decoding("a"), decoding("b")
     plan = StepPlan(run=[job], token_budget=64)

@@ -153,7 +153,7 @@ def _why_refused(job: Job, outcome: StepOutcome, scheduler: Any) -> Reason:
     """Why a ready waiting job was not started although tokens were left."""
     if job is scheduler.admission.cut:
         return Reason.WHOLE_PROMPT
-    if len(outcome.admitted) >= scheduler.seats_planned:
+    if len(set(outcome.admitted).difference(outcome.plan.prefetch)) >= scheduler.seats_planned:
         return Reason.SEATS
     if job.lora_id and _adapters_full(job, outcome, scheduler):
         return Reason.LORA

@@ -44,7 +44,8 @@ def make_urgent_room(
     preempt = {job: host.fate(job, choose) or Fate.RECOMPUTE for job in victims}
     if not preempt:
         return plan
-    return replace(plan, run=[job for job in plan.run if job not in preempt], preempt=preempt, admit=())
+    run = [job for job in plan.run if job not in preempt]
+    return replace(plan, run=run, preempt=preempt, admit=(), prefetch=())
 
 
 def _victims(
