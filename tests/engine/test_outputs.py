@@ -38,7 +38,7 @@ def test_plain_outputs_are_stocks_whoever_is_paused_and_preempted() -> None:
 @pytest.mark.engine
 def test_outputs_are_stocks_though_requests_pause_and_move_all_the_time() -> None:
     cell = outputs(["fastserve"], ["storm-prefix"], 32)["fastserve"]["storm-prefix"]
-    assert passed(cell), cell
+    # Not `passed`: it asks for copies ahead of need too; whether there are two or none hangs on how long steps take.
     assert cell["requests"] == cell["identical"] == 32
     assert int(cell["pauses"]) > 500
     assert int(cell["swaps"]) > 100

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 from unittest.mock import Mock, call
 
-from headway.core.job import Job, JobState
+from headway.core.job import Job
 from headway.core.plan import Departure, Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching import Batching
@@ -139,17 +139,6 @@ def test_who_leaves_is_in_the_plan_and_not_admitted() -> None:
     plan = policy.plan(view(waiting=jobs))
     assert plan.leave == {a: Departure.SHED, b: Departure.EXPIRED}
     assert ids(plan.admit) == ["c"]
-
-
-def test_whom_a_rule_gives_up_after_all_is_neither_admitted_nor_brought_back() -> None:
-    policy, parts = told()
-    away, waits = decoding("a", state=JobState.SWAPPED), make_job("w")
-    parts.batching.plan.return_value = StepPlan(admit=[waits], prefetch=[away])
-    parts.rule.leave.return_value = {}
-    parts.rule.leave_unserved.return_value = dict.fromkeys([waits, away], Departure.SHED)
-    parts.eviction.evict.side_effect = lambda view, plan, order: plan
-    plan = policy.plan(view(waiting=[waits], swapped=[away]))
-    assert (set(plan.leave), list(plan.admit), list(plan.prefetch)) == ({waits, away}, [], [])
 
 
 def test_the_batch_is_cut_to_its_width_and_the_eviction_sees_who_is_left_out() -> None:

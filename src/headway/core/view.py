@@ -32,8 +32,7 @@ class StepView:
     others: nobody is evicted for the block that their next token may open; `blocks_coming_free` are held by
     copies to the host alone; `uncopied_blocks(job)` is how many blocks of a resident's KV a swap would have
     to wait for (0: it is instant), and `unsent_blocks(job)` how many of these no copy under way brings either, which
-    need room on the host. With `serial_copies` a step waits for the copies decided with it, so who comes back runs in
-    the step that brings it; else it runs when its KV has come beside other steps.
+    need room on the host.
     """
 
     now_s: float = 0.0
@@ -54,7 +53,6 @@ class StepView:
     admissible: Callable[[Job], bool] = _never
     uncopied_blocks: Callable[[Job], int] = _none
     unsent_blocks: Callable[[Job], int] = _none
-    serial_copies: bool = False
 
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""

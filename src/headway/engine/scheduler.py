@@ -130,7 +130,6 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self._view.host_total_blocks = self.swaps.copies.host.num_blocks
             self._view.uncopied_blocks = self.swaps.copies.uncopied_blocks
             self._view.unsent_blocks = self.swaps.copies.unsent_blocks
-            self._view.serial_copies = self.swaps.copies.serial
 
     def _stock_limits(self) -> tuple[int, int]:
         """What vLLM itself would set as tokens a step and requests running; a step may narrow both."""

@@ -95,7 +95,6 @@ class Policy:
             if given_up:
                 plan.leave = {**given_up, **plan.leave}
                 plan.admit = [job for job in plan.admit if job not in given_up]
-                plan.prefetch = [job for job in plan.prefetch if job not in given_up]
 
     def next_change_s(self, view: StepView) -> float:
         """Until when the plan for this view stays as it is, if nobody comes or ends and residents only decode.

@@ -100,7 +100,6 @@ class SimulatedEngine:
             self._view.host_total_blocks = limits.host_blocks
             self._view.uncopied_blocks = self.tier.copies.uncopied_blocks
             self._view.unsent_blocks = self.tier.copies.unsent_blocks
-            self._view.serial_copies = self.tier.copies.serial
 
     def _host_tier(self, limits: EngineLimits) -> HostTier:
         return HostTier(

@@ -39,11 +39,6 @@ def run_and_admit(plan: StepPlan) -> tuple[str, str]:
     return "".join(ids(plan.run)), "".join(ids(plan.admit))
 
 
-def swapped(id_: str, prompt: int) -> Job:
-    """A job on the host, with a prompt of so many tokens and its first output token."""
-    return decoding(id_, prompt=prompt, state=JobState.SWAPPED)
-
-
 SHORT, MIDDLE, LONG = decoding("s", prompt=2), decoding("m", prompt=6), decoding("l", prompt=12)
 
 
@@ -86,9 +81,9 @@ def test_those_who_leave_have_no_place() -> None:
     assert run_and_admit(scene(gone, next_).plan(leaving=(gone,))) == ("", "n")
 
 
-def test_where_a_step_waits_for_copies_a_swapped_job_competes_like_one_that_waits() -> None:
-    plan = scene(swapped("b", 4), residents=[SHORT, MIDDLE], serial_copies=True).plan()
-    assert (run_and_admit(plan), list(plan.prefetch)) == (("s", "b"), [])
+def test_a_swapped_job_competes_like_one_that_waits() -> None:
+    back = decoding("b", prompt=4, state=JobState.SWAPPED)
+    assert run_and_admit(scene(back, residents=[SHORT, MIDDLE]).plan()) == ("s", "b")
 
 
 # ---- who has none ----------------------------------------------------------------------------------
@@ -154,58 +149,6 @@ def test_nobody_starts_past_a_higher_ranked_job_that_lacks_blocks(
     assert (run_and_admit(plan)[0], run_and_admit(plan)[1][:1]) == expected
 
 
-# ---- who comes back beside the steps ---------------------------------------------------------------
-
-
-def test_a_swapped_job_takes_no_place_before_its_kv_is_there() -> None:
-    # Prompts 2, 4, 6, two places: b is second, and m runs on in its place until it is resident and restored.
-    made = scene(swapped("b", 4), residents=[SHORT, MIDDLE])
-    plan = made.plan()
-    assert (run_and_admit(plan), ids(plan.prefetch)) == (("sm", ""), ["b"])
-    back = decoding("b", prompt=4)
-    there = scene(residents=[SHORT, MIDDLE, back], restoring=[back], returned=[back])
-    assert run_and_admit(there.plan()) == ("sm", "")
-    there.view.restoring = []
-    assert run_and_admit(there.plan()) == ("sb", "")
-
-
-def test_one_that_ranks_below_the_batch_is_not_brought_back() -> None:
-    plan = scene(swapped("b", 8), residents=[SHORT, MIDDLE]).plan()
-    assert (run_and_admit(plan), list(plan.prefetch)) == (("sm", ""), [])
-
-
-@pytest.mark.parametrize(("restoring", "expected"), [(0, ["a", "b"]), (1, ["a"]), (2, [])])
-def test_a_batch_is_on_its_way_at_most(restoring: int, expected: list[str]) -> None:
-    # All of a, b and c rank above m and l, who run meanwhile; r and q are on their way already.
-    coming = [decoding(name, prompt=1) for name in "rq"][:restoring]
-    queue = [swapped("a", 2), swapped("b", 3), swapped("c", 4)]
-    plan = scene(*queue, residents=[LONG, MIDDLE, *coming], restoring=coming, returned=coming).plan()
-    assert (run_and_admit(plan)[0], ids(plan.prefetch)) == ("ml", expected)
-
-
-@pytest.mark.parametrize(("free", "started"), [(3, ""), (4, "n")])
-def test_one_that_starts_meanwhile_leaves_the_blocks_of_those_who_return(free: int, started: str) -> None:
-    # b needs 2 blocks, for 5 tokens, and n, which ranks below it, 2. With 3 free m runs beside s in n's stead.
-    made = scene(swapped("b", 4), make_job("n", prompt=5), residents=[SHORT, MIDDLE], free_blocks=free)
-    plan = made.plan()
-    assert (run_and_admit(plan), ids(plan.prefetch)) == ((("s" if started else "sm"), started), ["b"])
-
-
-@pytest.mark.parametrize("admissible", [True, False])
-def test_nobody_is_offered_the_blocks_of_those_who_return(admissible: bool) -> None:
-    # There are places left. n lacks blocks as far as is known: the engine may find some, but not at the cost of b.
-    made = scene(swapped("b", 4), make_job("n", prompt=8), residents=[SHORT], max_run=3, free_blocks=3)
-    plan = made.admissible(lambda job: admissible or job.id != "b").plan()
-    assert run_and_admit(plan) == ("s", "" if admissible else "nb")
-    assert ids(plan.prefetch) == (["b"] if admissible else [])
-
-
-@pytest.mark.parametrize(("serial", "named"), [(False, ("", "b")), (True, ("b", ""))])
-def test_in_an_empty_engine_it_is_brought_back_too(serial: bool, named: tuple[str, str]) -> None:
-    plan = scene(swapped("b", 4), serial_copies=serial).plan()
-    assert ("".join(ids(plan.admit)), "".join(ids(plan.prefetch))) == named
-
-
 # ---- reserved room ---------------------------------------------------------------------------------
 
 
@@ -241,25 +184,22 @@ prompts = st.lists(st.integers(1, 20), max_size=6)
 @given(
     residents=prompts,
     waiting=prompts,
-    away=prompts,
     seats=st.integers(1, 4),
     free=st.integers(0, 12),
-    unready=st.sets(st.integers(0, 11)),
+    unready=st.sets(st.integers(0, 5)),
 )
 def test_nobody_pauses_but_for_a_higher_ranked_job(
-    residents: list[int], waiting: list[int], away: list[int], seats: int, free: int, unready: set[int]
+    residents: list[int], waiting: list[int], seats: int, free: int, unready: set[int]
 ) -> None:
     here = [decoding(f"r{number}", prompt=prompt) for number, prompt in enumerate(residents)]
     queue = [make_job(f"w{number}", prompt=prompt) for number, prompt in enumerate(waiting)]
-    queue += [swapped(f"s{number}", prompt) for number, prompt in enumerate(away)]
     late = [queue[number] for number in unready if number < len(queue)]
     made = scene(*queue, residents=here, max_run=seats, free_blocks=free)
     made.admissible(lambda job: job not in late and made.view.blocks(job.num_tokens) <= free)
     plan = made.plan()
-    named = [*plan.run, *plan.admit, *plan.prefetch]
+    named = [*plan.run, *plan.admit]
     assert len(set(named)) == len(named)
-    assert max(len(plan.run), len(plan.prefetch)) <= seats
-    assert all(job.state is JobState.SWAPPED and made.view.admissible(job) for job in plan.prefetch)
+    assert len(plan.run) <= seats
     places = len(plan.run) + sum(made.view.admissible(job) for job in plan.admit)
     paused = [job for job in here if job not in plan.run]
     assert not paused or places >= seats

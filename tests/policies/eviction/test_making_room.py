@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headway.core.job import JobState
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.policies.eviction.swap import Swap
 from headway.policies.order.waited_over_length import WaitedOverLength
@@ -25,16 +24,6 @@ def test_the_lowest_ranked_leaves_and_nobody_starts() -> None:
     plan = evicted(Swap(serial=True), stage(LONG, SHORT, MIDDLE, free=2))
     assert plan.preempt == {LONG: SWAP}
     assert (ids(plan.run), list(plan.admit)) == (["short", "middle"], [])
-
-
-def test_nobody_comes_back_in_a_step_that_lacks_blocks() -> None:
-    # Beside the steps long leaves and middle waits for its blocks; with a block for each, away returns.
-    away = decoding("away", prompt=4, state=JobState.SWAPPED)
-    for free, preempt, returning in ((1, {LONG: SWAP}, []), (2, {}, [away])):
-        view = stage(LONG, MIDDLE, free=free, swapped=[away])
-        plan = StepPlan(run=view.residents, prefetch=[away], token_budget=64)
-        made = Swap().evict(view, plan, WaitedOverLength())
-        assert (made.preempt, list(made.prefetch)) == (preempt, returning)
 
 
 def test_of_equals_the_latest_leaves() -> None:

@@ -204,41 +204,13 @@ def test_nobody_comes_back_in_a_step_in_which_somebody_leaves() -> None:
     assert (made.preempt, list(made.prefetch), list(made.offload)) == ({LATE: SWAP}, [], [])
 
 
-def with_own(own: StepPlan, soon_s: dict[Job, float], *, free: int, **settings: Any) -> StepPlan:
-    """What becomes of a plan of the batching's with jobs of its own to bring back; two blocks are kept idle."""
-    soon_s = {RUNS: 0.0, **soon_s}
-    eviction = Proactive(Prices(), idle_jobs=2, burst_levels=0, **settings)
-    return eviction.evict(world(soon_s, free=free), own, Timetable(soon_s))
-
-
 def test_whoever_is_admitted_by_its_rank_is_not_named_again() -> None:
     back = swapped("a", 4)
-    made = with_own(StepPlan(run=[RUNS], admit=[back], token_budget=64), {back: 1.0}, free=50)
+    soon_s = {RUNS: 0.0, back: 1.0}
+    made = Proactive(Prices(), idle_jobs=2, burst_levels=0).evict(
+        world(soon_s, free=50), StepPlan(run=[RUNS], admit=[back], token_budget=64), Timetable(soon_s)
+    )
     assert (ids(made.admit), list(made.prefetch)) == (["a"], [])
-
-
-def test_whom_the_batching_brings_back_comes_before_those_served_soonest() -> None:
-    # All fit. c ranks first for the batching, though it is served last; it is named once.
-    a, b, c = swapped("a", 4), swapped("b", 4), swapped("c", 4)
-    own = StepPlan(run=[RUNS], prefetch=[c], token_budget=64)
-    made = with_own(own, {a: 2.0, b: 1.0, c: 3.0}, free=50)
-    assert (ids(made.prefetch), list(made.offload)) == (["c", "b", "a"], [])
-
-
-def test_whom_the_batching_brings_back_may_take_the_idle_room() -> None:
-    # 5 free: beside 2 idle blocks nobody of 4 fits, but it is a's turn.
-    a, b = swapped("a", 4), swapped("b", 4)
-    own = StepPlan(run=[RUNS], prefetch=[a], token_budget=64)
-    assert ids(with_own(own, {a: 1.0, b: 2.0}, free=5).prefetch) == ["a"]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_whom_the_batching_brings_back_waits_while_somebody_leaves(ahead: bool) -> None:
-    # a's 6 blocks do not fit 5, and late, served 9 s and more after it, makes room.
-    a = swapped("a", 6)
-    own = StepPlan(run=[RUNS], prefetch=[a], token_budget=64)
-    made = with_own(own, {LATE: 99.0, a: 1.0}, free=5, ahead=ahead)
-    assert (made.preempt, list(made.prefetch), list(made.offload)) == ({LATE: SWAP}, [], [])
 
 
 def test_those_who_would_leave_next_are_copied() -> None:
@@ -359,7 +331,7 @@ def test_a_crowd_in_a_small_memory_ends_however_often_it_is_moved(name: str) -> 
 
 
 def test_some_of_a_crowd_are_put_back_before_they_have_run() -> None:
-    assert put_back(crowd("mlfq-no-preempt")) > 0
+    assert put_back(crowd("fastserve-artifact")) > 0
 
 
 def crowd(name: str) -> Run:

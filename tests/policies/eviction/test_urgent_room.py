@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.job import Job, JobState
+from headway.core.job import Job
 from headway.core.plan import Fate, StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
@@ -15,7 +15,7 @@ from headway.policies.eviction.urgent_room import make_urgent_room
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.on_time import OnTime
 from tests.policies.eviction.stage import NOW_S, Prices, resident, stage
-from tests.strategies import decoding, ids, make_job
+from tests.strategies import ids, make_job
 
 URGENT = make_job("urgent", prompt=16, arrival_s=NOW_S, slo=Slo(ttft_s=60.0))
 """Four blocks; 16 s of prompt."""
@@ -47,15 +47,6 @@ def test_as_many_leave_as_it_lacks_and_no_more() -> None:
     # It lacks 6 where there are none: both leave.
     view, order = world(early, late, newcomer=make_job("urgent", prompt=24, slo=Slo(ttft_s=900.0)))
     assert set(room(view, order).preempt) == {early, late}
-
-
-def test_nobody_comes_back_in_a_step_in_which_somebody_leaves() -> None:
-    away = decoding("away", prompt=3, state=JobState.SWAPPED)
-    for free, returning in ((1, []), (4, [away])):
-        view, order = world(resident("a", 5), free=free, swapped=[away])
-        plan = StepPlan(run=list(view.residents), prefetch=[away], token_budget=64)
-        made = make_urgent_room(view, plan, order, choose, spared=(), max_preemptions=9)
-        assert (bool(made.preempt), list(made.prefetch)) == (not returning, returning)
 
 
 def test_nobody_leaves_if_all_of_them_are_not_enough() -> None:

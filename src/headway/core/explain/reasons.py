@@ -71,8 +71,7 @@ def why_all_waited(view: StepView, outcome: StepOutcome) -> tuple[str, str]:
     for reason in (Reason.SEATS, Reason.BUDGET):
         if reason in reasons:
             return WAITED[reason], ""
-    others = outcome.plan.admit or outcome.plan.prefetch
-    return ("others were to start first" if others else "the policy let nobody start"), ""
+    return ("others were to start first" if outcome.plan.admit else "the policy let nobody start"), ""
 
 
 def _full(view: StepView, outcome: StepOutcome) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from headway.core.job import Job, JobState
+from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
@@ -27,15 +27,14 @@ class TopJobs:
     Preemption at every token: a newcomer that ranks higher takes the place of a running job in the next
     step, and the job that made way keeps its KV (FastServe section 4.1). Only who would be admitted takes
     a place, so nobody pauses for a job that has no slot or blocks, or is not ready; at most 8 that cannot start
-    are passed over in a step, and none that lacks blocks. A resident has no place either while its KV is on its way
-    back, or while a step in flight computes all it has: with pipeline stages several steps are under way, each of
-    the highest that are not in another. So one on the host whose copy goes beside the steps is brought back without
-    a place, while the others run on; it takes its place when it is there. With `reserve` a job starts only if
-    blocks for its longest possible answer can be set aside, so no KV is ever taken away for another's. With
-    `reserve_confidence` it starts if memory lasts to its end beside those that rank before it, by what answers stay
-    within with that probability (`Outlook`), so KV is seldom taken away; while the order does not trust
-    predictions, nothing is set aside. Where it knows who can be in time, residents that can keep their room
-    whatever their rank, and newcomers that can take what is free.
+    are passed over in a step, and none that lacks blocks. A resident has no place either while its KV is on its
+    way back, or while a step in flight computes all it has: with pipeline stages several steps are under way,
+    each of the highest that are not in another. With `reserve` a job starts only if blocks for its longest
+    possible answer can be set aside, so no KV is ever taken away for another's. With `reserve_confidence` it starts
+    if memory lasts to its end beside those that rank before it, by what answers stay within with that probability
+    (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set aside. Where it
+    knows who can be in time, residents that can keep their room whatever their rank, and newcomers that can take what
+    is free.
     O((residents + seats) log) a step, and a memory check for each newcomer of the top.
     """
 
@@ -67,16 +66,13 @@ class TopJobs:
         if view.restoring:
             pending = [job for job in pending if job not in view.restoring]
         outlook = self._outlook(view, order, queued) if queued else None
-        run, starting, returning = _top(view, order, pending, queued, outlook)
-        # With room set aside only who has some may start; in an empty engine whoever is ready. Blocks for those who
-        # return are taken last in a step, so nobody is offered them.
-        offered = not returning and (outlook is None or not (view.residents or starting))
-        others = _others(queued, starting) if offered else ()
+        run, starting = self._top(view, order, pending, queued, outlook)
+        # With room set aside only who has some may start; in an empty engine whoever is ready.
+        others = _others(queued, starting) if outlook is None or not (view.residents or starting) else ()
         return StepPlan(
             run=decodes_first(run),
             admit=[*starting, *others] if len(run) < view.max_run else (),
             token_budget=view.max_tokens,
-            prefetch=returning,
         )
 
     def _queued(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
@@ -100,6 +96,44 @@ class TopJobs:
             outlook.hurry(set(order.on_time(queued, view.now_s)))
         return outlook
 
+    def _top(
+        self,
+        view: StepView,
+        order: Order,
+        pending: Sequence[Job],
+        queued: Sequence[Job],
+        outlook: Outlook | None,
+    ) -> tuple[list[Job], list[Job]]:
+        """Who runs on, and who starts: together the first `max_run` of those who can."""
+        run: list[Job] = []
+        starting: list[Job] = []
+        newcomers = set(queued)
+        room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
+        for job in order.rank([*pending, *queued], view.now_s):
+            if len(run) + len(starting) == view.max_run:
+                break
+            if job not in newcomers:
+                if job in view.returned:
+                    opened = view.blocks(job.num_tokens) - view.blocks(job.num_computed_tokens)
+                    if opened > room:
+                        continue
+                    room -= opened
+                run.append(job)
+            elif len(starting) < slots and misfits < MOST_MISFITS:
+                needed = view.blocks(job.num_tokens)
+                # The first is weighed by the engine alone, which knows what it would find computed already.
+                ready = (not starting or needed <= room) and view.admissible(job)
+                has_room = needed <= room
+                if ready and outlook is not None:
+                    ready = has_room = outlook.takes(job, run)
+                if ready:
+                    starting.append(job)
+                    room -= needed
+                else:
+                    # Past one that lacks blocks nobody starts: small ones that keep coming would starve it.
+                    misfits = misfits + 1 if has_room else MOST_MISFITS
+        return run, starting
+
     def next_change_s(self, view: StepView) -> float:
         """Never: memory that only fills up starts nobody who could not start before."""
         return inf
@@ -108,70 +142,6 @@ class TopJobs:
         """Nothing to learn, but for whom room is set aside."""
         if self._expected is not None:
             self._expected.observe(outcome)
-
-
-@dataclass(slots=True)
-class _Newcomers:
-    """Who of those that are not resident starts or returns, and the blocks and slots left for the next of them.
-
-    `returning` are brought back beside the steps and have no place in this one: at most a batch, with those on
-    their way already and those ahead of them who have a place.
-    """
-
-    view: StepView
-    outlook: Outlook | None
-    starting: list[Job] = field(default_factory=list)
-    returning: list[Job] = field(default_factory=list)
-    room: int = field(init=False)
-    misfits: int = 0
-
-    def __post_init__(self) -> None:
-        self.room = self.view.free_blocks
-
-    def resumes(self, job: Job) -> bool:
-        """Whether a resident that is back from the host has the block that its next token may open."""
-        opened = self.view.blocks(job.num_tokens) - self.view.blocks(job.num_computed_tokens)
-        if opened > self.room:
-            return False
-        self.room -= opened
-        return True
-
-    def take(self, job: Job, run: Sequence[Job]) -> None:
-        """Let the next in rank start or return if it can, behind those that `run`."""
-        view, coming = self.view, len(self.starting) + len(self.returning)
-        if coming >= view.max_resident - len(view.residents) or self.misfits >= MOST_MISFITS:
-            return
-        beside = job.state is JobState.SWAPPED and not view.serial_copies
-        if beside and len(run) + coming + len(view.restoring) >= view.max_run:
-            return
-        needed = view.blocks(job.num_tokens)
-        has_room = needed <= self.room
-        # The first is weighed by the engine alone, which knows what it would find computed already.
-        ready = (has_room or not coming) and view.admissible(job)
-        if ready and self.outlook is not None:
-            ready = has_room = self.outlook.takes(job, run)
-        if ready:
-            (self.returning if beside else self.starting).append(job)
-            self.room -= needed
-        else:
-            # Past one that lacks blocks nobody starts: small ones that keep coming would starve it.
-            self.misfits = self.misfits + 1 if has_room else MOST_MISFITS
-
-
-def _top(
-    view: StepView, order: Order, pending: Sequence[Job], queued: Sequence[Job], outlook: Outlook | None
-) -> tuple[list[Job], list[Job], list[Job]]:
-    """Who runs on and who starts, together the first `max_run` of those who can; and who returns."""
-    run: list[Job] = []
-    newcomers, new = _Newcomers(view, outlook), set(queued)
-    for job in order.rank([*pending, *queued], view.now_s):
-        if len(run) + len(newcomers.starting) == view.max_run:
-            break
-        if job in new:
-            newcomers.take(job, run)
-        elif job not in view.returned or newcomers.resumes(job):
-            run.append(job)
-    return run, newcomers.starting, newcomers.returning
 
 
 def _others(queued: Sequence[Job], starting: Sequence[Job]) -> Sequence[Job]:

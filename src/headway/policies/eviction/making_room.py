@@ -54,7 +54,7 @@ def make_room(
         if len(shortage.preempt) < len(ranked) - 1:
             return make_room(view, plan, order, _recompute, serial=serial, spared=spared)
         run = [ranked[0]]
-    return replace(plan, run=run, preempt=shortage.preempt, admit=(), prefetch=())
+    return replace(plan, run=run, preempt=shortage.preempt, admit=())
 
 
 def _recompute(job: Job, has_room: bool) -> Fate:

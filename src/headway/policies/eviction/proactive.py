@@ -99,12 +99,10 @@ class Proactive:
         exchange.last = [turn for turn in turns if turn[2].state is JobState.RESIDENT]
         exchange.settle([turn for turn in turns if turn[2].state is not JobState.RESIDENT][: view.max_run])
         plan.preempt = exchange.leaving
-        if plan.preempt:
-            plan.prefetch = ()
-        elif self.ahead and not self.drop:
-            named = {*plan.admit, *plan.prefetch}
-            plan.prefetch = [*plan.prefetch, *(job for job in exchange.returning if job not in named)]
-            plan.offload = () if plan.prefetch else exchange.next_to_leave()
+        if self.ahead and not self.drop and not plan.preempt:
+            admitted = set(plan.admit)
+            plan.prefetch = [job for job in exchange.returning if job not in admitted]
+            plan.offload = [] if plan.prefetch else exchange.next_to_leave()
         return plan
 
     def _fate(self, job: Job, has_room: bool) -> Fate:

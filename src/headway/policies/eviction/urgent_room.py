@@ -44,8 +44,7 @@ def make_urgent_room(
     preempt = {job: host.fate(job, choose) or Fate.RECOMPUTE for job in victims}
     if not preempt:
         return plan
-    run = [job for job in plan.run if job not in preempt]
-    return replace(plan, run=run, preempt=preempt, admit=(), prefetch=())
+    return replace(plan, run=[job for job in plan.run if job not in preempt], preempt=preempt, admit=())
 
 
 def _victims(
