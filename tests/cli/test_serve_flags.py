@@ -9,6 +9,7 @@ import pytest
 
 from headway.cli.host_memory import host_memory
 from headway.cli.serve import check_address, introduction
+from headway.engine.cpu_dtype import fastest_dtype
 from headway.engine.demo_model import resolve_model
 from headway.engine.kv_host import HostKv
 from headway.engine.server_command import (
@@ -219,7 +220,7 @@ def test_settings_that_are_not_accepted_say_what_is(
 def test_a_cpu_gets_what_it_needs_to_start_quickly(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     assert command(model).chosen == (
-        "--dtype bfloat16",
+        f"--dtype {fastest_dtype()}",
         "--max-model-len auto",
         "--enforce-eager",
         f"--kv-cache-memory-bytes {CPU_KV_CACHE_BYTES}",

@@ -11,6 +11,7 @@ from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_site import Request, Site, build_site, introduction
 from headway.core.slo import Slo
 from headway.engine.core_binding import CORES_VARIABLE
+from headway.engine.cpu_dtype import fastest_dtype
 from headway.engine.server_command import is_cpu_build
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
@@ -46,7 +47,7 @@ def test_the_introduction_says_what_runs_where(model: str) -> None:
     assert lines[1].startswith(f"  lp-0  ascendra-lp ({PRESETS['ascendra-lp'].summary}), core")
     assert lines[2].startswith(f"  hp-0  ascendra-hp ({PRESETS['ascendra-hp'].summary}), core")
     assert lines[3] == "  hp-1  joined at http://10.0.0.3:8000"
-    assert lines[4].startswith("Chosen here, as nothing was given: --dtype bfloat16")
+    assert lines[4].startswith(f"Chosen here, as nothing was given: --dtype {fastest_dtype()}")
     assert lines[-1].startswith("What is going on: http://127.0.0.1:8000/dashboard")
 
 

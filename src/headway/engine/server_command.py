@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from headway.engine.cpu_dtype import fastest_dtype
 from headway.engine.demo_model import DEMO, DEMO_RANDOM, resolve_model
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm_flags import VllmFlag, is_given, parse_vllm_flags, take_additional_config, value_of
@@ -22,7 +23,8 @@ WORKER_SLOTS = 256
 """Requests an engine holds at once if only the batch width is given: vLLM's default for a small device."""
 
 CPU_KV_CACHE_BYTES = 1 << 30
-"""On a CPU vLLM would take nearly all memory for the KV cache; 1 GiB is 260,000 tokens of the demo model."""
+"""On a CPU vLLM would take nearly all memory for the KV cache; 1 GiB is 130,000 tokens of the demo model
+in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ def _chosen_for_cpu(flags: Sequence[VllmFlag]) -> list[tuple[str, ...]]:
     """What a CPU needs to start in seconds, with a KV cache that leaves memory to others."""
     chosen: list[tuple[str, ...]] = []
     if not is_given(flags, "--dtype"):
-        chosen.append(("--dtype", "bfloat16"))
+        chosen.append(("--dtype", fastest_dtype()))
     if not is_given(flags, "--max-model-len"):
         chosen.append(("--max-model-len", "auto"))
     if not is_given(flags, "--enforce-eager", "--compilation-config", "-cc", "-O", "--optimization-level"):
