@@ -15,12 +15,13 @@ import msgspec
 from bench.broken_ways import governor_figures
 from bench.fastserve_engine import Served, ServingEngine, StockPolicy
 from bench.governor_watch import Change, GovernorWatch
-from bench.taught_lengths import TAUGHT, Said, estimates_of, untaught_stream
+from bench.taught_lengths import TAUGHT, estimates_of, untaught_stream
 from bench.wrong_cost import wrong_by
 from headway.core.record import Outcome, Record
 from headway.engine.demo_model import DEMO
 from headway.engine.kv_host import HostKv
 from headway.engine.settings import EngineSettings
+from headway.experiments.planning.foretold import Foretold
 from headway.traces import TraceRequest
 
 SLOTS = 64
@@ -155,7 +156,7 @@ def put_in(engine: ServingEngine, contender: Contender, seats: int) -> None:
 
 def serve(engine: ServingEngine, run: Run, requests: Sequence[TraceRequest]) -> Kept:
     """Do a run; predictions are made beforehand, as the API server's process makes them beside the engine's."""
-    lengths = Said(estimates_of(run.contender.predictor, requests, run.seed))
+    lengths = Foretold(estimates_of(run.contender.predictor, requests, run.seed))
     put_in(engine, run.contender, run.seats)
     watch = GovernorWatch(engine.policy)
     gc.collect()

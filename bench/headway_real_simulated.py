@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.headway_real_engine import BLOCK_TOKENS, HOST_GIB, SLOTS, Contender, Run
-from bench.taught_lengths import MAX_OUTPUT_TOKENS, Said, estimates_of
+from bench.taught_lengths import MAX_OUTPUT_TOKENS, estimates_of
 from bench.wrong_cost import told_wrongly
 from headway.core.record import Record
+from headway.experiments.planning.foretold import Foretold
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
 from headway.predict.calibration import Calibration
 from headway.sim.limits import EngineLimits
@@ -36,7 +37,7 @@ class Engine:
             on_record=found.append,
             max_output_tokens=MAX_OUTPUT_TOKENS,
             seed=run.seed,
-            lengths=Said(estimates_of(contender.predictor, requests, run.seed)),
+            lengths=Foretold(estimates_of(contender.predictor, requests, run.seed)),
         )
         return found
 

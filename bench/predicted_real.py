@@ -36,13 +36,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 
 from bench.fastserve_engine import Served, ServingEngine
 from bench.fastserve_real import latencies, profiled, say
-from bench.taught_lengths import MAX_OUTPUT_TOKENS, TAUGHT, Said, estimates_of, untaught_stream
+from bench.taught_lengths import MAX_OUTPUT_TOKENS, TAUGHT, estimates_of, untaught_stream
 from headway.core.prediction_quality import kendall_tau
 from headway.core.record import Record
 from headway.engine.demo_model import DEMO
 from headway.engine.kv_host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
+from headway.experiments.planning.foretold import Foretold
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
 from headway.predict.cost_file import load_cost_file
 from headway.sim.limits import EngineLimits
@@ -135,7 +136,7 @@ class Bench:
         with serving() as engine:
             for run in todo:
                 requests = self.requests(run)
-                lengths = Said(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed))
+                lengths = Foretold(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed))
                 engine.use(settings_of(run.contender))
                 gc.collect()
                 served = engine.serve(requests, run.seed, lengths=lengths, own_stops=True)
@@ -189,7 +190,7 @@ def simulated_jcts_s(bench: Bench, run: Run, cost_file: Path) -> list[float]:
         on_record=records.append,
         max_output_tokens=MAX_OUTPUT_TOKENS,
         seed=run.seed,
-        lengths=Said(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed)),
+        lengths=Foretold(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed)),
     )
     return [(record.finished_s or 0.0) - record.arrival_s for record in records]
 

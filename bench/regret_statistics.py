@@ -8,12 +8,12 @@ from math import ceil, sqrt
 from statistics import fmean, median, stdev
 from typing import Any
 
+from scipy.special import stdtrit
+
 from bench.regret_cells import Cell
 from bench.regret_contenders import STOCK
 from bench.regret_targets import NONE
 
-T_95 = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.860, 10: 1.833}
-"""Student's t, one-sided 95 %, by the number of values."""
 SATURATED, LOW = 1.2, 0.5
 """Loads at which gains over `vllm`, and losses to it, are told."""
 LEAST_GOODPUT = 0.001
@@ -33,11 +33,11 @@ AIMS = {
 def lower_bound(values: Sequence[float]) -> float:
     """What the mean of such values is above, 95 times of 100: of one value itself, as nothing is known of its spread.
 
-    Values are taken as normal; up to 10 of them.
+    Values are taken as normal: Student's t, one-sided.
     """
     if len(values) == 1:
         return values[0]
-    return fmean(values) - T_95[len(values)] * stdev(values) / sqrt(len(values))
+    return fmean(values) - float(stdtrit(len(values) - 1, 0.95)) * stdev(values) / sqrt(len(values))
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -43,20 +43,6 @@ def untaught_stream(rate_rps: float, seconds: float, seed: int) -> list[TraceReq
     ]
 
 
-class Said:
-    """Predictions made beforehand."""
-
-    def __init__(self, estimates: Estimates) -> None:
-        self._estimates = estimates
-
-    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
-        """What was said of it."""
-        return self._estimates.get(request.id)
-
-    def ended(self, request: TraceRequest, *, finished: bool) -> None:
-        """Nothing more is learned."""
-
-
 @dataclass(slots=True)
 class Taught:
     """The hash predictor after its lessons, which reads prompts as a server does."""

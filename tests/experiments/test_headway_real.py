@@ -32,13 +32,14 @@ from bench.headway_real_engine import (
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
 from bench.headway_real_plan import SEATS, SYSTEMS, Plan, Prepared, best_seats, stock_name
 from bench.headway_real_simulated import Engine
-from bench.taught_lengths import TAUGHT, Said, estimates_of, lessons, untaught_stream
+from bench.taught_lengths import TAUGHT, estimates_of, lessons, untaught_stream
 from bench.versus import GOODPUT, MEAN_JCT, Runs
 from bench.wrong_cost import wrong_by
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
+from headway.experiments.planning.foretold import Foretold
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.results import Summary, summarize
@@ -368,7 +369,7 @@ def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:
         assert engine.policy is None
         engine.use(EngineSettings(policy="predicted", batch_width=8), mistaken=wrong_by(3.0))
         watch = GovernorWatch(engine.policy)
-        said = Said(estimates_of("broken:way=random", requests, 1))
+        said = Foretold(estimates_of("broken:way=random", requests, 1))
         own = engine.serve(requests, 1, lengths=said, own_stops=True, after_step=watch.look)
         counters = engine.counters
     for served in (stock[0].served, stock[1].served, own):

@@ -254,6 +254,15 @@ _ROWS = (
         source="headway, ablation",
     ),
     Preset(
+        name="headway-no-headroom",
+        order="on-time",
+        batching="paced:reserve_confidence=0.5,headroom=0",
+        eviction="cheapest:min_residency=4,urgent=true",
+        leaving=("at-risk:threshold=0,confidence=0.95",),
+        summary="ablation: who is late takes what is free",
+        source="headway, ablation",
+    ),
+    Preset(
         name="headway-no-targets",
         order="least-work",
         batching="top-jobs:reserve_confidence=0.5",

@@ -16,7 +16,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
-from headway.policies.batching.top_jobs import TopJobs
+from headway.policies.batching.top_jobs import DEFAULT_HEADROOM, TopJobs
 from headway.policies.order import Order, knows_late
 
 SAFE_BUDGET_TOKENS = 512
@@ -48,6 +48,7 @@ class Paced:
         cost: CostModel | None = None,
         *,
         reserve_confidence: float | None = None,
+        headroom: float = DEFAULT_HEADROOM,
         share: float = 0.85,
         least_tokens: int = 64,
     ) -> None:
@@ -56,10 +57,11 @@ class Paced:
         if least_tokens < 1:
             raise ConfigError(f"least_tokens is {least_tokens}; accepted: 1 or more tokens")
         self.reserve_confidence = reserve_confidence
+        self.headroom = headroom
         self.share = share
         self.least_tokens = least_tokens
         self._cost: CostModel = cost or UnknownCost()
-        self._top = TopJobs(reserve_confidence=reserve_confidence)
+        self._top = TopJobs(reserve_confidence=reserve_confidence, headroom=headroom)
 
     @property
     def uses_predictions(self) -> bool:

@@ -12,9 +12,9 @@ from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.core.step_quality import StepTimeQuality
 from headway.core.view import StepView
-from headway.errors import ConfigError
 from headway.policies.order.latest_start import LatestStart
 from headway.policies.order.least_work import DEFAULT_PATIENCE, LeastWork
+from headway.policies.order.overdue import Overdue
 from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP
 from headway.policies.order.sorted_index import Key, SortedIndex
 from headway.policies.order.triage import Candidate, given_up
@@ -37,8 +37,7 @@ class OnTime:
     another comes as much later among those in time (`TenantShares`), and after it among the rest.
 
     Nobody waits for ever: of those that are late, or without a target, the one that came first ranks before all others
-    once it is `patience_s` old. So the n-th of them to come is served, at the latest, when the n - 1 before it have
-    had the engine's first rank to their end; nobody who comes later can add to that.
+    once it is `patience_s` old, for at most `overdue_share` of the time (`Overdue`, which has the bound).
 
     While step times turn out otherwise than predicted, so that no latest start means anything, nobody is taken to be in
     time. Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking
@@ -50,15 +49,14 @@ class OnTime:
         cost: CostModel | None = None,
         *,
         patience_s: float = 60.0,
+        overdue_share: float = 0.1,
         triage: bool = True,
         patience: float = DEFAULT_PATIENCE,
         decodes_a_step: float = DEFAULT_DECODES_A_STEP,
         least_tau: float = _RULE.least_tau,
         trusted_at_first: bool = _RULE.trusted_at_first,
     ) -> None:
-        if not patience_s >= 0:
-            raise ConfigError(f"patience_s is {patience_s}; accepted: 0 or more seconds")
-        self.patience_s = patience_s
+        self._overdue = Overdue(patience_s, overdue_share)
         self.triage = triage
         self.patience = patience
         self.decodes_a_step = decodes_a_step
@@ -79,7 +77,6 @@ class OnTime:
         self._candidates: dict[Job, Candidate] = {}
         self._waiting: set[Job] = set()
         self._urgent = SortedIndex()
-        self._by_arrival = SortedIndex()
         self._num_observed = 0
         self._predicted_s = 0.0
 
@@ -105,7 +102,7 @@ class OnTime:
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
         if job not in self._rest:
-            self._by_arrival.insert(job, (job.arrival_s, job.id))
+            self._overdue.add(job)
         self._rest.add(job)
         self._waiting.add(job)
         if job.slo:
@@ -122,7 +119,7 @@ class OnTime:
     def end(self, job: Job) -> None:
         """Forget a job."""
         self._rest.end(job)
-        self._by_arrival.remove(job, (job.arrival_s, job.id))
+        self._overdue.end(job)
         self._latest.forget(job)
         if job.slo:
             del self._latest_s[job], self._candidates[job]
@@ -167,7 +164,7 @@ class OnTime:
         """The first k waiting jobs."""
         if not self._latest_s or not self.steps.trusted:
             return self._rest.top(k, now_s)
-        first = [job for job in self._overdue(now_s) if job in self._waiting]
+        first = [job for job in self.overdue(now_s) if job in self._waiting]
         first += self._worth_serving(self._waiting_on_time(k, now_s), now_s)
         if len(first) < k:
             named = set(first)
@@ -179,7 +176,7 @@ class OnTime:
         """`jobs` by the same rule."""
         if not self._latest_s or not self.steps.trusted:
             return self._rest.rank(jobs, now_s)
-        first = [job for job in self._overdue(now_s) if job in jobs]
+        first = [job for job in self.overdue(now_s) if job in jobs]
         first += self._worth_serving(self.on_time(jobs, now_s), now_s)
         if len(first) == len(jobs):
             return first
@@ -196,6 +193,10 @@ class OnTime:
             return []
         latest_s = self._latest_s
         return [job for job in jobs if job in latest_s and now_s <= latest_s[job] < inf]
+
+    def overdue(self, now_s: float) -> list[Job]:
+        """The job that ranks before those in time, since it has waited too long: one, or none, resident or not."""
+        return self._overdue.of(now_s, self.on_time)
 
     def _waiting_on_time(self, k: int, now_s: float) -> list[Job]:
         """The first by latest start of those that wait and can be in time."""
@@ -218,15 +219,6 @@ class OnTime:
         lead_s = shares.leads_s({one.job.tenant for one in candidates})
         return sorted(candidates, key=lambda one: (one.due_s + lead_s[one.job.tenant], one.arrival_s, one.id))
 
-    def _overdue(self, now_s: float) -> list[Job]:
-        """The job that came first of those not on time, if it is past patience: one, or none."""
-        long_ago_s = now_s - self.patience_s
-        if not self._by_arrival or self._by_arrival.at(0).arrival_s > long_ago_s:
-            return []
-        oldest = self._by_arrival.slice(0, MOST_WEIGHED)
-        on_time = set(self.on_time(oldest, now_s))
-        return [job for job in oldest if job not in on_time and job.arrival_s <= long_ago_s][:1]
-
     def next_change_s(self, view: StepView) -> float:
         """Not known while anybody has a target: answers grow, and time passes."""
         return -inf if self._latest_s else self._rest.next_change_s(view)
@@ -238,6 +230,7 @@ class OnTime:
         renewed = set(self._rest.follow(outcome))
         step_s = self._latest.observe(outcome)
         self._compare(outcome, step_s)
+        self._overdue.observe(outcome, self.on_time)
         if not self._latest_s:
             return
         # A prompt that has begun may start the rest of it later than it had to start the whole.

@@ -124,6 +124,10 @@ class KnowsLate(Order, Protocol):
         """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs), without calls."""
         ...
 
+    def overdue(self, now_s: float) -> list[Job]:
+        """The job that ranks before those in time, since it has waited too long: one, or none."""
+        ...
+
 
 def predicts(order: Order) -> TypeGuard[Predicting]:
     """Whether an order is `Predicting`, at the price of a look-up."""
