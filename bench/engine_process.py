@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from multiprocessing import get_context
+from threading import Thread
 from types import TracebackType
 from typing import Self
 
@@ -20,7 +23,10 @@ class EngineProcess:
 
     def __init__(self, kv_blocks: int, *, stock: bool) -> None:
         self._process = ProcessPoolExecutor(
-            max_workers=1, mp_context=get_context("spawn"), initializer=_start, initargs=(kv_blocks, stock)
+            max_workers=1,
+            mp_context=get_context("spawn"),
+            initializer=_start,
+            initargs=(kv_blocks, stock, os.getpid()),
         )
 
     def serve(self, run: Run, requests: Sequence[TraceRequest]) -> Kept:
@@ -47,8 +53,16 @@ _own = ExitStack()
 _engines: list[ServingEngine] = []
 
 
-def _start(kv_blocks: int, stock: bool) -> None:
+def _start(kv_blocks: int, stock: bool, parent_pid: int) -> None:
+    Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
     _engines.append(_own.enter_context(Memory(kv_blocks).serving(stock=stock)))
+
+
+def _end_with(parent_pid: int) -> None:
+    """A bench that is killed leaves no engine behind; the engine's own processes end with this one."""
+    while os.getppid() == parent_pid:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _stop() -> None:

@@ -263,6 +263,15 @@ _ROWS = (
         source="headway, ablation",
     ),
     Preset(
+        name="headway-overdue-first",
+        order="on-time:overdue_share=1",
+        batching="paced:reserve_confidence=0.5",
+        eviction="cheapest:min_residency=4,urgent=true",
+        leaving=("at-risk:threshold=0,confidence=0.95",),
+        summary="ablation: somebody who has waited too long always comes first",
+        source="headway, ablation",
+    ),
+    Preset(
         name="headway-no-targets",
         order="least-work",
         batching="top-jobs:reserve_confidence=0.5",
