@@ -99,6 +99,17 @@ def test_who_waits_longest_without_a_chance_comes_first_in_the_end() -> None:
     assert ids(order.top(9, 65.0)) == ["patient", "urgent"]
 
 
+def test_one_that_was_overdue_and_can_be_in_time_after_all_is_named_once() -> None:
+    # Six seconds of prompt due at 10 are late at 5; with four of them computed two are left, which are not.
+    job, other = due("job", 10.0, 6), make_job("other", prompt=1)
+    order = on_time(job, other, patience_s=5.0)
+    assert ids(order.top(9, 5.0)) == ["job", "other"] and not order.on_time([job], 5.0)
+    job.num_computed_tokens = 4
+    order.observe(StepOutcome(now_s=5.0, plan=StepPlan(), tokens={job: 4}))
+    assert order.on_time([job], 5.0) == [job]
+    assert ids(order.top(9, 5.0)) == ids(order.rank([other, job], 5.0)) == ["job", "other"]
+
+
 def test_nobody_is_in_time_while_steps_take_something_else_than_predicted() -> None:
     first, urgent, runs = make_job("first", prompt=1), due("urgent", 50.0, 9, arrival_s=1.0), decoding("x")
     order = on_time(first, urgent, runs, triage=False)

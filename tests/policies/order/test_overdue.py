@@ -55,6 +55,14 @@ def test_who_had_the_rank_is_followed_by_nobody_for_three_times_as_long() -> Non
     assert ids(rank.of(126.0, nobody)) == ["b"]
 
 
+def test_one_that_can_be_in_time_after_all_needs_no_rank_and_nobody_else_has_it() -> None:
+    first, second = make_job("a"), make_job("b")
+    rank = overdue(first, second)
+    step(rank, first, at_s=100.0)
+    assert rank.of(101.0, lambda jobs, now_s: [first]) == []
+    assert ids(rank.of(102.0, nobody)) == ["a"]
+
+
 def test_one_that_ends_without_the_rank_changes_nothing() -> None:
     first, second, third = make_job("a"), make_job("b"), make_job("c")
     rank = overdue(first, second, third)

@@ -48,19 +48,22 @@ class Overdue:
             self._rest_until_s = self._seen_s + (self._seen_s - self._since_s) * (1 / self.share - 1)
 
     def of(self, now_s: float, on_time: Callable[[Sequence[Job], float], list[Job]]) -> list[Job]:
-        """The job with the rank, resident or not: one, or none. `on_time` says who of several can be in time."""
+        """The job with the rank, resident or not: one, or none. `on_time` says who of several can be in time.
+
+        Whoever had it and can be in time after all needs it no more; nobody else has it before that one has ended.
+        """
+        asked = self._asked(now_s)
+        in_time = set(on_time(asked, now_s)) if asked else ()
+        return [job for job in asked if job not in in_time][:1]
+
+    def _asked(self, now_s: float) -> Sequence[Job]:
+        """Who may have it, the first of them first."""
         if self._first is not None:
             return [self._first]
         long_ago_s = now_s - self.patience_s
-        if (
-            now_s < self._rest_until_s
-            or not self._by_arrival
-            or self._by_arrival.at(0).arrival_s > long_ago_s
-        ):
-            return []
-        oldest = self._by_arrival.slice(0, _MOST_LOOKED_AT)
-        in_time = set(on_time(oldest, now_s))
-        return [job for job in oldest if job not in in_time and job.arrival_s <= long_ago_s][:1]
+        if now_s < self._rest_until_s or not self._by_arrival or self._by_arrival.at(0).arrival_s > long_ago_s:
+            return ()
+        return [job for job in self._by_arrival.slice(0, _MOST_LOOKED_AT) if job.arrival_s <= long_ago_s]
 
     def observe(self, outcome: StepOutcome, on_time: Callable[[Sequence[Job], float], list[Job]]) -> None:
         """Note who ran with the rank."""
