@@ -41,7 +41,7 @@ from bench.versus import GOODPUT, MEAN_JCT, Runs
 from bench.wrong_cost import told_wrongly
 from headway.core.cost import CostModel
 from headway.core.record import Record
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
 from headway.experiments.predictor_choice import NONE as NOBODY
 from headway.experiments.predictor_choice import length_source
@@ -179,14 +179,10 @@ def report(plan: Plan, jobs: int) -> dict[str, Any]:
         "policy": plan.policy,
         "seeds": plan.seeds,
         "capacity_rps": rates,
-        "targets": {"rule": rule_text(), **{system: _said(each) for system, each in targets.items()}},
+        "targets": {"rule": rule_text(), **{system: each.to_dict() for system, each in targets.items()}},
         **broken_verdicts(cells),
         "cells": cells,
     }
-
-
-def _said(targets: Targets) -> dict[str, dict[str, float | None]]:
-    return {name: {"ttft_s": slo.ttft_s, "tbt_s": slo.tbt_s} for slo, name in targets.classes.items()}
 
 
 def tabled(found: Sequence[Found]) -> dict[str, dict[str, Any]]:
@@ -232,13 +228,19 @@ def options() -> argparse.ArgumentParser:
 def plan_of(arguments: argparse.Namespace) -> Plan:
     """What the options ask for. Raises ConfigError for what is not accepted."""
     find_preset(arguments.policy)
-    quick = arguments.quick
-    seeds = arguments.seeds or (QUICK_SEEDS if quick else SEEDS)
-    loads = tuple(arguments.load or (QUICK_LOADS if quick else LOADS))
-    if seeds < 1 or min(loads) <= 0:
+    if arguments.policy in REFERENCES:
         raise ConfigError(
-            f"--seeds is {seeds} and --load {min(loads):g}; accepted: 1 or more, and more than 0"
+            f"--policy is {arguments.policy!r}, which it would be compared with; accepted: another preset"
         )
+    quick = arguments.quick
+    usual_seeds = QUICK_SEEDS if quick else SEEDS
+    seeds = usual_seeds if arguments.seeds is None else arguments.seeds
+    for name, count in (("seeds", seeds), ("jobs", arguments.jobs)):
+        if count < 1:
+            raise ConfigError(f"--{name} is {count}; accepted: 1 or more")
+    loads = tuple(arguments.load or (QUICK_LOADS if quick else LOADS))
+    if min(loads) <= 0:
+        raise ConfigError(f"--load is {min(loads):g}; accepted: more than 0")
     return Plan(
         policy=arguments.policy,
         systems=tuple(arguments.system or (QUICK_SYSTEMS if quick else SYSTEMS)),
@@ -249,11 +251,11 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 
 
 def main() -> int:
-    """Print one JSON object, or the table; 2 for an option that is not accepted."""
+    """Print one JSON object, or the table; 2 for an error, such as an option that is not accepted."""
     arguments = options().parse_args()
     try:
         found = report(plan_of(arguments), arguments.jobs)
-    except ConfigError as error:
+    except HeadwayError as error:
         print(f"broken_predictions: {error}", file=sys.stderr)
         return 2
     print(broken_table(found) if arguments.markdown else json.dumps(found))

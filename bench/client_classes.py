@@ -38,6 +38,10 @@ class Targets:
         """Whose targets they are."""
         return {self.interactive: INTERACTIVE, self.patient: PATIENT}
 
+    def to_dict(self) -> dict[str, dict[str, float | None]]:
+        """By class, in seconds."""
+        return {name: {"ttft_s": slo.ttft_s, "tbt_s": slo.tbt_s} for slo, name in self.classes.items()}
+
 
 def targets_from(light: Summary) -> Targets:
     """The targets that follow from what `vllm` does at a light load, before anything is compared.

@@ -17,7 +17,8 @@ steps, preemptions and blocks copied to the host of either side, means of its ru
 other things too is faster in one run than in the next; `error_at_own_speed` compares each real run with one
 simulated at the speed of its own steps (the worse of the runs), so that what remains is scheduling. `steps` says
 how the law of step times did on the steps of the real runs, and what the loop took between steps. Writes the cost
-file, the records of every run, the steps of the real ones and `fidelity.svg`.
+file, the records of every run, the steps of the real ones, what is printed, and `fidelity.svg`. A command that
+is stopped begins anew.
 """
 
 from __future__ import annotations
@@ -26,15 +27,12 @@ import argparse
 import gc
 import json
 import os
-import random
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
-from itertools import pairwise, product
-from math import fsum
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +41,18 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
 from bench.fidelity_plot import fidelity_svg
-from bench.preset_kinds import pauses
-from headway.core.batch_shape import BatchShape
+from bench.fidelity_setup import PLAIN, SWAPS, TARGETED, Setup
+from bench.fidelity_steps import Row, own_calibration, steps_report
 from headway.core.cost import CostModel
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.kv_host import HostKv
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.profile import Measurements, Profiler, kind_of
+from headway.engine.profile import Measurements, Profiler
 from headway.engine.profile_result import Identity, conclude
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import EngineSizes, SteppedEngine
+from headway.errors import ConfigError, HeadwayError
 from headway.experiments.mid_model import ensure_mid_model
 from headway.experiments.predictor_choice import length_source
 from headway.experiments.real_engine import ServedStep, run_real
@@ -61,8 +60,6 @@ from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.calibration import Calibration
 from headway.predict.cost_file import load_cost_file, write_cost_file
-from headway.predict.residuals import quantile
-from headway.predict.step_fit import fit_step_time
 from headway.predict.transfer import TransferModel
 from headway.results import read_records, summarize
 from headway.results.records import RecordWriter
@@ -70,64 +67,11 @@ from headway.sim.length_source import LengthSource
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.traces import LogNormal, Poisson, TraceRequest, generate
+from headway.whole_file import write_whole
 
 COST_FILE, REAL_FILE, STEPS_FILE = "cost.json", "real.json", "steps.jsonl"
 METRICS = {"mean_jct_s": 0.03, "mean_ttft_s": 0.08, "p99_jct_s": 0.08}
 """Summary key -> the error that is aimed at."""
-VLLM_FLAGS = (
-    *("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--block-size", "32"),
-    "--enforce-eager",
-)
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared: policies, loads, and the engine's memory. None for KV blocks: as many as vLLM takes.
-
-    `narrow` is the batch width of those that pause; the others run as many as there are slots. `slo` are the
-    targets of every request.
-    """
-
-    policies: tuple[str, ...]
-    loads: tuple[float, ...]
-    num_blocks: int | None = None
-    host_kv: HostKv | None = None
-    max_model_len: int = 2048
-    narrow: int | None = None
-    slo: Slo = NO_TARGETS
-
-    def batch_width(self, policy: str) -> int | None:
-        """How many a step runs under a policy; None: all slots."""
-        return self.narrow if pauses(find_preset(policy)) else None
-
-    def cells(self) -> list[tuple[str, float]]:
-        """Every policy and load."""
-        return [(policy, load) for policy in self.policies for load in self.loads]
-
-    def vllm_flags(self) -> tuple[str, ...]:
-        """The engine's flags; vLLM's own count has its null block too."""
-        flags = (*VLLM_FLAGS, "--max-model-len", str(self.max_model_len))
-        if self.num_blocks is None:
-            return flags
-        return (*flags, "--num-gpu-blocks-override", str(self.num_blocks + 1))
-
-
-PLAIN = Setup(policies=("vllm", "sarathi", "sjf", "hrrn"), loads=(0.5, 0.8, 1.1))
-SWAPS = Setup(
-    policies=(
-        *("adaptivellm", "adaptivellm-plus", "vllm-s", "vllm-s-fallback"),
-        *("adaptivellm-memory", "adaptivellm-fairness", "adaptivellm-predict-only"),
-        *("fastserve", "fastserve-v3", "fastserve-artifact", "fastserve-fcfs", "fixed-priority"),
-        *("mlfq-no-preempt", "defer", "reactive-swap", "recompute", "predicted", "headway"),
-    ),
-    loads=(0.9,),
-    num_blocks=48,
-    max_model_len=1280,
-    host_kv=HostKv(blocks=96, bytes_per_s=200e6),
-    narrow=3,
-)
-"""Room for four or five requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
-TARGETED = Setup(policies=("ascendra-lp", "ascendra-hp"), loads=(0.9, 1.3), slo=Slo(ttft_s=2.0, tbt_s=0.25))
-"""At 1.3 a queue of more than the target builds up within ten seconds."""
 INPUTS = LogNormal.fitted(256.0, 0.9, 1024)
 OUTPUTS = LogNormal.fitted(48.0, 0.8, 192)
 MAX_OUTPUT_TOKENS = 192
@@ -140,8 +84,6 @@ SIMULATED_SEEDS = 3
 """Simulated runs a cell; their mean counts, as the clock draws noise."""
 
 Values = dict[str, float]
-Row = dict[str, Any]
-"""A step of a real run: `run`, `shape`, `seconds`, `gap_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,55 +237,6 @@ def simulated(
     return run_of(records, sum(totals.steps for totals in result.totals.values()))
 
 
-# ---- what the law says of the steps of the real runs ---------------------------------------------------
-
-
-def steps_report(rows: Sequence[Row], calibration: Calibration) -> dict[str, dict[str, float]]:
-    """By kind of step: how many, seconds measured, measured over predicted (`in_all`, and its quantiles).
-
-    `gaps` is what the loop spent between steps with work at hand, which no step's time holds. `noise` is the
-    mean of what the simulator's clock draws: it should be what `in_all` is over all steps.
-    """
-    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        shape = BatchShape(**row["shape"])
-        pairs[kind_of(shape)].append((row["seconds"], calibration.step.step_s(shape) + calibration.host_s))
-    report = {kind: _ratios(found) for kind, found in pairs.items()}
-    report["all"] = _ratios([pair for found in pairs.values() for pair in found])
-    gaps = sorted(row["gap_s"] for row in rows if row["gap_s"] is not None)
-    report["gaps"] = {
-        "steps": len(gaps),
-        "share": sum(gaps) / report["all"]["seconds"],
-        "median_s": quantile(gaps, 0.5),
-        "p99_s": quantile(gaps, 0.99),
-    }
-    residuals = calibration.residuals
-    report["noise"] = {"mean": fsum(map(sum, pairwise(residuals))) / 2 / (len(residuals) - 1)}
-    return report
-
-
-def own_calibration(calibration: Calibration, rows: Sequence[Row]) -> Calibration:
-    """The calibration with the law fitted to these steps, no noise, and their total time to the point."""
-    measured = [(BatchShape(**row["shape"]), row["seconds"]) for row in rows]
-    random.Random(0).shuffle(measured)
-    law = fit_step_time(measured).law
-    mean = sum(seconds for _, seconds in measured) / sum(law.step_s(shape) for shape, _ in measured)
-    return replace(calibration, step=law, host_s=0.0, residuals=(mean,))
-
-
-def _ratios(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    ordered = sorted(measured_s / predicted_s for measured_s, predicted_s in pairs)
-    measured_s = sum(measured for measured, _ in pairs)
-    return {
-        "steps": len(pairs),
-        "seconds": measured_s,
-        "in_all": measured_s / sum(predicted for _, predicted in pairs),
-        "p10": quantile(ordered, 0.1),
-        "median": quantile(ordered, 0.5),
-        "p90": quantile(ordered, 0.9),
-    }
-
-
 # ---- the bench ---------------------------------------------------------------------------------------
 
 
@@ -365,7 +258,9 @@ def measure_real(out: Path, setup: Setup, runs: int, run_s: float, profile_s: fl
     """Find the capacity, serve every cell, profile in between; all is left in `out`.
 
     A slice of the profile comes before every run, so that what else the machine does falls on both alike.
+    `real.json` is written last: it says that the folder is whole.
     """
+    (out / REAL_FILE).unlink(missing_ok=True)
     engine = start(setup)
     try:
         measured = Measurements(engine.sizes)
@@ -390,13 +285,15 @@ def measure_real(out: Path, setup: Setup, runs: int, run_s: float, profile_s: fl
                 done = run_of(real.records, len(real.steps))
                 _say(f"{policy} at {load:g}, run {run + 1}: {done.values} {done.counts}")
         conclude_profile(measured, out / COST_FILE)
-        (out / REAL_FILE).write_bytes(msgspec.json.encode(side))
+        write_whole(out / REAL_FILE, msgspec.json.encode(side))
     finally:
         engine.close()
 
 
 def compare(out: Path) -> dict[str, Any]:
-    """Simulate every cell and put it beside the real runs in `out`; takes seconds."""
+    """Simulate every cell and put it beside the real runs in `out`; takes seconds. Raises ConfigError without them."""
+    if not (out / REAL_FILE).is_file():
+        raise ConfigError(f"{out} has no {REAL_FILE}; accepted: a folder in which all real runs have ended")
     side = msgspec.json.decode((out / REAL_FILE).read_bytes(), type=RealSide)
     calibration = with_link(load_cost_file(out / COST_FILE).calibration(), side.setup.host_kv)
     rows = [json.loads(line) for line in (out / STEPS_FILE).read_text().splitlines()]
@@ -443,14 +340,33 @@ def _name(policy: str, load: float, which: str) -> str:
 def _keep(out: Path, name: str, records: Sequence[Record]) -> None:
     file = out / f"{name}.jsonl"
     file.unlink(missing_ok=True)
-    writer = RecordWriter(file)
-    for record in records:
-        writer.append(record)
-    writer.close()
+    with RecordWriter(file) as writer:
+        for record in records:
+            writer.append(record)
 
 
 def main() -> None:
-    """Print one JSON object; exit status 1 if an error is larger than its aim."""
+    """Print one JSON object; exit status 1 if an error is larger than its aim, 2 for what is not accepted."""
+    arguments = options().parse_args()
+    out = arguments.out
+    try:
+        if not arguments.simulate_only:
+            setup = setup_of(arguments)
+            out.mkdir(parents=True, exist_ok=True)
+            measure_real(out, setup, arguments.runs, arguments.seconds, arguments.profile_seconds)
+        report = compare(out)
+    except HeadwayError as error:
+        _say(f"fidelity: {error}")
+        sys.exit(2)
+    (out / "fidelity.svg").write_text(fidelity_svg(report["cells"], tuple(METRICS)))
+    text = json.dumps(report)
+    (out / "fidelity.json").write_text(text + "\n")
+    print(text)
+    sys.exit(bool(missed(report["cells"])))
+
+
+def options() -> argparse.ArgumentParser:
+    """The command's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
@@ -460,23 +376,25 @@ def main() -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--swaps", action="store_true", help="the presets that swap, with host memory")
     kind.add_argument("--targets", action="store_true", help="Ascendra's instances, with targets")
-    parser.add_argument("--policy", action="append", help="only this preset of those (repeatable)")
+    parser.add_argument("--policy", action="append", help="this preset in place of those (repeatable)")
     parser.add_argument(
-        "--simulate-only", action="store_true", help="against the real runs that DIR holds already"
+        "--simulate-only",
+        action="store_true",
+        help="against the real runs that DIR holds already, as they are",
     )
-    arguments = parser.parse_args()
-    out = arguments.out
-    if not arguments.simulate_only:
-        out.mkdir(parents=True, exist_ok=True)
-        setup = SWAPS if arguments.swaps else TARGETED if arguments.targets else PLAIN
-        setup = msgspec.structs.replace(setup, policies=tuple(arguments.policy or setup.policies))
-        measure_real(out, setup, arguments.runs, arguments.seconds, arguments.profile_seconds)
-    report = compare(out)
-    (out / "fidelity.svg").write_text(fidelity_svg(report["cells"], tuple(METRICS)))
-    text = json.dumps(report)
-    (out / "fidelity.json").write_text(text + "\n")
-    print(text)
-    sys.exit(bool(missed(report["cells"])))
+    return parser
+
+
+def setup_of(arguments: argparse.Namespace) -> Setup:
+    """What is to be compared. Raises ConfigError for what is not accepted, before an engine starts."""
+    for name in ("runs", "seconds", "profile_seconds"):
+        value = getattr(arguments, name)
+        if not value > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value:g}; accepted: more than 0")
+    for policy in arguments.policy or ():
+        find_preset(policy)
+    setup = SWAPS if arguments.swaps else TARGETED if arguments.targets else PLAIN
+    return msgspec.structs.replace(setup, policies=tuple(arguments.policy or setup.policies))
 
 
 def missed(cells: dict[str, dict[str, Any]]) -> list[str]:

@@ -45,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 from bench.broken_ways import REFERENCES, broken_cell, broken_table, broken_verdicts
 from bench.client_classes import KINDS, NONE, TWO, rule_text
 from bench.fastserve_real import profiled, say
-from bench.headway_real_engine import SLOTS, Memory, Run, governor_of, kept, records, settings
+from bench.headway_real_engine import PRIORITY, SLOTS, Memory, Run, governor_of, kept, records, settings
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
 from bench.headway_real_measured import measure, prepare
 from bench.headway_real_plan import SYSTEMS, Plan, stock_name
@@ -130,12 +130,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "asynchronous": found.asynchronous,
         "kv_blocks": found.num_blocks,
         "light": {"p50_ttft_s": found.light.p50_ttft_s, "mean_tbt_s": found.light.mean_tbt_s},
-        "targets": {
-            "rule": rule_text(),
-            **{
-                name: {"ttft_s": slo.ttft_s, "tbt_s": slo.tbt_s} for slo, name in plan.targets.classes.items()
-            },
-        },
+        "targets": {"rule": rule_text(), **plan.targets.to_dict()},
         "stock_by_seats": {
             kind: {
                 seats: {metric: getattr(summary, metric) for metric in plan.best(kind)}
@@ -183,6 +178,10 @@ def options() -> argparse.ArgumentParser:
 def plan_of(arguments: argparse.Namespace) -> Plan:
     """What the options ask for. Raises ConfigError for what is not accepted."""
     find_preset(arguments.policy)
+    if arguments.policy in (PRIORITY.name, *(REFERENCES if arguments.broken else ())):
+        raise ConfigError(
+            f"--policy is {arguments.policy!r}, which it would be compared with; accepted: another preset"
+        )
     for name, least in (("seconds", 1), ("seeds", 1), ("kv_blocks", 0)):
         if getattr(arguments, name) < least:
             raise ConfigError(

@@ -27,7 +27,8 @@ SCENE = Scene(
     rehearsal_s=5.0,
 )
 BUDGETS = (16, 32, 64, 128, 256, 512)
-FLAGS = ("--max-num-seqs", "32", "--block-size", "32", "--max-model-len", "4096", "--enforce-eager")
+SEATS = 32
+FLAGS = ("--max-num-seqs", str(SEATS), "--block-size", "32", "--max-model-len", "4096", "--enforce-eager")
 NOTE = (
     "scaled down: 1,500 tokens amid 12 streams for 20,000 amid 64, and budgets to match; the engine's other sizes as "
     "vLLM chooses them"
@@ -92,7 +93,7 @@ class Stage:
         self, settings: EngineSettings | None, tbt_s: float | None, seed: int, *, with_long: bool = True
     ) -> TokenTimes:
         if settings is None:
-            self.engine.use_stock("fcfs", int(FLAGS[1]))
+            self.engine.use_stock("fcfs", SEATS)
         else:
             self.engine.use(settings)
         times = TokenTimes()

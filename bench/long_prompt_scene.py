@@ -151,7 +151,7 @@ def light_gap_s(alone: Sequence[Light]) -> float:
 class Passage:
     """How a long prompt went through: the streams' gaps from its arrival to its first token, and how long that took.
 
-    `amid_all`: every stream went on until then, so that the whole prompt was computed among all of them.
+    `amid_all`: every stream had begun and went on until then, so that the whole prompt was computed among all of them.
     """
 
     worst_gap_s: float
@@ -170,7 +170,7 @@ def passage(scene: Scene, times: TokenTimes) -> Passage:
         worst_gap_s=gaps[-1],
         p99_gap_s=quantile(gaps, 0.99),
         ttft_s=first_s - scene.long_s,
-        amid_all=min(map(max, times.streams)) >= first_s,
+        amid_all=len(times.streams) == scene.streams and min(map(max, times.streams)) >= first_s,
     )
 
 

@@ -15,8 +15,8 @@ workloads.
 
 Every run is kept in DIR as it ends; the same command goes on where it was stopped. A run is made anew when the row of
 its policy or the code of its parts has changed; when something has that all share, take another DIR, or --again with
-names of policies. DIR has a line for each cell in
-regret.txt, every value in regret.csv, the object that is printed in regret.json, and a plot in regret.svg.
+names of policies, whose runs a stopped command with --again makes all anew. DIR has a line for each cell in regret.txt,
+every value in regret.csv, the object that is printed in regret.json, and a plot in regret.svg.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ def regret(arguments: argparse.Namespace) -> dict[str, Any]:
     started_s = time.monotonic()
     data = arguments.data.resolve()
     contenders, rival_names = chosen_contenders(arguments)
+    again = chosen_again(contenders, arguments.again)
     cells = chosen_cells(arguments, data)
     plan = Plan(
         cells=cells,
@@ -127,7 +128,8 @@ def regret(arguments: argparse.Namespace) -> dict[str, Any]:
         data=data,
     )
     kept = kept_runs(arguments.out)
-    _forget(plan, kept, arguments.again)
+    for run in replace(plan, contenders=again).runs(plan.seeds):
+        kept.done.pop(run.digest(), None)
     make_runs(plan, kept, rival_names, race=arguments.race, jobs=arguments.jobs)
     findings = found_in(plan, kept, arguments.policy, rival_names)
     told = {
@@ -165,6 +167,17 @@ def chosen_contenders(arguments: argparse.Namespace) -> tuple[list[Contender], f
     beside = list(ablations(subject)) if arguments.ablations else []
     served = dict.fromkeys([subject, *names, *beside, STOCK])
     return [*map(contender, served), *clairvoyants(subject)], frozenset(names)
+
+
+def chosen_again(contenders: Sequence[Contender], patterns: str) -> list[Contender]:
+    """Whose kept runs are dropped: those that a pattern of `A,B,...` matches; ConfigError for a pattern of none."""
+    wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    for pattern in wanted:
+        if not any(fnmatchcase(each.name, pattern) for each in contenders):
+            raise ConfigError(
+                f"no contender is called {pattern!r}; accepted: their names, with * for any part"
+            )
+    return [each for each in contenders if any(fnmatchcase(each.name, pattern) for pattern in wanted)]
 
 
 def chosen_seeds(arguments: argparse.Namespace) -> range:
@@ -231,18 +244,6 @@ def workload_facts(plan: Plan) -> list[dict[str, Any]]:
 
 def _digests(plan: Plan, kept: Runs) -> list[str]:
     return [digest for run in plan.runs(plan.seeds) if (digest := run.digest()) in kept.done]
-
-
-def _forget(plan: Plan, kept: Runs, patterns: str) -> None:
-    """Drop kept runs of contenders whose names a pattern matches; ConfigError for a pattern of none."""
-    for pattern in filter(None, (pattern.strip() for pattern in patterns.split(","))):
-        matched = [each for each in plan.contenders if fnmatchcase(each.name, pattern)]
-        if not matched:
-            raise ConfigError(
-                f"no contender is called {pattern!r}; accepted: their names, with * for any part"
-            )
-        for run in replace(plan, contenders=matched).runs(plan.seeds):
-            kept.done.pop(run.digest(), None)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The cells of `bench/regret.py`, the named subset of `--quick`, and the runs that they need."""
+"""The cells of `bench/regret.py`, how they are selected by name, and the runs that they need."""
 
 from __future__ import annotations
 

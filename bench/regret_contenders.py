@@ -91,7 +91,7 @@ def contender(name: str) -> Contender:
 
 
 def rivals(subject: str) -> tuple[str, ...]:
-    """Every preset that runs on one engine of its own, but the subject, its ablations, and doubles."""
+    """Every preset that runs on one engine of its own, but the subject, `headway` and its ablations, and doubles."""
     out = {*left_out(), subject}
     return tuple(name for name in known_presets() if name not in out and not _is_headway(name))
 

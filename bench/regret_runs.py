@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 
 from bench.regret_contenders import STOCK, Contender
 from bench.regret_machines import MACHINES
-from bench.regret_targets import CLASSES, NONE, RULE, TARGETED, with_classes
+from bench.regret_targets import NONE, RULE, TARGETED, with_classes
 from bench.regret_workloads import DRAWN, DRAWN_COUNT, Served
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
@@ -128,7 +127,7 @@ def measure_capacity(run: CapacityRun) -> Capacity:
 def measure(run: RegretRun) -> RegretResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
     started_s = time.process_time()
-    requests = _requests(run.served, run.rate_rps, run.spell.window_s, run.seed)
+    requests = run.served.window(run.rate_rps, run.spell.window_s, run.seed)
     asked = with_classes(requests, run.served, NONE if run.classes == ANY else run.classes, run.seed)
     records: list[Record] = []
     try:
@@ -178,16 +177,6 @@ def mean_jct_s(measured: Sequence[Record]) -> float | None:
     if not measured or any(record.outcome is not Outcome.FINISHED for record in measured):
         return None
     return fmean(jct_s(record) or 0.0 for record in measured)
-
-
-@lru_cache(maxsize=1)
-def _requests(served: Served, rate_rps: float, window_s: float, seed: int) -> Sequence[TraceRequest]:
-    return served.window(rate_rps, window_s, seed)
-
-
-def classes_of(contender: Contender) -> Sequence[str]:
-    """The sets of targets that a contender has to be run with."""
-    return (ANY,) if contender.blind else CLASSES
 
 
 def kept_runs(root: Path) -> Kept[RegretRun, RegretResult]:

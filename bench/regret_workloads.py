@@ -12,7 +12,6 @@ from pathlib import Path
 
 from bench.regret_machines import Machine
 from bench.regret_recordings import RECORDINGS, Recording, fitting, recorded
-from headway.errors import ConfigError
 from headway.traces import TraceRequest, parse_workload
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
@@ -97,12 +96,6 @@ def known_workloads(data: Path) -> tuple[str, ...]:
     """The drawn ones, and the recorded ones that lie in the folder."""
     there = [name for name, file in RECORDINGS.items() if (data / f"{file}.csv.gz").is_file()]
     return (*there, *DRAWN)
-
-
-def check_workload(name: str, data: Path) -> None:
-    """Raise ConfigError unless it is known."""
-    if name not in known_workloads(data):
-        raise ConfigError(f"unknown workload {name!r}; accepted: {', '.join(known_workloads(data))}")
 
 
 @lru_cache(maxsize=4)

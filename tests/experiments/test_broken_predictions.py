@@ -193,10 +193,21 @@ def test_what_is_simulated() -> None:
     assert {cell.rate_rps for cell in cells} == {1.6, 2.0, 2.4}
     for way in ways("noisy-oracle:tau=0.8"):
         check_predictor(way.predictor)
-    with pytest.raises(ConfigError, match="unknown policy"):
-        plan_of(options().parse_args(["--policy", "nothing"]))
-    with pytest.raises(ConfigError, match="more than 0"):
-        plan_of(options().parse_args(["--policy", "vllm", "--load", "0"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--policy", "nothing"), "unknown policy"),
+        (("--policy", "sarathi"), "--policy is 'sarathi', which it would be compared with"),
+        (("--policy", "vllm", "--load", "0"), "--load is 0; accepted: more than 0"),
+        (("--policy", "vllm", "--seeds", "0"), "--seeds is 0; accepted: 1 or more"),
+        (("--policy", "vllm", "--jobs", "0"), "--jobs is 0; accepted: 1 or more"),
+    ],
+)
+def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_of(options().parse_args(words))
 
 
 @pytest.fixture(scope="module")

@@ -10,24 +10,24 @@ import pytest
 from bench.fidelity import (
     MAX_OUTPUT_TOKENS,
     METRICS,
-    PLAIN,
-    SWAPS,
-    TARGETED,
     Cell,
     RealSide,
     Run,
-    Setup,
+    compare,
     missed,
-    own_calibration,
+    options,
+    setup_of,
     simulated,
-    steps_report,
     stream,
     with_link,
 )
 from bench.fidelity_plot import fidelity_svg
+from bench.fidelity_setup import PLAIN, SWAPS, TARGETED, Setup
+from bench.fidelity_steps import own_calibration, steps_report
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome
 from headway.engine.demo_model import DemoRecipe, ensure_demo_random, ensure_model
+from headway.errors import ConfigError
 from headway.policies.presets import PRESETS
 from headway.predict.calibration import Calibration
 from headway.predict.step_law import Curve, StepTimeLaw
@@ -113,6 +113,31 @@ def test_the_setup_with_swaps_serves_every_preset_that_swaps_or_takes_its_place(
     swapping = {name for name, row in rows.items() if not row.eviction.startswith("recompute")}
     assert set(SWAPS.policies) == swapping | {"adaptivellm-fairness", "defer"}
     assert "49" in SWAPS.vllm_flags()  # one block more: vLLM's null block
+
+
+def test_what_is_compared() -> None:
+    assert setup_of(options().parse_args(["--out", "x"])) == PLAIN
+    chosen = setup_of(options().parse_args(["--out", "x", "--swaps", "--policy", "fastserve"]))
+    assert (chosen.policies, chosen.num_blocks) == (("fastserve",), SWAPS.num_blocks)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--policy", "nothing"), "unknown policy"),
+        (("--runs", "0"), "--runs is 0; accepted: more than 0"),
+        (("--seconds", "-1"), "--seconds is -1; accepted: more than 0"),
+        (("--profile-seconds", "0"), "--profile-seconds is 0; accepted: more than 0"),
+    ],
+)
+def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        setup_of(options().parse_args(["--out", "x", *words]))
+
+
+def test_a_folder_without_all_real_runs_is_not_compared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no real\.json; accepted: a folder in which all real runs"):
+        compare(tmp_path)
 
 
 def test_only_those_that_pause_get_a_narrow_batch() -> None:

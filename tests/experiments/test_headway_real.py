@@ -30,7 +30,7 @@ from bench.headway_real_engine import (
     taught,
 )
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
-from bench.headway_real_plan import SEATS, SYSTEMS, Plan, Prepared, best_seats, stock_name
+from bench.headway_real_plan import SYSTEMS, Plan, Prepared, best_seats, stock_name
 from bench.headway_real_simulated import Engine
 from bench.taught_lengths import TAUGHT, estimates_of, lessons, untaught_stream
 from bench.versus import GOODPUT, MEAN_JCT, Runs
@@ -334,6 +334,8 @@ def test_what_is_run_by_default_and_with_broken_predictions() -> None:
     ("words", "message"),
     [
         (("--policy", "nothing"), "unknown policy"),
+        (("--policy", "priority"), "--policy is 'priority', which it would be compared with"),
+        (("--policy", "fastserve", "--broken"), "--policy is 'fastserve', which it would be compared with"),
         (("--policy", "vllm", "--seconds", "0"), "--seconds is 0"),
         (("--policy", "vllm", "--seeds", "0"), "--seeds is 0"),
         (("--policy", "vllm", "--kv-blocks", "-1"), "--kv-blocks is -1"),
@@ -392,7 +394,3 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
             assert len(theirs.served) == len(ours.served) == len(requests)
             assert not theirs.counters
             assert ours.counters["planned_steps"] > 0
-
-
-def test_a_sweep_has_every_number_of_seats(plan: Plan) -> None:
-    assert [run.seats for run in plan.sweep()] == list(SEATS)

@@ -112,10 +112,13 @@ def test_a_long_prompt_is_judged_from_its_arrival_to_its_first_token() -> None:
     # It comes at 7 s and has its first token at 9: gaps of 0.5, then 2.0, which is the stall, then 0.5.
     stalled = [6.0, 6.5, 7.0, 9.0, 9.5]
     steady = [6.2, 7.2, 8.2, 9.2]
-    found = passage(SCENE, times_of([stalled, steady], [9.0, 9.2]))
+    two = replace(SCENE, streams=2)
+    found = passage(two, times_of([stalled, steady], [9.0, 9.2]))
     assert (found.worst_gap_s, found.ttft_s, found.amid_all) == (2.0, 2.0, True)
-    ended = passage(SCENE, times_of([stalled, steady[:3]], [9.0]))
+    ended = passage(two, times_of([stalled, steady[:3]], [9.0]))
     assert not ended.amid_all
+    third_not_begun = passage(SCENE, times_of([stalled, steady], [9.0]))
+    assert not third_not_begun.amid_all
     with pytest.raises(SimulationError, match="more tokens"):
         passage(SCENE, times_of([[6.0, 6.5]], [9.0]))
 

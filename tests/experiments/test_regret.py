@@ -436,6 +436,7 @@ def test_ablations_stand_beside_and_are_no_rivals(tmp_path: Path) -> None:
         ({"policy": "x"}, "unknown policy 'x'"),
         ({"presets": "vllm,y"}, "unknown policy 'y'"),
         ({"cells": "z"}, "no cell is called 'z'"),
+        ({"again": "vllm,w"}, "no contender is called 'w'"),
         ({"seeds": 0, "cells": "chat/a100*/0.5/one"}, "seeds is 0; accepted: 1 to 5"),
     ],
 )

@@ -61,7 +61,8 @@ class Overdue:
         if self._first is not None:
             return [self._first]
         long_ago_s = now_s - self.patience_s
-        if now_s < self._rest_until_s or not self._by_arrival or self._by_arrival.at(0).arrival_s > long_ago_s:
+        oldest_s = self._by_arrival.at(0).arrival_s if self._by_arrival else inf
+        if now_s < self._rest_until_s or oldest_s > long_ago_s:
             return ()
         return [job for job in self._by_arrival.slice(0, _MOST_LOOKED_AT) if job.arrival_s <= long_ago_s]
 

@@ -1,0 +1,65 @@
+"""What `bench/fidelity.py` compares: policies, loads, and the engine they run on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bench.preset_kinds import pauses
+from headway.core.slo import NO_TARGETS, Slo
+from headway.engine.kv_host import HostKv
+from headway.policies.presets import find_preset
+
+VLLM_FLAGS = (
+    *("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--block-size", "32"),
+    "--enforce-eager",
+)
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compared: policies, loads, and the engine's memory. None for KV blocks: as many as vLLM takes.
+
+    `narrow` is the batch width of those that pause; the others run as many as there are slots. `slo` are the
+    targets of every request.
+    """
+
+    policies: tuple[str, ...]
+    loads: tuple[float, ...]
+    num_blocks: int | None = None
+    host_kv: HostKv | None = None
+    max_model_len: int = 2048
+    narrow: int | None = None
+    slo: Slo = NO_TARGETS
+
+    def batch_width(self, policy: str) -> int | None:
+        """How many a step runs under a policy; None: all slots."""
+        return self.narrow if pauses(find_preset(policy)) else None
+
+    def cells(self) -> list[tuple[str, float]]:
+        """Every policy and load."""
+        return [(policy, load) for policy in self.policies for load in self.loads]
+
+    def vllm_flags(self) -> tuple[str, ...]:
+        """The engine's flags; vLLM's own count has its null block too."""
+        flags = (*VLLM_FLAGS, "--max-model-len", str(self.max_model_len))
+        if self.num_blocks is None:
+            return flags
+        return (*flags, "--num-gpu-blocks-override", str(self.num_blocks + 1))
+
+
+PLAIN = Setup(policies=("vllm", "sarathi", "sjf", "hrrn"), loads=(0.5, 0.8, 1.1))
+SWAPS = Setup(
+    policies=(
+        *("adaptivellm", "adaptivellm-plus", "vllm-s", "vllm-s-fallback"),
+        *("adaptivellm-memory", "adaptivellm-fairness", "adaptivellm-predict-only"),
+        *("fastserve", "fastserve-v3", "fastserve-artifact", "fastserve-fcfs", "fixed-priority"),
+        *("mlfq-no-preempt", "defer", "reactive-swap", "recompute", "predicted", "headway"),
+    ),
+    loads=(0.9,),
+    num_blocks=48,
+    max_model_len=1280,
+    host_kv=HostKv(blocks=96, bytes_per_s=200e6),
+    narrow=3,
+)
+"""Room for four or five requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
+TARGETED = Setup(policies=("ascendra-lp", "ascendra-hp"), loads=(0.9, 1.3), slo=Slo(ttft_s=2.0, tbt_s=0.25))
+"""At 1.3 a queue of more than the target builds up within ten seconds."""
