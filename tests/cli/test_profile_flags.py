@@ -12,6 +12,7 @@ import pytest
 
 from headway.predict.cost_file import load_cost_file
 from tests.cli.conftest import Refused
+from tests.engine.demo_kv import KV_BYTES_PER_TOKEN
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_a_short_profile_of_the_demo_model_can_be_read_back(tmp_path: Path) -> N
     printed = json.loads(done.stdout)
     cost = load_cost_file(out)
     assert printed["steps"] == cost.step.num_rows == len(cost.rows) > 50
-    assert printed["kv_bytes_per_token"] == cost.kv_bytes_per_token == 4096  # 4 layers x 2 x 256 x 2 bytes
+    assert printed["kv_bytes_per_token"] == cost.kv_bytes_per_token == KV_BYTES_PER_TOKEN
     assert set(printed["errors"]) == {"prefill", "decode", "mixed"}
     widest = max(row.num_decodes for row in cost.rows)
     longest = max(row.num_tokens for row in cost.rows)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from headway.core.record import Outcome
-from headway.engine.cpu_dtype import fastest_dtype
 from headway.gateway import ReplayOptions, replay
 from headway.gateway.client.scrape import scrape
 from headway.results import read_records
 from headway.traces import TraceRequest
+from tests.engine.demo_kv import KV_BYTES_PER_TOKEN
 from tests.engine.test_serve_demo import Serving, is_alive
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -21,8 +21,7 @@ REQUESTS = 24
 OUTPUT_TOKENS = 120
 KV_CACHE = ("--block-size", "32", "--num-gpu-blocks-override", "41", "--max-model-len", "1024")
 """40 blocks: three requests of 200 to 400 tokens fill them, eight are let in."""
-BLOCK_BYTES = 32 * 2048 * {"bfloat16": 2, "float32": 4}[fastest_dtype()]
-"""KV of 32 tokens of the demo model: 4 layers of keys and values, 256 numbers each."""
+BLOCK_BYTES = 32 * KV_BYTES_PER_TOKEN
 BYTES_PER_S = 2e8
 CHECKED = ("--max-num-seqs", "8", "--additional-config", '{"headway": {"check": true}}')
 
