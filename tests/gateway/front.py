@@ -16,10 +16,9 @@ from headway.gateway.app import Gateway, gateway_app, listen, serve_on
 from headway.gateway.instances.fleet import Fleet, FleetOptions, Member
 from headway.gateway.options import GatewayOptions
 from headway.routing import build_router
-from tests.gateway.fleets import running, until
+from tests.gateway.fleets import QUICK, running, until
 from tests.gateway.upstream import Upstream
 
-QUICK = FleetOptions(interval_s=0.05, timeout_s=0.5, misses=2, garbage_pause_s=0.3)
 PROMPT = {"model": "small", "prompt": "one two three", "max_tokens": 8}
 CHAT = {"model": "small", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 8}
 

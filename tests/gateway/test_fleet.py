@@ -19,7 +19,7 @@ from headway.gateway.endpoint import open_session
 from headway.gateway.instances.fleet import Condition, Fleet, FleetOptions, Member
 from headway.gateway.instances.fleet_process import LaunchedServer
 from headway.gateway.instances.health import NO_FACTS
-from tests.gateway.fleets import QUICK, SmallServer, running, until
+from tests.gateway.fleets import HASTY, QUICK, SmallServer, running, until
 from tests.gateway.small_server import MODELS
 
 NEVER_S = 1000.0
@@ -71,7 +71,7 @@ async def test_a_launched_instance_is_ready_when_it_answers(small: Small) -> Non
 
 async def test_names_are_of_those_that_serve_in_the_order_given(small: Small) -> None:
     servers = [small(name) for name in ("b", "a", "c")]
-    async with running(*(server.launched() for server in servers)) as fleet:
+    async with running(*(server.launched() for server in servers), options=HASTY) as fleet:
         await until(lambda: len(fleet.names()) == 3)
         assert fleet.names() == ("b", "a", "c")
         os.kill(process_of(fleet.member("a")).pid, signal.SIGSTOP)
@@ -168,7 +168,7 @@ async def test_a_broken_connection_is_looked_into_at_once(small: Small) -> None:
 async def test_a_frozen_instance_is_lost_and_welcome_when_it_wakes(
     small: Small, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(small("0").launched()) as fleet:
+    async with running(small("0").launched(), options=HASTY) as fleet:
         member = fleet.members[0]
         await fleet.until_settled()
         lost, pid = fleet.lost("0"), process_of(member).pid
@@ -186,7 +186,7 @@ async def test_a_frozen_instance_is_lost_and_welcome_when_it_wakes(
 
 
 async def test_one_that_stays_frozen_is_launched_anew(small: Small) -> None:
-    async with running(small("0").launched(), options=replace(QUICK, frozen_s=0.2)) as fleet:
+    async with running(small("0").launched(), options=replace(HASTY, frozen_s=0.2)) as fleet:
         member = fleet.members[0]
         await fleet.until_settled()
         frozen = process_of(member).pid

@@ -18,7 +18,7 @@ from headway.gateway.accounts import Accounts
 from headway.gateway.instances.fleet import Fleet
 from headway.gateway.instances.rebalance import rebalance, shares_left
 from headway.routing.roles import Roles, RoleSettings
-from tests.gateway.fleets import SmallServer, running, until
+from tests.gateway.fleets import HASTY, SmallServer, running, until
 
 AT_ONCE = RoleSettings(patience_s=0.0, dwell_s=1000.0)
 
@@ -86,7 +86,7 @@ async def test_an_instance_moves_to_the_pool_that_is_short(tmp_path: Path) -> No
 async def test_the_name_of_an_instance_that_is_away_is_not_given_to_another(tmp_path: Path) -> None:
     names = ("lp-0", "lp-1", "hp-0", "hp-1")
     members = [SmallServer(tmp_path, name).launched(name.partition("-")[0]) for name in names]
-    async with running(*members) as fleet:
+    async with running(*members, options=HASTY) as fleet:
         await until(lambda: fleet.names() == names)
         away = fleet.member("hp-1").process
         assert away is not None

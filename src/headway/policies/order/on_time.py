@@ -230,9 +230,9 @@ class OnTime:
         renewed = set(self._rest.follow(outcome))
         step_s = self._latest.observe(outcome)
         self._compare(outcome, step_s)
-        self._overdue.observe(outcome, self.on_time)
         if not self._latest_s:
             return
+        self._overdue.observe(outcome, self.on_time)
         # A prompt that has begun may start the rest of it later than it had to start the whole.
         outdated = [job for job, tokens in outcome.tokens.items() if tokens > 1 or job in renewed]
         self._renew([job for job in outdated if job in self._latest_s])

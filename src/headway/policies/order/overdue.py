@@ -19,9 +19,9 @@ class Overdue:
 
     Under overload there is always somebody who has waited too long, and who is served late takes the time of one who
     could be in time. So whoever had the rank, from its first step with it to its end, is followed by nobody for so
-    long that these times make up no more than `share`. The n-th of those that come is served, at the latest, when the
-    n - 1 before it have had the rank to their end and as much again as 1 / `share` says; nobody who comes later can
-    add to that. Costs: O(log n) a job, O(1) a step.
+    long that these times make up no more than `share`. The n-th that comes is served, at the latest, when the n - 1
+    before it have had the rank to their end, and 1 / `share` times as long has gone by; nobody who comes later can add
+    to that. Costs: O(log n) a job; O(1) a step, and a look at the oldest 128 while one waits for its first step.
     """
 
     def __init__(self, patience_s: float, share: float) -> None:
