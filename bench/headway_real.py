@@ -35,9 +35,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
@@ -62,6 +62,7 @@ LOADS = (0.5, 0.8, 1.0, 1.2)
 BROKEN_LOADS, BROKEN_KINDS = (0.8, 1.2), (NONE, TWO)
 SEEDS, SECONDS = 3, 30.0
 KV_BLOCKS = 96
+_Value = TypeVar("_Value")
 
 
 def real_runs(plan: Plan, kind: str, runs: Sequence[Run]) -> Runs:
@@ -187,7 +188,9 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is {getattr(arguments, name)}; accepted: {least} or more"
             )
-    loads = tuple(arguments.load or (BROKEN_LOADS if arguments.broken else LOADS))
+    if arguments.broken and arguments.system:
+        raise ConfigError("--broken has systems of its own; accepted: it without --system")
+    loads = _once(arguments.load or (BROKEN_LOADS if arguments.broken else LOADS))
     if min(loads) <= 0:
         raise ConfigError(f"--load is {min(loads):g}; accepted: more than 0")
     return Plan(
@@ -195,11 +198,16 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         seconds=arguments.seconds,
         seeds=arguments.seeds,
         loads=loads,
-        kinds=tuple(arguments.kind or (BROKEN_KINDS if arguments.broken else KINDS)),
-        systems=tuple(arguments.system or SYSTEMS),
+        kinds=_once(arguments.kind or (BROKEN_KINDS if arguments.broken else KINDS)),
+        systems=_once(arguments.system or SYSTEMS),
         policy=arguments.policy,
         kv_blocks=arguments.kv_blocks,
     )
+
+
+def _once(values: Iterable[_Value]) -> tuple[_Value, ...]:
+    """Each of them once, however often it was said."""
+    return tuple(dict.fromkeys(values))
 
 
 def main() -> int:

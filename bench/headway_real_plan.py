@@ -140,12 +140,13 @@ class Plan:
 
 
 def best_seats(swept: dict[int, Summary], metric: str) -> int:
-    """The best of a sweep; of equals the one with the least mean JCT, then the fewest seats."""
+    """The best of a sweep, none being the worst; of equals the one with the least mean JCT, then the fewest seats."""
     sign = -1 if metric == GOODPUT else 1
 
     def rank(seats: int) -> tuple[float, float, int]:
         summary = swept[seats]
-        return (sign * getattr(summary, metric), summary.mean_jct_s or inf, seats)
+        value = getattr(summary, metric)
+        return (inf if value is None else sign * value, summary.mean_jct_s or inf, seats)
 
     return min(swept, key=rank)
 

@@ -81,3 +81,21 @@ def test_far_in_the_tail_the_two_formulas_meet() -> None:
     at_limit = round(100.0 * exp(4.0 * spread))
     below, above = estimate.remaining_tokens(at_limit - 1), estimate.remaining_tokens(at_limit + 1)
     assert above == pytest.approx(below, rel=0.1)
+
+
+def test_lengths_that_stand_for_an_estimate() -> None:
+    # Five equally likely parts, by their middles; of an answer that has 40 tokens, those that are longer.
+    estimate = LengthEstimate(100.0, 40.0, 300.0)
+    middles = [estimate.at(share) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert estimate.longer_than(0, 5) == pytest.approx(middles)
+    assert (middles[0], middles[2], middles[4]) == pytest.approx((40.0, 100.0, 300.0))
+    assert estimate.longer_than(41, 5) == pytest.approx(middles[1:])
+    assert estimate.longer_than(301, 5) == []
+
+
+@given(estimates(), st.integers(0, 10**7), st.integers(1, 40))
+def test_they_are_longer_and_ascend(estimate: LengthEstimate, produced: int, points: int) -> None:
+    longer = estimate.longer_than(produced, points)
+    assert longer == sorted(longer)
+    assert all(tokens > produced * (1 - 1e-9) for tokens in longer)
+    assert len(longer) == points or produced

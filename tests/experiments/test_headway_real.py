@@ -146,6 +146,8 @@ def test_of_equals_the_soonest_done_and_then_the_fewest_seats_are_best() -> None
     assert best_seats(same, MEAN_JCT) == 8
     sooner = {**same, 16: replace(light(), mean_jct_s=0.001)}
     assert (best_seats(sooner, "p99_jct_s"), best_seats(sooner, MEAN_JCT)) == (16, 16)
+    nothing_done = {8: replace(light(), mean_jct_s=None), 32: light()}
+    assert best_seats(nothing_done, MEAN_JCT) == 32
 
 
 def test_every_system_of_a_cell_is_run_once_a_seed_and_stock_for_all_kinds(plan: Plan) -> None:
@@ -328,6 +330,7 @@ def test_what_is_run_by_default_and_with_broken_predictions() -> None:
         "--policy", "fastserve", "--load", "0.9", "--class", "one", "--system", "stock", "--seeds", "1"
     )
     assert (chosen.loads, chosen.kinds, chosen.systems, chosen.seeds) == ((0.9,), (ONE,), ("stock",), 1)
+    assert asked("--load", "0.9", "--load", "0.5", "--load", "0.9").loads == (0.9, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -340,6 +343,7 @@ def test_what_is_run_by_default_and_with_broken_predictions() -> None:
         (("--policy", "vllm", "--seeds", "0"), "--seeds is 0"),
         (("--policy", "vllm", "--kv-blocks", "-1"), "--kv-blocks is -1"),
         (("--policy", "vllm", "--load", "0"), "--load is 0"),
+        (("--broken", "--system", "stock"), "--broken has systems of its own"),
     ],
 )
 def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:

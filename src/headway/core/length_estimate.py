@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from functools import cache
+from math import exp, inf, log
 from statistics import NormalDist
 
 _NORMAL = NormalDist()
@@ -18,6 +20,12 @@ _DOUBT = 0.01
 """Share of answers that have nothing to do with their estimates: a model that repeats itself never ends."""
 UNKNOWN_SPREAD = 2.0
 """An estimate that came without an interval may be off by this factor either way."""
+
+
+@cache
+def _middles_z(points: int) -> Sequence[float]:
+    """The deviations in the middles of so many equally likely parts of a normal variable."""
+    return [_NORMAL.inv_cdf((part + 0.5) / points) for part in range(points)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,20 @@ class LengthEstimate:
         doubt = _DOUBT * self.tokens / produced
         doubt /= doubt + (1.0 - _DOUBT) * _NORMAL.cdf(-reached_z)
         return (1.0 - doubt) * to_come + doubt * produced
+
+    def longer_than(self, produced: int, points: int) -> list[float]:
+        """Lengths of an answer that is already longer than `produced`, ascending and equally likely.
+
+        Of `points` that stand for all it may have those that are longer: so the farther it comes, the fewer, and none
+        for one that has outgrown its estimate.
+        """
+        above, below = self._spread(longer=True), self._spread(longer=False)
+        reached_z = -inf
+        if produced > 0:
+            reached_z = log(produced / self.tokens) / (above if produced > self.tokens else below)
+        return [
+            self.tokens * exp(z * (above if z > 0 else below)) for z in _middles_z(points) if z > reached_z
+        ]
 
     def _spread(self, *, longer: bool) -> float:
         """Deviation of the logarithm above or below the median."""

@@ -28,11 +28,9 @@ def test_the_first_few_say_where_and_not_how_far() -> None:
 
 
 def test_the_interval_is_as_wide_as_answers_are_unlike() -> None:
-    # Half of them a factor of 1.5 below the middle of the logarithms, half as much above: the deviation is ln 1.5, nine
-    # in ten lie below 1.5^1.2816 = 1.6815 times. Their mean is 130.
+    # Of these one in ten lies below 80 and one in ten above 180: as far apart as 1.5 either way. Their mean is 130.
     some = after(*[80, 180] * 5)
-    assert (some.tokens, some.high_tokens / some.tokens) == pytest.approx((130.0, 1.6815), rel=1e-4)
-    assert some.tokens / some.low_tokens == pytest.approx(1.6815, rel=1e-4)
+    assert (some.low_tokens, some.tokens, some.high_tokens) == pytest.approx((130 / 1.5, 130.0, 130 * 1.5))
 
 
 def test_it_is_never_a_point_and_never_wider_than_three() -> None:
@@ -46,8 +44,19 @@ def test_the_more_unlike_they_are_the_more_an_old_answer_has_yet_to_bring() -> N
 
 
 def test_it_follows_the_traffic() -> None:
-    # 400 answers of 1,000 count for 200 when the next 200, of 10, have come.
+    # The last 400 count: 200 of 1,000 tokens and 200 of 10.
     assert after(*[1000] * 400, *[10] * 200).tokens == pytest.approx(505.0)
+
+
+def test_which_are_longer_than_so_many_tokens() -> None:
+    usual = UsualLength()
+    for tokens in (30, 10, 20, 40, 50, 0):
+        usual.learn(tokens)
+    assert list(usual.longer_than(0, 9)) == [1, 10, 20, 30, 40, 50]
+    assert list(usual.longer_than(20, 9)) == [30, 40, 50]
+    assert list(usual.longer_than(50, 9)) == []
+    # Three stand for six: the middles of their thirds.
+    assert list(usual.longer_than(0, 3)) == [10, 30, 50]
 
 
 @UNTIMED

@@ -1,4 +1,4 @@
-"""Least work first, aged; by predicted lengths while they hold, by the usual length while they do not."""
+"""Least work first, aged; by predicted lengths while they hold, by those of late while they do not."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
+from headway.policies.order.gittins_work import GittinsWork
 from headway.policies.order.predicted_remaining import PredictedRemaining
 from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP
 from headway.policies.order.sorted_index import SortedIndex
@@ -19,15 +20,17 @@ DEFAULT_PATIENCE = 1000.0
 
 
 class LeastWork(PredictedRemaining):
-    """`predicted-remaining` with the memory that a job holds counted as work, and only lengths that are trusted.
+    """`predicted-remaining` by work for each answer that ends (`GittinsWork`), memory held counted as work.
 
-    While predictions are bad, or there are none, everybody is expected to bring as much as answers did of late, with
-    the usual doubt: the more an answer has brought, the more is expected of it yet, so long ones sink as in a feedback
-    queue, and long prompts, which are known, wait for short ones. Every live job's key is taken anew when that
-    changes. With jobs of several tenants, the tenant that has had least service comes first (`TenantShares`), and its
-    jobs by least work. Nobody is overtaken for ever, as in `predicted-remaining`. Costs: as there; a change O(live log
-    live); with several tenants O(tenants + k log tenants) for the top k.
+    While predictions are bad, or there are none, everybody may have any length that answers had of late: who was none
+    of the short sinks as in a feedback queue, who comes near the usual lengths rises again, and long prompts, which
+    are known, wait for short ones. Every live job's key is taken anew when trust changes; one's own also grows as it
+    turns out to be none of the short. With jobs of several tenants, the tenant that has had least service comes first
+    (`TenantShares`), and its jobs by least work. Nobody is overtaken for ever, as in `predicted-remaining`. Costs: as
+    there; a change O(live log live); with several tenants O(tenants + k log tenants) for the top k.
     """
+
+    _estimator = GittinsWork
 
     def __init__(
         self,

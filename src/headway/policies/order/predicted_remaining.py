@@ -37,6 +37,7 @@ class PredictedRemaining(KeyedOrder):
     """
 
     trusts_predictions = True
+    _estimator: type[RemainingWork] = RemainingWork
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class PredictedRemaining(KeyedOrder):
         self.patience = patience
         self.decodes_a_step = decodes_a_step
         self.memory = memory
-        self.work = RemainingWork(cost, decodes_a_step, memory=memory)
+        self.work = self._estimator(cost, decodes_a_step, memory=memory)
 
     def key(self, job: Job) -> Key:
         """(arrival + patience x work, arrival, id), with the work estimated now."""

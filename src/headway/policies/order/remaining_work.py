@@ -65,15 +65,22 @@ class RemainingWork:
         outgrown = expected is not None and produced > expected.tokens
         stride = max(LEAST_STRIDE_TOKENS, min(to_come, 2.0 * produced or to_come) / 4)
         self._until_tokens[job] = produced + ceil(max(stride, produced / 16) if outgrown else stride)
-        step_s = self._step_s
-        work_s = (
-            self.prefill_s(job.num_tokens - job.num_computed_tokens) + to_come * step_s / self._decodes_a_step
-        )
-        if self._memory and self._cost.kv_tokens:
-            held_share = (job.num_tokens + to_come / 2) / self._cost.kv_tokens
-            work_s += held_share * to_come * step_s
-        self._work_s[job] = work_s
+        work_s = self._work_s[job] = self._until_end_s(job, to_come)
         return work_s
+
+    def _until_end_s(self, job: Job, to_come: float) -> float:
+        """The work of a job that is expected to bring `to_come` tokens yet."""
+        prefill_s, token_s, held_s = self._rates(job)
+        return prefill_s + to_come * (token_s + to_come * held_s)
+
+    def _rates(self, job: Job) -> tuple[float, float, float]:
+        """What a job's work is made of: what n tokens more come to is the first + n x (the second + n x the third)."""
+        prefill_s = self.prefill_s(job.num_tokens - job.num_computed_tokens)
+        if not (self._memory and self._cost.kv_tokens):
+            return prefill_s, self.token_s, 0.0
+        # A step's share of the memory for what it holds now, and for half of what it is to bring.
+        held_s = self._step_s / self._cost.kv_tokens
+        return prefill_s, self.token_s + job.num_tokens * held_s, held_s / 2
 
     @property
     def _step_s(self) -> float:
