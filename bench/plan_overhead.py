@@ -10,6 +10,9 @@ compute. Real engines spend milliseconds a step.
 25 ms, so that quanta end: every preset of `--plan` with as many worker slots as run, and, for those that
 swap, with twice as many and host memory, where most residents pause. Aim: plan within 200 us (p50) and
 500 us (p99).
+
+`light` is what a preset of `--light` adds where next to nothing is to be decided: some 8 running, nobody waiting, a
+step each 10 ms, targets, and host memory where the preset uses it.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ ARRIVALS_A_STEP = 10
 MEAN_OUTPUT_TOKENS = RUNNING // ARRIVALS_A_STEP
 NUM_BLOCKS = 8_000
 PLANNED = ("vllm", "fastserve")
+LIGHT = ("vllm", "headway")
 PLAN_STEP_S = 0.025
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 HOST_BLOCKS = 600
@@ -65,21 +69,26 @@ def main() -> None:
     parser.add_argument(
         "--plan", action="append", choices=list(known_presets()), help="measure these presets'"
     )
+    parser.add_argument(
+        "--light", action="append", choices=list(known_presets()), help="measure these presets at light load"
+    )
     arguments = parser.parse_args()
     model = str(ensure_demo_random())
     table: dict[str, Any] = {}
-    presets = arguments.plan or (() if arguments.order else PLANNED)
-    for order in arguments.order or (() if arguments.plan else ORDERS):
+    chosen = arguments.order or arguments.plan or arguments.light
+    presets = arguments.plan or (() if chosen else PLANNED)
+    for order in arguments.order or (() if chosen else ORDERS):
         table[order] = {}
         for waiting in WAITING:
             print(f"{order}, {waiting} waiting ...", file=sys.stderr)
             stock, ours = _warm_lanes(model, order, waiting)
-            steps = list(added_us(stock, ours, arguments.steps))
-            for kind in ("added", "held"):
-                figures = quantiles(getattr(step, kind) for step in steps)
+            for kind, figures in added_quantiles(stock, ours, arguments.steps).items():
                 table[order][f"{kind}_us_{RUNNING}_{waiting}"] = figures
     if presets:
         table["plans"] = {preset: plan_times(model, preset, arguments.steps) for preset in presets}
+    light = arguments.light or (() if chosen else LIGHT)
+    if light:
+        table["light"] = {preset: light_times(model, preset, arguments.steps) for preset in light}
     print(json.dumps(table))
 
 
@@ -104,6 +113,16 @@ def plan_times(model: str, preset: str, steps: int) -> dict[str, dict[str, float
     return table
 
 
+def light_times(model: str, preset: str, steps: int) -> dict[str, dict[str, float]]:
+    """What a preset adds to a step where hardly anything is to be decided."""
+    print(f"{preset} at light load ...", file=sys.stderr)
+    host_kv = HostKv(blocks=HOST_BLOCKS) if build_policy(find_preset(preset)).uses_host else None
+    stock, ours = _LightLane(model, Scheduler), _LightLane(model, headway_builder(policy=preset), host_kv)
+    for lane in (stock, ours):
+        lane.warm()
+    return {f"{kind}_us": figures for kind, figures in added_quantiles(stock, ours, steps).items()}
+
+
 def _warm_lanes(model: str, order: str, waiting: int) -> tuple[Lane, Lane]:
     """Stock's and ours."""
     lanes = Lane(model, Scheduler, waiting), Lane(model, headway_builder(order=order), waiting)
@@ -117,6 +136,12 @@ class Added(NamedTuple):
 
     added: float
     held: float
+
+
+def added_quantiles(without: Lane, with_it: Lane, steps: int) -> dict[str, dict[str, float]]:
+    """Quantiles of either kind of `Added`, over so many steps."""
+    found = list(added_us(without, with_it, steps))
+    return {kind: quantiles(getattr(step, kind) for step in found) for kind in Added._fields}
 
 
 def added_us(without: Lane, with_it: Lane, steps: int) -> Iterator[Added]:
@@ -133,8 +158,11 @@ def added_us(without: Lane, with_it: Lane, steps: int) -> Iterator[Added]:
 class Lane:
     """One scheduler kept at the same load; `beside_s` of its last step's CPU time the workers would have computed."""
 
-    arrivals_a_step = ARRIVALS_A_STEP
+    running = RUNNING
+    arrivals_a_step: float = ARRIVALS_A_STEP
+    mean_output_tokens = MEAN_OUTPUT_TOKENS
     beside_s = 0.0
+    _due = 0.0
 
     def __init__(
         self,
@@ -149,7 +177,7 @@ class Lane:
         self.engine = ModelFreeEngine(make_scheduler(build, config, NUM_BLOCKS), copy_steps=1)
         self._random = random.Random(0)
         self.count = 0
-        for _ in range(RUNNING + waiting):
+        for _ in range(self.running + waiting):
             self.engine.add(self.next())
 
     def next(self) -> ScriptedRequest:
@@ -160,14 +188,20 @@ class Lane:
             id=str(self.count),
             arrival_step=0,
             prompt_token_ids=range(self.count * 200, self.count * 200 + tokens),
-            output_tokens=self._random.randint(1, 2 * MEAN_OUTPUT_TOKENS),
+            output_tokens=self._random.randint(1, 2 * self.mean_output_tokens),
             priority=self._random.randint(0, 3),
-            extra_args={"headway_ttft_ms": self._random.choice(TTFT_CLASSES_MS)},
+            extra_args=self.targets(),
         )
+
+    def targets(self) -> dict[str, Any]:
+        """What the next request asks for."""
+        return {"headway_ttft_ms": self._random.choice(TTFT_CLASSES_MS)}
 
     def step_s(self) -> float:
         """CPU seconds of one step with its arrivals; making requests and tokens is not counted."""
-        arrivals = [to_request(self.next()) for _ in range(self.arrivals_a_step)]
+        self._due += self.arrivals_a_step
+        arrivals = [to_request(self.next()) for _ in range(int(self._due))]
+        self._due -= len(arrivals)
         scheduler = self.engine.scheduler
         started = time.process_time()
         for request in arrivals:
@@ -184,8 +218,30 @@ class Lane:
 
     def warm(self) -> None:
         """Steps until as many end as come."""
-        for _ in range(2 * MEAN_OUTPUT_TOKENS):
+        for _ in range(2 * self.mean_output_tokens):
             self.step_s()
+
+
+class _LightLane(Lane):
+    """A scheduler with little to do, on a clock of its own."""
+
+    running = 8
+    mean_output_tokens = 64
+    arrivals_a_step = running / mean_output_tokens
+
+    def __init__(self, model: str, build: Callable[..., Any], host_kv: HostKv | None = None) -> None:
+        super().__init__(model, build, 0, host_kv=host_kv)
+        self._now_s = 0.0
+        self.engine.scheduler.clock = lambda: self._now_s
+
+    def targets(self) -> dict[str, Any]:
+        """Such as are kept easily."""
+        return {"headway_ttft_ms": 500, "headway_tbt_ms": 50}
+
+    def step_s(self) -> float:
+        """A step of 10 ms."""
+        self._now_s += 0.01
+        return super().step_s()
 
 
 class _Timed(GuardedPolicy):
