@@ -117,7 +117,8 @@ def light_times(model: str, preset: str, steps: int) -> dict[str, dict[str, floa
     """What a preset adds to a step where hardly anything is to be decided."""
     print(f"{preset} at light load ...", file=sys.stderr)
     host_kv = HostKv(blocks=HOST_BLOCKS) if build_policy(find_preset(preset)).uses_host else None
-    stock, ours = _LightLane(model, Scheduler), _LightLane(model, headway_builder(policy=preset), host_kv)
+    stock = _LightLane(model, Scheduler, 0)
+    ours = _LightLane(model, headway_builder(policy=preset), 0, host_kv=host_kv)
     for lane in (stock, ours):
         lane.warm()
     return {f"{kind}_us": figures for kind, figures in added_quantiles(stock, ours, steps).items()}
@@ -222,26 +223,33 @@ class Lane:
             self.step_s()
 
 
-class _LightLane(Lane):
-    """A scheduler with little to do, on a clock of its own."""
+class _ClockedLane(Lane):
+    """The same on a clock of its own, on which a step takes `tick_s`."""
 
+    tick_s = PLAN_STEP_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._now_s = 0.0
+        self.engine.scheduler.clock = lambda: self._now_s
+
+    def step_s(self) -> float:
+        """A step, one tick later."""
+        self._now_s += self.tick_s
+        return super().step_s()
+
+
+class _LightLane(_ClockedLane):
+    """A scheduler with little to do."""
+
+    tick_s = 0.01
     running = 8
     mean_output_tokens = 64
     arrivals_a_step = running / mean_output_tokens
 
-    def __init__(self, model: str, build: Callable[..., Any], host_kv: HostKv | None = None) -> None:
-        super().__init__(model, build, 0, host_kv=host_kv)
-        self._now_s = 0.0
-        self.engine.scheduler.clock = lambda: self._now_s
-
     def targets(self) -> dict[str, Any]:
         """Such as are kept easily."""
         return {"headway_ttft_ms": 500, "headway_tbt_ms": 50}
-
-    def step_s(self) -> float:
-        """A step of 10 ms."""
-        self._now_s += 0.01
-        return super().step_s()
 
 
 class _Timed(GuardedPolicy):
@@ -263,8 +271,8 @@ class _Timed(GuardedPolicy):
         self.observe_s = time.process_time() - started
 
 
-class _PlanLane(Lane):
-    """A preset at the same load, on a clock of its own."""
+class _PlanLane(_ClockedLane):
+    """A preset at the same load."""
 
     def __init__(
         self, model: str, preset: str, *, slots: int = RUNNING, host_kv: HostKv | None = None
@@ -272,8 +280,6 @@ class _PlanLane(Lane):
         build = headway_builder(policy=preset, batch_width=RUNNING)
         super().__init__(model, build, max(WAITING), slots=slots, host_kv=host_kv)
         scheduler = self.engine.scheduler
-        self._now_s = 0.0
-        scheduler.clock = lambda: self._now_s
         scheduler.guard = self._timed = _Timed(scheduler.guard.policy, scheduler.ledger, scheduler.counters)
 
     def measure(self, steps: int) -> dict[str, float]:
@@ -281,7 +287,6 @@ class _PlanLane(Lane):
         timed, ledger = self._timed, self.engine.scheduler.ledger
         plans_us, observes_us, found = [], [], Counter[str]()
         for step in range(2 * MEAN_OUTPUT_TOKENS + steps):
-            self._now_s += PLAN_STEP_S
             if step == 2 * MEAN_OUTPUT_TOKENS:
                 gc.collect()
                 gc.freeze()

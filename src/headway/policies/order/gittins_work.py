@@ -33,15 +33,13 @@ class GittinsWork(RemainingWork):
             return super()._until_end_s(job, to_come)
         limit = job.max_output_tokens
         produced = min(limit - 1, job.num_output_tokens)
-        prefill_s, token_s, held_s = self._rates(job)
         left = [(length if length < limit else limit) - produced for length in lengths]
-        return work_per_end_s([prefill_s + tokens * (token_s + tokens * held_s) for tokens in left])
+        return work_per_end_s(self._each_s(job, left))
 
     def _possible_tokens(self, job: Job) -> Sequence[float]:
         """Lengths that its answer may have, ascending, each as likely as the next."""
         produced = job.num_output_tokens
-        predicted = job.predicted_length if self.believes_predictions else None
-        lengths = (predicted or self._usual).longer_than(produced, POINTS)
+        lengths = (self._prediction(job) or self._usual).longer_than(produced, POINTS)
         # One more, that follows none: a model that repeats itself never ends.
         return [*lengths, 2.0 * max(produced, lengths[-1])] if lengths else ()
 

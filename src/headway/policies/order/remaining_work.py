@@ -70,17 +70,17 @@ class RemainingWork:
 
     def _until_end_s(self, job: Job, to_come: float) -> float:
         """The work of a job that is expected to bring `to_come` tokens yet."""
-        prefill_s, token_s, held_s = self._rates(job)
-        return prefill_s + to_come * (token_s + to_come * held_s)
+        return self._each_s(job, (to_come,))[0]
 
-    def _rates(self, job: Job) -> tuple[float, float, float]:
-        """What a job's work is made of: what n tokens more come to is the first + n x (the second + n x the third)."""
+    def _each_s(self, job: Job, to_come: Iterable[float]) -> list[float]:
+        """A job's work by each of these numbers of tokens that it may bring yet."""
         prefill_s = self.prefill_s(job.num_tokens - job.num_computed_tokens)
-        if not (self._memory and self._cost.kv_tokens):
-            return prefill_s, self.token_s, 0.0
-        # A step's share of the memory for what it holds now, and for half of what it is to bring.
-        held_s = self._step_s / self._cost.kv_tokens
-        return prefill_s, self.token_s + job.num_tokens * held_s, held_s / 2
+        token_s, grown_s = self.token_s, 0.0
+        if self._memory and self._cost.kv_tokens:
+            # A step's share of the memory for what it holds now, and for half of what it is to bring.
+            held_s = self._step_s / self._cost.kv_tokens
+            token_s, grown_s = token_s + job.num_tokens * held_s, held_s / 2
+        return [prefill_s + tokens * (token_s + tokens * grown_s) for tokens in to_come]
 
     @property
     def _step_s(self) -> float:
@@ -100,7 +100,11 @@ class RemainingWork:
         return _to_come(job, self._expected(job))
 
     def _expected(self, job: Job) -> LengthEstimate | None:
-        return (job.predicted_length if self.believes_predictions else None) or self._usual.estimate
+        return self._prediction(job) or self._usual.estimate
+
+    def _prediction(self, job: Job) -> LengthEstimate | None:
+        """The length predicted of a job, as long as predictions are believed."""
+        return job.predicted_length if self.believes_predictions else None
 
     def of(self, job: Job) -> float:
         """The work that was last estimated, in seconds."""

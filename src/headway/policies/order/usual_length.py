@@ -22,8 +22,8 @@ class UsualLength:
     """The length of answers of late: one by one, and as one estimate.
 
     The estimate lies around their mean, since that is what a server that knows nothing else pays on average, and is as
-    wide as nine in ten of them lie apart, up to _MOST_SPREAD either way. Until five have ended the interval is a factor
-    of two. An answer costs O(log _RECENT_ANSWERS) and a memmove; asked many times between two ends, it remembers.
+    wide as eight in ten of them lie apart, up to _MOST_SPREAD either way. Until five have ended the interval is a
+    factor of two. An answer costs O(log _RECENT_ANSWERS) and a memmove; asked often between two ends, it remembers.
     """
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class UsualLength:
     def estimate(self) -> LengthEstimate | None:
         """What to expect of an answer; None before the first has ended."""
         if self._estimate is None and self._recent:
-            mean = sum(self._recent) / len(self._recent)
-            self._estimate = LengthEstimate(mean, mean / self._spread, mean * self._spread)
+            mean, spread = sum(self._recent) / len(self._recent), self._spread
+            self._estimate = LengthEstimate(mean, mean / spread, mean * spread)
         return self._estimate
 
     @property
