@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from bench.engine_time import EngineTime, WallTime
 from headway.core.cost import CostModel
 from headway.engine.guard import GuardedPolicy
 from headway.engine.settings import EngineSettings
@@ -25,10 +26,6 @@ StockPolicy = Literal["fcfs", "priority"]
 
 _ANSWERED = ("stop", "length", "repetition")
 """vLLM's reasons for the end of an answer; the others are those of a request that was given up."""
-
-NAP_S = 0.002
-"""How long an idle engine waits before it looks for arrivals again."""
-START_MARGIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +138,13 @@ class ServingEngine:
         *,
         lengths: LengthSource | None = None,
         own_stops: bool = False,
+        clock: EngineTime | None = None,
         on_tokens: Callable[[str, int, float], None] = lambda request_id, tokens, now_s: None,
         after_step: Callable[[float], None] = lambda now_s: None,
     ) -> list[Served]:
         """Serve a stream (in order of arrival) in real time, each request added when it is due; all of them end.
 
+        With a `clock` of its own, all times, the scheduler's too, are by that.
         With `own_stops` the model ends its answers itself; `lengths` predicts each as its request is added. Whose
         tokens came, how many and when, `on_tokens` hears; `after_step` hears the time after every step.
         """
@@ -155,19 +154,21 @@ class ServingEngine:
         first_s: dict[str, float] = {}
         finished_s: dict[str, float] = {}
         given_up: dict[str, str] = {}
-        origin_s, wall_s = time.perf_counter() + START_MARGIN_S, time.time() + START_MARGIN_S
+        clock = clock or WallTime()
+        self._core.scheduler.clock = clock.now_s  # vLLM's own has no use for it
+        clock.begin()
         while made or self._busy():
-            now_s = time.perf_counter() - origin_s
+            now_s = clock.now_s()
             while made and made[0][0].arrival_s <= now_s:
                 request, ready = made.popleft()
-                ready.arrival_time = wall_s + request.arrival_s
+                ready.arrival_time = time.time() - (now_s - request.arrival_s)
                 prophet.arrives(request, ready)
                 self._core.add_request(ready)
             if not self._busy():
-                time.sleep(NAP_S)
+                clock.idle(made[0][0].arrival_s)
                 continue
             outputs, _ = self._core.step_fn()
-            now_s = time.perf_counter() - origin_s
+            now_s = clock.now_s()
             for output in (output for core in (outputs or {}).values() for output in core.outputs):
                 if output.new_token_ids:
                     first_s.setdefault(output.request_id, now_s)
@@ -181,6 +182,7 @@ class ServingEngine:
                 if not answered:
                     given_up[output.request_id] = str(output.stop_reason or output.finish_reason)
             after_step(now_s)
+            clock.stepped()
         return [
             Served(
                 number=number,

@@ -3,16 +3,17 @@
 The demo model answers its own tasks and stops by itself; Poisson arrivals at 0.5, 0.8, 1.0 and 1.2 of capacity, three
 streams each, KV memory for some twenty-four requests. Three kinds of clients: without targets (`none`), all
 interactive (`one`), and seven in ten interactive, the others patient (`two`). The targets follow from what stock does
-at a light load (`targets.rule`), before anything is compared. Capacity is what stock gets through at its default when
-all requests are there at once.
+at a light load (`targets.rule`), before anything is compared. Capacity is what stock gets through when all requests are
+there at once, at the best of 16, 32 and 64 seats.
 
 Stock is vLLM's own scheduler on an engine with nothing of Headway in it: chunked prefill, prefix caching and
 asynchronous scheduling as vLLM decides. It is swept over `max_num_seqs` first, alone, at load 1, and each metric is
 compared with its best value of that sweep. `priority` is vLLM's own `--scheduling-policy priority`, as a user would set
 it: the interactive clients have the better priority. `--policy` (default headway) runs a batch as wide as stock's best,
 with lengths predicted by `hash`, taught with the half of the packaged tasks that no stream has, and has 0.25 GiB
-of host memory to swap to. The two engines, each in a process of its own, take turns stream by stream; stock never sees
-targets, so its runs serve all kinds.
+of host memory to swap to. All that is compared at a load and seed serves side by side, each on an engine and by a clock
+of its own, in turns of a tenth of a second, so that a machine's drift hits all alike; `stock again` is stock once more:
+`noise` is how far it is from itself. Stock never sees targets, so its runs serve all kinds.
 
 Per cell and system: goodput (share of all requests that met all their targets), mean and p99 JCT, TTFT, what was not
 answered. `over_stock`, `over_priority`: `gain` (times as good) and `loss` (behind by so much: goodput as a difference,

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from bench.broken_ways import governor_figures
+from bench.engine_time import EngineTime
 from bench.fastserve_engine import Served, ServingEngine, StockPolicy
 from bench.governor_watch import Change, GovernorWatch
 from bench.taught_lengths import TAUGHT, estimates_of, untaught_stream
@@ -49,6 +50,8 @@ class Contender:
 
 
 STOCK = Contender("stock", "vllm", stock="fcfs")
+CONTROL = Contender("stock again", "vllm", stock="fcfs")
+"""Stock on another engine: how far it is from itself is how far differences mean nothing."""
 PRIORITY = Contender("priority", "priority", stock="priority")
 
 
@@ -154,11 +157,15 @@ def put_in(engine: ServingEngine, contender: Contender, seats: int) -> None:
         engine.use(settings(contender.policy, seats), SLOTS, mistaken)
 
 
-def serve(engine: ServingEngine, run: Run, requests: Sequence[TraceRequest]) -> Kept:
+def serve(
+    engine: ServingEngine, run: Run, requests: Sequence[TraceRequest], clock: EngineTime | None = None
+) -> Kept:
     """Do a run; predictions are made beforehand, as the API server's process makes them beside the engine's."""
     lengths = Foretold(estimates_of(run.contender.predictor, requests, run.seed))
     put_in(engine, run.contender, run.seats)
     watch = GovernorWatch(engine.policy)
     gc.collect()
-    served = engine.serve(requests, run.seed, lengths=lengths, own_stops=True, after_step=watch.look)
+    served = engine.serve(
+        requests, run.seed, lengths=lengths, own_stops=True, clock=clock, after_step=watch.look
+    )
     return Kept(served=served, counters=engine.counters, changes=watch.changes)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.headway_real_engine import PRIORITY, STOCK
+from bench.headway_real_engine import CONTROL, PRIORITY, STOCK
 from bench.versus import GOODPUT, MEAN_JCT, Runs, figures, versus
 from headway.core.slo import Slo
 
@@ -31,8 +31,14 @@ class CellRuns:
 def cell_figures(
     runs: CellRuns, own: str, best: Mapping[str, str], classes: Mapping[Slo, str]
 ) -> dict[str, Any]:
-    """One cell: every system's figures, and what `own` has over stock, for each metric at stock's `best`."""
+    """One cell: every system's figures, and what `own` has over stock, for each metric at stock's `best`.
+
+    `control`: what stock has over itself, in mean JCT.
+    """
     found: dict[str, Any] = {"systems": {name: figures(each, classes) for name, each in runs.real.items()}}
+    if CONTROL.name in runs.real:
+        twice = (runs.real[name].summaries() for name in (CONTROL.name, best[MEAN_JCT]))
+        found["control"] = versus(MEAN_JCT, *twice)
     if own not in runs.real:
         return found
     for system, key in OVER.items():
@@ -76,8 +82,20 @@ def verdicts(cells: Cells) -> dict[str, Any]:
         "aims": {metric: _aim(over_stock, metric, least) for metric, least in AIMS.items()},
         "low_load_loss": max(known) if known else None,
         "low_load_aim": MOST_LOST,
+        "noise": _noise(cells),
         "losing_cells": [cell for key in OVER.values() for cell in _lost(cells, key)],
     }
+
+
+def _noise(cells: Cells) -> dict[str, float]:
+    """By load: how far stock is from itself in mean JCT, as a share."""
+    found: dict[str, float] = {}
+    for loads in cells.values():
+        for load, cell in loads.items():
+            lost = cell.get("control", {}).get("loss")
+            if lost is not None:
+                found[load] = max(abs(lost), found.get(load, 0.0))
+    return found
 
 
 def _aim(
@@ -124,7 +142,8 @@ def markdown(found: Mapping[str, Any]) -> str:
         f"Measured on {found['measured_on']}, vLLM {found['vllm']}: capacity {found['capacity_rps']:.1f} requests a "
         f"second, {found['kv_blocks']} KV blocks, {found['seeds']} streams of {found['seconds']:g} s a cell; stock's "
         f"best seats: {_seats(found['best_seats'])}. Low-load loss {_percent(found['low_load_loss'])}; losing cells: "
-        f"{len(found['losing_cells'])}.",
+        f"{len(found['losing_cells'])}. Stock a second time is as far from itself in mean JCT: "
+        f"{_by_load(found['noise'])}.",
         "",
         _HEAD.format(policy=policy),
         "|" + "---|" * 10,
@@ -137,6 +156,10 @@ def markdown(found: Mapping[str, Any]) -> str:
 def _seats(best: Mapping[str, Mapping[str, int]]) -> str:
     each = [f"{kind} {metric} {seats}" for kind, of in best.items() for metric, seats in of.items()]
     return ", ".join(each)
+
+
+def _by_load(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{_percent(share)} at load {load}" for load, share in shares.items()) or "not measured"
 
 
 def _row(kind: str, load: str, cell: Mapping[str, Any], policy: str) -> str:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import groupby, islice
 
 import msgspec
 
 from bench.client_classes import NONE
-from bench.engine_process import EngineProcess
+from bench.engine_process import EngineProcess, serve_in_turn
+from bench.fastserve_engine import ServingEngine
 from bench.fastserve_real import say
 from bench.headway_real_engine import SLOTS, STOCK, Memory, Run, put_in, records
 from bench.headway_real_plan import Plan, Prepared
 from bench.taught_lengths import untaught_stream
 from headway.results import summarize
+from headway.traces import TraceRequest
 from headway.whole_file import write_whole
 
 LIGHT_LOAD = 0.2
-CAPACITY_REQUESTS = 1_200
+CAPACITY_REQUESTS = 800
 """So many that what the last long answers take alone hardly counts."""
+CAPACITY_SEATS = (16, 32, 64)
+"""With the most of them memory is so short that some is computed twice; capacity is the best of these."""
+MOST_TOGETHER = 6
+"""Engines at once; of more runs of a load and seed the others come after them."""
 CAPACITY_SEED, LIGHT_SEED = 99, 98
 
 
@@ -31,10 +39,7 @@ def prepare(plan: Plan) -> None:
     burst = untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED)
     with Memory(plan.kv_blocks).serving(stock=True) as engine:
         at_once = [replace(request, arrival_s=0.0) for request in burst]
-        put_in(engine, STOCK, SLOTS)
-        served = engine.serve(at_once, CAPACITY_SEED, own_stops=True)
-        capacity_rps = len(served) / max(each.finished_s for each in served)
-        say(f"capacity {capacity_rps:.1f} requests a second")
+        capacity_rps = max(_throughput_rps(engine, at_once, seats) for seats in CAPACITY_SEATS)
         light = untaught_stream(LIGHT_LOAD * capacity_rps, plan.seconds, LIGHT_SEED)
         put_in(engine, STOCK, SLOTS)
         found = Prepared(
@@ -49,36 +54,59 @@ def prepare(plan: Plan) -> None:
     write_whole(plan.preparation, msgspec.json.encode(found))
 
 
-def measure(plan: Plan, runs: Sequence[Run]) -> None:
-    """Do all runs that are not kept yet, load by load, on engines that take turns stream by stream.
+def _throughput_rps(engine: ServingEngine, at_once: Sequence[TraceRequest], seats: int) -> float:
+    """What stock gets through with so many seats."""
+    put_in(engine, STOCK, seats)
+    served = engine.serve(at_once, CAPACITY_SEED, own_stops=True)
+    found = len(served) / max(each.finished_s for each in served)
+    say(f"{found:.1f} requests a second at {seats} seats")
+    return found
 
-    A machine's speed drifts by a quarter within minutes, so what is compared runs side by side; whichever came first
-    at one load comes last at the next.
+
+def measure(plan: Plan, runs: Sequence[Run]) -> None:
+    """Do all runs that are not kept yet, those of one load and seed in turns of a tenth of a second.
+
+    A machine's speed drifts by a quarter within minutes, so what is compared works side by side, and each engine goes
+    by its own time (`TurnTime`).
     """
     todo = [run for run in dict.fromkeys(runs) if not run.file(plan.out).exists()]
-    cells = sorted({(run.seed, run.load) for run in todo})
+    cells = [cell for _, cell in groupby(sorted(todo, key=_cell), key=_cell)]
+    groups = [group for cell in cells for group in _batches(cell)]
     with ExitStack() as stack:
-        engines = {
-            stock: stack.enter_context(EngineProcess(plan.kv_blocks, stock=stock))
-            for stock in sorted({_is_stock(run) for run in todo})
-        }
-        for number, cell in enumerate(cells):
-            here = [run for run in todo if (run.seed, run.load) == cell]
-            for run in here if number % 2 == 0 else reversed(here):
-                _measure_one(plan, run, engines[_is_stock(run)])
-            say(f"{number + 1} of {len(cells)} loads and seeds done")
+        engines: dict[bool, list[EngineProcess]] = {stock: [] for stock in (True, False)}
+        for number, group in enumerate(groups):
+            for stock, at_once in Counter(map(_is_stock, group)).items():
+                while len(engines[stock]) < at_once:
+                    engines[stock].append(stack.enter_context(EngineProcess(plan.kv_blocks, stock=stock)))
+            _measure_together(plan, group, engines)
+            say(f"{number + 1} of {len(groups)} groups of runs done")
+
+
+def _batches(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """MOST_TOGETHER at a time."""
+    left = iter(runs)
+    while batch := list(islice(left, MOST_TOGETHER)):
+        yield batch
+
+
+def _cell(run: Run) -> tuple[int, float]:
+    return run.seed, run.load
 
 
 def _is_stock(run: Run) -> bool:
     return run.contender.stock is not None
 
 
-def _measure_one(plan: Plan, run: Run, engine: EngineProcess) -> None:
-    requests = plan.stream(run.kind or NONE, run.load, run.seed)
-    found = engine.serve(run, requests)
-    write_whole(run.file(plan.out), msgspec.json.encode(found))
-    mean_jct_s = summarize(records(requests, found.served)).mean_jct_s or 0.0
-    say(
-        f"seed {run.seed}: {run.contender.name} ({run.kind or 'all kinds'}, {run.seats} seats) at load {run.load:g}: "
-        f"mean JCT {mean_jct_s:.3f} s of {len(requests)} requests"
-    )
+def _measure_together(
+    plan: Plan, runs: Sequence[Run], engines: Mapping[bool, Sequence[EngineProcess]]
+) -> None:
+    free = {stock: iter(pool) for stock, pool in engines.items()}
+    streams = [plan.stream(run.kind or NONE, run.load, run.seed) for run in runs]
+    found = serve_in_turn([next(free[_is_stock(run)]) for run in runs], list(zip(runs, streams, strict=True)))
+    for run, requests, each in zip(runs, streams, found, strict=True):
+        write_whole(run.file(plan.out), msgspec.json.encode(each))
+        mean_jct_s = summarize(records(requests, each.served)).mean_jct_s or 0.0
+        say(
+            f"seed {run.seed}: {run.contender.name} ({run.kind or 'all kinds'}, {run.seats} seats) at load "
+            f"{run.load:g}: mean JCT {mean_jct_s:.3f} s of {len(requests)} requests"
+        )

@@ -13,7 +13,7 @@ import msgspec
 
 from bench.broken_ways import REFERENCES, ways
 from bench.client_classes import NONE, TWO, Targets, asked_by, targets_from
-from bench.headway_real_engine import PRIORITY, STOCK, Contender, Run, kept, records, taught
+from bench.headway_real_engine import CONTROL, PRIORITY, STOCK, Contender, Run, kept, records, taught
 from bench.taught_lengths import TAUGHT, untaught_stream
 from bench.versus import GOODPUT, MEAN_JCT, METRICS
 from headway.errors import ConfigError
@@ -119,6 +119,7 @@ class Plan:
         if STOCK.name in self.systems:
             for seats in sorted(set(self.best(kind).values())):
                 found[stock_name(seats)] = self._runs(STOCK, "", seats, load)
+            found[CONTROL.name] = self._runs(CONTROL, "", self.best(kind)[MEAN_JCT], load)
         if PRIORITY.name in self.systems and kind == TWO:
             found[PRIORITY.name] = self._runs(PRIORITY, kind, self.width(kind), load)
         if OWN in self.systems:

@@ -12,11 +12,12 @@ import pytest
 
 from bench.broken_ways import REFERENCES
 from bench.client_classes import INTERACTIVE, NONE, ONE, PATIENT, TWO
-from bench.engine_process import EngineProcess
+from bench.engine_process import EngineProcess, serve_in_turn
 from bench.fastserve_engine import Served
 from bench.governor_watch import Change, GovernorWatch
 from bench.headway_real import options, plan_of
 from bench.headway_real_engine import (
+    CONTROL,
     PRIORITY,
     STOCK,
     Contender,
@@ -153,8 +154,17 @@ def test_of_equals_the_soonest_done_and_then_the_fewest_seats_are_best() -> None
 def test_every_system_of_a_cell_is_run_once_a_seed_and_stock_for_all_kinds(plan: Plan) -> None:
     grid = plan.grid()
     assert set(grid) == {(kind, load) for kind in (NONE, ONE, TWO) for load in (0.5, 1.0)}
-    assert set(grid[NONE, 0.5]) == {stock_name(16), "predicted"}
-    assert set(grid[TWO, 1.0]) == {stock_name(4), stock_name(16), PRIORITY.name, "predicted"}
+    assert set(grid[NONE, 0.5]) == {stock_name(16), CONTROL.name, "predicted"}
+    assert set(grid[TWO, 1.0]) == {
+        stock_name(4),
+        stock_name(16),
+        CONTROL.name,
+        PRIORITY.name,
+        "predicted",
+    }
+    # The control is stock once more, for all kinds, and kept apart from it.
+    assert grid[NONE, 0.5][CONTROL.name] == grid[TWO, 0.5][CONTROL.name]
+    assert grid[NONE, 0.5][CONTROL.name] != grid[NONE, 0.5][stock_name(16)]
     assert [run.seed for run in grid[TWO, 1.0]["predicted"]] == [0, 1]
     # Stock's runs do not depend on the clients, everybody else's do.
     assert grid[NONE, 0.5][stock_name(16)] == grid[TWO, 0.5][stock_name(16)]
@@ -276,7 +286,11 @@ def verdict_example() -> dict[str, dict[str, object]]:
     best = {GOODPUT: "stock, 4 seats", MEAN_JCT: "stock, 16 seats"}
     cell = cell_figures(example(), "headway", best, {TIGHT: INTERACTIVE})
     worse = CellRuns(
-        {"stock, 16 seats": runs([answered(0.1, 2.0)]), "headway": runs([answered(0.1, 2.1)])},
+        {
+            "stock, 16 seats": runs([answered(0.1, 2.0)]),
+            CONTROL.name: runs([answered(0.1, 1.94)]),
+            "headway": runs([answered(0.1, 2.1)]),
+        },
         {"stock, 16 seats": runs([answered(0.1, 2.0)]), "headway": runs([answered(0.1, 2.0)])},
     )
     low = cell_figures(worse, "headway", {MEAN_JCT: "stock, 16 seats"}, {})
@@ -288,6 +302,8 @@ def test_every_cell_that_is_lost_is_named_and_aims_are_of_high_load() -> None:
     assert found["headline"][TWO]["1.2"] == {GOODPUT: 1.5, MEAN_JCT: pytest.approx(1.5)}
     # 2.1 s over 2.0 s at half load; goodput under priority is 0.25 higher.
     assert found["low_load_loss"] == pytest.approx(0.05)
+    # Stock a second time 0.06 s sooner.
+    assert found["noise"] == {"0.5": pytest.approx(0.03)}
     lost = [(cell["class"], cell["metric"], cell["against"]) for cell in found["losing_cells"]]
     assert lost == [(NONE, MEAN_JCT, "stock, 16 seats"), (TWO, GOODPUT, PRIORITY.name)]
     assert found["aims"][GOODPUT] == {"at_least": 1.5, "reached": {"two, load 1.2": 1.5}, "holds": True}
@@ -309,6 +325,7 @@ def test_the_table_has_a_row_for_each_cell() -> None:
     }
     lines = markdown(found).splitlines()
     assert "Low-load loss 5.0 %" in lines[0]
+    assert lines[0].endswith("mean JCT: 3.0 % at load 0.5.")
     head, _, low, high = lines[2:]
     assert {line.count("|") for line in (head, low, high)} == {11}
     assert high.startswith("| two | 1.2 | 0.5 / 1 / 0.75 | 1.5 (1.00 to 2.00) | 1.5 | 3 / 2 / 2 |")
@@ -390,11 +407,20 @@ def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_engines_live_side_by_side_and_take_turns() -> None:
-    requests = untaught_stream(20.0, 0.5, seed=1)
+    # Minutes between some arrivals, which nobody waits for.
+    drawn = untaught_stream(20.0, 0.5, seed=1)
+    requests = [replace(each, arrival_s=each.arrival_s * 1000) for each in drawn]
     with EngineProcess(96, stock=True) as stock, EngineProcess(96, stock=False) as own:
         for seed in range(2):
-            theirs = stock.serve(Run(STOCK, "", 8, 1.0, seed), requests)
-            ours = own.serve(Run(taught("headway"), TWO, 8, 1.0, seed), requests)
+            runs = [Run(STOCK, "", 8, 1.0, seed), Run(taught("headway"), TWO, 8, 1.0, seed)]
+            theirs, ours = serve_in_turn([stock, own], [(run, requests) for run in runs])
             assert len(theirs.served) == len(ours.served) == len(requests)
             assert not theirs.counters
             assert ours.counters["planned_steps"] > 0
+            for each in (*theirs.served, *ours.served):
+                assert each.first_token_s is not None
+                assert 0 < each.first_token_s - each.arrival_s < 30
+            # A run that fails ends its turn, and the engines go on.
+            without = [replace(requests[0], prompt=None)]
+            with pytest.raises(ConfigError):
+                serve_in_turn([stock, own], [(runs[0], without), (runs[1], requests)])
