@@ -80,20 +80,22 @@ class Paced:
         if longest_s == inf:
             return plan
         if knows_late(order) and not order.trusts_step_times:
-            return replace(plan, token_budget=min(plan.token_budget, SAFE_BUDGET_TOKENS))
+            return _within(plan, SAFE_BUDGET_TOKENS)
         alone = _decode_shape(len(decodes), sum([job.num_computed_tokens for job in decodes]))
         if self._cost.step_s(alone) > longest_s:
             return self._fewer(view, plan, decodes, longest_s, order)
         prompts = [*begun, *plan.admit[: view.max_run - len(plan.run)]]
         tokens = self._prompt_tokens(alone, prompts, plan.token_budget - len(decodes), longest_s)
-        return replace(plan, token_budget=min(plan.token_budget, len(decodes) + tokens))
+        return _within(plan, len(decodes) + tokens)
 
     def _fewer(
         self, view: StepView, plan: StepPlan, decodes: Sequence[Job], longest_s: float, order: Order
     ) -> StepPlan:
         """Of the decodes those in a hurry, and as many others as there is time for; the least of prompts."""
         others = [
-            job for job in decodes if job.slo.tbt_s is None or _is_ahead(job, longest_s, view.now_s, order)
+            job
+            for job in order.rank(decodes, view.now_s)
+            if job.slo.tbt_s is None or _is_ahead(job, longest_s, view.now_s, order)
         ]
         patient = set(others)
         hurried = [job for job in decodes if job not in patient]
@@ -104,13 +106,11 @@ class Paced:
 
         if too_long(0 if hurried else 1):
             # Nobody's pause would help: such a target is not kept by starving the others.
-            return replace(plan, token_budget=min(plan.token_budget, SAFE_BUDGET_TOKENS))
+            return _within(plan, SAFE_BUDGET_TOKENS)
         kept = others[: _last_short(len(others), too_long)]
         prompts = plan.run[len(decodes) :]
-        budget = len(hurried) + len(kept) + self.least_tokens
-        return replace(
-            plan, run=[*hurried, *kept, *prompts], admit=(), token_budget=min(plan.token_budget, budget)
-        )
+        plan.run, plan.admit = [*hurried, *kept, *prompts], ()
+        return _within(plan, len(hurried) + len(kept) + self.least_tokens)
 
     def _prompt_tokens(
         self, alone: BatchShape, prompts: Sequence[Job], most_tokens: int, longest_s: float
@@ -147,6 +147,12 @@ class Paced:
     def observe(self, outcome: StepOutcome) -> None:
         """Learn for whom room is set aside."""
         self._top.observe(outcome)
+
+
+def _within(plan: StepPlan, tokens: int) -> StepPlan:
+    """The plan, now of a step of at most so many tokens."""
+    plan.token_budget = min(plan.token_budget, tokens)
+    return plan
 
 
 def _by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:

@@ -38,7 +38,8 @@ class TopJobs:
     (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set aside. Where it
     knows who can be in time, residents that can keep their room whatever their rank, newcomers that can take what
     is free, and late ones leave `headroom` to them (`InTimeHeadroom`).
-    O((residents + seats) log) a step, and a memory check for each newcomer of the top.
+    O((residents + seats) log) a step, and a memory check for each newcomer of the top; O(residents), without a
+    ranking, where nobody is queued and all residents can go on decoding.
     """
 
     reserve: bool = False
@@ -71,6 +72,10 @@ class TopJobs:
         ]
         if view.restoring:
             pending = [job for job in pending if job not in view.restoring]
+        if not queued and _all_run_on(view, pending):
+            # The residents themselves, where that is all of them: the engine has nothing to line up then.
+            run = view.residents if len(pending) == len(view.residents) else pending
+            return StepPlan(run=run, token_budget=view.max_tokens)
         outlook = self._outlook(view, order, queued) if queued else None
         run, starting = self._top(view, order, pending, queued, outlook)
         # With room set aside only who has some may start; in an empty engine whoever is ready.
@@ -150,6 +155,16 @@ class TopJobs:
         """Nothing to learn, but for whom room is set aside."""
         if self._expected is not None:
             self._expected.observe(outcome)
+
+
+def _all_run_on(view: StepView, pending: Sequence[Job]) -> bool:
+    """Whether all of these decode, with a seat, a token and a block for each: then their order makes no difference."""
+    if view.returned or len(pending) > min(view.max_run, view.max_tokens, view.free_blocks):
+        return False
+    # `job.prefilling` spelled out: this runs for every resident of every step.
+    return all(
+        job.num_computed_tokens >= job.num_prompt_tokens + job.num_output_tokens - 1 for job in pending
+    )
 
 
 def _others(queued: Sequence[Job], starting: Sequence[Job]) -> Sequence[Job]:

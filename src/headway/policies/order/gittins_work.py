@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from math import inf
 
 from headway.core.job import Job
 from headway.policies.order.remaining_work import RemainingWork
@@ -50,6 +50,10 @@ def work_per_end_s(until_s: Sequence[float]) -> float:
     `until_s` ascends. Served for as long as the i-th of n takes, it ends i of n times, after as much as each of those
     takes, and the other times that much work was for nothing. O(n).
     """
-    count = len(until_s)
-    each = enumerate(zip(until_s, accumulate(until_s), strict=True), 1)
-    return min([(ends_s + (count - ended) * moment_s) / ended for ended, (moment_s, ends_s) in each])
+    count, ends_s, least_s = len(until_s), 0.0, inf
+    for ended, moment_s in enumerate(until_s, 1):
+        ends_s += moment_s
+        per_end_s = (ends_s + (count - ended) * moment_s) / ended
+        if per_end_s < least_s:  # `min`, without the call
+            least_s = per_end_s
+    return least_s

@@ -75,10 +75,11 @@ class RemainingWork:
     def _each_s(self, job: Job, to_come: Iterable[float]) -> list[float]:
         """A job's work by each of these numbers of tokens that it may bring yet."""
         prefill_s = self.prefill_s(job.num_tokens - job.num_computed_tokens)
-        token_s, grown_s = self.token_s, 0.0
+        step_s, grown_s = self._step_s, 0.0
+        token_s = step_s / self._decodes_a_step
         if self._memory and self._cost.kv_tokens:
             # A step's share of the memory for what it holds now, and for half of what it is to bring.
-            held_s = self._step_s / self._cost.kv_tokens
+            held_s = step_s / self._cost.kv_tokens
             token_s, grown_s = token_s + job.num_tokens * held_s, held_s / 2
         return [prefill_s + tokens * (token_s + tokens * grown_s) for tokens in to_come]
 
