@@ -10,11 +10,12 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from signal import SIGCONT
 from threading import Thread
 from types import TracebackType
 from typing import Self
 
-from bench.engine_time import TurnTime
+from bench.engine_time import TurnTime, signal_all
 from bench.fastserve_engine import ServingEngine
 from bench.headway_real_engine import Kept, Memory, Run, serve
 from headway.traces import TraceRequest
@@ -90,6 +91,8 @@ def _end_with(parent_pid: int) -> None:
     """A bench that is killed leaves no engine behind; the engine's own processes end with this one."""
     while os.getppid() == parent_pid:
         time.sleep(1)
+    for engine in _engines:
+        signal_all(engine.worker_pids, SIGCONT)
     os._exit(1)
 
 
@@ -102,5 +105,5 @@ def _stop() -> None:
 
 
 def _serve(run: Run, requests: Sequence[TraceRequest]) -> Kept:
-    with TurnTime(_turns[0]) as clock:
+    with TurnTime(_turns[0], _engines[0].worker_pids) as clock:
         return serve(_engines[0], run, requests, clock)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from signal import SIGCONT, SIGSTOP, Signals
 from typing import Self
 
 NAP_S = 0.002
@@ -43,11 +47,13 @@ class TurnTime:
     Whoever holds the turn works, the others stand still, and no clock but its own goes on. So engines that serve the
     same stream are compared within tenths of a second, whatever the machine's speed does from one second to the next.
     A turn is TURN_S or a step, whichever is longer; `turns` brings each, and is told at its end whether this engine
-    wants more. Used as a context: what is done before and after the stream needs the turn too.
+    wants more. Its worker processes are stopped meanwhile: vLLM's look for work without a rest for a second after the
+    last. Used as a context: what is done before and after the stream needs the turn too.
     """
 
-    def __init__(self, turns: Connection) -> None:
+    def __init__(self, turns: Connection, worker_pids: Sequence[int]) -> None:
         self._turns = turns
+        self._worker_pids = worker_pids
         self._origin_s = 0.0
         self._turn_ends_s = 0.0
 
@@ -80,10 +86,19 @@ class TurnTime:
         now_s = self.now_s()
         if now_s < self._turn_ends_s:
             return
+        signal_all(self._worker_pids, SIGSTOP)
         self._turns.send(True)
         self._turns.recv()
+        signal_all(self._worker_pids, SIGCONT)
         self._origin_s = time.perf_counter() - now_s
         self._turn_ends_s = now_s + TURN_S
 
 
 EngineTime = WallTime | TurnTime
+
+
+def signal_all(pids: Iterable[int], signal: Signals) -> None:
+    """Send a signal to those of the processes that are left."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal)

@@ -74,6 +74,12 @@ class ServingEngine:
         return int(self._core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1
 
     @property
+    def worker_pids(self) -> list[int]:
+        """The processes of its workers; none where the worker is in this one."""
+        workers = getattr(self._core.model_executor, "workers", ())
+        return [worker.proc.pid for worker in workers]
+
+    @property
     def policy(self) -> Policy | None:
         """Headway's policy as it stands; None under vLLM's own scheduler."""
         guard = getattr(self._core.scheduler, "guard", None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby
 
 import msgspec
 
@@ -70,8 +70,7 @@ def measure(plan: Plan, runs: Sequence[Run]) -> None:
     by its own time (`TurnTime`).
     """
     todo = [run for run in dict.fromkeys(runs) if not run.file(plan.out).exists()]
-    cells = [cell for _, cell in groupby(sorted(todo, key=_cell), key=_cell)]
-    groups = [group for cell in cells for group in _batches(cell)]
+    groups = side_by_side(todo)
     with ExitStack() as stack:
         engines: dict[bool, list[EngineProcess]] = {stock: [] for stock in (True, False)}
         for number, group in enumerate(groups):
@@ -82,11 +81,10 @@ def measure(plan: Plan, runs: Sequence[Run]) -> None:
             say(f"{number + 1} of {len(groups)} groups of runs done")
 
 
-def _batches(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """MOST_TOGETHER at a time."""
-    left = iter(runs)
-    while batch := list(islice(left, MOST_TOGETHER)):
-        yield batch
+def side_by_side(runs: Iterable[Run]) -> list[list[Run]]:
+    """The runs of each seed and load, MOST_TOGETHER at a time."""
+    cells = [list(cell) for _, cell in groupby(sorted(runs, key=_cell), key=_cell)]
+    return [cell[at : at + MOST_TOGETHER] for cell in cells for at in range(0, len(cell), MOST_TOGETHER)]
 
 
 def _cell(run: Run) -> tuple[int, float]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -16,26 +20,38 @@ class Machine:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.said: list[bool] = []
+        self.worker_pid = 0
 
     def perf_counter(self) -> float:
         return self.now_s
 
     def recv(self) -> None:
+        if self.said:
+            assert state_of(self.worker_pid) == "T", "a worker goes on beside others' turns"
         self.now_s += 5.0
 
     def send(self, goes_on: bool) -> None:
         self.said.append(goes_on)
 
 
+def state_of(pid: int) -> str:
+    """T for one that is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine()
     monkeypatch.setattr(engine_time, "time", made)
-    return made
+    with Popen([sys.executable, "-c", "input()"], stdin=PIPE) as worker:
+        made.worker_pid = worker.pid
+        yield made
+        assert state_of(worker.pid) != "T"
+        worker.kill()
 
 
 def clock_of(machine: Any) -> TurnTime:
-    return TurnTime(machine)
+    return TurnTime(machine, [machine.worker_pid])
 
 
 def test_what_others_take_is_left_out(machine: Machine) -> None:

@@ -31,6 +31,7 @@ from bench.headway_real_engine import (
     taught,
 )
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
+from bench.headway_real_measured import side_by_side
 from bench.headway_real_plan import SYSTEMS, Plan, Prepared, best_seats, stock_name
 from bench.headway_real_simulated import Engine
 from bench.taught_lengths import TAUGHT, estimates_of, lessons, untaught_stream
@@ -171,6 +172,15 @@ def test_every_system_of_a_cell_is_run_once_a_seed_and_stock_for_all_kinds(plan:
     assert grid[NONE, 0.5]["predicted"] != grid[ONE, 0.5]["predicted"]
     every = {run for cell in grid.values() for each in cell.values() for run in each}
     assert len({run.file(plan.out) for run in every}) == len(every)
+
+
+def test_what_is_compared_serves_side_by_side(plan: Plan) -> None:
+    runs = list(dict.fromkeys(run for cell in plan.grid().values() for each in cell.values() for run in each))
+    groups = side_by_side(runs)
+    assert sorted(map(str, runs)) == sorted(str(run) for group in groups for run in group)
+    assert all(len({(run.seed, run.load) for run in group}) == 1 for group in groups)
+    # Stock at 4 and 16 seats, once more, priority, and the policy for three kinds: seven, of which six go at once.
+    assert [len(group) for group in groups] == [6, 1] * 4
 
 
 def test_systems_can_be_left_out(plan: Plan) -> None:
