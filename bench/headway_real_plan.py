@@ -21,7 +21,8 @@ from headway.results import Summary, summarize
 from headway.traces import TraceRequest
 
 SEATS = (4, 8, 16, 32, 64)
-SWEEP_LOAD = 1.0
+SWEEP_LOAD, SWEEP_SEED = 1.0, 96
+"""A stream that nothing is compared on: a run counts beside those alone that it served side by side with."""
 OWN = "policy"
 """How `--system` calls the policy of `--policy`."""
 SYSTEMS = (STOCK.name, PRIORITY.name, OWN)
@@ -85,7 +86,7 @@ class Plan:
 
     def sweep(self) -> list[Run]:
         """Stock at every number of seats."""
-        return [Run(STOCK, "", seats, SWEEP_LOAD, 0) for seats in SEATS]
+        return [Run(STOCK, "", seats, SWEEP_LOAD, SWEEP_SEED) for seats in SEATS]
 
     @cached_property
     def swept(self) -> dict[str, dict[int, Summary]]:
@@ -93,7 +94,7 @@ class Plan:
         served = {run.seats: kept(run, self.out).served for run in self.sweep()}
         return {
             kind: {
-                seats: summarize(records(self.stream(kind, SWEEP_LOAD, 0), each))
+                seats: summarize(records(self.stream(kind, SWEEP_LOAD, SWEEP_SEED), each))
                 for seats, each in served.items()
             }
             for kind in self.kinds

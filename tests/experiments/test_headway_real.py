@@ -32,7 +32,7 @@ from bench.headway_real_engine import (
 )
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
 from bench.headway_real_measured import side_by_side
-from bench.headway_real_plan import SYSTEMS, Plan, Prepared, best_seats, stock_name
+from bench.headway_real_plan import SWEEP_SEED, SYSTEMS, Plan, Prepared, best_seats, stock_name
 from bench.headway_real_simulated import Engine
 from bench.taught_lengths import TAUGHT, estimates_of, lessons, untaught_stream
 from bench.versus import GOODPUT, MEAN_JCT, Runs
@@ -122,7 +122,7 @@ def plan(tmp_path: Path) -> Plan:
         jct_s = {4: 9.0, 8: 4.0, 16: 3.0, 32: 3.0, 64: 9.5}[run.seats]
         served = [
             Served(number, 2, request.arrival_s, request.arrival_s + 0.1, request.arrival_s + jct_s)
-            for number, request in enumerate(made.stream(NONE, 1.0, 0))
+            for number, request in enumerate(made.stream(NONE, 1.0, SWEEP_SEED))
         ]
         # One that is out at once, sooner with fewer seats, so that goodput is not the same 0 for all.
         first_s = served[0].arrival_s + 0.01
@@ -179,6 +179,8 @@ def test_what_is_compared_serves_side_by_side(plan: Plan) -> None:
     groups = side_by_side(runs)
     assert sorted(map(str, runs)) == sorted(str(run) for group in groups for run in group)
     assert all(len({(run.seed, run.load) for run in group}) == 1 for group in groups)
+    # What the sweep did alone does not stand in for any of them.
+    assert not {run.file(plan.out) for run in plan.sweep()} & {run.file(plan.out) for run in runs}
     # Stock at 4 and 16 seats, once more, priority, and the policy for three kinds: seven, of which six go at once.
     assert [len(group) for group in groups] == [6, 1] * 4
 
