@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE, Popen
+from time import sleep
 from typing import Any
 
 import pytest
@@ -27,16 +28,21 @@ class Machine:
 
     def recv(self) -> None:
         if self.said:
-            assert state_of(self.worker_pid) == "T", "a worker goes on beside others' turns"
+            assert stands_still(self.worker_pid, still=True), "a worker goes on beside others' turns"
         self.now_s += 5.0
 
     def send(self, goes_on: bool) -> None:
         self.said.append(goes_on)
 
 
-def state_of(pid: int) -> str:
-    """T for one that is stopped."""
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+def stands_still(pid: int, *, still: bool) -> bool:
+    """Whether a process is stopped, or is not; a signal takes its time to be followed."""
+    for _ in range(1000):
+        stopped = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+        if stopped is still:
+            return True
+        sleep(0.01)
+    return False
 
 
 @pytest.fixture
@@ -45,9 +51,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(engine_time, "time", made)
     with Popen([sys.executable, "-c", "input()"], stdin=PIPE) as worker:
         made.worker_pid = worker.pid
-        yield made
-        assert state_of(worker.pid) != "T"
-        worker.kill()
+        try:
+            yield made
+            assert stands_still(worker.pid, still=False)
+        finally:
+            worker.kill()
 
 
 def clock_of(machine: Any) -> TurnTime:
