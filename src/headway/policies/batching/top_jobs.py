@@ -73,7 +73,7 @@ class TopJobs:
         if view.restoring:
             pending = [job for job in pending if job not in view.restoring]
         if not queued and _all_run_on(view, pending):
-            # The residents themselves, where that is all of them: the engine has nothing to line up then.
+            # The residents themselves, where that is all of them: such a run is not looked at again.
             run = view.residents if len(pending) == len(view.residents) else pending
             return StepPlan(run=run, token_budget=view.max_tokens)
         outlook = self._outlook(view, order, queued) if queued else None
