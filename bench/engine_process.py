@@ -22,16 +22,16 @@ from headway.traces import TraceRequest
 
 
 class EngineProcess:
-    """A warm engine of `headway_real`, stock's or Headway's, that does one run at a time and works in its turn."""
+    """A warm engine of `headway_real` that does one run at a time and works in its turn."""
 
-    def __init__(self, kv_blocks: int, *, stock: bool) -> None:
+    def __init__(self, memory: Memory) -> None:
         context = get_context("spawn")
         self._turns, self._theirs = context.Pipe()
         self._process = ProcessPoolExecutor(
             max_workers=1,
             mp_context=context,
             initializer=_start,
-            initargs=(kv_blocks, stock, os.getpid(), self._theirs),
+            initargs=(memory, os.getpid(), self._theirs),
         )
 
     def begin(self, run: Run, requests: Sequence[TraceRequest]) -> Future[Kept]:
@@ -81,9 +81,9 @@ _engines: list[ServingEngine] = []
 _turns: list[Connection] = []
 
 
-def _start(kv_blocks: int, stock: bool, parent_pid: int, turns: Connection) -> None:
+def _start(memory: Memory, parent_pid: int, turns: Connection) -> None:
     Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
-    _engines.append(_own.enter_context(Memory(kv_blocks).serving(stock=stock)))
+    _engines.append(_own.enter_context(memory.serving()))
     _turns.append(turns)
 
 

@@ -10,10 +10,11 @@ Stock is vLLM's own scheduler on an engine with nothing of Headway in it: chunke
 asynchronous scheduling as vLLM decides. It is swept over `max_num_seqs` first, alone, at load 1, and each metric is
 compared with its best value of that sweep. `priority` is vLLM's own `--scheduling-policy priority`, as a user would set
 it: the interactive clients have the better priority. `--policy` (default headway) runs a batch as wide as stock's best,
-with lengths predicted by `hash`, taught with the half of the packaged tasks that no stream has, and has 0.25 GiB
-of host memory to swap to. All that is compared at a load and seed serves side by side, each on an engine and by a clock
-of its own, in turns of a tenth of a second, so that a machine's drift hits all alike; `stock again` is stock once more:
-`noise` is how far it is from itself. Stock never sees targets, so its runs serve all kinds.
+with lengths predicted by `hash`, taught with the half of the packaged tasks that no stream has. With --host-gib it has
+so much host memory to swap to: this model's KV is computed anew for less than it costs vLLM to have a KV connector. All
+that is compared at a load and seed serves side by side, each on an engine and by a clock of its own, in turns of a
+tenth of a second, so that a machine's drift hits all alike; `stock again` is stock once more: `noise` is how far it is
+from itself. Stock never sees targets, so its runs serve all kinds.
 
 Per cell and system: goodput (share of all requests that met all their targets), mean and p99 JCT, TTFT, what was not
 answered. `over_stock`, `over_priority`: `gain` (times as good) and `loss` (behind by so much: goodput as a difference,
@@ -46,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 from bench.broken_ways import REFERENCES, broken_cell, broken_table, broken_verdicts
 from bench.client_classes import KINDS, NONE, TWO, rule_text
 from bench.fastserve_real import profiled, say
-from bench.headway_real_engine import PRIORITY, SLOTS, Memory, Run, governor_of, kept, records, settings
+from bench.headway_real_engine import PRIORITY, Memory, Run, governor_of, kept, records
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
 from bench.headway_real_measured import measure, prepare
 from bench.headway_real_plan import SYSTEMS, Plan, stock_name
@@ -110,11 +111,10 @@ def report_broken(plan: Plan) -> dict[str, Any]:
 
 def simulated_engine(plan: Plan, profile_s: float) -> Engine:
     """The engine on a virtual clock, its costs measured now unless they are kept."""
-    flags = Memory(plan.kv_blocks).flags()
-    file = profiled(plan.out / "cost.json", DEMO, flags, settings("vllm", SLOTS), profile_s)
-    found = plan.prepared
+    memory, found = plan.memory, plan.prepared
+    file = profiled(plan.out / "cost.json", DEMO, memory.flags(), memory.settings(), profile_s)
     return Engine(
-        load_cost_file(file).calibration(), found.num_blocks, found.tokens_a_step, found.asynchronous
+        load_cost_file(file).calibration(), memory, found.num_blocks, found.tokens_a_step, found.asynchronous
     )
 
 
@@ -131,6 +131,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "capacity_rps": found.capacity_rps,
         "asynchronous": found.asynchronous,
         "kv_blocks": found.num_blocks,
+        "host_gib": plan.memory.host_gib,
         "light": {"p50_ttft_s": found.light.p50_ttft_s, "mean_tbt_s": found.light.mean_tbt_s},
         "targets": {"rule": rule_text(), **plan.targets.to_dict()},
         "stock_by_seats": {
@@ -172,6 +173,9 @@ def options() -> argparse.ArgumentParser:
         help=f"of 32 tokens (default {KV_BLOCKS}); 0: as many as vLLM takes",
     )
     parser.add_argument(
+        "--host-gib", type=float, default=0.0, help="of host memory for the policy's KV (default 0: none)"
+    )
+    parser.add_argument(
         "--profile-seconds", type=float, default=60.0, help="for the simulator's costs (default 60)"
     )
     return parser
@@ -184,7 +188,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         raise ConfigError(
             f"--policy is {arguments.policy!r}, which it would be compared with; accepted: another preset"
         )
-    for name, least in (("seconds", 1), ("seeds", 1), ("kv_blocks", 0)):
+    for name, least in (("seconds", 1), ("seeds", 1), ("kv_blocks", 0), ("host_gib", 0)):
         if getattr(arguments, name) < least:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is {getattr(arguments, name)}; accepted: {least} or more"
@@ -202,7 +206,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         kinds=_once(arguments.kind or (BROKEN_KINDS if arguments.broken else KINDS)),
         systems=_once(arguments.system or SYSTEMS),
         policy=arguments.policy,
-        kv_blocks=arguments.kv_blocks,
+        memory=Memory(arguments.kv_blocks, arguments.host_gib),
     )
 
 

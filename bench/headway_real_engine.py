@@ -28,7 +28,6 @@ from headway.traces import TraceRequest
 SLOTS = 64
 """Requests an engine holds at once: the most seats of stock, and Headway's worker slots for those that pause."""
 BLOCK_TOKENS = 32
-HOST_GIB = 0.25
 WARM_REQUESTS, WARM_SEED = 30, 97
 _GOVERNOR = ("planned_steps", "distrusting_steps", "untimed_steps", "policy_faults")
 """The counters that say what a governor did."""
@@ -121,31 +120,35 @@ def _record(request: TraceRequest, served: Served) -> Record:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """KV memory of the engine in blocks, 0 for as much as vLLM takes; stock has none on the host."""
+    """KV memory of an engine: blocks on the device, 0 for as many as vLLM takes, and what it has on the host."""
 
     kv_blocks: int
+    host_gib: float = 0.0
+
+    def of(self, contender: Contender) -> Memory:
+        """That of a contender's engine: stock has nothing on the host, so that nothing of Headway is left in it."""
+        return self if contender.stock is None else replace(self, host_gib=0.0)
 
     def flags(self) -> tuple[str, ...]:
-        """vLLM's flags, for either; its count of blocks has its null block too. The rest is left to vLLM."""
+        """vLLM's flags; its count of blocks has its null block too. The rest is left to vLLM."""
         blocks = ("--num-gpu-blocks-override", str(self.kv_blocks + 1)) if self.kv_blocks else ()
         return ("--max-num-seqs", str(SLOTS), "--block-size", str(BLOCK_TOKENS), "--enforce-eager", *blocks)
 
+    def settings(self) -> EngineSettings:
+        """Headway's, to start an engine with."""
+        return EngineSettings(host_kv=HostKv(gib=self.host_gib) if self.host_gib else None)
+
     @contextmanager
-    def serving(self, *, stock: bool) -> Iterator[ServingEngine]:
-        """A warm engine; stock's has no connector, so that nothing of Headway is left in it."""
-        engine = ServingEngine(DEMO, self.flags(), EngineSettings() if stock else settings("vllm", SLOTS))
+    def serving(self) -> Iterator[ServingEngine]:
+        """A warm engine."""
+        engine = ServingEngine(DEMO, self.flags(), self.settings())
         try:
-            put_in(engine, STOCK if stock else taught("vllm"), SLOTS)
+            put_in(engine, taught("vllm"), SLOTS)
             burst = untaught_stream(WARM_REQUESTS, 1.0, WARM_SEED)
             engine.serve([replace(request, arrival_s=0.0) for request in burst], WARM_SEED, own_stops=True)
             yield engine
         finally:
             engine.close()
-
-
-def settings(policy: str, seats: int) -> EngineSettings:
-    """Headway's, for a batch of so many."""
-    return EngineSettings(policy=policy, batch_width=seats, host_kv=HostKv(gib=HOST_GIB))
 
 
 def put_in(engine: ServingEngine, contender: Contender, seats: int) -> None:
@@ -154,7 +157,7 @@ def put_in(engine: ServingEngine, contender: Contender, seats: int) -> None:
         engine.use_stock(contender.stock, seats)
     else:
         mistaken = None if contender.steps == 1 else wrong_by(contender.steps)
-        engine.use(settings(contender.policy, seats), SLOTS, mistaken)
+        engine.use(EngineSettings(policy=contender.policy, batch_width=seats), SLOTS, mistaken)
 
 
 def serve(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -37,14 +37,14 @@ def prepare(plan: Plan) -> None:
         say(f"going on at {plan.prepared.capacity_rps:.1f} requests a second of capacity")
         return
     burst = untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED)
-    with Memory(plan.kv_blocks).serving(stock=True) as engine:
+    with plan.memory.of(STOCK).serving() as engine:
         at_once = [replace(request, arrival_s=0.0) for request in burst]
         capacity_rps = max(_throughput_rps(engine, at_once, seats) for seats in CAPACITY_SEATS)
         light = untaught_stream(LIGHT_LOAD * capacity_rps, plan.seconds, LIGHT_SEED)
         put_in(engine, STOCK, SLOTS)
         found = Prepared(
             seconds=plan.seconds,
-            kv_blocks=plan.kv_blocks,
+            memory=plan.memory,
             capacity_rps=capacity_rps,
             light=summarize(records(light, engine.serve(light, LIGHT_SEED, own_stops=True))),
             asynchronous=engine.asynchronous,
@@ -72,11 +72,11 @@ def measure(plan: Plan, runs: Sequence[Run]) -> None:
     todo = [run for run in dict.fromkeys(runs) if not run.file(plan.out).exists()]
     groups = side_by_side(todo)
     with ExitStack() as stack:
-        engines: dict[bool, list[EngineProcess]] = {stock: [] for stock in (True, False)}
+        engines: dict[Memory, list[EngineProcess]] = defaultdict(list)
         for number, group in enumerate(groups):
-            for stock, at_once in Counter(map(_is_stock, group)).items():
-                while len(engines[stock]) < at_once:
-                    engines[stock].append(stack.enter_context(EngineProcess(plan.kv_blocks, stock=stock)))
+            for memory, at_once in Counter(plan.memory.of(run.contender) for run in group).items():
+                while len(engines[memory]) < at_once:
+                    engines[memory].append(stack.enter_context(EngineProcess(memory)))
             _measure_together(plan, group, engines)
             say(f"{number + 1} of {len(groups)} groups of runs done")
 
@@ -91,16 +91,13 @@ def _cell(run: Run) -> tuple[int, float]:
     return run.seed, run.load
 
 
-def _is_stock(run: Run) -> bool:
-    return run.contender.stock is not None
-
-
 def _measure_together(
-    plan: Plan, runs: Sequence[Run], engines: Mapping[bool, Sequence[EngineProcess]]
+    plan: Plan, runs: Sequence[Run], engines: Mapping[Memory, Sequence[EngineProcess]]
 ) -> None:
-    free = {stock: iter(pool) for stock, pool in engines.items()}
+    free = {memory: iter(pool) for memory, pool in engines.items()}
     streams = [plan.stream(run.kind or NONE, run.load, run.seed) for run in runs]
-    found = serve_in_turn([next(free[_is_stock(run)]) for run in runs], list(zip(runs, streams, strict=True)))
+    chosen = [next(free[plan.memory.of(run.contender)]) for run in runs]
+    found = serve_in_turn(chosen, list(zip(runs, streams, strict=True)))
     for run, requests, each in zip(runs, streams, found, strict=True):
         write_whole(run.file(plan.out), msgspec.json.encode(each))
         mean_jct_s = summarize(records(requests, each.served)).mean_jct_s or 0.0

@@ -13,7 +13,7 @@ import msgspec
 
 from bench.broken_ways import REFERENCES, ways
 from bench.client_classes import NONE, TWO, Targets, asked_by, targets_from
-from bench.headway_real_engine import CONTROL, PRIORITY, STOCK, Contender, Run, kept, records, taught
+from bench.headway_real_engine import CONTROL, PRIORITY, STOCK, Contender, Memory, Run, kept, records, taught
 from bench.taught_lengths import TAUGHT, untaught_stream
 from bench.versus import GOODPUT, MEAN_JCT, METRICS
 from headway.errors import ConfigError
@@ -35,7 +35,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured before anything was compared, and for what kind of runs."""
 
     seconds: float
-    kv_blocks: int
+    memory: Memory
     capacity_rps: float
     light: Summary
     asynchronous: bool
@@ -54,7 +54,7 @@ class Plan:
     kinds: Sequence[str]
     systems: Sequence[str]
     policy: str
-    kv_blocks: int
+    memory: Memory
 
     @property
     def preparation(self) -> Path:
@@ -65,10 +65,10 @@ class Plan:
     def prepared(self) -> Prepared:
         """As it was kept. Raises ConfigError if it is of runs of another kind."""
         found = msgspec.json.decode(self.preparation.read_bytes(), type=Prepared)
-        if (found.seconds, found.kv_blocks) != (self.seconds, self.kv_blocks):
+        if (found.seconds, found.memory) != (self.seconds, self.memory):
             raise ConfigError(
-                f"{self.out} holds runs of {found.seconds:g} s with --kv-blocks {found.kv_blocks}; accepted: the same "
-                "--seconds and --kv-blocks, or another folder"
+                f"{self.out} holds runs of {found.seconds:g} s with --kv-blocks {found.memory.kv_blocks} --host-gib "
+                f"{found.memory.host_gib:g}; accepted: the same, or another folder"
             )
         return found
 

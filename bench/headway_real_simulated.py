@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.headway_real_engine import BLOCK_TOKENS, HOST_GIB, SLOTS, Contender, Run
+from bench.headway_real_engine import BLOCK_TOKENS, SLOTS, Contender, Memory, Run
 from bench.taught_lengths import MAX_OUTPUT_TOKENS, estimates_of
 from bench.wrong_cost import told_wrongly
 from headway.core.record import Record
@@ -22,6 +22,7 @@ class Engine:
     """This machine's engine on a virtual clock."""
 
     costs: Calibration
+    memory: Memory
     num_blocks: int
     tokens_a_step: int
     asynchronous: bool
@@ -42,7 +43,7 @@ class Engine:
         return found
 
     def _limits(self, contender: Contender, seats: int) -> EngineLimits:
-        """Stock has as many slots as seats and nothing on the host."""
+        """Stock has as many slots as seats."""
         stock = contender.stock is not None
         block_bytes = self.costs.kv_bytes_per_token * BLOCK_TOKENS
         return EngineLimits(
@@ -52,5 +53,5 @@ class Engine:
             batch_width=None if stock else seats,
             max_num_batched_tokens=self.tokens_a_step,
             asynchronous=self.asynchronous,
-            host_blocks=0 if stock else int(HOST_GIB * (1 << 30) // block_bytes),
+            host_blocks=int(self.memory.of(contender).host_gib * (1 << 30) // block_bytes),
         )

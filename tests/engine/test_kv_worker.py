@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from headway.engine.kv_copy_cpu import PIECE_BLOCKS, CpuCopier
 from headway.engine.kv_orders import CopyOrder, CopyOrders, CopyReport
-from headway.engine.kv_worker import KvWorker, block_first, pieces
+from headway.engine.kv_worker import REPORT_STEPS, KvWorker, block_first, pieces
 from headway.errors import ConfigError
 
 pytestmark = pytest.mark.vllm
@@ -57,7 +58,7 @@ def reported(worker: KvWorker, *numbers: int) -> CopyReport:
     """What is reported up to when these orders have ended."""
     total = CopyReport()
     while not set(numbers) <= {*total.done, *total.failed}:
-        total = total.aggregate(worker.report())
+        total = total.aggregate(worker.report() or CopyReport())
     return total
 
 
@@ -123,8 +124,8 @@ def test_no_copy_is_reported_before_an_earlier_one_the_same_way() -> None:
     )
     worker.start(orders)
     worker._under_way[0].ticket.done = lambda: next(ended)  # type: ignore[method-assign]
-    assert worker.report().done.keys() == {3}
-    assert list(worker.report().done) == [1, 2]
+    assert reported(worker, 3).done.keys() == {3}
+    assert list(reported(worker, 1, 2).done) == [1, 2]
 
 
 @LAYOUTS
@@ -150,6 +151,7 @@ def test_a_step_waits_for_serial_copies_and_reports_them_at_once() -> None:
     with worker_over(layers, bytes_per_s=1e6) as worker:
         worker.start(orders)
         report = worker.report()
+    assert report is not None
     assert same(blocks_of(layers, (3,)), blocks_of(layers, (4,)))
     assert report.done.keys() == {1, 2}
     assert report.waited_s >= report.done[1][1] + report.done[2][1]
@@ -167,12 +169,23 @@ def test_a_limit_on_bandwidth_is_kept_by_every_copy() -> None:
     assert done[2][1] >= block_bytes / limit
 
 
-def test_nothing_ordered_is_nothing_reported_but_the_steps_time() -> None:
-    ticks = iter(range(100))
+def test_without_a_copy_only_the_steps_times_are_reported_now_and_then() -> None:
+    ticks = count()
     worker = KvWorker(FailingCopier(), clock=lambda: float(next(ticks)))
-    worker.start(CopyOrders(serial=True))
-    assert worker.report() == CopyReport(forward_s=1.0)
-    assert worker.report() == CopyReport()
+
+    def step(orders: CopyOrders) -> CopyReport | None:
+        worker.start(orders)
+        return worker.report()
+
+    nothing = CopyOrders(serial=True)
+    for _ in range(2):
+        assert [step(nothing) for _ in range(REPORT_STEPS - 1)] == [None] * (REPORT_STEPS - 1)
+        assert step(nothing) == CopyReport(forward_s=float(REPORT_STEPS))
+    assert worker.report() is None
+    # A copy that has ended is told at once, and with it what has not been told.
+    assert [step(nothing) for _ in range(3)] == [None] * 3
+    told = step(CopyOrders(to_host=[CopyOrder(1, (0,), (0,))]))
+    assert told == CopyReport({1: (1, 0.5)}, forward_s=4.0)
 
 
 def test_closing_ends_the_threads() -> None:

@@ -39,6 +39,7 @@ from bench.versus import GOODPUT, MEAN_JCT, Runs
 from bench.wrong_cost import wrong_by
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
+from headway.engine.kv_host import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.experiments.planning.foretold import Foretold
@@ -100,7 +101,7 @@ def plan(tmp_path: Path) -> Plan:
     """Two seeds of two loads at 10 requests a second, with a sweep whose mean JCT is best at 16 and 32 seats."""
     prepared = Prepared(
         seconds=4.0,
-        kv_blocks=96,
+        memory=Memory(96),
         capacity_rps=10.0,
         light=light(),
         asynchronous=False,
@@ -116,7 +117,7 @@ def plan(tmp_path: Path) -> Plan:
         kinds=(NONE, ONE, TWO),
         systems=SYSTEMS,
         policy="predicted",
-        kv_blocks=96,
+        memory=Memory(96),
     )
     for run in made.sweep():
         jct_s = {4: 9.0, 8: 4.0, 16: 3.0, 32: 3.0, 64: 9.5}[run.seats]
@@ -211,10 +212,18 @@ def test_all_systems_of_a_seed_and_load_get_the_same_stream(plan: Plan) -> None:
     assert {request.slo for request in two} == set(plan.targets.classes)
 
 
-@pytest.mark.parametrize("other", [{"seconds": 5.0}, {"kv_blocks": 0}])
-def test_runs_of_another_kind_are_not_mixed(plan: Plan, other: dict[str, float]) -> None:
+@pytest.mark.parametrize("other", [{"seconds": 5.0}, {"memory": Memory(0)}, {"memory": Memory(96, 0.25)}])
+def test_runs_of_another_kind_are_not_mixed(plan: Plan, other: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="another folder"):
         _ = replace(plan, **other).prepared  # type: ignore[arg-type]
+
+
+def test_stock_has_nothing_on_the_host() -> None:
+    memory = Memory(96, 0.25)
+    assert memory.of(STOCK) == memory.of(PRIORITY) == Memory(96)
+    assert memory.of(taught("headway")) is memory
+    assert memory.settings().host_kv == HostKv(gib=0.25)
+    assert Memory(96).settings().host_kv is None
 
 
 def test_a_run_is_kept_and_read_back(tmp_path: Path) -> None:
@@ -371,6 +380,7 @@ def test_what_is_run_by_default_and_with_broken_predictions() -> None:
         (("--policy", "vllm", "--seconds", "0"), "--seconds is 0"),
         (("--policy", "vllm", "--seeds", "0"), "--seeds is 0"),
         (("--policy", "vllm", "--kv-blocks", "-1"), "--kv-blocks is -1"),
+        (("--policy", "vllm", "--host-gib", "-1"), "--host-gib is -1"),
         (("--policy", "vllm", "--load", "0"), "--load is 0"),
         (("--broken", "--system", "stock"), "--broken has systems of its own"),
     ],
@@ -388,7 +398,7 @@ def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
 )
 def test_the_simulator_serves_whom_the_engine_serves(contender: Contender) -> None:
     costs = calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"))
-    engine = Engine(costs, num_blocks=96, tokens_a_step=2048, asynchronous=False)
+    engine = Engine(costs, Memory(96, 0.25), num_blocks=96, tokens_a_step=2048, asynchronous=False)
     requests = untaught_stream(20.0, 2.0, seed=1)
     found = engine.records(Run(contender, NONE, 4, 1.0, 1), requests)
     assert sorted(record.id for record in found) == sorted(request.id for request in requests)
@@ -399,7 +409,7 @@ def test_the_simulator_serves_whom_the_engine_serves(contender: Contender) -> No
 @pytest.mark.long
 def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:
     requests = untaught_stream(20.0, 0.5, seed=1)
-    with Memory(96).serving(stock=True) as engine:
+    with Memory(96).serving() as engine:
         stock = [serve(engine, Run(each, TWO, 8, 1.0, 1), requests) for each in (STOCK, PRIORITY)]
         assert engine.policy is None
         engine.use(EngineSettings(policy="predicted", batch_width=8), mistaken=wrong_by(3.0))
@@ -422,7 +432,7 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
     # Minutes between some arrivals, which nobody waits for.
     drawn = untaught_stream(20.0, 0.5, seed=1)
     requests = [replace(each, arrival_s=each.arrival_s * 1000) for each in drawn]
-    with EngineProcess(96, stock=True) as stock, EngineProcess(96, stock=False) as own:
+    with EngineProcess(Memory(96)) as stock, EngineProcess(Memory(96, 0.25)) as own:
         for seed in range(2):
             runs = [Run(STOCK, "", 8, 1.0, seed), Run(taught("headway"), TWO, 8, 1.0, seed)]
             theirs, ours = serve_in_turn([stock, own], [(run, requests) for run in runs])

@@ -110,6 +110,10 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             assert isinstance(kv_connector_metadata, CopyOrders)
             self.worker.start(kv_connector_metadata)
 
+    def has_connector_metadata(self) -> bool:
+        """No layer has anything to wait for or to save, so vLLM need not ask each of them."""
+        return False
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing: `handle_preemptions` has started what is to be loaded."""
 

@@ -29,8 +29,8 @@ class CopyOrders(KVConnectorMetadata):  # type: ignore[misc]
 class CopyReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """What workers have done since they last said: for each order, how many of them, and the slowest's seconds.
 
-    `failed` counts workers likewise. `waited_s` is what the step's compute waited for copies, `forward_s` what
-    its forward pass took, each of the slowest worker.
+    `failed` counts workers likewise. `waited_s` is what steps' compute waited for copies, `forward_s` what their
+    forward passes took, each of the slowest worker.
     """
 
     done: dict[int, tuple[int, float]] = field(default_factory=dict)

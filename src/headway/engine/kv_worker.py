@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REPORT_STEPS = 64
+"""A report costs a step some ten microseconds on its way, so without a copy there is one every so many steps."""
+
 
 class Ticket(Protocol):
     """A copy under way."""
@@ -69,6 +72,7 @@ class KvWorker:
         self._spoiled: set[int] = set()
         self._invalid: set[int] = set()
         self._forward_since_s: float | None = None
+        self._steps_untold = 0
 
     @classmethod
     def over(
@@ -102,14 +106,23 @@ class KvWorker:
         if orders.serial and (orders.to_host or orders.to_device):
             self._report.waited_s += self._forward_since_s - began_s
 
-    def report(self) -> CopyReport:
-        """What has been done since the last report; called when a step's forward pass has been submitted."""
+    def report(self) -> CopyReport | None:
+        """What has been done since the last report; called when a step's forward pass has been submitted.
+
+        None if no copy has ended: the passes' times are told with the next that does, or every REPORT_STEPS steps.
+        """
         if self._forward_since_s is not None:
-            self._report.forward_s = self._clock() - self._forward_since_s
+            self._report.forward_s += self._clock() - self._forward_since_s
             self._forward_since_s = None
-        for copy in self._take_ended():
-            self._conclude(copy.order, copy.ticket, to_host=copy.to_host)
-        report, self._report = self._report, CopyReport()
+            self._steps_untold += 1
+        if self._under_way:
+            for copy in self._take_ended():
+                self._conclude(copy.order, copy.ticket, to_host=copy.to_host)
+        report = self._report
+        if self._steps_untold < REPORT_STEPS and not (report.done or report.failed):
+            return None
+        self._report = CopyReport()
+        self._steps_untold = 0
         return report
 
     def take_invalid_blocks(self) -> set[int]:
