@@ -30,8 +30,10 @@ lint: setup ## style, import rules, types
 check: lint test ## everything CI runs: lint, the fast tests, the real engine's
 	$(BIN)/pytest -m "engine and not long" --numprocesses 2 --dist loadfile
 
-soak: setup ## the long tests of the real engine: instances killed and frozen, soaks, the demo model
+soak: setup ## the long tests of the real engine: instances killed and frozen, soaks, the demo model; properties at length
 	$(BIN)/pytest -m long
+	$(BIN)/pytest -m "hypothesis and not engine" --hypothesis-profile thorough --timeout 1800 \
+		--numprocesses logical --maxprocesses 8 --dist worksteal
 
 bench: setup ## every figure of our own
 	$(BIN)/python bench/parity.py --json

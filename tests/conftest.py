@@ -6,8 +6,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Machines are shared and slow at times: how long an example takes, or is drawn, is no property of the code.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+_untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", _untimed, max_examples=40)
+settings.register_profile("thorough", _untimed, max_examples=500)  # `make soak`
+settings.load_profile("quick")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

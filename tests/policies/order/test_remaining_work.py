@@ -62,7 +62,7 @@ def test_what_was_estimated_stands_until_a_quarter_has_come() -> None:
 
 
 @UNTIMED
-@given(tokens=st.integers(1, 600), factor=st.floats(1.0, 4.0), grows_by=st.integers(1, 7))
+@given(tokens=st.integers(1, 200), factor=st.floats(1.0, 4.0), grows_by=st.integers(1, 7))
 def test_what_is_kept_is_near_what_would_be_estimated(tokens: int, factor: float, grows_by: int) -> None:
     """The stated error, over the life of an answer three times as long as predicted."""
     estimate = LengthEstimate(float(tokens), tokens / factor, tokens * factor)
