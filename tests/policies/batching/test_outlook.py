@@ -68,7 +68,9 @@ def test_the_most_is_held_when_one_of_them_ends() -> None:
     for blocks, enough in ((12, True), (11, False)):
         outlook = Outlook(engine(blocks, short), ExpectedTokens(0.5))
         assert outlook.takes(long, [short]) == enough
-    # Room for both answers as a whole would be 12 + 4 + 46 = 62 tokens, 16 blocks.
+    # Room for both answers as a whole is 12 + 4 + 46 = 62 tokens, 16 blocks.
+    assert Outlook(engine(16, short), ExpectedTokens(0.5)).is_enough_for([long])
+    assert not Outlook(engine(15, short), ExpectedTokens(0.5)).is_enough_for([long])
 
 
 def test_it_is_the_newcomers_own_life_that_counts() -> None:
@@ -131,6 +133,16 @@ def companies(draw: st.DrawFn) -> list[Job]:
         )
         for number in range(draw(st.integers(1, 12)))
     ]
+
+
+@UNTIMED
+@given(jobs=companies(), residents=st.integers(0, 12), blocks=st.integers(1, 400))
+def test_where_there_is_enough_for_all_it_takes_all(jobs: list[Job], residents: int, blocks: int) -> None:
+    here, newcomers = jobs[:residents], jobs[residents:]
+    if Outlook(engine(blocks, *here), ExpectedTokens(0.5)).is_enough_for(newcomers):
+        for before in ([], here):
+            outlook = Outlook(engine(blocks, *here), ExpectedTokens(0.5))
+            assert all(outlook.takes(job, before) for job in newcomers)
 
 
 @UNTIMED

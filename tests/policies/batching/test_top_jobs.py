@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headway.core.job import Job, JobState
 from headway.core.plan import StepPlan
+from headway.policies.batching import top_jobs
 from headway.policies.batching.top_jobs import MOST_MISFITS, TopJobs
 from headway.policies.order.prompt_length import ShortestPrompt
 from headway.policies.presets import PRESETS, find_preset
@@ -178,6 +179,31 @@ def test_with_reserve_no_kv_is_ever_taken_away(workload: Workload) -> None:
 # ---- in general ------------------------------------------------------------------------------------
 
 prompts = st.lists(st.integers(1, 20), max_size=6)
+
+
+@UNTIMED
+@given(
+    residents=st.lists(st.tuples(st.integers(1, 20), st.booleans()), max_size=6),
+    waiting=prompts,
+    seats=st.integers(1, 12),
+    free=st.integers(0, 40),
+)
+def test_who_is_ranked_makes_no_difference_where_there_is_a_place_for_all(
+    residents: list[tuple[int, bool]], waiting: list[int], seats: int, free: int
+) -> None:
+    here = [
+        (decoding if begun else prefilling)(f"r{number}", prompt=prompt)
+        for number, (prompt, begun) in enumerate(residents)
+    ]
+    queue = [make_job(f"w{number}", prompt=prompt) for number, prompt in enumerate(waiting)]
+    plan = scene(*queue, residents=here, max_run=seats, free_blocks=free).plan()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(top_jobs, "_have_places", lambda *_: False)
+        ranked = scene(*queue, residents=here, max_run=seats, free_blocks=free).plan()
+    assert set(plan.run) == set(ranked.run)
+    # Whose tokens may be cut, and who starts, is still a matter of rank.
+    assert [job for job in plan.run if job.prefilling] == [job for job in ranked.run if job.prefilling]
+    assert list(plan.admit) == list(ranked.admit)
 
 
 @UNTIMED

@@ -67,6 +67,16 @@ def test_those_in_time_by_due_time_then_the_rest_by_their_queues() -> None:
     assert ids(order.top(9, 3.5)) == ["a", "c", "b", "d"]
 
 
+def test_who_stops_waiting_is_missed_at_once() -> None:
+    first, second = due("first", 8.0, 2), due("second", 9.0, 2)
+    order = on_time(first, second)
+    assert ids(order.top(2, 0.0)) == ["first", "second"]
+    order.remove(first)
+    assert ids(order.top(2, 0.0)) == ["second"]
+    order.add(first)
+    assert ids(order.top(2, 0.0)) == ["first", "second"]
+
+
 def test_where_not_all_can_be_in_time_the_costliest_is_given_up() -> None:
     # 4 + 3 + 3 s of prompts by 6: without a there is time for b and c.
     jobs = due("a", 6.0, 4), due("b", 6.0, 3), due("c", 6.0, 3)

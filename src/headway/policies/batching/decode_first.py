@@ -65,13 +65,23 @@ class DecodeFirst:
 
 def decodes_first(ranked: Sequence[Job]) -> Sequence[Job]:
     """`ranked` with the jobs still in prefill moved behind the others; the same object if none has to move."""
-    # `job.prefilling` spelled out: this runs for every resident of every step.
-    prefills = [
-        job for job in ranked if job.num_computed_tokens < job.num_prompt_tokens + job.num_output_tokens - 1
-    ]
+    prefills = _prefills(ranked)
     if not prefills or prefills == ranked[-len(prefills) :]:
         return ranked
     return [job for job in ranked if not job.prefilling] + prefills
+
+
+def split_ranked(ranked: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+    """The decodes and the prompts of any jobs, each in their order. O(jobs)."""
+    prefills = _prefills(ranked)
+    return [job for job in ranked if not job.prefilling] if prefills else list(ranked), prefills
+
+
+def _prefills(jobs: Sequence[Job]) -> list[Job]:
+    # `job.prefilling` spelled out: this runs for every resident of every step.
+    return [
+        job for job in jobs if job.num_computed_tokens < job.num_prompt_tokens + job.num_output_tokens - 1
+    ]
 
 
 def split_decodes(run: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:

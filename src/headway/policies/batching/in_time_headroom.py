@@ -26,7 +26,8 @@ class InTimeHeadroom:
 
     def leaving_room(self, view: StepView, order: KnowsLate, queued: Sequence[Job]) -> Sequence[Job]:
         """`queued`, by rank, without those whose start would leave too little. O(residents + queued)."""
-        in_time = order.on_time(view.residents, view.now_s) if self.share else ()
+        late = {job for job in queued if order.latest_start_s(job) < view.now_s}
+        in_time = order.on_time(view.residents, view.now_s) if self.share and late else ()
         if not in_time:
             return queued
         held_tokens = sum([job.num_prompt_tokens + job.num_output_tokens for job in in_time])
@@ -35,8 +36,7 @@ class InTimeHeadroom:
         chosen = []
         for job in queued:
             needed = view.blocks(job.num_tokens)
-            late = order.latest_start_s(job) < view.now_s
-            if needed <= room or not late or job in overdue:
+            if needed <= room or job not in late or job in overdue:
                 chosen.append(job)
                 room -= needed
         return chosen

@@ -78,6 +78,11 @@ class Outlook:
         self._ends: list[tuple[float, float]] = []
         self._all_tokens = 0.0
 
+    def is_enough_for(self, newcomers: Sequence[Job]) -> bool:
+        """Whether there is room for residents and these to their ends, however they end. O(residents + newcomers)."""
+        to_come = sum(self._expected.to_come(self._view, [*self._view.residents, *newcomers]))
+        return sum(map(self._held, newcomers)) + to_come <= self._room
+
     def _held(self, job: Job) -> float:
         return job.num_prompt_tokens + job.num_output_tokens + self._begun
 

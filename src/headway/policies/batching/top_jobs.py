@@ -11,7 +11,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.candidates import SCAN_AHEAD
-from headway.policies.batching.decode_first import decodes_first
+from headway.policies.batching.decode_first import decodes_first, split_ranked
 from headway.policies.batching.in_time_headroom import InTimeHeadroom
 from headway.policies.batching.outlook import ExpectedTokens, Outlook
 from headway.policies.batching.reservation import reservable
@@ -38,8 +38,8 @@ class TopJobs:
     (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set aside. Where it
     knows who can be in time, residents that can keep their room whatever their rank, newcomers that can take what
     is free, and late ones leave `headroom` to them (`InTimeHeadroom`).
-    O((residents + seats) log) a step, and a memory check for each newcomer of the top; O(residents), without a
-    ranking, where nobody is queued and all residents can go on decoding.
+    O((residents + seats) log) a step, and a memory check for each newcomer of the top; O(residents) with a ranking of
+    prompts and newcomers alone where there is a place and a block for every resident, and memory for all to their ends.
     """
 
     reserve: bool = False
@@ -77,11 +77,17 @@ class TopJobs:
             run = view.residents if len(pending) == len(view.residents) else pending
             return StepPlan(run=run, token_budget=view.max_tokens)
         outlook = self._outlook(view, order, queued) if queued else None
-        run, starting = self._top(view, order, pending, queued, outlook)
+        if outlook is None and _have_places(view, pending, queued):
+            # Ranks decide of prompts and newcomers alone.
+            run, contenders = split_ranked(pending)
+        else:
+            run, contenders = [], pending
+        ranked = order.rank([*contenders, *queued], view.now_s)
+        starting = self._top(view, ranked, set(queued), run, outlook)
         # With room set aside only who has some may start; in an empty engine whoever is ready.
         others = _others(queued, starting) if outlook is None or not (view.residents or starting) else ()
         return StepPlan(
-            run=decodes_first(run),
+            run=decodes_first(run) if contenders is pending else run,
             admit=[*starting, *others] if len(run) < view.max_run else (),
             token_budget=view.max_tokens,
         )
@@ -100,10 +106,12 @@ class TopJobs:
         return reservable(view, first) if self.reserve else first
 
     def _outlook(self, view: StepView, order: Order, queued: Sequence[Job]) -> Outlook | None:
-        """What newcomers have room beside; None while nothing is set aside."""
+        """What newcomers have room beside; None while nothing is set aside, or there is enough for all."""
         if self._expected is None or (predicts(order) and not order.trusts_predictions):
             return None
         outlook = Outlook(view, self._expected)
+        if outlook.is_enough_for(queued):
+            return None
         if knows_late(order):
             outlook.secure(order.on_time(view.residents, view.now_s))
             outlook.hurry(set(order.on_time(queued, view.now_s)))
@@ -112,17 +120,15 @@ class TopJobs:
     def _top(
         self,
         view: StepView,
-        order: Order,
-        pending: Sequence[Job],
-        queued: Sequence[Job],
+        ranked: Sequence[Job],
+        newcomers: Collection[Job],
+        run: list[Job],
         outlook: Outlook | None,
-    ) -> tuple[list[Job], list[Job]]:
-        """Who runs on, and who starts: together the first `max_run` of those who can."""
-        run: list[Job] = []
+    ) -> list[Job]:
+        """Who starts; who runs on is added to `run`: together the first `max_run` of those who can."""
         starting: list[Job] = []
-        newcomers = set(queued)
         room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
-        for job in order.rank([*pending, *queued], view.now_s):
+        for job in ranked:
             if len(run) + len(starting) == view.max_run:
                 break
             if job not in newcomers:
@@ -145,7 +151,7 @@ class TopJobs:
                 else:
                     # Past one that lacks blocks nobody starts: small ones that keep coming would starve it.
                     misfits = misfits + 1 if has_room else MOST_MISFITS
-        return run, starting
+        return starting
 
     def next_change_s(self, view: StepView) -> float:
         """Never: memory that only fills up starts nobody who could not start before."""
@@ -165,6 +171,13 @@ def _all_run_on(view: StepView, pending: Sequence[Job]) -> bool:
     return all(
         job.num_computed_tokens >= job.num_prompt_tokens + job.num_output_tokens - 1 for job in pending
     )
+
+
+def _have_places(view: StepView, pending: Sequence[Job], queued: Sequence[Job]) -> bool:
+    """Whether no resident has to pause or lacks a block for its next token, whoever starts."""
+    slots = view.max_resident - len(view.residents)
+    places = min(view.max_run - min(slots, len(queued)), view.free_blocks)
+    return not view.returned and len(pending) <= places
 
 
 def _others(queued: Sequence[Job], starting: Sequence[Job]) -> Sequence[Job]:

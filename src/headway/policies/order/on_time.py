@@ -77,6 +77,7 @@ class OnTime:
         self._candidates: dict[Job, Candidate] = {}
         self._waiting: set[Job] = set()
         self._urgent = SortedIndex()
+        self._weighed: dict[tuple[float, int], list[Job]] = {}
         self._num_observed = 0
         self._predicted_s = 0.0
 
@@ -105,6 +106,7 @@ class OnTime:
             self._overdue.add(job)
         self._rest.add(job)
         self._waiting.add(job)
+        self._weighed.clear()
         if job.slo:
             self._time(job)
             self._urgent.insert(job, self._key(job))
@@ -113,6 +115,7 @@ class OnTime:
         """A job no longer waits."""
         self._rest.remove(job)
         self._waiting.remove(job)
+        self._weighed.clear()
         if job.slo:
             self._urgent.remove(job, self._key(job))
 
@@ -121,12 +124,14 @@ class OnTime:
         self._rest.end(job)
         self._overdue.end(job)
         self._latest.forget(job)
+        self._weighed.clear()
         if job.slo:
             del self._latest_s[job], self._candidates[job]
 
     def finished(self, job: Job) -> None:
         """Learn of an answer that came to its end."""
         trusted = self._rest.trusts_predictions
+        self._weighed.clear()
         self._rest.finished(job)
         if self._rest.trusts_predictions is not trusted:
             self._renew(list(self._latest_s))
@@ -134,6 +139,7 @@ class OnTime:
     def touch(self, job: Job) -> None:
         """Take a job's rank anew."""
         self._rest.touch(job)
+        self._weighed.clear()
         if job.slo:
             self._renew([job])
 
@@ -165,7 +171,7 @@ class OnTime:
         if not self._latest_s or not self.steps.trusted:
             return self._rest.top(k, now_s)
         first = [job for job in self.overdue(now_s) if job in self._waiting]
-        first += self._worth_serving(self._waiting_on_time(k, now_s), now_s)
+        first += self._waiting_worth_serving(max(k, MOST_WEIGHED), now_s)
         if len(first) < k:
             named = set(first)
             rest = self._rest.top(k + len(named), now_s)
@@ -198,11 +204,15 @@ class OnTime:
         """The job that ranks before those in time, since it has waited too long: one, or none, resident or not."""
         return self._overdue.of(now_s, self.on_time)
 
-    def _waiting_on_time(self, k: int, now_s: float) -> list[Job]:
-        """The first by latest start of those that wait and can be in time."""
-        start = self._urgent.position((now_s,))
-        stop = min(start + max(k, MOST_WEIGHED), self._urgent.position((inf,)))
-        return self._urgent.slice(start, stop)
+    def _waiting_worth_serving(self, most: int, now_s: float) -> list[Job]:
+        """Of the first by latest start that wait and can be in time. A step asks twice: once for it until a change."""
+        found = self._weighed.get((now_s, most))
+        if found is None:
+            start = self._urgent.position((now_s,))
+            stop = min(start + most, self._urgent.position((inf,)))
+            found = self._worth_serving(self._urgent.slice(start, stop), now_s)
+            self._weighed = {(now_s, most): found}
+        return found
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
         """Those of `on_time` that are served before the rest, by due time: all but who is given up."""
@@ -227,6 +237,7 @@ class OnTime:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step: how long they take, and whose latest start is to be taken anew."""
+        self._weighed.clear()
         renewed = set(self._rest.follow(outcome))
         step_s = self._latest.observe(outcome)
         self._compare(outcome, step_s)

@@ -29,9 +29,12 @@ def given_up(candidates: Iterable[Candidate], now_s: float) -> set[Job]:
     `candidates` come by due time. Where one would be late, the one that costs most among it and those kept before it is
     given up, the last of equals, if that lets it be in time; else it is given up itself. If costs are services
     this is Moore and Hodgson's rule, and nobody could have more of them in time; with costs of their own it gives
-    up the jobs that free most for those that come later. O(n log n).
+    up the jobs that free most for those that come later. O(n log n); O(n) where all can be in time.
     Source: Moore 1968, An n job, one machine sequencing algorithm for minimizing the number of late jobs.
     """
+    candidates = list(candidates)
+    if _all_in_time(candidates, now_s):
+        return set()
     kept: list[tuple[float, int, Candidate]] = []
     lost: set[Job] = set()
     free_s = now_s
@@ -46,6 +49,14 @@ def given_up(candidates: Iterable[Candidate], now_s: float) -> set[Job]:
         heappush(kept, (-candidate.cost_s, -number, candidate))
         free_s += candidate.service_s
     return lost
+
+
+def _all_in_time(candidates: Iterable[Candidate], free_s: float) -> bool:
+    for candidate in candidates:
+        free_s += candidate.service_s
+        if free_s > candidate.due_s:
+            return False
+    return True
 
 
 def _makes_way(costliest: Candidate, newcomer: Candidate, free_s: float) -> bool:
