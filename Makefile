@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= out
 DEMO := $(OUT)/demo
+PROPERTIES := quick
 
 .PHONY: help setup demo test lint check soak bench golden lock
 
@@ -19,7 +20,7 @@ demo: setup ## four policies on real vLLM, a table and a page of plots (out/demo
 	$(BIN)/headway report $(DEMO) --out $(DEMO)/report.html
 
 test: setup ## the fast tests, on every core: no server, no model
-	$(BIN)/pytest -m "not engine" --numprocesses logical --maxprocesses 8 --dist worksteal
+	$(BIN)/pytest -m "not engine" --hypothesis-profile $(PROPERTIES) --numprocesses logical --maxprocesses 8 --dist worksteal
 
 lint: setup ## style, import rules, types
 	$(BIN)/ruff check .
@@ -27,13 +28,12 @@ lint: setup ## style, import rules, types
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+check: PROPERTIES := full
 check: lint test ## everything CI runs: lint, the fast tests, the real engine's
 	$(BIN)/pytest -m "engine and not long" --numprocesses 2 --dist loadfile
 
-soak: setup ## the long tests of the real engine: instances killed and frozen, soaks, the demo model; properties at length
+soak: setup ## the long tests of the real engine: instances killed and frozen, soaks, the demo model
 	$(BIN)/pytest -m long
-	$(BIN)/pytest -m "hypothesis and not engine" --hypothesis-profile thorough --timeout 1800 \
-		--numprocesses logical --maxprocesses 8 --dist worksteal
 
 bench: setup ## every figure of our own
 	$(BIN)/python bench/parity.py --json
