@@ -115,9 +115,8 @@ class KvWorker:
             self._report.forward_s += self._clock() - self._forward_since_s
             self._forward_since_s = None
             self._steps_untold += 1
-        if self._under_way:
-            for copy in self._take_ended():
-                self._conclude(copy.order, copy.ticket, to_host=copy.to_host)
+        for copy in self._take_ended():
+            self._conclude(copy.order, copy.ticket, to_host=copy.to_host)
         report = self._report
         if self._steps_untold < REPORT_STEPS and not (report.done or report.failed):
             return None

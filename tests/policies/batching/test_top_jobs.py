@@ -187,20 +187,24 @@ prompts = st.lists(st.integers(1, 20), max_size=6)
     waiting=prompts,
     seats=st.integers(1, 12),
     free=st.integers(0, 40),
+    tokens=st.integers(1, 12),
 )
 def test_who_is_ranked_makes_no_difference_where_there_is_a_place_for_all(
-    residents: list[tuple[int, bool]], waiting: list[int], seats: int, free: int
+    residents: list[tuple[int, bool]], waiting: list[int], seats: int, free: int, tokens: int
 ) -> None:
     here = [
         (decoding if begun else prefilling)(f"r{number}", prompt=prompt)
         for number, (prompt, begun) in enumerate(residents)
     ]
     queue = [make_job(f"w{number}", prompt=prompt) for number, prompt in enumerate(waiting)]
-    plan = scene(*queue, residents=here, max_run=seats, free_blocks=free).plan()
+    sizes: dict[str, Any] = {"max_run": seats, "free_blocks": free, "max_tokens": tokens}
+    plan = scene(*queue, residents=here, **sizes).plan()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(top_jobs, "_have_places", lambda *_: False)
-        ranked = scene(*queue, residents=here, max_run=seats, free_blocks=free).plan()
+        patched.setattr(top_jobs, "_all_served", lambda *_: False)
+        ranked = scene(*queue, residents=here, **sizes).plan()
     assert set(plan.run) == set(ranked.run)
+    # Each decode takes a token, so these are served whoever else is.
+    assert set(plan.run[:tokens]) == set(ranked.run[:tokens])
     # Whose tokens may be cut, and who starts, is still a matter of rank.
     assert [job for job in plan.run if job.prefilling] == [job for job in ranked.run if job.prefilling]
     assert list(plan.admit) == list(ranked.admit)

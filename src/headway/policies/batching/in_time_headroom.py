@@ -26,8 +26,8 @@ class InTimeHeadroom:
 
     def leaving_room(self, view: StepView, order: KnowsLate, queued: Sequence[Job]) -> Sequence[Job]:
         """`queued`, by rank, without those whose start would leave too little. O(residents + queued)."""
-        late = {job for job in queued if order.latest_start_s(job) < view.now_s}
-        in_time = order.on_time(view.residents, view.now_s) if self.share and late else ()
+        late = {job for job in queued if order.latest_start_s(job) < view.now_s} if self.share else ()
+        in_time = order.on_time(view.residents, view.now_s) if late else ()
         if not in_time:
             return queued
         held_tokens = sum([job.num_prompt_tokens + job.num_output_tokens for job in in_time])

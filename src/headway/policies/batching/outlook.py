@@ -80,8 +80,12 @@ class Outlook:
 
     def is_enough_for(self, newcomers: Sequence[Job]) -> bool:
         """Whether there is room for residents and these to their ends, however they end. O(residents + newcomers)."""
-        to_come = sum(self._expected.to_come(self._view, [*self._view.residents, *newcomers]))
-        return sum(map(self._held, newcomers)) + to_come <= self._room
+        room = self._room - sum(self._expected.to_come(self._view, self._view.residents))
+        for job in newcomers:
+            if room < 0:  # a quantile costs microseconds, and many may wait
+                break
+            room -= self._held(job) + sum(self._expected.to_come(self._view, [job]))
+        return room >= 0
 
     def _held(self, job: Job) -> float:
         return job.num_prompt_tokens + job.num_output_tokens + self._begun

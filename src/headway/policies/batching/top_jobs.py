@@ -77,17 +77,18 @@ class TopJobs:
             run = view.residents if len(pending) == len(view.residents) else pending
             return StepPlan(run=run, token_budget=view.max_tokens)
         outlook = self._outlook(view, order, queued) if queued else None
-        if outlook is None and _have_places(view, pending, queued):
+        decodes: Sequence[Job] = ()
+        contenders: Sequence[Job] = pending
+        if outlook is None and _all_served(view, pending, queued):
             # Ranks decide of prompts and newcomers alone.
-            run, contenders = split_ranked(pending)
-        else:
-            run, contenders = [], pending
+            decodes, contenders = split_ranked(pending)
         ranked = order.rank([*contenders, *queued], view.now_s)
-        starting = self._top(view, ranked, set(queued), run, outlook)
+        run, starting = self._top(view, ranked, set(queued), outlook)
+        run = [*decodes, *run] if decodes else decodes_first(run)
         # With room set aside only who has some may start; in an empty engine whoever is ready.
         others = _others(queued, starting) if outlook is None or not (view.residents or starting) else ()
         return StepPlan(
-            run=decodes_first(run) if contenders is pending else run,
+            run=run,
             admit=[*starting, *others] if len(run) < view.max_run else (),
             token_budget=view.max_tokens,
         )
@@ -122,10 +123,10 @@ class TopJobs:
         view: StepView,
         ranked: Sequence[Job],
         newcomers: Collection[Job],
-        run: list[Job],
         outlook: Outlook | None,
-    ) -> list[Job]:
-        """Who starts; who runs on is added to `run`: together the first `max_run` of those who can."""
+    ) -> tuple[Sequence[Job], list[Job]]:
+        """Who of `ranked` runs on, and who starts: together the first `max_run` of those who can."""
+        run: list[Job] = []
         starting: list[Job] = []
         room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
         for job in ranked:
@@ -151,7 +152,7 @@ class TopJobs:
                 else:
                     # Past one that lacks blocks nobody starts: small ones that keep coming would starve it.
                     misfits = misfits + 1 if has_room else MOST_MISFITS
-        return starting
+        return run, starting
 
     def next_change_s(self, view: StepView) -> float:
         """Never: memory that only fills up starts nobody who could not start before."""
@@ -164,20 +165,18 @@ class TopJobs:
 
 
 def _all_run_on(view: StepView, pending: Sequence[Job]) -> bool:
-    """Whether all of these decode, with a seat, a token and a block for each: then their order makes no difference."""
-    if view.returned or len(pending) > min(view.max_run, view.max_tokens, view.free_blocks):
-        return False
+    """Whether all of these decode and are served: then their order makes no difference."""
     # `job.prefilling` spelled out: this runs for every resident of every step.
-    return all(
+    return _all_served(view, pending, ()) and all(
         job.num_computed_tokens >= job.num_prompt_tokens + job.num_output_tokens - 1 for job in pending
     )
 
 
-def _have_places(view: StepView, pending: Sequence[Job], queued: Sequence[Job]) -> bool:
-    """Whether no resident has to pause or lacks a block for its next token, whoever starts."""
-    slots = view.max_resident - len(view.residents)
-    places = min(view.max_run - min(slots, len(queued)), view.free_blocks)
-    return not view.returned and len(pending) <= places
+def _all_served(view: StepView, pending: Sequence[Job], queued: Sequence[Job]) -> bool:
+    """Whether each of these residents has a seat, a token and a block, whoever of the queued starts."""
+    starting = min(view.max_resident - len(view.residents), len(queued))
+    most = min(view.max_run - starting, view.max_tokens, view.free_blocks)
+    return not view.returned and len(pending) <= most
 
 
 def _others(queued: Sequence[Job], starting: Sequence[Job]) -> Sequence[Job]:
