@@ -54,6 +54,13 @@ def test_prompts_get_the_time_that_the_tightest_target_leaves() -> None:
     assert (ids(plan.run), ids(plan.admit), plan.token_budget) == (["x", "y"], ["a"], 98)
 
 
+def test_the_safe_budget_has_a_token_for_every_decode() -> None:
+    # 600 tokens take 60 s whoever pauses: nobody's 0.01 s can be kept.
+    many = [timed(str(number), 0.01) for number in range(600)]
+    at = scene(many, max_run=600, max_resident=600, free_blocks=900, total_blocks=9000)
+    assert at.plan().token_budget == 600 > SAFE_BUDGET_TOKENS
+
+
 def test_only_a_share_of_the_target_is_used() -> None:
     # Half of 10 s: 50 tokens, of which 48 are for prompts, in grains 32.
     plan = (

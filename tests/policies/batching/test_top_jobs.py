@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.core.job import Job, JobState
@@ -182,6 +182,7 @@ prompts = st.lists(st.integers(1, 20), max_size=6)
 
 
 @UNTIMED
+@example(residents=[(5, True), (2, True)], waiting=[3], seats=4, free=40, tokens=1)
 @given(
     residents=st.lists(st.tuples(st.integers(1, 20), st.booleans()), max_size=6),
     waiting=prompts,

@@ -80,7 +80,7 @@ class Paced:
         if longest_s == inf:
             return plan
         if knows_late(order) and not order.trusts_step_times:
-            return _within(plan, SAFE_BUDGET_TOKENS)
+            return _safely(plan, decodes)
         alone = _decode_shape(len(decodes), sum([job.num_computed_tokens for job in decodes]))
         if self._cost.step_s(alone) > longest_s:
             return self._fewer(view, plan, decodes, longest_s, order)
@@ -106,7 +106,7 @@ class Paced:
 
         if too_long(0 if hurried else 1):
             # Nobody's pause would help: such a target is not kept by starving the others.
-            return _within(plan, SAFE_BUDGET_TOKENS)
+            return _safely(plan, decodes)
         kept = others[: _last_short(len(others), too_long)]
         prompts = plan.run[len(decodes) :]
         plan.run, plan.admit = [*hurried, *kept, *prompts], ()
@@ -153,6 +153,11 @@ def _within(plan: StepPlan, tokens: int) -> StepPlan:
     """The plan, now of a step of at most so many tokens."""
     plan.token_budget = min(plan.token_budget, tokens)
     return plan
+
+
+def _safely(plan: StepPlan, decodes: Sequence[Job]) -> StepPlan:
+    """The plan with a budget that needs no predictions, and a token for every decode: who has none would starve."""
+    return _within(plan, max(SAFE_BUDGET_TOKENS, len(decodes)))
 
 
 def _by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
