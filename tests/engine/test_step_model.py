@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,10 +60,11 @@ def test_a_lesson_is_the_shape_of_what_was_granted() -> None:
 def test_a_ready_model_is_spared_three_steps_in_four_but_never_an_empty_one() -> None:
     clock = StepClock(taught(StepTimeModel()))
     busy = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={prefilling(computed=5): 5}, num_tokens=5)
+    # A second a step: longer than lessons are apart anyway.
     idle = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={}, num_tokens=0)
     spared = []
     for step in range(5):
-        shape = lesson(busy, clock)
+        shape = lesson(replace(busy, now_s=float(step)), clock)
         spared.append(shape is None)
         clock.dispatched(shape, float(step))
     assert spared == [False, True, True, True, False]

@@ -16,6 +16,8 @@ class Lessons:
 
     taught: list[tuple[int, int, float]] = field(default_factory=list)
 
+    ready: bool = False
+
     def wants(self, step: int) -> bool:
         return True
 
@@ -39,6 +41,7 @@ def clock(model: Lessons) -> StepClock:
 def test_the_first_step_teaches_nothing(model: Lessons, clock: StepClock) -> None:
     clock.dispatched(decodes(2, 5), 10.0)
     clock.finished(10.5)
+    clock.learn()
     assert model.taught == []
 
 
@@ -47,6 +50,7 @@ def test_one_step_at_a_time_is_timed_from_its_dispatch(model: Lessons, clock: St
     for dispatched_s, finished_s in ((10.0, 11.0), (12.0, 12.25)):
         clock.dispatched(batch((1, 4), (7, 0)), dispatched_s)
         clock.finished(finished_s)
+    clock.learn()
     assert model.taught == [(2, 8, 0.25)]
 
 
@@ -58,6 +62,7 @@ def test_two_steps_in_flight_are_timed_from_end_to_end(model: Lessons, clock: St
     clock.dispatched(decodes(1, 6), 11.1)
     clock.finished(11.4)
     clock.finished(11.9)
+    clock.learn()
     assert model.taught == [(3, 102, 0.4), (1, 1, 0.5)]
 
 
@@ -70,6 +75,7 @@ def test_empty_steps_teach_nothing_and_end_the_chain(model: Lessons, clock: Step
     clock.finished(10.9)  # the first after an idle engine
     clock.dispatched(decodes(1, 5), 11.0)
     clock.finished(11.2)
+    clock.learn()
     assert model.taught == [(1, 1, 0.2)]
 
 
@@ -81,7 +87,30 @@ def test_a_step_without_a_shape_keeps_the_chain(model: Lessons, clock: StepClock
     clock.dispatched(decodes(1, 6), 10.4)
     clock.finished(10.7)
     clock.finished(11.0)
+    clock.learn()
     assert model.taught == [(1, 1, 0.3)]
+
+
+def test_it_teaches_when_asked_to_and_nothing_twice(model: Lessons, clock: StepClock) -> None:
+    for number in range(3):
+        clock.dispatched(decodes(1, 5), 10.0 + number)
+        clock.finished(10.25 + number)
+    assert model.taught == []
+    clock.learn()
+    clock.learn()
+    assert model.taught == [(1, 1, 0.25)] * 2
+
+
+def test_lessons_are_apart_once_the_model_is_ready(model: Lessons, clock: StepClock) -> None:
+    clock.dispatched(decodes(1, 5), 10.0)
+    assert clock.learns_next(10.01)
+    model.ready = True
+    assert not clock.learns_next(10.01)
+    # A step that teaches nothing does not put the next lesson off.
+    clock.dispatched(None, 10.04)
+    assert clock.learns_next(10.05)
+    clock.dispatched(NOTHING, 10.05)
+    assert clock.learns_next(10.06)
 
 
 def test_in_flight_counts_steps_with_work(clock: StepClock) -> None:
@@ -107,5 +136,6 @@ def test_it_teaches_the_model_it_was_given() -> None:
     for index in range(30):
         clock.dispatched(decodes(1, 100), float(index))
         clock.finished(index + 0.5)
+        clock.learn()
     assert model.observed_steps == 29
     assert model.step_s(decodes(1, 100)) == pytest.approx(0.5, rel=1e-3)

@@ -178,6 +178,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._follow(outcome)
         waits = self.swaps is not None and self.swaps.step_waits
         self._step_clock.dispatched(None if waits else lesson(outcome, self._step_clock), filled.dispatched_s)
+        self._step_clock.learn()
         self.counters.follow_s += time.perf_counter() - started
 
     def _plan(self, now_s: float) -> StepPlan:

@@ -31,4 +31,5 @@ def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
 
 def lesson(outcome: StepOutcome, clock: StepClock) -> BatchShape | None:
     """The shape of the step for its clock; None if that does not want the O(jobs) it costs."""
-    return shape_of(outcome.tokens) if not outcome.tokens or clock.learns_next else None
+    wanted = not outcome.tokens or clock.learns_next(outcome.now_s)
+    return shape_of(outcome.tokens) if wanted else None

@@ -18,7 +18,8 @@ _QUEUED = (JobState.WAITING, JobState.SWAPPED)
 
 @dataclass(slots=True)
 class Policy:
-    """Decides one engine's steps. `plan` changes nothing; `add`, `end`, `touch` and `observe` change the parts.
+    """Decides one engine's steps. `add`, `end`, `touch` and `observe` change the parts; `plan` changes nothing, but
+    remembers what it had to estimate: asked again it gives the same plan.
 
     The same sequence of calls gives the same plans: nothing here reads a clock, a random source, or the
     true length of an output (invariant 7).

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import Protocol
 
 from headway.core.batch_shape import BatchShape
 
+LESSONS_APART_S = 0.05
+"""A lesson costs as much as planning a step: a tenth of a millisecond and more, where steps themselves take few."""
+
 
 class LearnsSteps(Protocol):
     """What learns from finished steps."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has seen enough steps to take its time with more."""
+        ...
 
     def wants(self, step: int) -> bool:
         """Whether the `step`-th step is worth the cost of its shape."""
@@ -24,7 +33,8 @@ class StepClock:
     """Pairs each dispatched step with its output, in order, and teaches a step-time model.
 
     A step's time is finished(n) - max(dispatched(n), finished(n-1)): with two steps in flight the second
-    starts on the device when the first ends. Empty steps and the first after an idle engine are left out.
+    starts on the device when the first ends. Empty steps and the first after an idle engine are left out. Once the
+    model is ready lessons are LESSONS_APART_S apart, and they are given by `learn`, when nobody waits for it.
     """
 
     def __init__(self, model: LearnsSteps) -> None:
@@ -32,11 +42,12 @@ class StepClock:
         self._dispatched: deque[tuple[BatchShape | None, float]] = deque()
         self._last_finished_s: float | None = None
         self._steps = 0
+        self._next_lesson_s = -inf
+        self._lessons: list[tuple[BatchShape, float]] = []
 
-    @property
-    def learns_next(self) -> bool:
-        """Whether the shape of the next step to be dispatched is wanted."""
-        return self._model.wants(self._steps)
+    def learns_next(self, now_s: float) -> bool:
+        """Whether the shape of the next step is wanted, which is dispatched about now."""
+        return (now_s >= self._next_lesson_s or not self._model.ready) and self._model.wants(self._steps)
 
     @property
     def in_flight(self) -> bool:
@@ -46,11 +57,19 @@ class StepClock:
     def dispatched(self, shape: BatchShape | None, now_s: float) -> None:
         """A step went to the workers; None is one with work that nothing is to be learned from."""
         self._steps += 1
+        if shape is not None and shape.num_jobs:
+            self._next_lesson_s = now_s + LESSONS_APART_S
         self._dispatched.append((shape, now_s))
 
     def finished(self, now_s: float) -> None:
         """The output of the oldest step came back."""
         shape, started_s = self._dispatched.popleft()
         if shape is not None and shape.num_jobs and self._last_finished_s is not None:
-            self._model.observe(shape, now_s - max(started_s, self._last_finished_s))
+            self._lessons.append((shape, now_s - max(started_s, self._last_finished_s)))
         self._last_finished_s = now_s if shape is None or shape.num_jobs else None
+
+    def learn(self) -> None:
+        """Teach the model what steps have finished since."""
+        for shape, seconds in self._lessons:
+            self._model.observe(shape, seconds)
+        self._lessons.clear()

@@ -136,10 +136,11 @@ class Instance:
             self._pipeline.cut(cut_s)
         self._flights.append(_Flight(min(finished_s, cut_s), now_s, outcome, killed))
         # A step that waited for copies, or was killed, says nothing about its shape.
-        teaches = not (self._serial_s or killed) and self._learn.learns_next
+        teaches = not (self._serial_s or killed) and self._learn.learns_next(now_s)
         lesson = self._shape if teaches else None
         self._serial_s = 0.0
         self._learn.dispatched(lesson, now_s)
+        self._learn.learn()
 
     def _output(self) -> None:
         """The oldest step comes back."""

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import Job
-from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.order.predicted_remaining import PredictedRemaining
@@ -27,10 +26,6 @@ def indexed(jobs: list[Job], patience: float = 10.0) -> PredictedRemaining:
     for job in jobs:
         order.add(job)
     return order
-
-
-def ran(*jobs: Job) -> StepOutcome:
-    return StepOutcome(now_s=0.0, plan=StepPlan(), tokens=dict.fromkeys(jobs, 1))
 
 
 def test_the_least_work_first_each_second_of_work_standing_back_for_ten_of_age() -> None:
@@ -56,11 +51,8 @@ def test_who_runs_gains_rank_at_a_few_points_of_its_life() -> None:
     order.remove(runs)
     runs.num_computed_tokens = 10
     runs.num_output_tokens = 9
-    order.observe(ran(runs))
     assert ids(order.rank([runs, waits], 0.0)) == ["waits", "runs"]
     runs.num_output_tokens = 10
-    assert ids(order.rank([runs, waits], 0.0)) == ["waits", "runs"]
-    order.observe(ran(runs))
     assert ids(order.rank([runs, waits], 0.0)) == ["runs", "waits"]
 
 
@@ -84,12 +76,18 @@ def test_the_work_ahead_is_that_of_those_who_rank_before() -> None:
     assert indexed([long, short, middle]).work_ahead_s([long, short, middle]) == [3.0, 0.0, 1.0]
 
 
-def test_catching_up_is_as_good_as_having_watched() -> None:
-    jobs = [expecting("a", 40), expecting("b", 36)]
-    order = indexed(jobs)
-    jobs[0].num_output_tokens = jobs[0].num_computed_tokens = 20
-    order.catch_up()
-    assert ids(order.top(2, 0.0)) == ["a", "b"]
+def test_whoever_is_touched_is_estimated_anew_wherever_it_is() -> None:
+    # Nine tokens are too few to look again (see above), but 10 x 31/8 is less than 45.
+    touched, other = expecting("touched", 40), expecting("other", 36)
+    order = indexed([touched, other])
+    touched.num_computed_tokens = touched.num_output_tokens = 9
+    order.touch(touched)
+    assert ids(order.top(2, 0.0)) == ["touched", "other"]
+    order = indexed([touched, other])
+    order.remove(touched)
+    touched.num_computed_tokens = touched.num_output_tokens = 12
+    order.touch(touched)
+    assert order.work_ahead_s([touched, other]) == [0.0, 28 / 8]
 
 
 def test_it_foresees_no_change_where_only_one_is_left() -> None:

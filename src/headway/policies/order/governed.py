@@ -19,7 +19,7 @@ _RULE = TrustRule()
 class Governed:
     """`predicted-remaining` while predictions are trusted, `skip-join-mlfq` while they are not.
 
-    Both indexes are kept up to date all the time, so to change over costs one look at the live jobs and no sort.
+    Both indexes are kept all the time, so to change over costs no sort.
     `quality` watches the finished answers that had a prediction; its margin keeps the two from taking turns. It
     starts with the queues: without predictions, or with bad ones from the start, this order is `skip-join-mlfq` and
     nothing else. With mixed traffic the predictions of those that have one decide for all.
@@ -85,10 +85,7 @@ class Governed:
         self._predicted.finished(job)
         if job.predicted_length is None:
             return
-        trusted = self.quality.trusted
         self.quality.observe(job.predicted_length, job.num_output_tokens)
-        if self.quality.trusted and not trusted:
-            self._predicted.catch_up()
 
     def touch(self, job: Job) -> None:
         """Take a job's rank anew."""
@@ -118,7 +115,5 @@ class Governed:
         return self._in_use.next_change_s(view)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """The queues follow every step, the predicted work only the steps that it ranks."""
+        """The queues follow every step; predicted work is estimated when it ranks."""
         self._queues.observe(outcome)
-        if self.quality.trusted:
-            self._predicted.observe(outcome)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import inf
 
 from headway.core.cost import CostModel
 from headway.core.job import Job
@@ -11,7 +12,7 @@ from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.policies.order.gittins_work import GittinsWork
 from headway.policies.order.predicted_remaining import PredictedRemaining
-from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP
+from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP, LEAST_STRIDE_TOKENS
 from headway.policies.order.sorted_index import SortedIndex
 from headway.policies.order.tenant_shares import TenantShares
 
@@ -64,9 +65,16 @@ class LeastWork(PredictedRemaining):
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
         if job not in self:
-            self.shares.come(job.tenant)
-            self._counted_tokens[job] = job.num_output_tokens
+            self._come(job)
         super().add(job)
+
+    def _come(self, job: Job) -> None:
+        if not self.shares.present(job.tenant):
+            # What the others brought until now they brought without it.
+            for live in self._counted_tokens:
+                self._count(live)
+        self.shares.come(job.tenant)
+        self._counted_tokens[job] = job.num_output_tokens
 
     def touch(self, job: Job) -> None:
         """Take a job's key anew, and count what it has brought."""
@@ -82,13 +90,15 @@ class LeastWork(PredictedRemaining):
         if not self.shares.present(job.tenant):
             del self._queues[job.tenant]
 
-    def follow(self, outcome: StepOutcome) -> list[Job]:
-        """Count the prompts of a step, and take keys anew."""
-        if self.shares.several:
-            for job, tokens in outcome.tokens.items():
-                if tokens > 1 and job in self:
-                    self.shares.serve(job.tenant, self.work.prefill_s(tokens))
-        return super().follow(outcome)
+    def observe(self, outcome: StepOutcome) -> None:
+        """Count what each tenant has had, while there are several."""
+        if not self.shares.several:
+            return
+        for job, tokens in outcome.tokens.items():
+            if tokens > 1 and job in self:
+                self.shares.serve(job.tenant, self.work.prefill_s(tokens))
+            elif job.num_output_tokens >= self._counted_tokens.get(job, inf) + LEAST_STRIDE_TOKENS:
+                self._count(job)
 
     def _count(self, job: Job) -> None:
         new = job.num_output_tokens - self._counted_tokens[job]
@@ -102,9 +112,9 @@ class LeastWork(PredictedRemaining):
             return list(islice(self._in_turn(self._queues), k))
         return [job for queue in self._queues.values() for job in queue.slice(0, k)]
 
-    def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` by the same rule."""
-        ranked = super().rank(jobs, now_s)
+    def ranked(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """`jobs` by the same rule, by the keys as they are."""
+        ranked = super().ranked(jobs)
         if not self.shares.several:
             return ranked
         queues: dict[str, list[Job]] = {}

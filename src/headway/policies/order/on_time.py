@@ -134,14 +134,18 @@ class OnTime:
         self._weighed.clear()
         self._rest.finished(job)
         if self._rest.trusts_predictions is not trusted:
-            self._renew(list(self._latest_s))
+            self._renew([job for job in self._latest_s if job in self._waiting])
 
     def touch(self, job: Job) -> None:
-        """Take a job's rank anew."""
+        """Take a job's rank anew: at once if it waits, else when it is asked for."""
         self._rest.touch(job)
         self._weighed.clear()
-        if job.slo:
+        if job.slo and job in self._waiting:
             self._renew([job])
+
+    def _look_again(self, jobs: Iterable[Job]) -> None:
+        """Take anew what is outdated of those whose rank, or latest start, is asked for."""
+        self._renew([job for job in self._rest.renew(jobs) if job in self._latest_s])
 
     def _renew(self, jobs: Iterable[Job]) -> None:
         """Take latest starts anew, of jobs that have a target."""
@@ -180,23 +184,30 @@ class OnTime:
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` by the same rule."""
+        self._look_again(jobs)
         if not self._latest_s or not self.steps.trusted:
-            return self._rest.rank(jobs, now_s)
+            return self._rest.ranked(jobs)
         first = [job for job in self.overdue(now_s) if job in jobs]
-        first += self._worth_serving(self.on_time(jobs, now_s), now_s)
+        first += self._worth_serving(self._on_time(jobs, now_s), now_s)
         if len(first) == len(jobs):
             return first
         named = set(first)
-        return [*first, *self._rest.rank([job for job in jobs if job not in named], now_s)]
+        return [*first, *self._rest.ranked([job for job in jobs if job not in named])]
 
     def latest_start_s(self, job: Job) -> float:
         """Until when a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
+        if job not in self._waiting:
+            self._look_again([job])
         return self._latest_s.get(job, inf)
 
     def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
         """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs), without calls."""
         if not self.steps.trusted:
             return []
+        self._look_again(jobs)
+        return self._on_time(jobs, now_s)
+
+    def _on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
         latest_s = self._latest_s
         return [job for job in jobs if job in latest_s and now_s <= latest_s[job] < inf]
 
@@ -238,15 +249,14 @@ class OnTime:
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step: how long they take, and whose latest start is to be taken anew."""
         self._weighed.clear()
-        renewed = set(self._rest.follow(outcome))
+        self._rest.observe(outcome)
         step_s = self._latest.observe(outcome)
         self._compare(outcome, step_s)
         if not self._latest_s:
             return
         self._overdue.observe(outcome, self.on_time)
         # A prompt that has begun may start the rest of it later than it had to start the whole.
-        outdated = [job for job, tokens in outcome.tokens.items() if tokens > 1 or job in renewed]
-        self._renew([job for job in outdated if job in self._latest_s])
+        self._renew([job for job, tokens in outcome.tokens.items() if tokens > 1 and job in self._latest_s])
 
     def _compare(self, outcome: StepOutcome, step_s: float) -> None:
         """Hold what the step before took against what was predicted of it, every few steps."""

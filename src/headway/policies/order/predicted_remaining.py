@@ -7,7 +7,6 @@ from math import inf
 
 from headway.core.cost import CostModel
 from headway.core.job import Job
-from headway.core.plan import StepOutcome
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.order.keyed import KeyedOrder
@@ -32,8 +31,8 @@ class PredictedRemaining(KeyedOrder):
     bounds; its KV was dropped, by the prefill that has to be done again; or steps have become slower.
 
     Costs: as `KeyedOrder`; an answer's key is taken anew at a few points of its life (`RemainingWork`, with the
-    error), so a step costs one comparison for each job that ran. Source: Schrage 1968 for the rule; ageing by
-    arrival as in Kleinrock's delay-dependent priorities, linear in time, so that it cancels.
+    error), and only when its rank is asked for, so a step that ranks nobody costs nothing. Source: Schrage 1968 for the
+    rule; ageing by arrival as in Kleinrock's delay-dependent priorities, linear in time, so that it cancels.
     """
 
     trusts_predictions = True
@@ -68,26 +67,32 @@ class PredictedRemaining(KeyedOrder):
         """Learn how long answers are that nobody predicts."""
         self.work.learn(job)
 
-    def observe(self, outcome: StepOutcome) -> None:
-        """Take the keys anew of those who ran and have brought enough tokens since."""
-        self.follow(outcome)
+    def touch(self, job: Job) -> None:
+        """Take a job's key anew: at once if it waits, else when its rank is asked for."""
+        if self._queue_of(job).holds(job, self._keys[job]):
+            super().touch(job)
+        else:
+            self.work.doubt(job)
 
-    def follow(self, outcome: StepOutcome) -> list[Job]:
-        """As `observe`; returns those whose keys were taken anew. O(jobs of the step)."""
-        return self._renew(outcome.tokens)
-
-    def catch_up(self) -> None:
-        """Take anew every key that has been left alone for too long, after steps that were not observed. O(live)."""
-        self._renew(self._keys)
-
-    def _renew(self, jobs: Iterable[Job]) -> list[Job]:
+    def renew(self, jobs: Iterable[Job]) -> list[Job]:
+        """Take anew, and return, those of `jobs` whose keys are outdated. O(jobs), without calls for the others."""
         outdated = self.work.outdated(jobs)
         for job in outdated:
-            self.touch(job)
+            super().touch(job)
         return outdated
+
+    def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
+        """`jobs` in key order."""
+        self.renew(jobs)
+        return self.ranked(jobs)
+
+    def ranked(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """As `rank`, by the keys as they are."""
+        return sorted(jobs, key=self._keys.__getitem__)
 
     def work_ahead_s(self, jobs: Sequence[Job]) -> list[float]:
         """Seconds of work of those that rank before each of `jobs` among them: when it can be served. O(n log n)."""
+        self.renew(jobs)
         keys, ahead_s = self._keys, 0.0
         found: dict[Job, float] = {}
         for job in sorted(jobs, key=keys.__getitem__):

@@ -37,7 +37,8 @@ class RemainingWork:
     factor of up to 4 either way, what is kept is at most a third more or a tenth less than a new estimate, and the
     worth of 8 tokens; of an answer that has outgrown its prediction, at most twice as much, or as little as was
     expected up to 8 tokens or a quarter of it earlier; for a job in prefill, also the part computed since it was
-    admitted. An estimate made before the cost model knew better stays until the next.
+    admitted. An estimate made before the cost model knew better stays until the next. Who wants to
+    know asks for those that are `outdated` first.
     """
 
     def __init__(
@@ -115,6 +116,10 @@ class RemainingWork:
         """Those of `jobs` that have brought enough tokens to be estimated anew. O(jobs), without calls."""
         until = self._until_tokens
         return [job for job in jobs if job.num_output_tokens >= until[job]]
+
+    def doubt(self, job: Job) -> None:
+        """What was estimated of a job holds no longer."""
+        self._until_tokens[job] = 0
 
     def learn(self, job: Job) -> None:
         """An answer finished: what is usual changes for those estimated from now on."""
