@@ -46,6 +46,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/swap.py --json
 	$(BIN)/python bench/fastserve_real.py --out $(OUT)/fastserve-real --json
 	$(BIN)/python bench/plan_overhead.py --json
+	$(BIN)/python bench/engine_overhead.py --json
 	$(BIN)/python bench/length.py --json
 	$(BIN)/python bench/predicted.py --json
 	$(BIN)/python bench/predicted_real.py --out $(OUT)/predicted-real --json

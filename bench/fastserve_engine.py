@@ -51,44 +51,44 @@ class Served:
 class ServingEngine:
     """vLLM's engine core in this process, scheduled as vLLM chooses (asynchronously, where it does so by default).
 
-    The scheduler is put in anew for every run; model and workers stay.
+    The scheduler is put in anew for every run; model and workers stay. `core` is vLLM's engine core itself.
     """
 
     def __init__(self, model: str, vllm_flags: Sequence[str], settings: EngineSettings) -> None:
-        self._core = start_core(model, vllm_flags, settings)
-        self._worker_slots = self._core.vllm_config.scheduler_config.max_num_seqs
+        self.core = start_core(model, vllm_flags, settings)
+        self._worker_slots = self.core.vllm_config.scheduler_config.max_num_seqs
 
     @property
     def asynchronous(self) -> bool:
         """Whether steps are scheduled ahead of the last one's tokens."""
-        return bool(self._core.vllm_config.scheduler_config.async_scheduling)
+        return bool(self.core.vllm_config.scheduler_config.async_scheduling)
 
     @property
     def tokens_a_step(self) -> int:
         """As the flags say, or as vLLM chooses itself."""
-        return int(self._core.vllm_config.scheduler_config.max_num_batched_tokens)
+        return int(self.core.vllm_config.scheduler_config.max_num_batched_tokens)
 
     @property
     def num_blocks(self) -> int:
         """KV blocks that requests can have, without vLLM's null block."""
-        return int(self._core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1
+        return int(self.core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1
 
     @property
     def worker_pids(self) -> list[int]:
         """The processes of its workers; none where the worker is in this one."""
-        workers = getattr(self._core.model_executor, "workers", ())
+        workers = getattr(self.core.model_executor, "workers", ())
         return [worker.proc.pid for worker in workers]
 
     @property
     def policy(self) -> Policy | None:
         """Headway's policy as it stands; None under vLLM's own scheduler."""
-        guard = getattr(self._core.scheduler, "guard", None)
+        guard = getattr(self.core.scheduler, "guard", None)
         return None if guard is None else guard.policy
 
     @property
     def counters(self) -> dict[str, int]:
         """Headway's totals since the scheduler was put in; none under vLLM's own."""
-        counters = getattr(self._core.scheduler, "counters", None)
+        counters = getattr(self.core.scheduler, "counters", None)
         return {} if counters is None else dict(counters.flat())
 
     def use(
@@ -98,17 +98,17 @@ class ServingEngine:
 
         With `mistaken` its policy is told that of cost, while the engine goes on learning the truth.
         """
-        self._core.vllm_config.additional_config = {"headway": asdict(settings)}
+        self.core.vllm_config.additional_config = {"headway": asdict(settings)}
         self._schedule_with(max_num_seqs or self._worker_slots)
         if mistaken is not None:
-            scheduler = self._core.scheduler
+            scheduler = self.core.scheduler
             policy = build_policy(settings.preset(), mistaken(scheduler.cost))
             scheduler.guard = GuardedPolicy(policy, scheduler.ledger, scheduler.counters)
 
     def use_stock(self, policy: StockPolicy, max_num_seqs: int) -> None:
         """Put in vLLM's own scheduler, with nothing of Headway in it; the engine must be without host memory."""
-        config = self._core.vllm_config.scheduler_config
-        assert self._core.vllm_config.kv_transfer_config is None, (
+        config = self.core.vllm_config.scheduler_config
+        assert self.core.vllm_config.kv_transfer_config is None, (
             "stock vLLM knows nothing of Headway's copies"
         )
         before = config.scheduler_cls, config.policy
@@ -119,13 +119,13 @@ class ServingEngine:
             config.scheduler_cls, config.policy = before
 
     def _schedule_with(self, max_num_seqs: int) -> None:
-        config, old = self._core.vllm_config, self._core.scheduler
+        config, old = self.core.vllm_config, self.core.scheduler
         assert not old.has_requests()
         config.scheduler_config.max_num_seqs = max_num_seqs
-        self._core.scheduler = config.scheduler_config.get_scheduler_cls()(
+        self.core.scheduler = config.scheduler_config.get_scheduler_cls()(
             vllm_config=config,
             kv_cache_config=old.kv_cache_config,
-            structured_output_manager=self._core.structured_output_manager,
+            structured_output_manager=self.core.structured_output_manager,
             log_stats=False,
             block_size=old.block_size,
             hash_block_size=old.hash_block_size,
@@ -135,7 +135,7 @@ class ServingEngine:
     @property
     def max_model_len(self) -> int:
         """Tokens that prompt and answer may have together."""
-        return int(self._core.vllm_config.model_config.max_model_len)
+        return int(self.core.vllm_config.model_config.max_model_len)
 
     def serve(
         self,
@@ -161,7 +161,7 @@ class ServingEngine:
         finished_s: dict[str, float] = {}
         given_up: dict[str, str] = {}
         clock = clock or WallTime()
-        self._core.scheduler.clock = clock.now_s  # vLLM's own has no use for it
+        self.core.scheduler.clock = clock.now_s  # vLLM's own has no use for it
         clock.begin()
         while made or self._busy():
             now_s = clock.now_s()
@@ -169,11 +169,11 @@ class ServingEngine:
                 request, ready = made.popleft()
                 ready.arrival_time = time.time() - (now_s - request.arrival_s)
                 prophet.arrives(request, ready)
-                self._core.add_request(ready)
+                self.core.add_request(ready)
             if not self._busy():
                 clock.idle(made[0][0].arrival_s)
                 continue
-            outputs, _ = self._core.step_fn()
+            outputs, _ = self.core.step_fn()
             now_s = clock.now_s()
             for output in (output for core in (outputs or {}).values() for output in core.outputs):
                 if output.new_token_ids:
@@ -202,7 +202,7 @@ class ServingEngine:
         ]
 
     def _busy(self) -> bool:
-        return bool(self._core.scheduler.has_requests() or self._core.batch_queue)
+        return bool(self.core.scheduler.has_requests() or self.core.batch_queue)
 
     def make_request(
         self,
@@ -214,12 +214,12 @@ class ServingEngine:
         own_stop: bool = False,
     ) -> Any:
         """As `core_request`, of this engine."""
-        return core_request(self._core, request_id, prompt, output_tokens, hints, own_stop=own_stop)
+        return core_request(self.core, request_id, prompt, output_tokens, hints, own_stop=own_stop)
 
     def token_ids(self, prompt: str) -> list[int]:
         """As `prompt_tokens`, of this engine's model."""
-        return prompt_tokens(self._core, prompt)
+        return prompt_tokens(self.core, prompt)
 
     def close(self) -> None:
         """Stop the workers and free the device."""
-        self._core.shutdown()
+        self.core.shutdown()

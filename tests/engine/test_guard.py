@@ -14,6 +14,7 @@ from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.counters import Counters
 from headway.engine.guard import GuardedPolicy, stock_policy
+from headway.engine.steady_plan import SteadyPlan
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
 from tests.strategies import decoding, ids, make_job
@@ -24,9 +25,9 @@ VIEW = {"max_run": 8, "max_resident": 8, "max_tokens": 64}
 class Scene:
     """A guarded policy with the ledger and the counters of its engine."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
+    def __init__(self, policy: Policy | None = None, steady: SteadyPlan | None = None) -> None:
         self.ledger, self.counters = Ledger(), Counters()
-        self.guard = GuardedPolicy(policy or build_policy(PRESETS["sjf"]), self.ledger, self.counters)
+        self.guard = GuardedPolicy(policy or build_policy(PRESETS["sjf"]), self.ledger, self.counters, steady)
 
     def arrive(self, *jobs: Job) -> None:
         for job in jobs:
@@ -65,6 +66,16 @@ def test_a_sound_policy_is_asked_and_stays() -> None:
     scene.ledger.end(short, Outcome.CANCELLED, 0.0)
     assert ids(scene.plan().admit) == ["long"]
     assert (scene.fell_back, scene.counters.policy_faults) == (False, 0)
+
+
+def test_a_policy_that_would_make_the_same_plan_is_not_asked_but_the_step_counts() -> None:
+    scene = Scene(build_policy(PRESETS["predicted"]), SteadyPlan())
+    scene.ledger.residents = [decoding("a"), decoding("b")]
+    plans = [scene.plan(free_blocks=9) for _ in range(3)]
+    assert plans[0] is plans[1] is plans[2]
+    assert scene.counters.planned_steps == scene.counters.distrusting_steps == 3
+    scene.guard.fall_back("on purpose")
+    assert scene.plan(free_blocks=9) is not plans[0]
 
 
 def test_steps_in_which_predictions_are_not_trusted_are_counted_while_the_policy_goes_by_them() -> None:

@@ -18,6 +18,7 @@ from headway.policies.leaving import Leaving
 from headway.policies.order import Order
 from headway.policies.order.arrival import Arrival
 from headway.policies.policy import Policy
+from headway.policies.presets import build_policy, find_preset
 from tests.strategies import decoding, ids, make_job
 
 
@@ -152,3 +153,20 @@ def test_the_batch_is_cut_to_its_width_and_the_eviction_sees_who_is_left_out() -
 def test_whether_copies_are_serial_is_the_evictions_to_say() -> None:
     assert Policy("p", Arrival(), DecodeFirst(), PreemptsPaused()).serial_copies
     assert not Policy("p", Arrival(), DecodeFirst(), Recompute()).serial_copies
+
+
+def test_ranks_that_change_change_no_plan_while_nobody_goes_by_them() -> None:
+    # The order's ranks change with every token, and the simulator is told so; nobody is ranked until somebody waits.
+    policy = build_policy(find_preset("headway"))
+    residents = [decoding("a"), decoding("b")]
+    for job in residents:
+        policy.add(job)
+        policy.order.remove(job)
+    alone = view(residents, free_blocks=2)
+    assert (policy.next_change_s(alone), policy.same_plan_until_s(alone)) == (-inf, inf)
+    for changed in (
+        view(residents, [make_job("new")], free_blocks=2),
+        view(residents, free_blocks=1),
+        view(residents, free_blocks=2, max_run=1),
+    ):
+        assert policy.same_plan_until_s(changed) == -inf

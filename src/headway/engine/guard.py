@@ -9,6 +9,7 @@ from headway.core.ledger import Ledger
 from headway.core.plan import StepOutcome, StepPlan, check_plan
 from headway.core.view import StepView
 from headway.engine.counters import Counters
+from headway.engine.steady_plan import SteadyPlan
 from headway.engine.trust import TrustWatch
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
@@ -24,12 +25,15 @@ def stock_policy() -> Policy:
 class GuardedPolicy:
     """Passes calls to a policy; the first that raises is logged and the stock policy takes over for good.
 
-    The ledger is up to date before each call, so the stock policy starts from its waiting jobs and
-    nothing is lost.
+    The ledger is up to date before each call, so the stock policy starts from its waiting jobs and nothing is lost.
+    With `steady` a policy that would make its last plan again is not asked.
     """
 
-    def __init__(self, policy: Policy, ledger: Ledger, counters: Counters) -> None:
+    def __init__(
+        self, policy: Policy, ledger: Ledger, counters: Counters, steady: SteadyPlan | None = None
+    ) -> None:
         self.policy = policy
+        self._steady = steady
         self._trust: TrustWatch | None = TrustWatch(policy.order, counters)
         self._ledger = ledger
         self._counters = counters
@@ -65,15 +69,23 @@ class GuardedPolicy:
 
     def plan(self, view: StepView) -> StepPlan:
         """The policy's plan, or the stock one if it raises or returns what is no plan."""
-        try:
-            plan = self.policy.plan(view)
-            check_plan(plan, view)
-        except Exception:
-            self._take_over("plan")
-            plan = self.policy.plan(view)
+        plan = None if self._steady is None else self._steady.again(view)
+        if plan is None:
+            plan = self._made(view)
         self._counters.planned_steps += 1
         if self._trust is not None:
             self._trust.planned()
+        return plan
+
+    def _made(self, view: StepView) -> StepPlan:
+        try:
+            plan = self.policy.plan(view)
+            check_plan(plan, view)
+            if self._steady is not None:
+                self._steady.note(plan, view, self.policy)
+        except Exception:
+            self._take_over("plan")
+            plan = self.policy.plan(view)
         return plan
 
     def _take_over(self, call: str) -> None:
@@ -84,7 +96,7 @@ class GuardedPolicy:
         """Serve in stock order from now on, starting with the jobs that wait."""
         logger.error("%s; serving goes on in stock order", why, exc_info=exc_info)
         self.policy = stock_policy()
-        self._trust = None
+        self._trust = self._steady = None
         queued = [*self._ledger.waiting.values(), *self._ledger.swapped.values()]
         by_arrival = sorted(queued, key=lambda job: (job.arrival_s, job.id))
         # Each preempted job goes to the front of the queue, so the oldest of them has to come last.

@@ -31,6 +31,7 @@ from headway.engine.intake import take_in
 from headway.engine.kv_scheduler import swaps_of
 from headway.engine.queue import WindowQueue
 from headway.engine.settings import EngineSettings
+from headway.engine.steady_plan import SteadyPlan
 from headway.engine.step_model import lesson, step_time_model
 from headway.engine.watchdog import STALL_GRACE_S, Remedy, Watchdog
 from headway.policies.presets import build_policy
@@ -91,7 +92,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.cost = LearnedCost(
             steps=step_time_model(vllm_config), kv_tokens=kv_blocks * vllm_config.cache_config.block_size
         )
-        self.guard = GuardedPolicy(build_policy(settings.preset(), self.cost), self.ledger, self.counters)
+        policy = build_policy(settings.preset(), self.cost)
+        steady = SteadyPlan() if self._one_token_at_a_time() else None
+        self.guard = GuardedPolicy(policy, self.ledger, self.counters, steady)
         self.waiting = WindowQueue()
         self.kv_holding_waiting = WindowQueue()
         self.admission = Admission(self)
@@ -130,6 +133,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self._view.host_total_blocks = self.swaps.copies.host.num_blocks
             self._view.uncopied_blocks = self.swaps.copies.uncopied_blocks
             self._view.unsent_blocks = self.swaps.copies.unsent_blocks
+
+    def _one_token_at_a_time(self) -> bool:
+        """Whether a step begins when the one before is over, and brings no drafts."""
+        pipelined = self.parallel_config.pipeline_parallel_size > 1
+        return not (self.scheduler_config.async_scheduling or pipelined or self.num_spec_tokens)
 
     def _stock_limits(self) -> tuple[int, int]:
         """What vLLM itself would set as tokens a step and requests running; a step may narrow both."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from headway.core.job import Job, JobState
 from headway.core.plan import Departure, StepOutcome, StepPlan
@@ -10,10 +11,24 @@ from headway.core.view import StepView
 from headway.policies.batching import Batching
 from headway.policies.eviction import Eviction
 from headway.policies.leaving import Leaving, looks_again
+from headway.policies.offers import offers
 from headway.policies.order import Order, learns, predicts
 
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
 """The jobs that the order and the leaving rules hold."""
+
+
+@runtime_checkable
+class Indifferent(Protocol):
+    """A batching or an eviction for which ranks may make no difference, however they change."""
+
+    def ranks_nobody(self, view: StepView) -> bool:
+        """Whether it goes by no rank while residents only decode, have blocks, and nobody comes or ends."""
+        ...
+
+
+def _indifferent(part: object) -> TypeGuard[Indifferent]:
+    return offers(part, Indifferent)
 
 
 @dataclass(slots=True)
@@ -100,11 +115,22 @@ class Policy:
     def next_change_s(self, view: StepView) -> float:
         """Until when the plan for this view stays as it is, if nobody comes or ends and residents only decode.
 
-        inf for ever; anything before now where a part cannot tell. Lets the simulator step over stretches.
+        inf for ever; anything before now where a part cannot tell. Lets the simulator step over stretches, in which
+        orders see jobs as they were at the beginning.
         """
+        return min(self.same_plan_until_s(view), self.order.next_change_s(view))
+
+    def same_plan_until_s(self, view: StepView) -> float:
+        """As `next_change_s`, where the order follows every step: ranks may change if nobody goes by them."""
         changes = [rule.next_change_s(view) for rule in self.leaving]
-        changes += [part.next_change_s(view) for part in (self.order, self.batching, self.eviction)]
+        changes += [part.next_change_s(view) for part in (self.batching, self.eviction)]
+        if not self._ranks_nobody(view):
+            changes.append(self.order.next_change_s(view))
         return min(changes)
+
+    def _ranks_nobody(self, view: StepView) -> bool:
+        parts: tuple[object, ...] = (self.batching, self.eviction)
+        return all(_indifferent(part) and part.ranks_nobody(view) for part in parts)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step that was filled: who was admitted, who lost its KV; then let the parts learn."""

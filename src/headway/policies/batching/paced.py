@@ -144,6 +144,10 @@ class Paced:
             return -inf
         return self._top.next_change_s(view)
 
+    def ranks_nobody(self, view: StepView) -> bool:
+        """As `top-jobs`, which decides unless somebody has a target between tokens."""
+        return self._top.ranks_nobody(view)
+
     def observe(self, outcome: StepOutcome) -> None:
         """Learn for whom room is set aside."""
         self._top.observe(outcome)

@@ -158,6 +158,10 @@ class TopJobs:
         """Never: memory that only fills up starts nobody who could not start before."""
         return inf
 
+    def ranks_nobody(self, view: StepView) -> bool:
+        """While all residents decode and are served, and nobody is queued. O(residents)."""
+        return not (view.waiting or view.swapped) and _all_run_on(view, view.residents)
+
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn, but for whom room is set aside."""
         if self._expected is not None:

@@ -65,6 +65,10 @@ class Cheapest:
         """Never: it acts when blocks run out, and what is stepped over ends before that."""
         return inf
 
+    def ranks_nobody(self, view: StepView) -> bool:
+        """While there are blocks, and nobody waits for whom room would be made."""
+        return not view.waiting
+
     def observe(self, outcome: StepOutcome) -> None:
         """Note who came."""
         self._residency.observe(outcome)

@@ -22,5 +22,9 @@ class Recompute:
         """Never."""
         return inf
 
+    def ranks_nobody(self, view: StepView) -> bool:
+        """Always, while there are blocks."""
+        return True
+
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn."""

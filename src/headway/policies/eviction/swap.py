@@ -42,6 +42,10 @@ class Swap:
         """Never: it acts when blocks run out, and what is stepped over ends before that."""
         return inf
 
+    def ranks_nobody(self, view: StepView) -> bool:
+        """Always, while there are blocks."""
+        return True
+
     def observe(self, outcome: StepOutcome) -> None:
         """Note who came."""
         self._residency.observe(outcome)
