@@ -66,3 +66,18 @@ def test_it_forgets_the_jobs_that_ended(jobs: list[Job], moves: list[tuple[str, 
         desk.move(kind, pick)
         assert jobs_held_by(order) <= {*desk.waiting, *desk.running}
         assert ids(order.rank(desk.waiting, 9.0)) == ids(order.top(99, 9.0))
+
+
+def test_what_a_tenant_brought_alone_is_not_held_against_it() -> None:
+    # An eighth of a second a token: 80 s of work, all of it before the other came.
+    order, alone = LeastWork(PerToken()), make_job("alone", limit=9999, tenant="first")
+    order.add(alone)
+    order.remove(alone)
+    alone.num_output_tokens = 640
+    order.add(make_job("other", tenant="second"))
+    order.touch(alone)
+    assert order.shares.leads_s(["first", "second"]) == {"first": 0.0, "second": 0.0}
+    # From then on every token counts.
+    alone.num_output_tokens = 1280
+    order.touch(alone)
+    assert order.shares.leads_s(["first", "second"])["first"] == pytest.approx(80.0, abs=1.0)

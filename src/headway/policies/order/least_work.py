@@ -69,9 +69,10 @@ class LeastWork(PredictedRemaining):
         super().add(job)
 
     def _come(self, job: Job) -> None:
-        if not self.shares.present(job.tenant):
-            # What the others brought until now they brought without it.
-            for live in self._counted_tokens:
+        if not (self.shares.several or self.shares.present(job.tenant)):
+            # The second tenant: what the first brought alone, which nobody counted, is not held against it.
+            grown = [one for one, counted in self._counted_tokens.items() if one.num_output_tokens > counted]
+            for live in grown:
                 self._count(live)
         self.shares.come(job.tenant)
         self._counted_tokens[job] = job.num_output_tokens
