@@ -136,6 +136,29 @@ def test_nobody_is_in_time_while_steps_take_something_else_than_predicted() -> N
     assert ids(order.top(9, 1.0)) == ["urgent", "first"]
 
 
+def test_while_plans_rank_latest_starts_are_taken_anew_beside_the_step() -> None:
+    class Counting(SecondSteps):
+        asked = 0
+
+        def prefill_s(self, num_tokens: int) -> float:
+            self.asked += 1
+            return super().prefill_s(num_tokens)
+
+    cost = Counting()
+    order = OnTime(cost)
+    job = decoding(slo=Slo(deadline_s=100.0), limit=1_000, predicted_length=exactly(80))
+    order.add(job)
+    order.remove(job)
+    order.rank([job], 0.0)
+    job.num_output_tokens, job.num_computed_tokens = 40, 49
+    asked = cost.asked
+    run(order, job, at_s=1.0)
+    beside = cost.asked
+    assert beside > asked
+    assert order.rank([job], 2.0) == [job]
+    assert cost.asked == beside
+
+
 def test_a_prompt_that_has_begun_in_time_stays_in_time_while_it_goes_on() -> None:
     job = due("a", 10.0, 6)
     order = on_time(job)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import Job
+from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.order.predicted_remaining import PredictedRemaining
@@ -54,6 +55,27 @@ def test_who_runs_gains_rank_at_a_few_points_of_its_life() -> None:
     assert ids(order.rank([runs, waits], 0.0)) == ["waits", "runs"]
     runs.num_output_tokens = 10
     assert ids(order.rank([runs, waits], 0.0)) == ["runs", "waits"]
+
+
+def test_while_plans_rank_work_is_estimated_beside_the_step_and_else_not_at_all() -> None:
+    job = expecting("a", 80)
+    order = indexed([job])
+    order.remove(job)
+    order.rank([job], 0.0)
+    for brought, outdated in ((40, []), (80, [job])):  # the second step follows a plan that ranked nobody
+        job.num_output_tokens = job.num_computed_tokens = brought
+        order.observe(StepOutcome(now_s=brought, plan=StepPlan(), tokens={job: 1}))
+        assert order.work.outdated([job]) == outdated
+
+
+def test_a_job_that_ended_in_the_step_is_not_estimated() -> None:
+    job = expecting("a", 80)
+    order = indexed([job])
+    order.rank([job], 0.0)
+    order.remove(job)
+    order.end(job)
+    order.observe(StepOutcome(now_s=1.0, plan=StepPlan(), tokens={job: 1}))
+    assert job not in order
 
 
 def test_a_job_whose_kv_was_dropped_has_its_prefill_before_it_again() -> None:

@@ -115,5 +115,6 @@ class Governed:
         return self._in_use.next_change_s(view)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """The queues follow every step; predicted work is estimated when it ranks."""
+        """Both follow every step."""
+        self._predicted.observe(outcome)
         self._queues.observe(outcome)

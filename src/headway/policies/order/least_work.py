@@ -92,7 +92,8 @@ class LeastWork(PredictedRemaining):
             del self._queues[job.tenant]
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Count what each tenant has had, while there are several."""
+        """Follow a step as `predicted-remaining` does; count what each tenant has had, while there are several."""
+        super().observe(outcome)
         if not self.shares.several:
             return
         for job, tokens in outcome.tokens.items():

@@ -78,6 +78,7 @@ class OnTime:
         self._waiting: set[Job] = set()
         self._urgent = SortedIndex()
         self._weighed: dict[tuple[float, int], list[Job]] = {}
+        self._ranked = False
         self._num_observed = 0
         self._predicted_s = 0.0
 
@@ -184,6 +185,7 @@ class OnTime:
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` by the same rule."""
+        self._ranked = True
         self._look_again(jobs)
         if not self._latest_s or not self.steps.trusted:
             return self._rest.ranked(jobs)
@@ -252,6 +254,9 @@ class OnTime:
         self._rest.observe(outcome)
         step_s = self._latest.observe(outcome)
         self._compare(outcome, step_s)
+        if self._ranked:  # the next plan will rank them too
+            self._ranked = False
+            self._look_again([job for job in outcome.tokens if job in self._rest])
         if not self._latest_s:
             return
         self._overdue.observe(outcome, self.on_time)

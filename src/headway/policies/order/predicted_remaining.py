@@ -7,6 +7,7 @@ from math import inf
 
 from headway.core.cost import CostModel
 from headway.core.job import Job
+from headway.core.plan import StepOutcome
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.order.keyed import KeyedOrder
@@ -31,7 +32,8 @@ class PredictedRemaining(KeyedOrder):
     bounds; its KV was dropped, by the prefill that has to be done again; or steps have become slower.
 
     Costs: as `KeyedOrder`; an answer's key is taken anew at a few points of its life (`RemainingWork`, with the
-    error), and only when its rank is asked for, so a step that ranks nobody costs nothing. Source: Schrage 1968 for the
+    error), and only if its rank is asked for, so a step that ranks nobody costs nothing: while plans rank, beside the
+    step that brings it on, so that plans find it done. Source: Schrage 1968 for the
     rule; ageing by arrival as in Kleinrock's delay-dependent priorities, linear in time, so that it cancels.
     """
 
@@ -53,6 +55,7 @@ class PredictedRemaining(KeyedOrder):
         self.decodes_a_step = decodes_a_step
         self.memory = memory
         self.work = self._estimator(cost, decodes_a_step, memory=memory)
+        self._ranked = False
 
     def key(self, job: Job) -> Key:
         """(arrival + patience x work, arrival, id), with the work estimated now."""
@@ -83,12 +86,19 @@ class PredictedRemaining(KeyedOrder):
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` in key order."""
+        self._ranked = True
         self.renew(jobs)
         return self.ranked(jobs)
 
     def ranked(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """As `rank`, by the keys as they are."""
         return sorted(jobs, key=self._keys.__getitem__)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Take anew, beside the step, the keys of those it has brought on, if the last plan asked for ranks."""
+        if self._ranked:
+            self._ranked = False
+            self.renew([job for job in outcome.tokens if job in self])
 
     def work_ahead_s(self, jobs: Sequence[Job]) -> list[float]:
         """Seconds of work of those that rank before each of `jobs` among them: when it can be served. O(n log n)."""
