@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 from bench.client_lm_eval import lm_eval
 from bench.client_vllm_bench import passed as all_completed
 from bench.client_vllm_bench import vllm_bench
+from bench.progress import say
 from headway.engine.demo_model import DEMO, resolve_model
 from headway.errors import HeadwayError, UpstreamError
 from headway.experiments.ascendra_real_servers import ready_instances
@@ -112,11 +113,6 @@ def try_lm_eval(program: Path, served: Served, folder: Path) -> dict[str, Any]:
     found = lm_eval(program, served.gateway_url, served.instance_url, DEMO, tokenizer, folder)
     alike = found["largest_logprob_difference"] <= LARGEST_LOGPROB_DIFFERENCE
     return {"passed": found["same_scores"] and alike, **found}
-
-
-def say(line: str) -> None:
-    """Tell people, on stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> int:

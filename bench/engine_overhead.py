@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.fastserve_engine import ServingEngine
 from bench.headway_real_engine import STOCK, Contender, Memory, put_in
+from bench.serving_engine import ServingEngine
 from headway.engine.machine import machine_name, vllm_version
 from headway.policies.presets import known_presets
 

@@ -4,39 +4,51 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from signal import SIGCONT
 from threading import Thread
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
-from bench.engine_time import TurnTime, signal_all
-from bench.fastserve_engine import ServingEngine
-from bench.headway_real_engine import Kept, Memory, Run, serve
-from headway.traces import TraceRequest
+from bench.engine_time import EngineTime, TurnTime, signal_all
+from bench.serving_engine import ServingEngine
+
+_Found = TypeVar("_Found")
+Work = Callable[[ServingEngine, EngineTime], _Found]
+"""A run: what an engine does by a clock of its own, and what came of it. Goes to the engine's process and back."""
+
+
+class EngineKind(Protocol):
+    """Which engine: equal ones do for each other."""
+
+    def __hash__(self) -> int:
+        """Of what makes it equal to others."""
+
+    def serving(self) -> AbstractContextManager[ServingEngine]:
+        """A warm engine."""
 
 
 class EngineProcess:
-    """A warm engine of `headway_real` that does one run at a time and works in its turn."""
+    """A warm engine that does one run at a time and works in its turn."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, kind: EngineKind) -> None:
         context = get_context("spawn")
         self._turns, self._theirs = context.Pipe()
         self._process = ProcessPoolExecutor(
             max_workers=1,
             mp_context=context,
             initializer=_start,
-            initargs=(memory, os.getpid(), self._theirs),
+            initargs=(kind, os.getpid(), self._theirs),
         )
 
-    def begin(self, run: Run, requests: Sequence[TraceRequest]) -> Future[Kept]:
+    def begin(self, work: Work[_Found]) -> Future[_Found]:
         """Start a run, which goes on turn by turn."""
-        return self._process.submit(_serve, run, requests)
+        return self._process.submit(_do, work)
 
     def turn(self) -> bool:
         """Let it work on its run for a turn; whether it wants more: not when the run is over, or it has died."""
@@ -62,11 +74,9 @@ class EngineProcess:
         self._process.shutdown()
 
 
-def serve_in_turn(
-    engines: Sequence[EngineProcess], runs: Sequence[tuple[Run, Sequence[TraceRequest]]]
-) -> list[Kept]:
-    """Do runs, each with its stream and on its own engine, at the same pace of the machine."""
-    begun = [engine.begin(*run) for engine, run in zip(engines, runs, strict=True)]
+def do_in_turn(engines: Sequence[EngineProcess], works: Sequence[Work[_Found]]) -> list[_Found]:
+    """Do runs, each on its own engine, at the same pace of the machine."""
+    begun = [engine.begin(work) for engine, work in zip(engines, works, strict=True)]
     working = list(engines)
     while working:
         working = [engine for engine in working if engine.turn()]
@@ -81,9 +91,9 @@ _engines: list[ServingEngine] = []
 _turns: list[Connection] = []
 
 
-def _start(memory: Memory, parent_pid: int, turns: Connection) -> None:
+def _start(kind: EngineKind, parent_pid: int, turns: Connection) -> None:
     Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
-    _engines.append(_own.enter_context(memory.serving()))
+    _engines.append(_own.enter_context(kind.serving()))
     _turns.append(turns)
 
 
@@ -104,6 +114,6 @@ def _stop() -> None:
     _own.close()
 
 
-def _serve(run: Run, requests: Sequence[TraceRequest]) -> Kept:
+def _do(work: Work[_Found]) -> _Found:
     with TurnTime(_turns[0], _engines[0].worker_pids) as clock:
-        return serve(_engines[0], run, requests, clock)
+        return work(_engines[0], clock)

@@ -39,6 +39,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
 from bench.gateway_overhead_figures import PACED, SATURATED, Turn, aims_met, problems, report, turn_of
+from bench.progress import say
 from bench.proxies import BARE, DIRECT, HEADWAY, PLAIN_HEADWAY, RUST, Running, on_core, running
 from bench.sse_client import Client, completion
 from headway.errors import ConfigError
@@ -127,11 +128,6 @@ def arrivals(rate_rps: float, seconds: float, number: int) -> list[float]:
 def _staggered() -> list[float]:
     """Streams that begin one after another within the time between two chunks, as streams do that run for long."""
     return [number * PACED_INTERVAL_S / STREAMS for number in range(STREAMS)]
-
-
-def say(line: str) -> None:
-    """Tell people, on stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def two_cores() -> tuple[int, int]:

@@ -41,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 
 from bench.gateway_real_figures import cell, client_figures, headline
 from bench.gateway_real_simulated import Simulated
+from bench.progress import say
 from headway.core.slo import Slo
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import ConfigError
@@ -195,11 +196,6 @@ def report(plan: Plan, simulated: Simulated | None) -> dict[str, Any]:
 def kept_run(run: Run, out: Path) -> StreamRun:
     """What a run came to."""
     return msgspec.json.decode(run.file(out).read_bytes(), type=StreamRun)
-
-
-def say(line: str) -> None:
-    """Tell people, on stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.fastserve_real import profiled
+from bench.engine_costs import profiled
 from headway.core.record import Record
 from headway.engine.demo_model import DEMO
 from headway.engine.settings import EngineSettings

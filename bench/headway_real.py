@@ -46,12 +46,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 
 from bench.broken_ways import REFERENCES, broken_cell, broken_table, broken_verdicts
 from bench.client_classes import KINDS, NONE, TWO, rule_text
-from bench.fastserve_real import profiled, say
+from bench.engine_costs import profiled
 from bench.headway_real_engine import PRIORITY, Memory, Run, governor_of, kept, records
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
 from bench.headway_real_measured import measure, prepare
 from bench.headway_real_plan import SYSTEMS, Plan, stock_name
 from bench.headway_real_simulated import Engine
+from bench.progress import say
 from bench.versus import Runs
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version

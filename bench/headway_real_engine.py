@@ -14,8 +14,8 @@ import msgspec
 
 from bench.broken_ways import governor_figures
 from bench.engine_time import EngineTime
-from bench.fastserve_engine import Served, ServingEngine, StockPolicy
 from bench.governor_watch import Change, GovernorWatch
+from bench.serving_engine import Served, ServingEngine, StockPolicy
 from bench.taught_lengths import TAUGHT, estimates_of, untaught_stream
 from bench.wrong_cost import wrong_by
 from headway.core.record import Outcome, Record
@@ -160,9 +160,7 @@ def put_in(engine: ServingEngine, contender: Contender, seats: int) -> None:
         engine.use(EngineSettings(policy=contender.policy, batch_width=seats), SLOTS, mistaken)
 
 
-def serve(
-    engine: ServingEngine, run: Run, requests: Sequence[TraceRequest], clock: EngineTime | None = None
-) -> Kept:
+def serve(engine: ServingEngine, clock: EngineTime, *, run: Run, requests: Sequence[TraceRequest]) -> Kept:
     """Do a run; predictions are made beforehand, as the API server's process makes them beside the engine's."""
     lengths = Foretold(estimates_of(run.contender.predictor, requests, run.seed))
     put_in(engine, run.contender, run.seats)

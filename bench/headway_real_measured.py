@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from functools import partial
 
 import msgspec
 
 from bench.client_classes import NONE
-from bench.engine_process import EngineProcess, serve_in_turn
-from bench.fastserve_engine import ServingEngine
-from bench.fastserve_real import say
-from bench.headway_real_engine import SLOTS, STOCK, Memory, Run, put_in, records
+from bench.headway_real_engine import SLOTS, STOCK, Kept, Run, put_in, records, serve
 from bench.headway_real_plan import Plan, Prepared
+from bench.progress import say
+from bench.serving_engine import ServingEngine
+from bench.side_by_side import Lane, compared, measure_side_by_side
 from bench.taught_lengths import untaught_stream
 from headway.results import summarize
 from headway.traces import TraceRequest
@@ -26,8 +24,6 @@ CAPACITY_REQUESTS = 800
 """So many that what the last long answers take alone hardly counts."""
 CAPACITY_SEATS = (16, 32, 64)
 """With the most of them memory is so short that some is computed twice; capacity is the best of these."""
-MOST_TOGETHER = 6
-"""Engines at once; of more runs of a load and seed the others come after them."""
 CAPACITY_SEED, LIGHT_SEED = 99, 98
 
 
@@ -64,44 +60,25 @@ def _throughput_rps(engine: ServingEngine, at_once: Sequence[TraceRequest], seat
 
 
 def measure(plan: Plan, runs: Sequence[Run]) -> None:
-    """Do all runs that are not kept yet, those of one load and seed in turns of a tenth of a second.
-
-    A machine's speed drifts by a quarter within minutes, so what is compared works side by side, and each engine goes
-    by its own time (`TurnTime`).
-    """
+    """Do all runs that are not kept yet, those of one load and seed side by side."""
     todo = [run for run in dict.fromkeys(runs) if not run.file(plan.out).exists()]
-    groups = side_by_side(todo)
-    with ExitStack() as stack:
-        engines: dict[Memory, list[EngineProcess]] = defaultdict(list)
-        for number, group in enumerate(groups):
-            for memory, at_once in Counter(plan.memory.of(run.contender) for run in group).items():
-                while len(engines[memory]) < at_once:
-                    engines[memory].append(stack.enter_context(EngineProcess(memory)))
-            _measure_together(plan, group, engines)
-            say(f"{number + 1} of {len(groups)} groups of runs done")
+    measure_side_by_side([[_lane(plan, run) for run in group] for group in side_by_side(todo)], say)
 
 
 def side_by_side(runs: Iterable[Run]) -> list[list[Run]]:
-    """The runs of each seed and load, MOST_TOGETHER at a time."""
-    cells = [list(cell) for _, cell in groupby(sorted(runs, key=_cell), key=_cell)]
-    return [cell[at : at + MOST_TOGETHER] for cell in cells for at in range(0, len(cell), MOST_TOGETHER)]
+    """The runs of each seed and load that serve together."""
+    return compared(runs, by=lambda run: (run.seed, run.load))
 
 
-def _cell(run: Run) -> tuple[int, float]:
-    return run.seed, run.load
+def _lane(plan: Plan, run: Run) -> Lane[Kept]:
+    requests = plan.stream(run.kind or NONE, run.load, run.seed)
 
-
-def _measure_together(
-    plan: Plan, runs: Sequence[Run], engines: Mapping[Memory, Sequence[EngineProcess]]
-) -> None:
-    free = {memory: iter(pool) for memory, pool in engines.items()}
-    streams = [plan.stream(run.kind or NONE, run.load, run.seed) for run in runs]
-    chosen = [next(free[plan.memory.of(run.contender)]) for run in runs]
-    found = serve_in_turn(chosen, list(zip(runs, streams, strict=True)))
-    for run, requests, each in zip(runs, streams, found, strict=True):
-        write_whole(run.file(plan.out), msgspec.json.encode(each))
-        mean_jct_s = summarize(records(requests, each.served)).mean_jct_s or 0.0
+    def keep(found: Kept) -> None:
+        write_whole(run.file(plan.out), msgspec.json.encode(found))
+        mean_jct_s = summarize(records(requests, found.served)).mean_jct_s or 0.0
         say(
             f"seed {run.seed}: {run.contender.name} ({run.kind or 'all kinds'}, {run.seats} seats) at load "
             f"{run.load:g}: mean JCT {mean_jct_s:.3f} s of {len(requests)} requests"
         )
+
+    return Lane(plan.memory.of(run.contender), partial(serve, run=run, requests=requests), keep)

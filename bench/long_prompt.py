@@ -38,6 +38,7 @@ from bench.long_prompt_figures import machine_figures, markdown, verdicts
 from bench.long_prompt_real import MACHINE as REAL
 from bench.long_prompt_real import Kept
 from bench.long_prompt_simulated import MACHINES
+from bench.progress import say
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import ConfigError, HeadwayError
 from headway.policies.presets import find_preset
@@ -94,11 +95,6 @@ def real(plan: Plan) -> dict[str, Any]:
         "scene": asdict(long_prompt_real.SCENE),
         **machine_figures(found),
     }
-
-
-def say(line: str) -> None:
-    """Tell people, on stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def options() -> argparse.ArgumentParser:

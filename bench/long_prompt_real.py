@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench.fastserve_engine import ServingEngine
 from bench.long_prompt_scene import Measured, Passage, Scene, TokenTimes, light, light_gap_s, passage
+from bench.serving_engine import ServingEngine
 from headway.engine.settings import EngineSettings
 from headway.experiments.mid_model import ensure_mid_model
 from headway.whole_file import write_whole

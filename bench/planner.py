@@ -28,6 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
+from bench.progress import say
 from headway.core.slo import Slo
 from headway.experiments.planning.ask import SEEDS, Ask, prepare
 from headway.experiments.planning.deploy import command
@@ -123,11 +124,6 @@ def _said(trace: str) -> Callable[[float, str], None]:
             say(f"{trace}: {share:4.0%}, {what}")
 
     return tell
-
-
-def say(line: str) -> None:
-    """To people."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:

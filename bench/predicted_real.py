@@ -34,8 +34,10 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
-from bench.fastserve_engine import Served, ServingEngine
-from bench.fastserve_real import latencies, profiled, say
+from bench.engine_costs import profiled
+from bench.jct import latencies
+from bench.progress import say
+from bench.serving_engine import Served, ServingEngine
 from bench.taught_lengths import MAX_OUTPUT_TOKENS, TAUGHT, estimates_of, untaught_stream
 from headway.core.prediction_quality import kendall_tau
 from headway.core.record import Record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import pytest
 
 from bench.broken_ways import REFERENCES
 from bench.client_classes import INTERACTIVE, NONE, ONE, PATIENT, TWO
-from bench.engine_process import EngineProcess, serve_in_turn
-from bench.fastserve_engine import Served
+from bench.engine_process import EngineProcess, do_in_turn
+from bench.engine_time import WallTime
 from bench.governor_watch import Change, GovernorWatch
 from bench.headway_real import options, plan_of
 from bench.headway_real_engine import (
@@ -34,6 +35,7 @@ from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdict
 from bench.headway_real_measured import side_by_side
 from bench.headway_real_plan import SWEEP_SEED, SYSTEMS, Plan, Prepared, best_seats, stock_name
 from bench.headway_real_simulated import Engine
+from bench.serving_engine import Served
 from bench.taught_lengths import TAUGHT, estimates_of, lessons, untaught_stream
 from bench.versus import GOODPUT, MEAN_JCT, Runs
 from bench.wrong_cost import wrong_by
@@ -410,7 +412,10 @@ def test_the_simulator_serves_whom_the_engine_serves(contender: Contender) -> No
 def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:
     requests = untaught_stream(20.0, 0.5, seed=1)
     with Memory(96).serving() as engine:
-        stock = [serve(engine, Run(each, TWO, 8, 1.0, 1), requests) for each in (STOCK, PRIORITY)]
+        stock = [
+            serve(engine, WallTime(), run=Run(each, TWO, 8, 1.0, 1), requests=requests)
+            for each in (STOCK, PRIORITY)
+        ]
         assert engine.policy is None
         engine.use(EngineSettings(policy="predicted", batch_width=8), mistaken=wrong_by(3.0))
         watch = GovernorWatch(engine.policy)
@@ -435,7 +440,8 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
     with EngineProcess(Memory(96)) as stock, EngineProcess(Memory(96, 0.25)) as own:
         for seed in range(2):
             runs = [Run(STOCK, "", 8, 1.0, seed), Run(taught("headway"), TWO, 8, 1.0, seed)]
-            theirs, ours = serve_in_turn([stock, own], [(run, requests) for run in runs])
+            works = [partial(serve, run=run, requests=requests) for run in runs]
+            theirs, ours = do_in_turn([stock, own], works)
             assert len(theirs.served) == len(ours.served) == len(requests)
             assert not theirs.counters
             assert ours.counters["planned_steps"] > 0
@@ -445,4 +451,4 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
             # A run that fails ends its turn, and the engines go on.
             without = [replace(requests[0], prompt=None)]
             with pytest.raises(ConfigError):
-                serve_in_turn([stock, own], [(runs[0], without), (runs[1], requests)])
+                do_in_turn([stock, own], [partial(serve, run=runs[0], requests=without), works[1]])

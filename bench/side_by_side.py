@@ -1,0 +1,57 @@
+"""Runs that are compared, on engines that live side by side."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Generic, TypeVar
+
+from bench.engine_process import EngineKind, EngineProcess, Work, do_in_turn
+
+MOST_TOGETHER = 6
+"""Engines at once; of more runs that are compared the others come after them."""
+_Found = TypeVar("_Found")
+_Run = TypeVar("_Run")
+
+
+@dataclass(frozen=True, slots=True)
+class Lane(Generic[_Found]):
+    """One run: on which engine, what it does, and who keeps what came of it."""
+
+    engine: EngineKind
+    work: Work[_Found]
+    keep: Callable[[_Found], None]
+
+
+def compared(runs: Iterable[_Run], by: Callable[[_Run], Any]) -> list[list[_Run]]:
+    """The runs that are equal in `by`, MOST_TOGETHER at a time."""
+    cells = [list(cell) for _, cell in groupby(sorted(runs, key=by), key=by)]
+    return [cell[at : at + MOST_TOGETHER] for cell in cells for at in range(0, len(cell), MOST_TOGETHER)]
+
+
+def measure_side_by_side(groups: Sequence[Sequence[Lane[Any]]], say: Callable[[str], None]) -> None:
+    """Do all runs, those of a group in turns of a tenth of a second.
+
+    A machine's speed drifts by a quarter within minutes, so what is compared works side by side, and each engine goes
+    by its own time (`TurnTime`). Engines are started when a group first needs them, and serve all groups.
+    """
+    with ExitStack() as stack:
+        engines: dict[EngineKind, list[EngineProcess]] = defaultdict(list)
+        for number, group in enumerate(groups):
+            for kind, at_once in Counter(lane.engine for lane in group).items():
+                while len(engines[kind]) < at_once:
+                    engines[kind].append(stack.enter_context(EngineProcess(kind)))
+            _measure_together(group, engines)
+            say(f"{number + 1} of {len(groups)} groups of runs done")
+
+
+def _measure_together(
+    group: Sequence[Lane[Any]], engines: Mapping[EngineKind, Sequence[EngineProcess]]
+) -> None:
+    free = {kind: iter(pool) for kind, pool in engines.items()}
+    chosen = [next(free[lane.engine]) for lane in group]
+    for lane, found in zip(group, do_in_turn(chosen, [lane.work for lane in group]), strict=True):
+        lane.keep(found)
