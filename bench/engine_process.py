@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack, suppress
 from multiprocessing import get_context
@@ -74,13 +74,14 @@ class EngineProcess:
         self._process.shutdown()
 
 
-def do_in_turn(engines: Sequence[EngineProcess], works: Sequence[Work[_Found]]) -> list[_Found]:
-    """Do runs, each on its own engine, at the same pace of the machine."""
+def do_in_turn(engines: Sequence[EngineProcess], works: Sequence[Work[_Found]]) -> list[Future[_Found]]:
+    """Do runs, each on its own engine, at the same pace of the machine; all have ended, well or not."""
     begun = [engine.begin(work) for engine, work in zip(engines, works, strict=True)]
     working = list(engines)
     while working:
         working = [engine for engine in working if engine.turn()]
-    return [run.result() for run in begun]
+    wait(begun)
+    return begun
 
 
 # ---- in the process ------------------------------------------------------------------------------------

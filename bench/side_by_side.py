@@ -53,5 +53,7 @@ def _measure_together(
 ) -> None:
     free = {kind: iter(pool) for kind, pool in engines.items()}
     chosen = [next(free[lane.engine]) for lane in group]
-    for lane, found in zip(group, do_in_turn(chosen, [lane.work for lane in group]), strict=True):
-        lane.keep(found)
+    ended = zip(group, do_in_turn(chosen, [lane.work for lane in group]), strict=True)
+    # One that failed is heard of when the others are kept.
+    for lane, run in sorted(ended, key=lambda each: each[1].exception() is not None):
+        lane.keep(run.result())

@@ -441,7 +441,7 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
         for seed in range(2):
             runs = [Run(STOCK, "", 8, 1.0, seed), Run(taught("headway"), TWO, 8, 1.0, seed)]
             works = [partial(serve, run=run, requests=requests) for run in runs]
-            theirs, ours = do_in_turn([stock, own], works)
+            theirs, ours = (run.result() for run in do_in_turn([stock, own], works))
             assert len(theirs.served) == len(ours.served) == len(requests)
             assert not theirs.counters
             assert ours.counters["planned_steps"] > 0
@@ -450,5 +450,8 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
                 assert 0 < each.first_token_s - each.arrival_s < 30
             # A run that fails ends its turn, and the engines go on.
             without = [replace(requests[0], prompt=None)]
-            with pytest.raises(ConfigError):
-                do_in_turn([stock, own], [partial(serve, run=runs[0], requests=without), works[1]])
+            failed, whole = do_in_turn(
+                [stock, own], [partial(serve, run=runs[0], requests=without), works[1]]
+            )
+            assert isinstance(failed.exception(), ConfigError)
+            assert len(whole.result().served) == len(requests)
