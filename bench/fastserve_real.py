@@ -14,7 +14,8 @@ on an engine and by a clock of its own, in turns of a tenth of a second, so that
 Per cell: mean and p99 JCT of both (over all seeds' requests), `mean_gain` (stock / fastserve) with each seed's own,
 `p99_ratio` (fastserve / stock), `who_pays`: the same gain by quarter of the answers' lengths, short to long, and the
 share of requests that took longer than under stock; `simulated`: the same two figures from the simulator with costs
-profiled here. Aims: twice the mean near and above capacity, p99 at most 1.25 times stock's, a loss of 2 % at low load.
+profiled here, and `oracle_mean_gain`, the gain there if all lengths were known. Aims: twice the mean near and above
+capacity, p99 at most 1.25 times stock's, a loss of 2 % at low load.
 
 An hour with three streams of 30 s on 2 cores; what is in DIR already is not run again. Nothing else should run
 meanwhile. `--markdown` prints the tables of docs/fastserve.md in place of the JSON.
@@ -63,6 +64,8 @@ from headway.whole_file import write_whole
 LOADS = (0.5, 0.8, 1.0, 1.2)
 SEEDS, SECONDS = 3, 30.0
 SEATS = (8, 16, 32, 64, 128, 256)
+ORACLE = "srpt-oracle"
+"""Knows how long answers will be: what no policy can have."""
 SWEEP_LOAD, SWEEP_SEED = 1.0, 96
 Pair = tuple[Run, Run]
 """Stock's and Headway's run of a stream."""
@@ -102,17 +105,23 @@ def cell(measured: Measured, pairs: Sequence[Pair], cost_file: Path) -> dict[str
     stock = [each for run, _ in pairs for each in measured.served(run)]
     own = [each for _, run in pairs for each in measured.served(run)]
     say(f"simulating {pairs[0][1].setting.name} at load {pairs[0][1].load:g}")
-    said = {
-        system: [jct_s for pair in pairs for jct_s in simulated_jcts_s(measured, pair[number], cost_file)]
-        for number, system in enumerate(SYSTEMS)
-    }
+
+    def said_s(number: int, policy: str) -> list[float]:
+        return [
+            jct_s for pair in pairs for jct_s in simulated_jcts_s(measured, pair[number], policy, cost_file)
+        ]
+
+    theirs_s, ours_s = (said_s(number, policy) for number, policy in enumerate(SYSTEMS.values()))
     return {
         **gains([each.jct_s for each in stock], [each.jct_s for each in own]),
         "mean_gain_by_seed": [
             measured.mean_jct_s(theirs) / measured.mean_jct_s(ours) for theirs, ours in pairs
         ],
         "who_pays": who_pays(stock, own),
-        "simulated": gains(said[STOCK], said[FASTSERVE]),
+        "simulated": {
+            **gains(theirs_s, ours_s),
+            "oracle_mean_gain": fmean(theirs_s) / fmean(said_s(1, ORACLE)),
+        },
     }
 
 
@@ -126,8 +135,8 @@ def gains(stock_s: Sequence[float], own_s: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def simulated_jcts_s(measured: Measured, run: Run, cost_file: Path) -> list[float]:
-    """What the simulator says of the same stream."""
+def simulated_jcts_s(measured: Measured, run: Run, policy: str, cost_file: Path) -> list[float]:
+    """What the simulator says of the same stream under a policy, on the engine of a run."""
     costs, requests = load_cost_file(cost_file).calibration(), measured.requests(run)
     own = run.system == FASTSERVE
     host_bytes = run.setting.of(run.system).host_gib * (1 << 30)
@@ -143,7 +152,7 @@ def simulated_jcts_s(measured: Measured, run: Run, cost_file: Path) -> list[floa
     records: list[Record] = []
     simulate(
         requests,
-        policy_factory(SYSTEMS[run.system], OWN_PARTS, requests),
+        policy_factory(policy, OWN_PARTS, requests),
         System(limits=limits, calibration=costs),
         on_record=records.append,
         max_output_tokens=MAX_OUTPUT_TOKENS,
@@ -160,7 +169,8 @@ def markdown(found: Mapping[str, Any]) -> str:
             f"{name}: {found[name]['capacity_rps']:.1f} requests a second",
             "",
             "| seats | load | mean JCT stock / `fastserve` (s) | gain (by stream) | p99 JCT, `fastserve` over stock "
-            "| gain by quarter of answers, short to long | slower than under stock | simulated: gain, p99 |",
+            "| gain by quarter of answers, short to long | slower than under stock "
+            "| simulated: gain, p99, gain of who knows all lengths |",
             "|---|---|---|---|---|---|---|---|",
             *(
                 _row(seats, load, each)
@@ -178,7 +188,8 @@ def _row(seats: int, load: str, each: Mapping[str, Any]) -> str:
     return (
         f"| {seats} | {load} | {each[STOCK]['mean_jct_s']:.2f} / {each[FASTSERVE]['mean_jct_s']:.2f} | "
         f"{each['mean_gain']:.2f} ({min(by_seed):.2f} to {max(by_seed):.2f}) | {each['p99_ratio']:.2f} | {quarters} | "
-        f"{pays['share_slower']:.0%} | {said['mean_gain']:.2f}, {said['p99_ratio']:.2f} |"
+        f"{100 * pays['share_slower']:.0f} % | {said['mean_gain']:.2f}, {said['p99_ratio']:.2f}, "
+        f"{said['oracle_mean_gain']:.2f} |"
     )
 
 

@@ -85,10 +85,11 @@ def test_streams_of_another_length_are_not_mixed_in(measured: Measured) -> None:
 def test_the_table_has_a_row_for_each_number_of_seats_and_load() -> None:
     one = gains([4.0, 8.0], [1.0, 2.0])
     pays = {"mean_gain_by_quarter": [4.0, 1.0], "share_slower": 0.25, "worst_slowdown": 2.0}
-    cell = {**one, "mean_gain_by_seed": [3.0, 5.0], "who_pays": pays, "simulated": one}
+    cell = {**one, "mean_gain_by_seed": [3.0, 5.0], "who_pays": pays}
+    cell["simulated"] = {**one, "oracle_mean_gain": 5.0}
     found = {"short": {"capacity_rps": 3.0, "cells": {16: {"0.5": cell, "1": cell}}}}
     rows = [line for line in markdown(found).splitlines() if line.startswith("| 16")]
     assert rows[0] == (
-        "| 16 | 0.5 | 6.00 / 1.50 | 4.00 (3.00 to 5.00) | 0.25 | 4.00 1.00 | 25% | 4.00, 0.25 |"
+        "| 16 | 0.5 | 6.00 / 1.50 | 4.00 (3.00 to 5.00) | 0.25 | 4.00 1.00 | 25 % | 4.00, 0.25, 5.00 |"
     )
     assert len(rows) == 2

@@ -57,15 +57,22 @@ def test_who_runs_gains_rank_at_a_few_points_of_its_life() -> None:
     assert ids(order.rank([runs, waits], 0.0)) == ["runs", "waits"]
 
 
-def test_while_plans_rank_work_is_estimated_beside_the_step_and_else_not_at_all() -> None:
-    job = expecting("a", 80)
-    order = indexed([job])
-    order.remove(job)
-    order.rank([job], 0.0)
-    for brought, outdated in ((40, []), (80, [job])):  # the second step follows a plan that ranked nobody
-        job.num_output_tokens = job.num_computed_tokens = brought
-        order.observe(StepOutcome(now_s=brought, plan=StepPlan(), tokens={job: 1}))
-        assert order.work.outdated([job]) == outdated
+@pytest.mark.parametrize(("num_ranked", "outdated"), [(0, ["a", "b"]), (1, ["a", "b"]), (2, [])])
+def test_while_plans_rank_all_who_run_work_is_estimated_beside_the_step(
+    num_ranked: int, outdated: list[str]
+) -> None:
+    # 80 tokens to come are estimated anew after 20; the step brings the 20th.
+    jobs = [expecting("a", 80), expecting("b", 80)]
+    order = indexed(jobs)
+    for job in jobs:
+        order.remove(job)
+        job.num_output_tokens = job.num_computed_tokens = 19
+    if num_ranked:
+        order.rank(jobs[:num_ranked], 0.0)
+    order.observe(StepOutcome(now_s=1.0, plan=StepPlan(), tokens=dict.fromkeys(jobs, 1)))
+    for job in jobs:
+        job.num_output_tokens = job.num_computed_tokens = 20
+    assert ids(order.work.outdated(jobs)) == outdated
 
 
 def test_a_job_that_ended_in_the_step_is_not_estimated() -> None:

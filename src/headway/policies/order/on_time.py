@@ -78,7 +78,7 @@ class OnTime:
         self._waiting: set[Job] = set()
         self._urgent = SortedIndex()
         self._weighed: dict[tuple[float, int], list[Job]] = {}
-        self._ranked = False
+        self._num_ranked = 0
         self._num_observed = 0
         self._predicted_s = 0.0
 
@@ -144,9 +144,9 @@ class OnTime:
         if job.slo and job in self._waiting:
             self._renew([job])
 
-    def _look_again(self, jobs: Iterable[Job]) -> None:
-        """Take anew what is outdated of those whose rank, or latest start, is asked for."""
-        self._renew([job for job in self._rest.renew(jobs) if job in self._latest_s])
+    def _look_again(self, jobs: Iterable[Job], coming_tokens: int = 0) -> None:
+        """Take anew what is outdated, or will be, of those whose rank, or latest start, is asked for."""
+        self._renew([job for job in self._rest.renew(jobs, coming_tokens) if job in self._latest_s])
 
     def _renew(self, jobs: Iterable[Job]) -> None:
         """Take latest starts anew, of jobs that have a target."""
@@ -185,7 +185,7 @@ class OnTime:
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` by the same rule."""
-        self._ranked = True
+        self._num_ranked = max(self._num_ranked, len(jobs))
         self._look_again(jobs)
         if not self._latest_s or not self.steps.trusted:
             return self._rest.ranked(jobs)
@@ -254,9 +254,9 @@ class OnTime:
         self._rest.observe(outcome)
         step_s = self._latest.observe(outcome)
         self._compare(outcome, step_s)
-        if self._ranked:  # the next plan will rank them too
-            self._ranked = False
-            self._look_again([job for job in outcome.tokens if job in self._rest])
+        num_ranked, self._num_ranked = self._num_ranked, 0
+        if num_ranked >= len(outcome.tokens):  # the next plan will rank them too
+            self._look_again([job for job in outcome.tokens if job in self._rest], coming_tokens=1)
         if not self._latest_s:
             return
         self._overdue.observe(outcome, self.on_time)

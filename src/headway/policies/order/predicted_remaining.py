@@ -32,8 +32,8 @@ class PredictedRemaining(KeyedOrder):
     bounds; its KV was dropped, by the prefill that has to be done again; or steps have become slower.
 
     Costs: as `KeyedOrder`; an answer's key is taken anew at a few points of its life (`RemainingWork`, with the
-    error), and only if its rank is asked for, so a step that ranks nobody costs nothing: while plans rank, beside the
-    step that brings it on, so that plans find it done. Source: Schrage 1968 for the
+    error), and only if its rank is asked for, so a step that ranks nobody costs nothing: while plans rank all
+    that run, beside the step that brings it on, so that the next plan finds it done. Source: Schrage 1968 for the
     rule; ageing by arrival as in Kleinrock's delay-dependent priorities, linear in time, so that it cancels.
     """
 
@@ -55,7 +55,7 @@ class PredictedRemaining(KeyedOrder):
         self.decodes_a_step = decodes_a_step
         self.memory = memory
         self.work = self._estimator(cost, decodes_a_step, memory=memory)
-        self._ranked = False
+        self._num_ranked = 0
 
     def key(self, job: Job) -> Key:
         """(arrival + patience x work, arrival, id), with the work estimated now."""
@@ -77,16 +77,19 @@ class PredictedRemaining(KeyedOrder):
         else:
             self.work.doubt(job)
 
-    def renew(self, jobs: Iterable[Job]) -> list[Job]:
-        """Take anew, and return, those of `jobs` whose keys are outdated. O(jobs), without calls for the others."""
-        outdated = self.work.outdated(jobs)
+    def renew(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
+        """Take anew, and return, those of `jobs` whose keys are outdated, or will be with so many tokens more.
+
+        O(jobs), without calls for the others.
+        """
+        outdated = self.work.outdated(jobs, coming_tokens)
         for job in outdated:
             super().touch(job)
         return outdated
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` in key order."""
-        self._ranked = True
+        self._num_ranked = max(self._num_ranked, len(jobs))
         self.renew(jobs)
         return self.ranked(jobs)
 
@@ -95,10 +98,10 @@ class PredictedRemaining(KeyedOrder):
         return sorted(jobs, key=self._keys.__getitem__)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take anew, beside the step, the keys of those it has brought on, if the last plan asked for ranks."""
-        if self._ranked:
-            self._ranked = False
-            self.renew([job for job in outcome.tokens if job in self])
+        """Take anew, beside the step, the keys that its tokens outdate, if the plan ranked as many as it serves."""
+        num_ranked, self._num_ranked = self._num_ranked, 0
+        if num_ranked >= len(outcome.tokens):
+            self.renew([job for job in outcome.tokens if job in self], coming_tokens=1)
 
     def work_ahead_s(self, jobs: Sequence[Job]) -> list[float]:
         """Seconds of work of those that rank before each of `jobs` among them: when it can be served. O(n log n)."""

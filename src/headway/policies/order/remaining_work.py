@@ -112,10 +112,13 @@ class RemainingWork:
         """The work that was last estimated, in seconds."""
         return self._work_s[job]
 
-    def outdated(self, jobs: Iterable[Job]) -> list[Job]:
-        """Those of `jobs` that have brought enough tokens to be estimated anew. O(jobs), without calls."""
+    def outdated(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
+        """Those of `jobs` that are to be estimated anew once they have brought so many tokens more.
+
+        O(jobs), without calls.
+        """
         until = self._until_tokens
-        return [job for job in jobs if job.num_output_tokens >= until[job]]
+        return [job for job in jobs if job.num_output_tokens + coming_tokens >= until[job]]
 
     def doubt(self, job: Job) -> None:
         """What was estimated of a job holds no longer."""
