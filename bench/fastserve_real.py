@@ -17,8 +17,8 @@ share of requests that took longer than under stock; `simulated`: the same two f
 profiled here, and `oracle_mean_gain`, the gain there if all lengths were known. Aims: twice the mean near and above
 capacity, p99 at most 1.25 times stock's, a loss of 2 % at low load.
 
-An hour with three streams of 30 s on 2 cores; what is in DIR already is not run again. Nothing else should run
-meanwhile. `--markdown` prints the tables of docs/fastserve.md in place of the JSON.
+40 minutes a setting with three streams of 30 s on 2 cores; what is in DIR already is not run again. Nothing else should
+run meanwhile. `--markdown` prints the tables of docs/fastserve.md in place of the JSON.
 """
 
 from __future__ import annotations
@@ -210,6 +210,9 @@ def main() -> int:
         "--profile-seconds", type=float, default=60.0, help="for the simulator's costs (default 60)"
     )
     arguments = parser.parse_args()
+    for name in ("seconds", "seeds"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} is {getattr(arguments, name):g}; accepted: 1 or more")
     arguments.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {
         "machine": machine_name(),

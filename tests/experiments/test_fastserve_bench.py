@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.fastserve_real import gains, markdown
+from bench.fastserve_real import gains, main, markdown
 from bench.fastserve_real_engine import AMPLE, FASTSERVE, SHORT, STOCK, Measured, Prepared, Run, stream
 from bench.jct import who_pays
 from bench.serving_engine import Served
@@ -80,6 +80,18 @@ def test_streams_of_another_length_are_not_mixed_in(measured: Measured) -> None:
         ConfigError, match=r"holds streams of 2 s; accepted: the same --seconds, or another folder"
     ):
         _ = Measured(measured.out, SHORT, 3.0).prepared
+
+
+@pytest.mark.parametrize("option", ["--seconds", "--seeds"])
+def test_an_option_out_of_range_is_refused_before_anything_starts(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr("sys.argv", ["fastserve_real", "--out", str(out), option, "0"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"{option} is 0; accepted: 1 or more" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_the_table_has_a_row_for_each_number_of_seats_and_load() -> None:
