@@ -1,18 +1,31 @@
-"""What `bench/fidelity.py` compares: policies, loads, and the engine they run on."""
+"""What `bench/fidelity.py` compares: policies, loads, streams, and the engine they run on."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
 from bench.preset_kinds import pauses
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.kv_host import HostKv
-from headway.policies.presets import find_preset
+from headway.engine.stepped_engine import EngineSizes
+from headway.experiments.predictor_choice import length_source
+from headway.policies.presets import build_policy, find_preset
+from headway.sim.length_source import LengthSource
+from headway.traces import LogNormal, Poisson, TraceRequest, generate
 
+MODEL = "mid"
 VLLM_FLAGS = (
     *("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--block-size", "32"),
     "--enforce-eager",
 )
+INPUTS = LogNormal.fitted(256.0, 0.9, 1024)
+OUTPUTS = LogNormal.fitted(48.0, 0.8, 192)
+MAX_OUTPUT_TOKENS = 192
+"""What every request declares, and policies see."""
+PREDICTOR = "noisy-oracle:tau=0.8"
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,3 +76,28 @@ SWAPS = Setup(
 """Room for four or five requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
 TARGETED = Setup(policies=("ascendra-lp", "ascendra-hp"), loads=(0.9, 1.3), slo=Slo(ttft_s=2.0, tbt_s=0.25))
 """At 1.3 a queue of more than the target builds up within ten seconds."""
+
+
+def stream(rate_rps: float, seconds: float, seed: int, slo: Slo = NO_TARGETS) -> list[TraceRequest]:
+    """Poisson arrivals for about so many seconds, with the lengths above and these targets."""
+    requests = generate(Poisson(rate_rps), INPUTS, OUTPUTS, max(8, round(rate_rps * seconds)), seed)
+    return [replace(request, max_output_tokens=MAX_OUTPUT_TOKENS, slo=slo) for request in requests]
+
+
+def predictions(policy: str, trace: Sequence[TraceRequest]) -> LengthSource | None:
+    """Who says how long answers will be, to a policy that goes by it: the same for every run of a stream."""
+    return length_source(PREDICTOR, trace) if build_policy(find_preset(policy)).uses_predictions else None
+
+
+class RealSide(msgspec.Struct, frozen=True, kw_only=True):
+    """What the simulated side needs to know of the real one."""
+
+    setup: Setup
+    sizes: EngineSizes
+    capacity_rps: float
+    run_s: float
+    runs: int
+
+    def trace(self, load: float) -> list[TraceRequest]:
+        """The stream of every run at this load."""
+        return stream(load * self.capacity_rps, self.run_s, seed=int(100 * load), slo=self.setup.slo)

@@ -11,7 +11,6 @@ from math import fsum
 from typing import Any
 
 from headway.core.batch_shape import BatchShape
-from headway.engine.profile import kind_of
 from headway.predict.calibration import Calibration
 from headway.predict.residuals import quantile
 from headway.predict.step_fit import fit_step_time
@@ -29,7 +28,7 @@ def steps_report(rows: Sequence[Row], calibration: Calibration) -> dict[str, dic
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
         shape = BatchShape(**row["shape"])
-        pairs[kind_of(shape)].append((row["seconds"], calibration.step.step_s(shape) + calibration.host_s))
+        pairs[shape.kind].append((row["seconds"], calibration.step.step_s(shape) + calibration.host_s))
     report = {kind: _ratios(found) for kind, found in pairs.items()}
     report["all"] = _ratios([pair for found in pairs.values() for pair in found])
     gaps = sorted(row["gap_s"] for row in rows if row["gap_s"] is not None)

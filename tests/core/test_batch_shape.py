@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.batch_shape import BatchShape, shape_of
+from headway.core.batch_shape import BatchShape, StepKind, shape_of
 from headway.core.job import Job
+from tests.predict.shapes import batch
 
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 5000))))
@@ -16,3 +18,16 @@ def test_a_steps_shape_is_that_of_its_jobs_counted_in_one_by_one(grants: list[tu
         tokens[job] = new_tokens
         expected.add(new_tokens, context_tokens)
     assert shape_of(tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("jobs", "kind"),
+    [
+        ([(64, 0)], StepKind.PREFILL),
+        ([(1, 9), (1, 3)], StepKind.DECODE),
+        ([(1, 9), (64, 0)], StepKind.MIXED),
+        ([], StepKind.DECODE),
+    ],
+)
+def test_a_step_is_of_the_kind_its_jobs_are(jobs: list[tuple[int, int]], kind: StepKind) -> None:
+    assert batch(*jobs).kind is kind

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.batch_shape import BatchShape
 from headway.engine.block_copies import Direction
 from headway.engine.profile import (
     Measurements,
     ProfilePlan,
     Profiler,
-    kind_of,
     measure,
 )
 from headway.engine.profile_result import Identity, conclude, unbiased
@@ -23,6 +21,7 @@ from headway.predict.cost_file import load_cost_file, write_cost_file
 from headway.predict.step_fit import fit_step_time
 from tests.engine.sizes import SIZES
 from tests.engine.stepped import SCHEDULE_S, FakeEngine, law_s
+from tests.predict.shapes import batch
 
 HERE = Identity(machine="2 x test", model="fake", vllm_version="0", measured_on="today")
 
@@ -33,33 +32,18 @@ def measured(seconds: float = 0.01) -> Measurements:
     return found
 
 
-def shape(*jobs: tuple[int, int]) -> BatchShape:
-    found = BatchShape()
-    for new_tokens, context in jobs:
-        found.add(new_tokens, context)
-    return found
-
-
 def test_a_repetition_measures_every_kind_of_step_and_both_ways_of_copying() -> None:
     found = measured()
     assert found.repetitions >= 1
-    assert {kind_of(step.shape) for step in found.steps} == {"prefill", "decode", "mixed"}
+    assert {step.shape.kind for step in found.steps} == {"prefill", "decode", "mixed"}
     assert {copy.direction for copy in found.copies} == set(Direction)
     assert found.missing() == []
-
-
-@pytest.mark.parametrize(
-    ("jobs", "kind"),
-    [([(64, 0)], "prefill"), ([(1, 9), (1, 3)], "decode"), ([(1, 9), (64, 0)], "mixed")],
-)
-def test_a_step_is_of_the_kind_its_jobs_are(jobs: list[tuple[int, int]], kind: str) -> None:
-    assert kind_of(shape(*jobs)) == kind
 
 
 def test_more_time_is_more_repetitions_of_other_lengths() -> None:
     long = measured(1.0)
     assert long.repetitions > 1
-    prompts = {step.shape.num_tokens for step in long.steps if kind_of(step.shape) == "prefill"}
+    prompts = {step.shape.num_tokens for step in long.steps if step.shape.kind == "prefill"}
     assert any(tokens.bit_count() > 1 for tokens in prompts)
 
 
@@ -118,7 +102,7 @@ def test_the_fit_finds_the_law_behind_the_steps() -> None:
     result = conclude(found, HERE)
     assert result.cost.host_s == pytest.approx(SCHEDULE_S)
     for jobs in ([(1, 200)] * 8, [(128, 0)], [(1, 100), (1, 100), (64, 0)]):
-        step = shape(*jobs)
+        step = batch(*jobs)
         assert result.cost.step.law.step_s(step) == pytest.approx(law_s(step), rel=0.02)
     assert all(errors.p90_error < 0.02 for errors in result.errors.values())
     assert set(result.errors) == {"prefill", "decode", "mixed"}
@@ -136,7 +120,7 @@ def test_a_cost_file_carries_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_the_hosts_part_never_takes_a_whole_step() -> None:
-    slow = [SteppedStep(shape=shape((1, 5)), seconds=1.0, schedule_s=0.9) for _ in range(3)]
+    slow = [SteppedStep(shape=batch((1, 5)), seconds=1.0, schedule_s=0.9) for _ in range(3)]
     assert replace(Measurements(SIZES), steps=slow).host_s() == 0.5
 
 
@@ -145,7 +129,7 @@ def test_what_a_clock_draws_has_the_mean_of_what_was_measured() -> None:
     # Most steps take what the law says, some far longer, as on a machine that does other things too.
     rows = [
         (step, law_s(step) * (rng.choice((3.0, 5.0)) if rng.random() < 0.05 else 1.0))
-        for step in (shape(*[(1, rng.randrange(900))] * rng.randrange(1, 16)) for _ in range(400))
+        for step in (batch(*[(1, rng.randrange(900))] * rng.randrange(1, 16)) for _ in range(400))
     ]
     fit = unbiased(fit_step_time(rows), rows)
     residuals = fit.held_out.residuals

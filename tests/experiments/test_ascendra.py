@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import StepKind
 from headway.core.cost import UnknownCost
 from headway.core.record import Outcome
 from headway.core.slo import Slo
@@ -32,7 +32,6 @@ from headway.experiments.ascendra import (
     with_threshold,
     with_tokens,
 )
-from headway.experiments.ascendra_errors import DECODE, MIXED, PREFILL, kind_of
 from headway.experiments.ascendra_findings import crossing, scale_at_good
 from headway.experiments.ascendra_measures import PoolUse, measure, needed_scale
 from headway.experiments.ascendra_run import AscendraRun, policies_of, simulate_ascendra, system_of
@@ -151,21 +150,11 @@ class _Targeted(Case):
 
 def test_errors_of_predicted_times_are_found_for_every_kind_of_step() -> None:
     found = simulate_ascendra(replace(RUN, count=150, errors=True))
-    assert set(found.step_errors) == {PREFILL, MIXED, DECODE}
+    assert set(found.step_errors) == set(StepKind)
     plain = simulate_ascendra(replace(RUN, count=150))
     assert replace(found, step_errors={}) == plain  # watching changes nothing
     for errors in found.step_errors.values():
         assert all(error is None or 0 <= error < 0.5 for error in errors)
-
-
-@pytest.mark.parametrize(
-    ("jobs", "kind"), [([(5, 0)], PREFILL), ([(5, 0), (1, 9)], MIXED), ([(1, 9)], DECODE)]
-)
-def test_kinds_of_steps(jobs: list[tuple[int, int]], kind: str) -> None:
-    shape = BatchShape()
-    for new, context in jobs:
-        shape.add(new, context)
-    assert kind_of(shape) == kind
 
 
 # ---- what is read from records -------------------------------------------------------------------------

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from headway.core.job import Job
+
+
+class StepKind(StrEnum):
+    """What a step computes: prompts, single tokens of answers, or both. Each has laws and errors of its own."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +38,13 @@ class BatchShape:
     def num_prefill_tokens(self) -> int:
         """New tokens of the jobs with more than one."""
         return self.num_tokens - self.num_decodes
+
+    @property
+    def kind(self) -> StepKind:
+        """Which kind of step it is; one of no jobs counts as decodes."""
+        if not self.num_prefill_tokens:
+            return StepKind.DECODE
+        return StepKind.MIXED if self.num_decodes else StepKind.PREFILL
 
     def add(self, new_tokens: int, context_tokens: int) -> None:
         """Count one more job in."""

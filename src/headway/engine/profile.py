@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import BatchShape, StepKind
 from headway.engine.block_copies import Direction, TimedCopy, measure_copies
 from headway.engine.profile_grid import Scene, prompts_of, scenes, warm_up
 from headway.engine.stepped_engine import EngineSizes, SteppedStep
@@ -27,8 +27,6 @@ _SCENE_SHARE = 0.03
 _MIN_SCENE_TOKENS = 512
 _LARGEST_HOST_SHARE = 0.5
 """Of the shortest step, so that what is left for the device stays positive."""
-
-KINDS = ("prefill", "decode", "mixed")
 
 Tell = Callable[[float, str], None]
 
@@ -93,10 +91,10 @@ class Measurements:
 
     def missing(self) -> list[str]:
         """What a cost file still needs; empty when there is enough."""
-        kinds = Counter(kind_of(step.shape) for step in self.steps)
+        kinds = Counter(step.shape.kind for step in self.steps)
         lacking = [
             f"{kind} steps ({kinds[kind]} of {MIN_STEPS_OF_A_KIND})"
-            for kind in ("prefill", "decode")
+            for kind in (StepKind.PREFILL, StepKind.DECODE)
             if kinds[kind] < MIN_STEPS_OF_A_KIND
         ]
         if not lacking and len(self.steps) < MIN_ROWS:
@@ -119,13 +117,6 @@ class Measurements:
     def transfers(self, direction: Direction) -> list[tuple[int, float]]:
         """Bytes and seconds of the copies one way."""
         return [(copy.num_bytes, copy.seconds) for copy in self.copies if copy.direction is direction]
-
-
-def kind_of(shape: BatchShape) -> str:
-    """Which of KINDS a step is."""
-    if not shape.num_prefill_tokens:
-        return "decode"
-    return "mixed" if shape.num_decodes else "prefill"
 
 
 class Profiler:

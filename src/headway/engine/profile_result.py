@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import BatchShape, StepKind
 from headway.engine.block_copies import Direction
-from headway.engine.profile import KINDS, Measurements, kind_of
+from headway.engine.profile import Measurements
 from headway.errors import ConfigError
 from headway.predict.cost_file import CostFile, measured_step
 from headway.predict.residuals import Errors, errors_of
@@ -83,7 +83,7 @@ def conclude(measured: Measurements, identity: Identity, seed: int = 0) -> Profi
     )
     unseen = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     pairs = {
-        kind: [(s, fit.law.step_s(shape)) for shape, s in unseen if kind_of(shape) == kind] for kind in KINDS
+        kind: [(s, fit.law.step_s(shape)) for shape, s in unseen if shape.kind == kind] for kind in StepKind
     }
     return ProfileResult(cost, {kind: errors_of(found) for kind, found in pairs.items()})
 

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from statistics import fmean
 
-from headway.core.batch_shape import BatchShape, shape_of
+from headway.core.batch_shape import StepKind, shape_of
 from headway.core.cost import CostModel
 from headway.core.plan import StepOutcome
 from headway.policies.policy import Policy
 from headway.sim.simulation import Policies, PolicyFactory
 
-PREFILL, MIXED, DECODE = "prefill", "mixed", "decode"
-"""Kinds of steps: prompts alone, prompts beside decodes, decodes alone."""
 MINUTE_S = 60.0
 
 
@@ -25,8 +23,8 @@ class StepErrors:
     model answers are left out.
     """
 
-    _expected: dict[int, tuple[str, float]] = field(default_factory=dict)
-    _found: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    _expected: dict[int, tuple[StepKind, float]] = field(default_factory=dict)
+    _found: dict[StepKind, dict[int, list[float]]] = field(default_factory=dict)
 
     def following(self, policies: Policies) -> Policies:
         """The same policies, whose cost models are asked about every step."""
@@ -47,7 +45,7 @@ class StepErrors:
         """A step was scheduled."""
         if outcome.tokens:
             shape = shape_of(outcome.tokens)
-            self._expected[id(outcome)] = (kind_of(shape), cost.step_s(shape))
+            self._expected[id(outcome)] = (shape.kind, cost.step_s(shape))
 
     def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
         """A step's output has come."""
@@ -63,13 +61,6 @@ class StepErrors:
             kind: tuple(fmean(minutes[at]) if at in minutes else None for at in range(max(minutes) + 1))
             for kind, minutes in sorted(self._found.items())
         }
-
-
-def kind_of(shape: BatchShape) -> str:
-    """Which kind of step it is."""
-    if not shape.num_prefill_tokens:
-        return DECODE
-    return MIXED if shape.num_decodes else PREFILL
 
 
 class _Followed(Policy):

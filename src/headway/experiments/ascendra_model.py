@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from headway.core.batch_shape import StepKind
 from headway.experiments.ascendra import BUSY_LOADS, MAIN, PAPER_MODEL_ERROR, SIMULATED
-from headway.experiments.ascendra_errors import MIXED, PREFILL
 from headway.experiments.ascendra_findings import Findings
 from headway.experiments.study_findings import short
 from headway.results.study import StudyPart, StudyTable, Value
@@ -40,7 +40,7 @@ def model_part(findings: Findings) -> StudyPart:
         "prompts beside decodes, prefill steps prompts alone. The simulated clock has the noise of measured steps.",
         decimals=3,
     )
-    whole = {kind: _mean(found.get(kind, ())) for kind in (PREFILL, MIXED)}
+    whole = {kind: _mean(found.get(kind, ())) for kind in (StepKind.PREFILL, StepKind.MIXED)}
     said = ", ".join(
         f"{kind} {error:.1%}" if error is not None else f"{kind} not seen" for kind, error in whole.items()
     )
@@ -63,7 +63,7 @@ def _mean(errors: Sequence[float | None]) -> float | None:
 def model_data(findings: Findings) -> dict[str, object]:
     """By kind of step, and each minute's."""
     found = step_errors(findings)
-    kinds = (PREFILL, MIXED)
+    kinds = (StepKind.PREFILL, StepKind.MIXED)
     return {
         **{kind: short(_mean(found.get(kind, ()))) for kind in kinds},
         "by_minute": {kind: [short(error) for error in found.get(kind, ())] for kind in kinds},
