@@ -13,7 +13,7 @@ from headway.engine.step_model import lesson, step_time_model
 from headway.predict.step_clock import StepClock
 from headway.predict.step_time import READY_STEPS, StepTimeModel
 from tests.predict.shapes import batch, decodes
-from tests.strategies import prefilling
+from tests.strategies import decoding, prefilling
 
 DEMO = {
     "hidden_act": "silu",
@@ -59,7 +59,7 @@ def test_a_lesson_is_the_shape_of_what_was_granted() -> None:
 
 def test_a_ready_model_is_spared_three_steps_in_four_but_never_an_empty_one() -> None:
     clock = StepClock(taught(StepTimeModel()))
-    busy = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={prefilling(computed=5): 5}, num_tokens=5)
+    busy = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={decoding(): 1}, num_tokens=1)
     # A second a step: longer than lessons are apart anyway.
     idle = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={}, num_tokens=0)
     spared = []
@@ -69,3 +69,5 @@ def test_a_ready_model_is_spared_three_steps_in_four_but_never_an_empty_one() ->
         clock.dispatched(shape, float(step))
     assert spared == [False, True, True, True, False]
     assert lesson(idle, clock) == BatchShape()
+    prompts = StepOutcome(now_s=9.0, plan=StepPlan(), tokens={prefilling(computed=5): 5}, num_tokens=5)
+    assert lesson(prompts, clock) == batch((5, 0))

@@ -13,13 +13,12 @@ def test_each_prediction_is_told_before_the_model_learns_from_what_came() -> Non
     clock = StepClock(JudgedSteps(model, lambda *step: told.append(step)))
     now_s = 0.0
     for step in range(READY_STEPS + 9):
-        assert clock.learns_next(now_s) == model.wants(step)
+        assert clock.learns_next(now_s, with_prompts=False) == model.wants(step)
         shape = decodes(1 + step % 7, 100)
-        clock.dispatched(shape if clock.learns_next(now_s) else None, now_s)
+        clock.dispatched(shape if clock.learns_next(now_s, with_prompts=False) else None, now_s)
         now_s += 0.1 * (1 + step % 7)
         clock.finished(now_s)
         clock.learn()
-    # The first step after an idle engine teaches nothing, so the model is ready after one more.
     assert [predicted_s for _, predicted_s, _ in told[:READY_STEPS]] == [0.0] * READY_STEPS
     later = told[READY_STEPS:]
     assert later

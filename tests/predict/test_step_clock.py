@@ -6,7 +6,7 @@ import pytest
 
 from headway.core.batch_shape import BatchShape
 from headway.predict.step_clock import StepClock
-from headway.predict.step_time import StepTimeModel
+from headway.predict.step_time import READY_STEPS, StepTimeModel
 from tests.predict.shapes import batch, decodes
 
 
@@ -38,20 +38,13 @@ def clock(model: Lessons) -> StepClock:
     return StepClock(model)
 
 
-def test_the_first_step_teaches_nothing(model: Lessons, clock: StepClock) -> None:
-    clock.dispatched(decodes(2, 5), 10.0)
-    clock.finished(10.5)
-    clock.learn()
-    assert model.taught == []
-
-
 def test_one_step_at_a_time_is_timed_from_its_dispatch(model: Lessons, clock: StepClock) -> None:
     # Dispatched at 10 and 12, finished at 11 and 12.25: the second took 0.25 s, the idle second is not its own.
     for dispatched_s, finished_s in ((10.0, 11.0), (12.0, 12.25)):
         clock.dispatched(batch((1, 4), (7, 0)), dispatched_s)
         clock.finished(finished_s)
     clock.learn()
-    assert model.taught == [(2, 8, 0.25)]
+    assert model.taught == [(2, 8, 1.0), (2, 8, 0.25)]
 
 
 def test_two_steps_in_flight_are_timed_from_end_to_end(model: Lessons, clock: StepClock) -> None:
@@ -63,20 +56,18 @@ def test_two_steps_in_flight_are_timed_from_end_to_end(model: Lessons, clock: St
     clock.finished(11.4)
     clock.finished(11.9)
     clock.learn()
-    assert model.taught == [(3, 102, 0.4), (1, 1, 0.5)]
+    assert model.taught == [(1, 1, 1.0), (3, 102, 0.4), (1, 1, 0.5)]
 
 
-def test_empty_steps_teach_nothing_and_end_the_chain(model: Lessons, clock: StepClock) -> None:
-    clock.dispatched(decodes(1, 5), 10.0)
-    clock.finished(10.1)
+def test_empty_steps_teach_nothing_and_are_no_part_of_the_next(model: Lessons, clock: StepClock) -> None:
     clock.dispatched(NOTHING, 10.2)
     clock.finished(10.3)
-    clock.dispatched(decodes(1, 5), 10.4)
-    clock.finished(10.9)  # the first after an idle engine
+    clock.dispatched(batch((500, 0)), 10.4)
+    clock.finished(10.9)  # the first after an idle engine: where little is asked prompts have no other
     clock.dispatched(decodes(1, 5), 11.0)
     clock.finished(11.2)
     clock.learn()
-    assert model.taught == [(1, 1, 0.2)]
+    assert model.taught == [(1, 500, 0.5), (1, 1, 0.2)]
 
 
 def test_a_step_without_a_shape_keeps_the_chain(model: Lessons, clock: StepClock) -> None:
@@ -88,7 +79,7 @@ def test_a_step_without_a_shape_keeps_the_chain(model: Lessons, clock: StepClock
     clock.finished(10.7)
     clock.finished(11.0)
     clock.learn()
-    assert model.taught == [(1, 1, 0.3)]
+    assert model.taught == [(1, 1, 0.3), (1, 1, 0.3)]
 
 
 def test_it_teaches_when_asked_to_and_nothing_twice(model: Lessons, clock: StepClock) -> None:
@@ -98,19 +89,31 @@ def test_it_teaches_when_asked_to_and_nothing_twice(model: Lessons, clock: StepC
     assert model.taught == []
     clock.learn()
     clock.learn()
-    assert model.taught == [(1, 1, 0.25)] * 2
+    assert model.taught == [(1, 1, 0.25)] * 3
 
 
 def test_lessons_are_apart_once_the_model_is_ready(model: Lessons, clock: StepClock) -> None:
     clock.dispatched(decodes(1, 5), 10.0)
-    assert clock.learns_next(10.01)
+    assert clock.learns_next(10.01, with_prompts=False)
     model.ready = True
-    assert not clock.learns_next(10.01)
+    assert not clock.learns_next(10.01, with_prompts=False)
     # A step that teaches nothing does not put the next lesson off.
     clock.dispatched(None, 10.04)
-    assert clock.learns_next(10.05)
+    assert clock.learns_next(10.05, with_prompts=False)
     clock.dispatched(NOTHING, 10.05)
-    assert clock.learns_next(10.06)
+    assert clock.learns_next(10.06, with_prompts=False)
+
+
+def test_a_ready_model_chooses_among_decodes_and_is_taught_all_prompts() -> None:
+    model = StepTimeModel()
+    for count in range(1, READY_STEPS + 1):
+        model.observe(decodes(count, 100), 0.01)
+    clock = StepClock(model)
+    clock.dispatched(decodes(1, 5), 10.0)
+    assert not model.wants(1)
+    assert not clock.learns_next(11.0, with_prompts=False)
+    assert clock.learns_next(11.0, with_prompts=True)
+    assert not clock.learns_next(10.04, with_prompts=True)  # too soon after the last lesson
 
 
 def test_in_flight_counts_steps_with_work(clock: StepClock) -> None:
@@ -137,5 +140,5 @@ def test_it_teaches_the_model_it_was_given() -> None:
         clock.dispatched(decodes(1, 100), float(index))
         clock.finished(index + 0.5)
         clock.learn()
-    assert model.observed_steps == 29
+    assert model.observed_steps == 30
     assert model.step_s(decodes(1, 100)) == pytest.approx(0.5, rel=1e-3)

@@ -31,5 +31,6 @@ def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
 
 def lesson(outcome: StepOutcome, clock: StepClock) -> BatchShape | None:
     """The shape of the step for its clock; None if that does not want the O(jobs) it costs."""
-    wanted = not outcome.tokens or clock.learns_next(outcome.now_s)
+    with_prompts = outcome.num_tokens > len(outcome.tokens)
+    wanted = not outcome.tokens or clock.learns_next(outcome.now_s, with_prompts=with_prompts)
     return shape_of(outcome.tokens) if wanted else None

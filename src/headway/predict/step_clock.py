@@ -33,21 +33,24 @@ class StepClock:
     """Pairs each dispatched step with its output, in order, and teaches a step-time model.
 
     A step's time is finished(n) - max(dispatched(n), finished(n-1)): with two steps in flight the second
-    starts on the device when the first ends. Empty steps and the first after an idle engine are left out. Once the
-    model is ready lessons are LESSONS_APART_S apart, and they are given by `learn`, when nobody waits for it.
+    starts on the device when the first ends. Empty steps are left out. The first after an idle engine is not: where
+    little is asked, prompts have no other. Once the model is ready lessons are LESSONS_APART_S apart; of decodes alone
+    it chooses some, while steps with prompts, which may be rare and are unlike each other, all teach it. Lessons are
+    given by `learn`, when nobody waits for it.
     """
 
     def __init__(self, model: LearnsSteps) -> None:
         self._model = model
         self._dispatched: deque[tuple[BatchShape | None, float]] = deque()
-        self._last_finished_s: float | None = None
+        self._last_finished_s = -inf
         self._steps = 0
         self._next_lesson_s = -inf
         self._lessons: list[tuple[BatchShape, float]] = []
 
-    def learns_next(self, now_s: float) -> bool:
+    def learns_next(self, now_s: float, *, with_prompts: bool) -> bool:
         """Whether the shape of the next step is wanted, which is dispatched about now."""
-        return (now_s >= self._next_lesson_s or not self._model.ready) and self._model.wants(self._steps)
+        due = now_s >= self._next_lesson_s or not self._model.ready
+        return due and (with_prompts or self._model.wants(self._steps))
 
     @property
     def in_flight(self) -> bool:
@@ -64,9 +67,9 @@ class StepClock:
     def finished(self, now_s: float) -> None:
         """The output of the oldest step came back."""
         shape, started_s = self._dispatched.popleft()
-        if shape is not None and shape.num_jobs and self._last_finished_s is not None:
+        if shape is not None and shape.num_jobs:
             self._lessons.append((shape, now_s - max(started_s, self._last_finished_s)))
-        self._last_finished_s = now_s if shape is None or shape.num_jobs else None
+        self._last_finished_s = now_s
 
     def learn(self) -> None:
         """Teach the model what steps have finished since."""

@@ -23,8 +23,10 @@ SAFE_BUDGET_TOKENS = 512
 """A step's budget while predictions of its time are not to be trusted: Sarathi-Serve's."""
 _MOST_NEWCOMERS = 4
 """Newcomers of a step that prompts which have begun make way for: to ask whether one can start costs a look-up."""
-_GRAIN_TOKENS = 32
-"""Prompt tokens that a step has room for are found to this grain."""
+_GRAIN_TOKENS = 16
+"""Prompt tokens that a step has room for are found to this grain, and so many always go through."""
+_HARDLY_LONGER = 1.05
+"""And as many more as make the step at most so many times as long: to a GPU a tile of a few dozen is as good as one."""
 
 
 class Paced:
@@ -32,12 +34,12 @@ class Paced:
 
     The target of a job counts while it brings tokens, even of one that is late: somebody reads them. Prompts get what
     time is left beside the decodes, in rank order, begun or not, so a long one is cut into as many chunks as that
-    takes, stalls nobody, and keeps no short one waiting; `least_tokens` of prompts always go through, a tile of a
-    GPU's kernels: fewer take no less time. Where the decodes alone would take too long, those pause that have no such
-    target, or one at least twice as long that they are ahead of, the lowest ranked first, and nobody starts; where no
-    pause helps, nobody pauses. `share` of the target is used: the rest is for what the prediction leaves out. While
-    steps have no predicted time, or nobody has such a target, the engine's own budget holds; where predictions are
-    wrong or no pause helps, SAFE_BUDGET_TOKENS.
+    takes, stalls nobody, and keeps no short one waiting. Where there is time for none, a few tokens of prompts go
+    through all the same, as many as take hardly longer than the fewest. Where the decodes alone would take too long,
+    those pause that have no such target, or one at least twice as long that they are ahead of, the lowest ranked first,
+    and nobody starts; where no pause helps, nobody pauses. `share` of the target is used: the rest is for what the
+    prediction leaves out. While steps have no predicted time, or nobody has such a target, the engine's own budget
+    holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
 
     As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target.
     Source: the idea of Sarathi-Serve (OSDI 2024) with the budget taken from the step-time model, step by step.
@@ -50,16 +52,12 @@ class Paced:
         reserve_confidence: float | None = None,
         headroom: float = DEFAULT_HEADROOM,
         share: float = 0.85,
-        least_tokens: int = 64,
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigError(f"share is {share}; accepted: a share of the target above 0, at most 1")
-        if least_tokens < 1:
-            raise ConfigError(f"least_tokens is {least_tokens}; accepted: 1 or more tokens")
         self.reserve_confidence = reserve_confidence
         self.headroom = headroom
         self.share = share
-        self.least_tokens = least_tokens
         self._cost: CostModel = cost or UnknownCost()
         self._top = TopJobs(reserve_confidence=reserve_confidence, headroom=headroom)
 
@@ -110,12 +108,22 @@ class Paced:
         kept = others[: _last_short(len(others), too_long)]
         prompts = plan.run[len(decodes) :]
         plan.run, plan.admit = [*hurried, *kept, *prompts], ()
-        return _within(plan, len(hurried) + len(kept) + self.least_tokens)
+        count = len(hurried) + len(kept)
+        alone = _decode_shape(count, contexts[len(kept)])
+        return _within(
+            plan, count + self._prompt_tokens(alone, prompts, plan.token_budget - count, longest_s)
+        )
 
     def _prompt_tokens(
         self, alone: BatchShape, prompts: Sequence[Job], most_tokens: int, longest_s: float
     ) -> int:
-        """Prompt tokens, in order and at most so many, beside which a step is predicted to last no longer."""
+        """Prompt tokens, in order and at most so many, beside which a step is predicted to last no longer.
+
+        Those at least that make it hardly longer than the fewest do.
+        """
+        if prompts:
+            fewest = _with_prompt(alone, prompts[0], min(_GRAIN_TOKENS, uncomputed_tokens(prompts[0])))
+            longest_s = max(longest_s, _HARDLY_LONGER * self._cost.step_s(fewest))
         step, granted = alone, 0
         for job in prompts:
             tokens = min(uncomputed_tokens(job), most_tokens - granted)
@@ -123,7 +131,7 @@ class Paced:
                 break
             longer = _with_prompt(step, job, tokens)
             if self._cost.step_s(longer) > longest_s:
-                return max(self.least_tokens, self._cut(step, job, granted, tokens, longest_s))
+                return max(_GRAIN_TOKENS, self._cut(step, job, granted, tokens, longest_s))
             step, granted = longer, granted + tokens
         return most_tokens
 
