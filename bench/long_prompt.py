@@ -12,7 +12,8 @@ of any stream (of all seeds; also by seed), p99, the prompt's TTFT, which is the
 until then (`amid_all`). `vllm` (vLLM's own scheduler on the real engine) and `sarathi`, whose budget of tokens a
 step is fixed, know no targets; `tuned` is the budget that keeps within a target with the least TTFT. `--policy`
 (default headway) is run with each. `holds` when it keeps within every target and `vllm` within none; `exceptions` names
-what is otherwise, `reachable` whether the streams alone keep within a target at all.
+what is otherwise, `reachable` whether the streams alone keep within a target at all, `slower` how many times as slow
+the machine had become by the policy's runs (above 1.25 they say nothing: delete them from DIR and run again).
 
 Simulated about a minute, real about 15 with three seeds on 2 cores, while nothing else should run. `--out DIR` keeps
 the real runs, and does not make again what is there. `--markdown` prints the table of docs/headway-real.md in place of

@@ -151,9 +151,12 @@ def light_gap_s(alone: Sequence[Light]) -> float:
 class Passage:
     """How a long prompt went through: the streams' gaps from its arrival to its first token, and how long that took.
 
-    `amid_all`: every stream had begun and went on until then, so that the whole prompt was computed among all of them.
+    `before_gap_s`: their median gap in the second before it came (0 if they had none), which says how fast the machine
+    was just then. `amid_all`: every stream had begun and went on until then, so that the whole prompt was computed
+    among all of them.
     """
 
+    before_gap_s: float
     worst_gap_s: float
     p99_gap_s: float
     ttft_s: float
@@ -166,7 +169,9 @@ def passage(scene: Scene, times: TokenTimes) -> Passage:
     gaps = sorted(gaps_s(times.streams, scene.long_s, first_s))
     if not gaps:
         raise SimulationError("the streams ended before the long prompt came; they need more tokens")
+    before = gaps_s(times.streams, scene.long_s - 1.0, scene.long_s)
     return Passage(
+        before_gap_s=median(before) if before else 0.0,
         worst_gap_s=gaps[-1],
         p99_gap_s=quantile(gaps, 0.99),
         ttft_s=first_s - scene.long_s,
@@ -179,6 +184,7 @@ def passage_figures(passages: Sequence[Passage]) -> dict[str, Any]:
     return {
         "worst_gap_s": max(each.worst_gap_s for each in passages),
         "worst_gap_by_seed_s": [each.worst_gap_s for each in passages],
+        "before_gap_s": max(each.before_gap_s for each in passages),
         "p99_gap_s": sum(each.p99_gap_s for each in passages) / len(passages),
         "long_ttft_s": sum(each.ttft_s for each in passages) / len(passages),
         "amid_all": all(each.amid_all for each in passages),

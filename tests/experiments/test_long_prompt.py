@@ -115,6 +115,7 @@ def test_a_long_prompt_is_judged_from_its_arrival_to_its_first_token() -> None:
     two = replace(SCENE, streams=2)
     found = passage(two, times_of([stalled, steady], [9.0, 9.2]))
     assert (found.worst_gap_s, found.ttft_s, found.amid_all) == (2.0, 2.0, True)
+    assert found.before_gap_s == 0.5  # of 0.5, 0.5 and 1.0, in the second before
     ended = passage(two, times_of([stalled, steady[:3]], [9.0]))
     assert not ended.amid_all
     third_not_begun = passage(SCENE, times_of([stalled, steady], [9.0]))
@@ -165,8 +166,10 @@ def test_tokens_of_a_simulated_run_come_with_the_step_that_made_them() -> None:
 # ---- figures -------------------------------------------------------------------------------------------------
 
 
-def went(worst_s: float, ttft_s: float = 1.0, *, amid_all: bool = True) -> Passage:
-    return Passage(worst_gap_s=worst_s, p99_gap_s=worst_s, ttft_s=ttft_s, amid_all=amid_all)
+def went(worst_s: float, ttft_s: float = 1.0, *, amid_all: bool = True, before_s: float = 0.010) -> Passage:
+    return Passage(
+        before_gap_s=before_s, worst_gap_s=worst_s, p99_gap_s=worst_s, ttft_s=ttft_s, amid_all=amid_all
+    )
 
 
 def test_the_worst_of_all_seeds_counts_and_the_mean_of_the_price() -> None:
@@ -210,6 +213,10 @@ def test_who_keeps_within_which_target_at_what_price() -> None:
         ),
         ({"policy": {40.0: [went(0.011)]}}, "here, 40: vllm keeps within it too"),
         ({"policy": {2.0: [went(0.011, amid_all=False)]}}, "here, 2: streams ended before"),
+        (
+            {"policy": {2.0: [went(0.011), went(0.011, before_s=0.015)]}},
+            "here, 2: the machine was 1.5 times as slow as when the target was set",
+        ),
     ],
 )
 def test_what_is_otherwise_is_named(changes: Mapping[str, Any], complaint: str) -> None:

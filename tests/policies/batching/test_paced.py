@@ -103,17 +103,39 @@ def test_a_little_of_a_prompt_always_goes_through() -> None:
     assert plan.token_budget == 15 + 16
 
 
-def test_as_much_of_a_prompt_goes_through_as_takes_hardly_longer_than_the_least() -> None:
-    # Nothing fits. 16 tokens take 10 s, as do up to 48, a tile: 5 % more would be 10.5 s, and 64 take 20.
-    class Tiles(LinearCost):
-        def step_s(self, shape: BatchShape) -> float:
-            return 10.0 * -(-shape.num_prefill_tokens // 50) if shape.num_prefill_tokens else 1.0
+class Tiles(LinearCost):
+    """A GPU's: 50 tokens of prompts take no longer than one."""
 
-    batching = Paced(Tiles(), share=1.0)
+    def step_s(self, shape: BatchShape) -> float:
+        return 1.0 + 10.0 * -(-shape.num_prefill_tokens // 50)
+
+
+def test_where_the_target_is_lost_as_much_of_a_prompt_goes_through_as_takes_hardly_longer() -> None:
+    # 16 tokens take 11 s, as do up to 48. A fifth more would be 13.2 s; 64 take 21.
     at = Scene(
-        batching, residents=[timed("x", 2.0)], free_blocks=400, total_blocks=900, max_tokens=640, max_run=9
+        Paced(Tiles(), share=1.0),
+        residents=[timed("x", 2.0)],
+        free_blocks=400,
+        total_blocks=900,
+        max_tokens=640,
+        max_run=9,
     )
     assert at.wait(make_job("a", prompt=500)).plan().token_budget == 1 + 48
+
+
+def test_where_the_whole_of_a_target_is_enough_the_fewest_go_through_and_no_more() -> None:
+    # Half of 4 s are 20 tokens, of which 10 are decodes: 16 more take 2.6 s, which is within 4.
+    residents = [timed(f"x{n}", 4.0) for n in range(10)]
+    at = scene(residents, settings={"share": 0.5}).wait(make_job("a", prompt=500))
+    assert at.plan().token_budget == 10 + 16
+    # Of 2 s even those are too long: 3.12 s are 31 tokens, of which 21, to the grain 16, are of the prompt.
+    assert (
+        scene([timed(f"x{n}", 2.0) for n in range(10)], settings={"share": 0.5})
+        .wait(make_job("a", prompt=500))
+        .plan()
+        .token_budget
+        == 10 + 16
+    )
 
 
 def test_where_decodes_alone_take_too_long_those_without_a_target_pause() -> None:
@@ -205,7 +227,7 @@ def test_no_step_is_predicted_to_be_longer_but_by_the_least_of_a_prompt(
     predicted_s = LinearCost().step_s(expect_step(at.view, plan).shape)
     if 0.1 * len(hurried) <= tightest_s:
         least_s = LinearCost().step_s(batch((16, 0), *((1, 0),) * len(plan.run)))
-        assert predicted_s <= max(tightest_s, 1.05 * least_s) + 1e-9
+        assert predicted_s <= max(tightest_s, 1.2 * least_s) + 1e-9
     assert len(hurried) == sum(tbt_s is not None for tbt_s in targets)
 
 

@@ -25,8 +25,9 @@ _MOST_NEWCOMERS = 4
 """Newcomers of a step that prompts which have begun make way for: to ask whether one can start costs a look-up."""
 _GRAIN_TOKENS = 16
 """Prompt tokens that a step has room for are found to this grain, and so many always go through."""
-_HARDLY_LONGER = 1.05
-"""And as many more as make the step at most so many times as long: to a GPU a tile of a few dozen is as good as one."""
+_HARDLY_LONGER = 1.2
+"""Where even those break the target, as many more as make the step at most so many times as long: to a GPU a tile of a
+few dozen is as good as one token."""
 
 
 class Paced:
@@ -35,9 +36,9 @@ class Paced:
     The target of a job counts while it brings tokens, even of one that is late: somebody reads them. Prompts get what
     time is left beside the decodes, in rank order, begun or not, so a long one is cut into as many chunks as that
     takes, stalls nobody, and keeps no short one waiting. Where there is time for none, a few tokens of prompts go
-    through all the same, as many as take hardly longer than the fewest. Where the decodes alone would take too long,
-    those pause that have no such target, or one at least twice as long that they are ahead of, the lowest ranked first,
-    and nobody starts; where no pause helps, nobody pauses. `share` of the target is used: the rest is for what the
+    through all the same; if those break the target, as many as take hardly longer. Where the decodes alone would take
+    too long, those pause that have no such target, or one at least twice as long that they are ahead of, the lowest
+    ranked first, and nobody starts; where no pause helps, nobody pauses. `share` of the target is used: the rest is for what the
     prediction leaves out. While steps have no predicted time, or nobody has such a target, the engine's own budget
     holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
 
@@ -119,11 +120,13 @@ class Paced:
     ) -> int:
         """Prompt tokens, in order and at most so many, beside which a step is predicted to last no longer.
 
-        Those at least that make it hardly longer than the fewest do.
+        The fewest always; where they break even the whole target, as many as take hardly longer.
         """
         if prompts:
             fewest = _with_prompt(alone, prompts[0], min(_GRAIN_TOKENS, uncomputed_tokens(prompts[0])))
-            longest_s = max(longest_s, _HARDLY_LONGER * self._cost.step_s(fewest))
+            fewest_s = self._cost.step_s(fewest)
+            lost = fewest_s > longest_s / self.share
+            longest_s = max(longest_s, fewest_s * _HARDLY_LONGER if lost else fewest_s)
         step, granted = alone, 0
         for job in prompts:
             tokens = min(uncomputed_tokens(job), most_tokens - granted)
