@@ -38,9 +38,9 @@ class Paced:
     takes, stalls nobody, and keeps no short one waiting. Where there is time for none, a few tokens of prompts go
     through all the same; if those break the target, as many as take hardly longer. Where the decodes alone would take
     too long, those pause that have no such target, or one at least twice as long that they are ahead of, the lowest
-    ranked first, and nobody starts; where no pause helps, nobody pauses. `share` of the target is used: the rest is for what the
-    prediction leaves out. While steps have no predicted time, or nobody has such a target, the engine's own budget
-    holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
+    ranked first, and nobody starts; where no pause helps, nobody pauses. `share` of the target is used: the rest is for
+    what the prediction leaves out. While steps have no predicted time, or nobody has such a target, the engine's own
+    budget holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
 
     As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target.
     Source: the idea of Sarathi-Serve (OSDI 2024) with the budget taken from the step-time model, step by step.
