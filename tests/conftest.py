@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell starts background jobs with SIGINT ignored, and what they start inherits that; tests press Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines are shared and slow at times: how long an example takes, or is drawn, is no property of the code.
 _untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
