@@ -17,8 +17,8 @@ steps, preemptions and blocks copied to the host of either side, means of its ru
 other things too is faster in one run than in the next; `error_at_own_speed` compares each real run with one
 simulated at the speed of its own steps (the worse of the runs), so that what remains is scheduling. `steps` says
 how the law of step times did on the steps of the real runs, and what the loop took between steps. Writes the cost
-file, the records of every run, the steps of the real ones, what is printed, and `fidelity.svg`. A command that
-is stopped begins anew.
+file, the records of every run, the steps of the real ones, what is printed, and `fidelity.svg`. What is in DIR is not
+served again: a command that was stopped goes on, and presets may be added one by one.
 """
 
 from __future__ import annotations
