@@ -4,7 +4,8 @@
 then, so that the same code takes several times as long. One engine (the demo model, `--running` requests that decode
 together, nobody comes or waits) is scheduled by vLLM's own scheduler and by `--policy` (default `vllm` and `headway`)
 in turn, `--rounds` times, so that a machine's drift hits all alike. The first 30 steps of a round, with the prompts and
-all that the step-time model learns at first, are left out.
+all that the step-time model learns at first, are left out. With `--slo-tbt` all requests have that target between
+tokens.
 
 Per contender: `step_us`, the median over the rounds of a round's median step; `parts_us`, the means of its parts:
 `schedule` and `update` (both hold the step up), `follow` (while the workers compute), `dispatch`, and `rest`, mostly
@@ -32,7 +33,10 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.headway_real_engine import STOCK, Contender, Memory, put_in
 from bench.serving_engine import ServingEngine
+from headway.core.slo import Slo
 from headway.engine.machine import machine_name, vllm_version
+from headway.engine.stepped_engine import Hints
+from headway.errors import ConfigError
 from headway.policies.presets import known_presets
 
 POLICIES = ("vllm", "headway")
@@ -59,6 +63,7 @@ def main() -> None:
     """Print `{"contenders": {"stock": {"step_us": s, "parts_us": {...}}, "headway": {..., "times_stock": t}, ...}}`."""
     arguments = options().parse_args()
     policies = tuple(dict.fromkeys(arguments.policy or POLICIES))
+    hints: Hints = {} if arguments.slo_tbt is None else {"headway_tbt_ms": arguments.slo_tbt * 1e3}
     contenders = [STOCK, *(Contender(policy, policy) for policy in policies)]
     rounds: dict[str, list[Round]] = {contender.name: [] for contender in contenders}
     with Memory(KV_BLOCKS).serving() as engine:
@@ -66,8 +71,9 @@ def main() -> None:
             print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
             for contender in contenders if number % 2 else reversed(contenders):
                 put_in(engine, contender, arguments.running)
-                rounds[contender.name].append(serve(engine, arguments.running))
+                rounds[contender.name].append(serve(engine, arguments.running, hints))
     facts = {"measured_on": machine_name(), "vllm": vllm_version(), "running": arguments.running}
+    facts["slo_tbt_s"] = arguments.slo_tbt
     print(json.dumps({**facts, "rounds": arguments.rounds, "contenders": figures(rounds)}))
 
 
@@ -83,6 +89,9 @@ def options() -> argparse.ArgumentParser:
         default=8,
         help="requests that decode together (default 8; at most 16)",
     )
+    parser.add_argument(
+        "--slo-tbt", type=_seconds, metavar="SECONDS", help="target between tokens of every request (none)"
+    )
     return parser
 
 
@@ -96,13 +105,22 @@ def _count(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def serve(engine: ServingEngine, running: int) -> Round:
-    """A round on the engine as it is scheduled now."""
+def _seconds(text: str) -> float:
+    value = float(text)
+    try:
+        Slo(tbt_s=value)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return value
+
+
+def serve(engine: ServingEngine, running: int, hints: Hints) -> Round:
+    """A round of requests with these hints on the engine as it is scheduled now."""
     core: Any = engine.core
     gc.collect()
     for number in range(running):
         prompt = [300 + number] * PROMPT_TOKENS
-        core.add_request(engine.make_request(f"{number}", prompt, SKIPPED_STEPS + STEPS))
+        core.add_request(engine.make_request(f"{number}", prompt, SKIPPED_STEPS + STEPS, hints))
     steps_s: list[float] = []
     with (
         _timed(core.scheduler, PARTS) as parts,

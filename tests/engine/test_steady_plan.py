@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.slo import Slo
@@ -14,6 +15,8 @@ from headway.core.view import StepView
 from headway.engine.steady_plan import SteadyPlan
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
+from tests.policies.instance import ReadingCost
+from tests.predict.shapes import batch
 from tests.strategies import UNTIMED, decoding, make_job, prefilling
 
 RESIDENTS = [decoding("a"), decoding("b")]
@@ -31,9 +34,9 @@ def view(residents: Sequence[Job] = RESIDENTS, **fields: Any) -> StepView:
     return StepView(residents=residents, **{**sizes, **fields})
 
 
-def policy_with(*residents: Job, name: str = "headway") -> Policy:
+def policy_with(*residents: Job, name: str = "headway", cost: CostModel | None = None) -> Policy:
     """A policy to which these came."""
-    policy = build_policy(find_preset(name))
+    policy = build_policy(find_preset(name), cost)
     for job in residents:
         policy.order.add(job)
         policy.order.remove(job)
@@ -74,9 +77,9 @@ def test_it_does_not_hold_once_something_has_happened(changed: StepView) -> None
     [
         view([decoding("a"), prefilling(computed=1)]),
         view([decoding("a"), decoding("b"), decoding("c")], max_run=2),
-        view([decoding("a", slo=Slo(tbt_s=0.1))]),  # steps grow longer, until some have to pause
+        view([decoding("a", slo=Slo(tbt_s=0.1))]),  # nobody knows how long its steps are
     ],
-    ids=["prompt", "paused", "paced"],
+    ids=["prompt", "paused", "unpaced"],
 )
 def test_some_plans_hold_for_a_step_alone(now: StepView) -> None:
     assert noted(now).again(now) is None
@@ -102,7 +105,7 @@ def test_it_holds_until_the_policy_says() -> None:
     grown=st.integers(1, 300),
     later_s=st.floats(0.0, 100.0),
     free_blocks=st.integers(0, 8),
-    name=st.sampled_from(["vllm", "headway", "headway-no-reserve", "headway-no-swap", "fastserve", "edf"]),
+    name=st.sampled_from(["vllm", "headway", "headway-no-spread", "headway-no-swap", "fastserve", "edf"]),
 )
 def test_what_holds_is_what_would_be_planned(
     count: int, deadline_s: float | None, grown: int, later_s: float, free_blocks: int, name: str
@@ -122,6 +125,37 @@ def test_what_holds_is_what_would_be_planned(
     assert held is None or without_run(held) == without_run(made)
     if name.startswith(("vllm", "headway")):  # for which time and length alone change nothing
         assert (held is not None) is (free_blocks >= count)
+
+
+@UNTIMED
+@given(
+    count=st.integers(1, 4),
+    tbt_s=st.floats(0.2, 1.5),
+    patient=st.booleans(),
+    times_predicted=st.floats(0.5, 3.0),
+)
+def test_what_holds_beside_a_target_between_tokens_is_what_would_be_planned(
+    count: int, tbt_s: float, patient: bool, times_predicted: float
+) -> None:
+    residents = [decoding(f"{n}", limit=900, slo=Slo(tbt_s=tbt_s)) for n in range(count)]
+    residents += [decoding("patient", limit=900, slo=Slo(tbt_s=9 * tbt_s))] if patient else []
+    cost = ReadingCost()
+    policy = policy_with(*residents, cost=cost)
+    steady, free_blocks, now_s = SteadyPlan(), 8, 0.0
+    first = view(residents, free_blocks=free_blocks, max_run=8)
+    steady.note(policy.plan(first), first, policy)
+    for _ in range(200):
+        now_s += times_predicted * cost.step_s(batch(*((1, job.num_computed_tokens) for job in residents)))
+        for job in residents:
+            job.num_output_tokens += 1
+            job.num_computed_tokens += 1
+        later = view(residents, free_blocks=free_blocks, max_run=8, now_s=now_s)
+        held, made = steady.again(later), policy.plan(later)
+        if held is None:
+            break
+        assert (held.run, without_run(held)) == (made.run, without_run(made))
+    else:
+        pytest.fail("a plan that is not made for 200 steps")
 
 
 def without_run(plan: StepPlan) -> tuple[Any, ...]:

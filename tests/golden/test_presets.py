@@ -39,7 +39,11 @@ SWAPPING = (
     "fixed-priority",
 )
 NEVER_RECOMPUTED = ("vllm-s",)
-NOBODY_LEAVES = ("headway-no-reserve",)
+NOBODY_LEAVES = tuple(
+    row
+    for row in PRESETS
+    if row.startswith("headway") and row not in ("headway-no-pacing", "headway-no-swap")
+)
 """As far as this workload goes: whoever could start in time does."""
 ALIKE = [("static", "fastertransformer"), ("vllm", "priority")]
 """Rows of one policy under two names, and one that only differs for requests with priorities."""

@@ -91,6 +91,14 @@ class LinearCost:
         return 0.2 + 0.1 * num_blocks
 
 
+class ReadingCost(LinearCost):
+    """As `LinearCost`, and a millisecond for each token of a context that a decode reads."""
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step, the longer the further answers have come."""
+        return LinearCost.step_s(self, shape) + 0.001 * shape.decode_context_tokens
+
+
 class Instance:
     """Steps a policy, a second a step. `true_output` says how long each job is; the policy never sees it.
 

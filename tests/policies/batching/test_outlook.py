@@ -90,16 +90,6 @@ def test_who_ranks_lower_counts_with_what_it_holds() -> None:
         assert Outlook(engine(blocks, long), ExpectedTokens(0.5)).takes(short, []) == enough
 
 
-def test_the_room_of_the_secured_counts_to_their_end_and_once() -> None:
-    # As in the first of these, but short ranks lower: it was to bring 4 more all the same.
-    short = decoding("short", prompt=9, output=1, limit=99, predicted_length=exactly(5))
-    long = make_job("long", prompt=20, limit=99, predicted_length=exactly(24))
-    for blocks, enough in ((12, True), (11, False)):
-        outlook = Outlook(engine(blocks, short), ExpectedTokens(0.5))
-        outlook.secure([short])
-        assert outlook.takes(long, [short]) == enough
-
-
 def test_who_was_taken_counts_and_who_was_not_does_not() -> None:
     # Each holds 10 + 2 and is to bring 8: 20, then 40, 60; and one of 10 + 2 + 80.
     jobs = [make_job(name, predicted_length=exactly(8), limit=99) for name in "abcd"]

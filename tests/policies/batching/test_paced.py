@@ -23,7 +23,7 @@ from headway.policies.order.prompt_length import ShortestPrompt
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Workload, drive, from_preset, hurried, workloads
-from tests.policies.instance import LinearCost
+from tests.policies.instance import LinearCost, ReadingCost
 from tests.predict.shapes import batch
 from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
 
@@ -195,7 +195,7 @@ def test_a_safe_budget_while_step_times_are_not_to_be_trusted() -> None:
     [
         ({"share": 0.0}, "share is 0.0; accepted: a share of the target above 0, at most 1"),
         ({"share": 1.5}, "share is 1.5"),
-        ({"reserve_confidence": 1.0}, "reserve_confidence is 1.0"),
+        ({"spread": -0.5}, "spread is -0.5; accepted: 0, which is not at all, or more"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], complaint: str) -> None:
@@ -203,9 +203,17 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], compl
         Paced(**settings)
 
 
-def test_a_plan_may_change_at_any_time_while_somebody_has_a_target() -> None:
-    assert Paced().next_change_s(StepView(residents=[decoding("x")])) == inf
+def test_a_plan_lasts_half_the_time_of_64_steps_that_keep_the_target_to_the_last() -> None:
+    # A step reads the KV of both: 0.1 s a token, and 1 ms for each token of the contexts, 40 and then 41 each.
+    def until_s(longest_s: float) -> float:
+        residents = [timed("x", longest_s, prompt=40, output=1), decoding("y", prompt=40, output=1)]
+        return Paced(ReadingCost(), share=1.0).next_change_s(StepView(now_s=7.0, residents=residents))
+
+    # Now 0.2 + 0.082 = 0.282 s; in 64 steps 0.2 + 0.210 = 0.410 s.
+    assert until_s(0.411) == pytest.approx(7.0 + 64 * 0.282 / 2)
+    assert until_s(0.409) == -inf
     assert Paced().next_change_s(StepView(residents=[timed("x", 1.0)])) == -inf
+    assert Paced().next_change_s(StepView(residents=[decoding("x")])) == inf
 
 
 @UNTIMED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome
@@ -72,8 +72,6 @@ class Outlook:
         self._begun = view.block_size / 2
         held = sum([job.num_prompt_tokens + job.num_output_tokens for job in view.residents])
         self._room = view.total_blocks * view.block_size - held - self._begun * len(view.residents)
-        self._secured: Collection[Job] = ()
-        self._urgent: Collection[Job] = ()
         self._num_passed = 0
         self._ends: list[tuple[float, float]] = []
         self._all_tokens = 0.0
@@ -90,22 +88,13 @@ class Outlook:
     def _held(self, job: Job) -> float:
         return job.num_prompt_tokens + job.num_output_tokens + self._begun
 
-    def secure(self, residents: Sequence[Job]) -> None:
-        """The room of these to their end is nobody's to take, whatever their rank."""
-        self._secured = set(residents)
-        self._count(residents)
-
-    def hurry(self, newcomers: Collection[Job]) -> None:
-        """These start if there is room now, whatever comes of it: who is in time is worth a victim that is not."""
-        self._urgent = newcomers
-
     def takes(self, job: Job, before: Sequence[Job]) -> bool:
         """Whether there is room for a newcomer; if so it counts from now on. One alone always has some.
 
         `before`: the residents that rank before it, those of the newcomer asked about last at its head.
         """
         if len(before) > self._num_passed:
-            self._count([other for other in before[self._num_passed :] if other not in self._secured])
+            self._count(before[self._num_passed :])
             self._num_passed = len(before)
         [end] = self._endings([job])
         minus_to_come, held = end
@@ -113,8 +102,7 @@ class Outlook:
         alone = len(self._ends) == 1 and not self._view.residents
         # Enough for all that they will ever hold, however they end, is enough.
         all_tokens = self._all_tokens + held - minus_to_come
-        sure = alone or job in self._urgent
-        if all_tokens > self._room and not sure and self._most_while(minus_to_come) > self._room:
+        if all_tokens > self._room and not alone and self._most_while(minus_to_come) > self._room:
             self._ends.remove(end)
             return False
         self._all_tokens = all_tokens

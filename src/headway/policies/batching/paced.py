@@ -16,6 +16,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
+from headway.policies.batching.spread_prompts import SpreadPrompts
 from headway.policies.batching.top_jobs import DEFAULT_HEADROOM, TopJobs
 from headway.policies.order import Order, knows_late
 
@@ -28,6 +29,10 @@ _GRAIN_TOKENS = 16
 _HARDLY_LONGER = 1.2
 """Where even those break the target, as many more as make the step at most so many times as long: to a GPU a tile of a
 few dozen is as good as one token."""
+DEFAULT_SPREAD = 0.5
+"""Of what prompts would need to be computed until the next answer ends."""
+_STEADY_STEPS = 64
+"""Steps that are looked ahead for whether those who decode stay within the target between tokens."""
 
 
 class Paced:
@@ -42,6 +47,9 @@ class Paced:
     what the prediction leaves out. While steps have no predicted time, or nobody has such a target, the engine's own
     budget holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
 
+    Where memory or seats keep others waiting, prompts get no more than lets answers and starts balance, targets or not:
+    `spread` of what they would need until the next answer ends (`SpreadPrompts`).
+
     As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target.
     Source: the idea of Sarathi-Serve (OSDI 2024) with the budget taken from the step-time model, step by step.
     """
@@ -50,32 +58,32 @@ class Paced:
         self,
         cost: CostModel | None = None,
         *,
-        reserve_confidence: float | None = None,
         headroom: float = DEFAULT_HEADROOM,
         share: float = 0.85,
+        spread: float = DEFAULT_SPREAD,
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigError(f"share is {share}; accepted: a share of the target above 0, at most 1")
-        self.reserve_confidence = reserve_confidence
         self.headroom = headroom
         self.share = share
         self._cost: CostModel = cost or UnknownCost()
-        self._top = TopJobs(reserve_confidence=reserve_confidence, headroom=headroom)
-
-    @property
-    def uses_predictions(self) -> bool:
-        """Whether predicted lengths make a difference to it."""
-        return self._top.uses_predictions
+        self._top = TopJobs(headroom=headroom)
+        self._spread = SpreadPrompts(spread)
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, with the token budget that the tightest target leaves."""
-        return _by_rank(view, self._in_time(view, order, leaving), order)
+        plan = self._in_time(view, order, leaving)
+        tokens, urgent = self._spread.most_tokens(view, plan, order)
+        if urgent:
+            return _by_rank(view, _within(plan, tokens), order)
+        # Nobody is in a hurry: prompts that have begun go on, rather than hold memory while others begin.
+        return _within(_by_rank(view, plan, order), tokens)
 
     def _in_time(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, and the budget; prompts that have begun still come before those that start."""
         plan = self._top.plan(view, order, leaving)
         decodes, begun = split_decodes(plan.run)
-        longest_s = self.share * min([job.slo.tbt_s or inf for job in decodes], default=inf)
+        longest_s = self._longest_s(decodes)
         if longest_s == inf:
             return plan
         if knows_late(order) and not order.trusts_step_times:
@@ -149,19 +157,37 @@ class Paced:
         grains = _last_short(-(-(granted + tokens) // _GRAIN_TOKENS) - whole, too_long)
         return max(granted, (whole + grains) * _GRAIN_TOKENS)
 
+    def finished(self, job: Job) -> None:
+        """Learn how long answers are."""
+        self._spread.finished(job)
+
     def next_change_s(self, view: StepView) -> float:
-        """Not known while somebody has a target between tokens: steps grow longer with every token."""
-        if any(job.slo.tbt_s is not None for job in view.residents):
+        """As `top-jobs`; with a target between tokens as long as steps keep it although they grow with every token.
+
+        That is for half of what the steps looked ahead at take as predicted: those that take less than half keep it
+        anyway. Not known while steps have no predicted time.
+        """
+        longest_s = self._longest_s(view.residents)
+        if longest_s == inf:
+            return self._top.next_change_s(view)
+        count = len(view.residents)
+        contexts = sum(map(_context_tokens, view.residents))
+        last_s = self._cost.step_s(_decode_shape(count, contexts + _STEADY_STEPS * count))
+        if not 0 < last_s <= longest_s:
             return -inf
-        return self._top.next_change_s(view)
+        first_s = self._cost.step_s(_decode_shape(count, contexts))
+        return min(view.now_s + _STEADY_STEPS * first_s / 2, self._top.next_change_s(view))
+
+    def _longest_s(self, decodes: Sequence[Job]) -> float:
+        """What a step with these may take; inf where nobody has a target between tokens."""
+        return self.share * min([job.slo.tbt_s or inf for job in decodes], default=inf)
 
     def ranks_nobody(self, view: StepView) -> bool:
         """As `top-jobs`, which decides unless somebody has a target between tokens."""
         return self._top.ranks_nobody(view)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Learn for whom room is set aside."""
-        self._top.observe(outcome)
+        """Nothing to learn."""
 
 
 def _within(plan: StepPlan, tokens: int) -> StepPlan:

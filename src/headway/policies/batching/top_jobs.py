@@ -36,8 +36,7 @@ class TopJobs:
     possible answer can be set aside, so no KV is ever taken away for another's. With `reserve_confidence` it starts
     if memory lasts to its end beside those that rank before it, by what answers stay within with that probability
     (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set aside. Where it
-    knows who can be in time, residents that can keep their room whatever their rank, newcomers that can take what
-    is free, and late ones leave `headroom` to them (`InTimeHeadroom`).
+    knows who can be in time, late newcomers leave `headroom` to those that can (`InTimeHeadroom`).
     O((residents + seats) log) a step, and a memory check for each newcomer of the top; O(residents) with a ranking of
     prompts and newcomers alone where there is a place and a block for every resident, and memory for all to their ends.
     """
@@ -111,12 +110,7 @@ class TopJobs:
         if self._expected is None or (predicts(order) and not order.trusts_predictions):
             return None
         outlook = Outlook(view, self._expected)
-        if outlook.is_enough_for(queued):
-            return None
-        if knows_late(order):
-            outlook.secure(order.on_time(view.residents, view.now_s))
-            outlook.hurry(set(order.on_time(queued, view.now_s)))
-        return outlook
+        return None if outlook.is_enough_for(queued) else outlook
 
     def _top(
         self,
