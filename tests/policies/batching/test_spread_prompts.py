@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.slo import Slo
 from headway.policies.batching.paced import Paced
@@ -21,11 +23,24 @@ DECODES = [decoding(f"{n}", output=3, limit=500) for n in range(4)]
 LONG = 400
 
 
+class FreeBeside(LinearCost):
+    """A tenth of a second a token, and 20 s at least: 200 tokens beside the decodes cost nothing."""
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step."""
+        return max(20.0, LinearCost.step_s(self, shape))
+
+
 def scene(
-    *residents: Job, answers: int = 1, order: Order | None = None, spread: float = 0.5, **view: Any
+    *residents: Job,
+    answers: int = 1,
+    order: Order | None = None,
+    spread: float = 0.5,
+    cost: CostModel | None = None,
+    **view: Any,
 ) -> Scene:
     """Four decodes and these, after so many answers of 40 tokens; 100 blocks are free."""
-    batching = Paced(LinearCost(), spread=spread)
+    batching = Paced(cost or FreeBeside(), spread=spread)
     for number in range(answers):
         batching.finished(make_job(f"ended{number}", num_output_tokens=40))
     sizes = {"free_blocks": 100, "total_blocks": 400, "max_tokens": 640, "max_run": 16, "max_resident": 16}
@@ -49,7 +64,7 @@ def test_what_has_room_is_spread_over_twice_the_steps_until_an_answer_ends() -> 
 
 
 def test_a_few_tokens_always_go_through() -> None:
-    at = scene(prefilling("b", prompt=100, computed=90), free_blocks=0).wait(make_job("kept out"))
+    at = scene(prefilling("b", prompt=300, computed=90), free_blocks=0).wait(make_job("kept out"))
     assert at.plan().token_budget == 4 + 16
 
 
@@ -64,11 +79,20 @@ def test_seats_keep_others_waiting_too() -> None:
         scene().wait(make_job("a", prompt=LONG)),
         scene(answers=0).wait(make_job("a", prompt=LONG), make_job("kept out")),
         scene(spread=0).wait(make_job("a", prompt=LONG), make_job("kept out")),
+        scene(cost=LinearCost()).wait(make_job("a", prompt=LONG), make_job("kept out")),
+        scene(cost=UnknownCost()).wait(make_job("a", prompt=LONG), make_job("kept out")),
+        scene(free_blocks=0).wait(make_job("kept out")),
     ],
-    ids=["all have room", "answers not known", "off"],
+    ids=["all have room", "answers not known", "off", "saves nothing", "costs not known", "no prompt"],
 )
 def test_else_steps_are_as_long_as_they_come(at: Scene) -> None:
     assert at.plan().token_budget == 640
+
+
+def test_who_leaves_is_kept_from_nothing() -> None:
+    leaves = make_job("leaves")
+    at = scene().wait(make_job("a", prompt=LONG), leaves)
+    assert at.plan(leaving=(leaves,)).token_budget == 640
 
 
 def test_without_decodes_too() -> None:

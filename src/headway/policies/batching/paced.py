@@ -17,6 +17,7 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.spread_prompts import SpreadPrompts
+from headway.policies.batching.step_shapes import context_tokens, decode_shape, shape_of_decodes, with_prompt
 from headway.policies.batching.top_jobs import DEFAULT_HEADROOM, TopJobs
 from headway.policies.order import Order, knows_late
 
@@ -68,12 +69,12 @@ class Paced:
         self.share = share
         self._cost: CostModel = cost or UnknownCost()
         self._top = TopJobs(headroom=headroom)
-        self._spread = SpreadPrompts(spread)
+        self._spread = SpreadPrompts(self._cost, spread)
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, with the token budget that the tightest target leaves."""
         plan = self._in_time(view, order, leaving)
-        tokens, urgent = self._spread.most_tokens(view, plan, order)
+        tokens, urgent = self._spread.most_tokens(view, plan, order, leaving)
         if urgent:
             return _by_rank(view, _within(plan, tokens), order)
         # Nobody is in a hurry: prompts that have begun go on, rather than hold memory while others begin.
@@ -88,7 +89,7 @@ class Paced:
             return plan
         if knows_late(order) and not order.trusts_step_times:
             return _safely(plan, decodes)
-        alone = _decode_shape(len(decodes), sum([job.num_computed_tokens for job in decodes]))
+        alone = shape_of_decodes(decodes)
         if self._cost.step_s(alone) > longest_s:
             return self._fewer(view, plan, decodes, longest_s, order)
         prompts = [*begun, *plan.admit[: view.max_run - len(plan.run)]]
@@ -106,10 +107,10 @@ class Paced:
         ]
         patient = set(others)
         hurried = [job for job in decodes if job not in patient]
-        contexts = list(accumulate(map(_context_tokens, others), initial=sum(map(_context_tokens, hurried))))
+        contexts = list(accumulate(map(context_tokens, others), initial=sum(map(context_tokens, hurried))))
 
         def too_long(count: int) -> bool:
-            return self._cost.step_s(_decode_shape(len(hurried) + count, contexts[count])) > longest_s
+            return self._cost.step_s(decode_shape(len(hurried) + count, contexts[count])) > longest_s
 
         if too_long(0 if hurried else 1):
             # Nobody's pause would help: such a target is not kept by starving the others.
@@ -118,7 +119,7 @@ class Paced:
         prompts = plan.run[len(decodes) :]
         plan.run, plan.admit = [*hurried, *kept, *prompts], ()
         count = len(hurried) + len(kept)
-        alone = _decode_shape(count, contexts[len(kept)])
+        alone = decode_shape(count, contexts[len(kept)])
         return _within(
             plan, count + self._prompt_tokens(alone, prompts, plan.token_budget - count, longest_s)
         )
@@ -171,11 +172,11 @@ class Paced:
         if longest_s == inf:
             return self._top.next_change_s(view)
         count = len(view.residents)
-        contexts = sum(map(_context_tokens, view.residents))
-        last_s = self._cost.step_s(_decode_shape(count, contexts + _STEADY_STEPS * count))
+        contexts = sum(map(context_tokens, view.residents))
+        last_s = self._cost.step_s(decode_shape(count, contexts + _STEADY_STEPS * count))
         if not 0 < last_s <= longest_s:
             return -inf
-        first_s = self._cost.step_s(_decode_shape(count, contexts))
+        first_s = self._cost.step_s(decode_shape(count, contexts))
         return min(view.now_s + _STEADY_STEPS * first_s / 2, self._top.next_change_s(view))
 
     def _longest_s(self, decodes: Sequence[Job]) -> float:
@@ -227,22 +228,8 @@ def _is_ahead(job: Job, longest_s: float, now_s: float, order: Order) -> bool:
     return knows_late(order) and tbt_s >= 2 * longest_s and order.latest_start_s(job) > now_s + tbt_s
 
 
-def _context_tokens(job: Job) -> int:
-    return job.num_computed_tokens
-
-
-def _decode_shape(count: int, context_tokens: int) -> BatchShape:
-    """A step of so many decodes that read so many tokens' KV beside their new ones."""
-    return BatchShape(
-        num_jobs=count, num_tokens=count, num_decodes=count, decode_context_tokens=context_tokens + count
-    )
-
-
 def _with_prompt(step: BatchShape, job: Job, tokens: int) -> BatchShape:
-    """A step with so many tokens of one more prompt."""
-    longer = replace(step)
-    longer.add(tokens, job.num_computed_tokens)
-    return longer
+    return with_prompt(step, tokens, job.num_computed_tokens)
 
 
 def _last_short(most: int, too_long: Callable[[int], bool]) -> int:

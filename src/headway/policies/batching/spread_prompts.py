@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 
+from headway.core.cost import CostModel
 from headway.core.fill import uncomputed_tokens
 from headway.core.job import Job
 from headway.core.plan import StepPlan
@@ -12,12 +13,15 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.answer_lengths import AnswerLengths
 from headway.policies.batching.decode_first import split_decodes
+from headway.policies.batching.step_shapes import shape_of_decodes, with_prompt
 from headway.policies.order import Order, knows_late
 
 LEAST_TOKENS = 16
 """So many prompt tokens go through in every step, or memory that has become free would stay empty."""
 URGENT_TIMES = 12
 """So many times as fast go the prompts of those who can still meet their targets."""
+CLEARLY_LESS = 0.8
+"""What is less than so much of something else is taken to be less, and not an error of the prediction."""
 
 
 class SpreadPrompts:
@@ -28,40 +32,56 @@ class SpreadPrompts:
     run; prompts get `share` of what it would take to be done by then. So every step has some prompt tokens beside its
     decodes, instead of a few having thousands, which hold up all decodes, and the most none. On a GPU the former is
     less work too: decoding waits for memory and prompts for arithmetic, so that some prompt tokens beside decodes
-    cost next to nothing. Those who can still meet their targets get more at a time, up to all they lack.
+    cost next to nothing. Where the step-time model does not find it so, as on CPUs, steps are as long as they come.
+    Those who can still meet their targets get more at a time, up to all they lack.
 
     Source: the decode-maximal batches of Sarathi (Agrawal et al. 2023), with chunks that balance what starts and ends.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, cost: CostModel, share: float) -> None:
         if not 0 <= share < inf:
             raise ConfigError(f"spread is {share}; accepted: 0, which is not at all, or more")
         self.share = share
+        self._cost = cost
         self._answers = AnswerLengths()
 
     def finished(self, job: Job) -> None:
         """Learn how long answers are."""
         self._answers.add(job.num_output_tokens)
 
-    def most_tokens(self, view: StepView, plan: StepPlan, order: Order) -> tuple[int, bool]:
+    def most_tokens(
+        self, view: StepView, plan: StepPlan, order: Order, leaving: Collection[Job]
+    ) -> tuple[int, bool]:
         """The tokens that a planned step may have, and whether they are meant for some who can be in time.
 
-        Those of the plan where nobody is kept waiting, or nobody decodes. O(prompts that have begun or have room).
+        Those of the plan where nobody is kept waiting, nobody decodes, or it would save nothing. O(prompts that have
+        begun or have room), and where there are some O(decodes) with three predictions of a step's time.
         """
         answer_tokens = self._answers.expected_tokens
         decodes, begun = split_decodes(plan.run)
         if not (self.share and answer_tokens and decodes):
             return plan.token_budget, False
         newcomers = _with_room(view, plan)
-        if len(newcomers) == len(view.waiting) + len(view.swapped):
-            return plan.token_budget, False
         prompts = [*begun, *newcomers]
+        if not prompts or len(newcomers) == len(view.waiting) + len(view.swapped) - len(leaving):
+            return plan.token_budget, False
         urgent = _in_time(prompts, order, view.now_s)
         urgent_tokens = sum(map(uncomputed_tokens, urgent))
         patient_tokens = sum(map(uncomputed_tokens, prompts)) - urgent_tokens
         pace = self.share * len(decodes) / answer_tokens
         tokens = patient_tokens * pace + urgent_tokens * min(1.0, URGENT_TIMES * pace)
-        return len(decodes) + max(LEAST_TOKENS, round(tokens)), bool(urgent)
+        few = max(LEAST_TOKENS, round(tokens))
+        many = min(plan.token_budget - len(decodes), urgent_tokens + patient_tokens)
+        if few >= many or not self._saves(decodes, few, many):
+            return plan.token_budget, False
+        return len(decodes) + few, bool(urgent)
+
+    def _saves(self, decodes: Sequence[Job], few: int, many: int) -> bool:
+        """Whether a prompt token costs clearly less beside few others than beside many."""
+        alone = shape_of_decodes(decodes)
+        alone_s = self._cost.step_s(alone)
+        few_s, many_s = (self._cost.step_s(with_prompt(alone, tokens, 0)) - alone_s for tokens in (few, many))
+        return few_s / few < CLEARLY_LESS * many_s / many
 
 
 def _with_room(view: StepView, plan: StepPlan) -> list[Job]:

@@ -1,0 +1,33 @@
+"""Shapes of steps that are weighed against each other before one of them is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headway.core.batch_shape import BatchShape
+from headway.core.job import Job
+
+
+def context_tokens(job: Job) -> int:
+    """What a decode reads beside its new token."""
+    return job.num_computed_tokens
+
+
+def decode_shape(count: int, context_tokens: int) -> BatchShape:
+    """A step of so many decodes that read so many tokens' KV beside their new ones."""
+    return BatchShape(
+        num_jobs=count, num_tokens=count, num_decodes=count, decode_context_tokens=context_tokens + count
+    )
+
+
+def shape_of_decodes(decodes: Sequence[Job]) -> BatchShape:
+    """A step of these decodes. O(decodes)."""
+    return decode_shape(len(decodes), sum(map(context_tokens, decodes)))
+
+
+def with_prompt(step: BatchShape, tokens: int, computed_tokens: int) -> BatchShape:
+    """A step with so many tokens of one more prompt, after those that are computed."""
+    longer = replace(step)
+    longer.add(tokens, computed_tokens)
+    return longer
