@@ -20,7 +20,7 @@ LEAST_TOKENS = 16
 """So many prompt tokens go through in every step, or memory that has become free would stay empty."""
 URGENT_TIMES = 12
 """So many times as fast go the prompts of those who can still meet their targets."""
-CLEARLY_LESS = 0.8
+CLEARLY_LESS = 0.9
 """What is less than so much of something else is taken to be less, and not an error of the prediction."""
 
 
