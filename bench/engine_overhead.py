@@ -106,10 +106,10 @@ def _count(least: int, most: int) -> Callable[[str], int]:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
     try:
+        value = float(text)
         Slo(tbt_s=value)
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return value
 

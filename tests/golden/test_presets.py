@@ -39,10 +39,13 @@ SWAPPING = (
     "fixed-priority",
 )
 NEVER_RECOMPUTED = ("vllm-s",)
-NOBODY_LEAVES = tuple(
-    row
-    for row in PRESETS
-    if row.startswith("headway") and row not in ("headway-no-pacing", "headway-no-swap")
+NOBODY_LEAVES = (
+    "headway",
+    "headway-no-triage",
+    "headway-no-spread",
+    "headway-no-headroom",
+    "headway-overdue-first",
+    "headway-no-lengths",
 )
 """As far as this workload goes: whoever could start in time does."""
 ALIKE = [("static", "fastertransformer"), ("vllm", "priority")]

@@ -17,7 +17,13 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.spread_prompts import SpreadPrompts
-from headway.policies.batching.step_shapes import context_tokens, decode_shape, shape_of_decodes, with_prompt
+from headway.policies.batching.step_shapes import (
+    GRAIN_TOKENS,
+    context_tokens,
+    decode_shape,
+    shape_of_decodes,
+    with_prompt,
+)
 from headway.policies.batching.top_jobs import DEFAULT_HEADROOM, TopJobs
 from headway.policies.order import Order, knows_late
 
@@ -25,8 +31,6 @@ SAFE_BUDGET_TOKENS = 512
 """A step's budget while predictions of its time are not to be trusted: Sarathi-Serve's."""
 _MOST_NEWCOMERS = 4
 """Newcomers of a step that prompts which have begun make way for: to ask whether one can start costs a look-up."""
-_GRAIN_TOKENS = 16
-"""Prompt tokens that a step has room for are found to this grain, and so many always go through."""
 _HARDLY_LONGER = 1.2
 """Where even those break the target, as many more as make the step at most so many times as long: to a GPU a tile of a
 few dozen is as good as one token."""
@@ -72,7 +76,7 @@ class Paced:
         self._spread = SpreadPrompts(self._cost, spread)
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """The top jobs, with the token budget that the tightest target leaves."""
+        """The top jobs, with the token budget that the tightest target, and those who are kept waiting, leave."""
         plan = self._in_time(view, order, leaving)
         tokens, urgent = self._spread.most_tokens(view, plan, order, leaving)
         if urgent:
@@ -132,7 +136,7 @@ class Paced:
         The fewest always; where they break even the whole target, as many as take hardly longer.
         """
         if prompts:
-            fewest = _with_prompt(alone, prompts[0], min(_GRAIN_TOKENS, uncomputed_tokens(prompts[0])))
+            fewest = _with_prompt(alone, prompts[0], min(GRAIN_TOKENS, uncomputed_tokens(prompts[0])))
             fewest_s = self._cost.step_s(fewest)
             lost = fewest_s > longest_s / self.share
             longest_s = max(longest_s, fewest_s * _HARDLY_LONGER if lost else fewest_s)
@@ -143,20 +147,20 @@ class Paced:
                 break
             longer = _with_prompt(step, job, tokens)
             if self._cost.step_s(longer) > longest_s:
-                return max(_GRAIN_TOKENS, self._cut(step, job, granted, tokens, longest_s))
+                return max(GRAIN_TOKENS, self._cut(step, job, granted, tokens, longest_s))
             step, granted = longer, granted + tokens
         return most_tokens
 
     def _cut(self, step: BatchShape, job: Job, granted: int, tokens: int, longest_s: float) -> int:
         """All prompt tokens, where the next `tokens` of one prompt are too much beside those `granted`."""
-        whole = granted // _GRAIN_TOKENS
+        whole = granted // GRAIN_TOKENS
 
         def too_long(grains: int) -> bool:
-            chunk = (whole + grains) * _GRAIN_TOKENS - granted
+            chunk = (whole + grains) * GRAIN_TOKENS - granted
             return self._cost.step_s(_with_prompt(step, job, chunk)) > longest_s
 
-        grains = _last_short(-(-(granted + tokens) // _GRAIN_TOKENS) - whole, too_long)
-        return max(granted, (whole + grains) * _GRAIN_TOKENS)
+        grains = _last_short(-(-(granted + tokens) // GRAIN_TOKENS) - whole, too_long)
+        return max(granted, (whole + grains) * GRAIN_TOKENS)
 
     def finished(self, job: Job) -> None:
         """Learn how long answers are."""

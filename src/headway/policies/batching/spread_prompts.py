@@ -13,11 +13,9 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.answer_lengths import AnswerLengths
 from headway.policies.batching.decode_first import split_decodes
-from headway.policies.batching.step_shapes import shape_of_decodes, with_prompt
+from headway.policies.batching.step_shapes import GRAIN_TOKENS, shape_of_decodes, with_prompt
 from headway.policies.order import Order, knows_late
 
-LEAST_TOKENS = 16
-"""So many prompt tokens go through in every step, or memory that has become free would stay empty."""
 URGENT_TIMES = 12
 """So many times as fast go the prompts of those who can still meet their targets."""
 CLEARLY_LESS = 0.9
@@ -58,19 +56,20 @@ class SpreadPrompts:
         begun or have room), and where there are some O(decodes) with three predictions of a step's time.
         """
         answer_tokens = self._answers.expected_tokens
-        decodes, begun = split_decodes(plan.run)
-        if not (self.share and answer_tokens and decodes):
+        num_queued = len(view.waiting) + len(view.swapped) - len(leaving)
+        if not (self.share and answer_tokens and num_queued):
             return plan.token_budget, False
+        decodes, begun = split_decodes(plan.run)
         newcomers = _with_room(view, plan)
         prompts = [*begun, *newcomers]
-        if not prompts or len(newcomers) == len(view.waiting) + len(view.swapped) - len(leaving):
+        if not (decodes and prompts) or len(newcomers) == num_queued:
             return plan.token_budget, False
         urgent = _in_time(prompts, order, view.now_s)
         urgent_tokens = sum(map(uncomputed_tokens, urgent))
         patient_tokens = sum(map(uncomputed_tokens, prompts)) - urgent_tokens
         pace = self.share * len(decodes) / answer_tokens
         tokens = patient_tokens * pace + urgent_tokens * min(1.0, URGENT_TIMES * pace)
-        few = max(LEAST_TOKENS, round(tokens))
+        few = max(GRAIN_TOKENS, round(tokens))
         many = min(plan.token_budget - len(decodes), urgent_tokens + patient_tokens)
         if few >= many or not self._saves(decodes, few, many):
             return plan.token_budget, False

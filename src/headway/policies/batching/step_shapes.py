@@ -8,6 +8,10 @@ from dataclasses import replace
 from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
 
+GRAIN_TOKENS = 16
+"""Prompt tokens that a step has room for are found to this grain, and so many always go through: who has begun
+holds memory."""
+
 
 def context_tokens(job: Job) -> int:
     """What a decode reads beside its new token."""
