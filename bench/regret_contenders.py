@@ -22,8 +22,15 @@ ON_TIME = "on-time-oracle"
 SUBJECT = "headway"
 STOCK = "vllm"
 
-SHORTEST_DECODES = (8, 64)
-"""Answers that share a step, in the estimate of what a token costs; neither is better everywhere."""
+SHORTEST = Parts(
+    order="predicted-remaining:give_way_s=1000000",
+    batching="top-jobs:reserve_confidence=0.5",
+    eviction="proactive",
+)
+"""Told the exact lengths it is shortest remaining work first, with room set aside.
+
+Indexed, unlike `srpt-oracle`, which sorts all that wait in every step: these queues are too long for that.
+"""
 
 BLIND_ORDERS = {
     "arrival",
@@ -122,16 +129,15 @@ def clairvoyants(subject: str) -> list[Contender]:
     """References that know every length: strong heuristics, and no proven bounds (adr/0012)."""
     found = [
         Contender(
-            name=f"shortest-oracle-{decodes}",
+            name="shortest-oracle",
             preset="predicted",
             predictor=EXACT,
-            parts=shortest(decodes),
+            parts=SHORTEST,
             oracle=True,
             blind=True,
-        )
-        for decodes in SHORTEST_DECODES
+        ),
+        Contender(name=ON_TIME, preset=ON_TIME, predictor=NONE, oracle=True, blind=False),
     ]
-    found.append(Contender(name=ON_TIME, preset=ON_TIME, predictor=NONE, oracle=True, blind=False))
     mine = contender(subject)
     if mine.predictor != NONE:
         found.append(
@@ -144,18 +150,6 @@ def clairvoyants(subject: str) -> list[Contender]:
             )
         )
     return found
-
-
-def shortest(decodes: int) -> Parts:
-    """Told the exact lengths it is shortest remaining work first, with room set aside.
-
-    Indexed, unlike `srpt-oracle`, which sorts all that wait in every step: these queues are too long for that.
-    """
-    return Parts(
-        order=f"predicted-remaining:patience=1000000,decodes_a_step={decodes}",
-        batching="top-jobs:reserve_confidence=0.5",
-        eviction="proactive",
-    )
 
 
 def is_blind(row: Preset) -> bool:

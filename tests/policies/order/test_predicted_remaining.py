@@ -22,8 +22,11 @@ def expecting(id_: str, tokens: float, arrival_s: float = 0.0, prompt: int = 1) 
     return make_job(id_, prompt=prompt, limit=10_000, arrival_s=arrival_s, predicted_length=exactly(tokens))
 
 
-def indexed(jobs: list[Job], patience: float = 10.0) -> PredictedRemaining:
-    order = PredictedRemaining(PerToken(), patience=patience)
+NO_STEP = StepOutcome(now_s=0.0, plan=StepPlan())
+
+
+def indexed(jobs: list[Job], give_way_s: float = 10.0) -> PredictedRemaining:
+    order = PredictedRemaining(PerToken(), give_way_s=give_way_s)
     for job in jobs:
         order.add(job)
     return order
@@ -34,9 +37,9 @@ def test_the_least_work_first_each_second_of_work_standing_back_for_ten_of_age()
     jobs = [expecting("a", 80), expecting("b", 16, 70.0), expecting("c", 8, 65.0, prompt=5)]
     order = indexed(jobs)
     assert ids(order.top(9, 70.0)) == ids(order.rank(jobs, 70.0)) == ["b", "a", "c"]
-    # Time alone changes nothing; without patience it is first come, first served.
+    # Time alone changes nothing; where nobody gives way it is first come, first served.
     assert ids(order.top(9, 1e6)) == ["b", "a", "c"]
-    assert ids(indexed(jobs, patience=0.0).top(9, 70.0)) == ["a", "c", "b"]
+    assert ids(indexed(jobs, give_way_s=0.0).top(9, 70.0)) == ["a", "c", "b"]
 
 
 def test_ties_end_in_arrival_and_id() -> None:
@@ -126,53 +129,84 @@ def test_it_foresees_no_change_where_only_one_is_left() -> None:
     assert order.next_change_s(StepView()) == -inf
 
 
-@pytest.mark.parametrize("patience", [-1.0, inf])
-def test_patience_is_finite(patience: float) -> None:
-    with pytest.raises(ConfigError, match=r"patience is .*; accepted: 0 or more"):
-        PredictedRemaining(patience=patience)
+@pytest.mark.parametrize("give_way_s", [-1.0, inf])
+def test_for_how_long_a_job_gives_way_is_finite(give_way_s: float) -> None:
+    with pytest.raises(ConfigError, match=r"give_way_s is .*; accepted: 0 or more"):
+        PredictedRemaining(give_way_s=give_way_s)
 
 
 @UNTIMED
 @given(
     jobs=st.lists(st.tuples(instants, st.integers(1, 400), st.integers(1, 40)), min_size=1, max_size=30),
-    patience=st.sampled_from([0.0, 0.5, 3.0, 100.0]),
+    give_way_s=st.sampled_from([0.0, 0.5, 3.0, 100.0]),
+    a_step_after=st.sets(st.integers(0, 30)),
 )
-def test_nobody_is_passed_by_who_comes_later_than_its_patience(
-    jobs: list[tuple[float, int, int]], patience: float
+def test_nobody_is_passed_by_who_comes_later_than_it_gives_way(
+    jobs: list[tuple[float, int, int]], give_way_s: float, a_step_after: set[int]
 ) -> None:
-    """Whoever ranks before a job arrived within patience x work of it, and if later has less work."""
+    """Whoever ranks before a job arrived within give_way_s x work of it, and if later has no more work."""
     made = [expecting(f"{n:02}", tokens, at_s, prompt) for n, (at_s, tokens, prompt) in enumerate(jobs)]
-    work_s = {
-        job: job.num_prompt_tokens - 1 + tokens / 8 for job, (_, tokens, _) in zip(made, jobs, strict=True)
-    }
-    ranked = indexed(made, patience).top(len(made), 0.0)
+    order = indexed([], give_way_s)
+    for number, job in enumerate(made):
+        order.add(job)
+        if number in a_step_after:
+            order.observe(NO_STEP)
+    # All keys are in the same unit, whichever held when they came. An eighth of a step stays about that.
+    work_s = [job.num_prompt_tokens - 1 + tokens / 8 for job, (_, tokens, _) in zip(made, jobs, strict=True)]
+    work = dict(zip(made, map(order.usual.times, work_s), strict=True))
+    ranked = order.top(len(made), 0.0)
     for place, job in enumerate(ranked):
         for before in ranked[:place]:
-            assert before.arrival_s <= job.arrival_s + patience * work_s[job]
-            assert before.arrival_s <= job.arrival_s or work_s[before] <= work_s[job]
+            assert before.arrival_s <= job.arrival_s + 1.02 * give_way_s * work[job]
+            assert before.arrival_s <= job.arrival_s or work[before] <= 1.02 * work[job]
 
 
-def flood(patience: float) -> float | None:
+def flood(give_way_s: float) -> float | None:
     """When a long job starts, on one seat, while somebody short comes every second for a minute."""
     smalls = [
-        Arrival(id=f"{n:02}", at_step=n, prompt=1, output=1, limit=1, predicted=exactly(1)) for n in range(60)
+        Arrival(id=f"{n:02}", at_step=n, prompt=11, output=1, limit=1, predicted=exactly(1))
+        for n in range(60)
     ]
-    long = Arrival(id="long", at_step=0, prompt=20, output=8, limit=8, predicted=exactly(8))
+    long = Arrival(id="long", at_step=0, prompt=31, output=3, limit=3, predicted=exactly(3))
     engine = small_engine(num_blocks=100, max_num_seqs=8, batch_width=1, max_num_batched_tokens=100)
     preset = find_preset(
-        "vllm", order=f"predicted-remaining:patience={patience}", batching="top-jobs", eviction="recompute"
+        "vllm",
+        order=f"predicted-remaining:give_way_s={give_way_s}",
+        batching="top-jobs",
+        eviction="recompute",
     )
     workload = Workload((*smalls, long), engine)
     run = drive(from_preset(preset)(workload), workload)
     return run.instance.records["long"].first_scheduled_s
 
 
-def test_a_flood_of_short_answers_delays_a_long_one_by_its_patience_and_no_more() -> None:
-    # A tenth of a second a token: its work is 20 tokens less one step, 1.9 s, and 8 x 0.1 / 8 = 0.1 s. With patience
-    # 5 its key is 10: those of 0 to 9 s go first, a second each, and the one of 10 s (10.06) comes after it.
-    assert flood(5.0) == 10.0
-    assert flood(10.0) == 20.0
-    # With none only the one that came with it, by its id.
+def test_a_flood_of_short_answers_delays_a_long_one_for_as_long_as_it_gives_way_and_no_more() -> None:
+    # A tenth of a second a token. The short ones' work is 10 x 0.1 + 0.1 / 8 s, the long one's 30 x 0.1 + 3 x 0.1 / 8:
+    # three times that. The first step sees one of each, so the unit is the mean of these, and stays, for the mean
+    # of all never falls to half of it: a short job is half a unit, the long one one and a half. Where a unit gives way
+    # for 5 s those of 0 to 4 s go first, a second each, and the one of 5 s (5 + 2.5) comes after it (7.5).
+    assert flood(5.0) == 5.0
+    assert flood(10.0) == 10.0
+    # Where nobody gives way only the one that came with it goes first, by its id.
     assert flood(0.0) == 1.0
-    # With patience for more than the minute it is the last.
+    # Where they do for more than the minute it is the last.
     assert flood(1000.0) == 60.0
+
+
+def test_keys_are_taken_anew_when_newcomers_bring_twice_the_work() -> None:
+    # Each has 8 s of work, which is the unit after the first step. A unit gives way for a second.
+    old, new = expecting("old", 64), expecting("new", 64, 0.5)
+    order = indexed([old], give_way_s=1.0)
+    order.observe(NO_STEP)
+    order.add(new)
+    assert order.usual.times(8.0) == 1.0
+    order.observe(NO_STEP)
+    # Two with ten times the work: the mean of all, (2 x 8 + 2 x 80) / 4 = 44 s, is the new unit.
+    for number in range(2):
+        order.add(expecting(f"much{number}", 640, 20.0))
+    order.observe(NO_STEP)
+    assert order.usual.times(44.0) == pytest.approx(1.0, rel=1e-3)
+    # `old` gives way for 8/44 s now, so one that comes at 0.4 s is late even with next to no work.
+    least = expecting("least", 1, 0.4)
+    order.add(least)
+    assert ids(order.top(3, 20.0)) == ["old", "least", "new"]

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
-from headway.errors import ConfigError
+from headway.core.plan import StepOutcome, StepPlan
 from headway.policies.order.remaining_work import ASSUMED_STEP_S, LEAST_STRIDE_TOKENS, RemainingWork
 from tests.policies.order.per_token import PerToken, exactly
 from tests.strategies import UNTIMED, decoding, make_job, prefilling
@@ -20,9 +21,27 @@ def test_work_is_the_prefill_to_come_and_a_share_of_a_step_for_each_token() -> N
     assert work.estimate(make_job(prompt=5, limit=99, predicted_length=exactly(16))) == (5 - 1) + 16 / 8
     # 3 of the 5 are computed.
     assert work.estimate(prefilling(prompt=5, computed=3, limit=99, predicted_length=exactly(16))) == 1 + 2
-    # A quarter of the answers share a step: a token is half a second.
-    half = RemainingWork(PerToken(), decodes_a_step=2)
-    assert half.estimate(make_job(prompt=5, limit=99, predicted_length=exactly(16))) == 4 + 16 / 2
+
+
+def test_a_step_is_shared_by_the_most_of_late() -> None:
+    work = RemainingWork(PerToken())
+    job = make_job(prompt=5, limit=99, predicted_length=exactly(16))
+    jobs = [make_job(str(number)) for number in range(16)]
+
+    def steps(count: int, *sharers: Job) -> None:
+        for _ in range(count):
+            work.observe(StepOutcome(now_s=0.0, plan=StepPlan(), tokens=dict.fromkeys(sharers, 1)))
+
+    # Eight are assumed; once sixteen have shared one a token is a sixteenth of a second, and a lull changes little.
+    steps(1, *jobs)
+    assert work.estimate(job) == 4 + 16 / 16
+    steps(100, *jobs[:2])
+    assert work.estimate(job) == pytest.approx(4 + 16 / 16, rel=0.01)
+    # But less than eight are believed in the end, and steps of nobody are shared by one.
+    steps(20_000, *jobs[:2])
+    assert work.estimate(job) == 4 + 16 / 2
+    steps(20_000)
+    assert work.estimate(job) == 4 + 16
 
 
 def test_nothing_beyond_the_limit_is_to_come() -> None:
@@ -97,8 +116,3 @@ def test_a_job_that_is_gone_leaves_nothing() -> None:
     work.forget(job)
     with pytest.raises(KeyError):
         work.of(job)
-
-
-def test_a_share_of_a_step_is_a_share() -> None:
-    with pytest.raises(ConfigError, match="decodes_a_step is 0; accepted: more than 0"):
-        RemainingWork(decodes_a_step=0)

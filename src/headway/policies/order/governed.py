@@ -9,8 +9,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.core.view import StepView
-from headway.policies.order.predicted_remaining import DEFAULT_PATIENCE, PredictedRemaining
-from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP
+from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S, PredictedRemaining
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 
 _RULE = TrustRule()
@@ -32,15 +31,13 @@ class Governed:
         self,
         cost: CostModel | None = None,
         *,
-        patience: float = DEFAULT_PATIENCE,
-        decodes_a_step: float = DEFAULT_DECODES_A_STEP,
+        give_way_s: float = DEFAULT_GIVE_WAY_S,
         min_answers: int = _RULE.min_answers,
         least_tau: float = _RULE.least_tau,
         least_coverage: float = _RULE.least_coverage,
         trusted_at_first: bool = _RULE.trusted_at_first,
     ) -> None:
-        self.patience = patience
-        self.decodes_a_step = decodes_a_step
+        self.give_way_s = give_way_s
         self.min_answers = min_answers
         self.least_tau = least_tau
         self.least_coverage = least_coverage
@@ -53,7 +50,7 @@ class Governed:
                 trusted_at_first=trusted_at_first,
             )
         )
-        self._predicted = PredictedRemaining(cost, patience=patience, decodes_a_step=decodes_a_step)
+        self._predicted = PredictedRemaining(cost, give_way_s=give_way_s)
         self._queues = SkipJoinMlfq(cost)
 
     @property

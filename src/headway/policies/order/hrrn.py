@@ -9,7 +9,7 @@ from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.view import StepView
-from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP, RemainingWork
+from headway.policies.order.remaining_work import RemainingWork
 from headway.policies.order.wait_index import WaitIndex
 
 SIZES_A_SECOND = 1_000_000
@@ -27,11 +27,8 @@ class Hrrn:
 
     trusts_predictions = True
 
-    def __init__(
-        self, cost: CostModel | None = None, *, decodes_a_step: float = DEFAULT_DECODES_A_STEP
-    ) -> None:
-        self.decodes_a_step = decodes_a_step
-        self._work = RemainingWork(cost, decodes_a_step)
+    def __init__(self, cost: CostModel | None = None) -> None:
+        self._work = RemainingWork(cost)
         self._waiting = WaitIndex()
 
     def add(self, job: Job) -> None:
@@ -79,5 +76,6 @@ class Hrrn:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Estimate the work anew of those who ran and have brought enough tokens since."""
+        self._work.observe(outcome)
         for job in self._work.outdated(outcome.tokens):
             self.touch(job)

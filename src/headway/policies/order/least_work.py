@@ -11,13 +11,12 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.policies.order.gittins_work import GittinsWork
-from headway.policies.order.predicted_remaining import PredictedRemaining
-from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP, LEAST_STRIDE_TOKENS
+from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S, PredictedRemaining
+from headway.policies.order.remaining_work import LEAST_STRIDE_TOKENS
 from headway.policies.order.sorted_index import SortedIndex
 from headway.policies.order.tenant_shares import TenantShares
 
 _RULE = TrustRule()
-DEFAULT_PATIENCE = 1000.0
 
 
 class LeastWork(PredictedRemaining):
@@ -37,13 +36,12 @@ class LeastWork(PredictedRemaining):
         self,
         cost: CostModel | None = None,
         *,
-        patience: float = DEFAULT_PATIENCE,
-        decodes_a_step: float = DEFAULT_DECODES_A_STEP,
+        give_way_s: float = DEFAULT_GIVE_WAY_S,
         memory: bool = True,
         least_tau: float = _RULE.least_tau,
         trusted_at_first: bool = _RULE.trusted_at_first,
     ) -> None:
-        super().__init__(cost, patience=patience, decodes_a_step=decodes_a_step, memory=memory)
+        super().__init__(cost, give_way_s=give_way_s, memory=memory)
         self.least_tau = least_tau
         self.trusted_at_first = trusted_at_first
         self.quality = PredictionQuality(TrustRule(least_tau=least_tau, trusted_at_first=trusted_at_first))
@@ -138,5 +136,4 @@ class LeastWork(PredictedRemaining):
         self.quality.observe(job.predicted_length, job.num_output_tokens)
         if self.quality.trusted is not self.work.believes_predictions:
             self.work.believes_predictions = self.quality.trusted
-            for live in list(self._keys):
-                self.touch(live)
+            self._touch_all()

@@ -13,9 +13,9 @@ from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.core.step_quality import StepTimeQuality
 from headway.core.view import StepView
 from headway.policies.order.latest_start import LatestStart
-from headway.policies.order.least_work import DEFAULT_PATIENCE, LeastWork
+from headway.policies.order.least_work import LeastWork
 from headway.policies.order.overdue import Overdue
-from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP
+from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S
 from headway.policies.order.sorted_index import Key, SortedIndex
 from headway.policies.order.triage import Candidate, given_up
 
@@ -51,23 +51,20 @@ class OnTime:
         patience_s: float = 60.0,
         overdue_share: float = 0.1,
         triage: bool = True,
-        patience: float = DEFAULT_PATIENCE,
-        decodes_a_step: float = DEFAULT_DECODES_A_STEP,
+        give_way_s: float = DEFAULT_GIVE_WAY_S,
         least_tau: float = _RULE.least_tau,
         trusted_at_first: bool = _RULE.trusted_at_first,
     ) -> None:
         self._overdue = Overdue(patience_s, overdue_share)
         self.triage = triage
-        self.patience = patience
-        self.decodes_a_step = decodes_a_step
+        self.give_way_s = give_way_s
         self.least_tau = least_tau
         self.trusted_at_first = trusted_at_first
         self.steps = StepTimeQuality()
         self._cost: CostModel = cost or UnknownCost()
         self._rest = LeastWork(
             cost,
-            patience=patience,
-            decodes_a_step=decodes_a_step,
+            give_way_s=give_way_s,
             least_tau=least_tau,
             trusted_at_first=trusted_at_first,
         )

@@ -11,29 +11,32 @@ from headway.core.plan import StepOutcome
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.order.keyed import KeyedOrder
-from headway.policies.order.remaining_work import DEFAULT_DECODES_A_STEP, RemainingWork
+from headway.policies.order.remaining_work import RemainingWork
 from headway.policies.order.sorted_index import Key
+from headway.policies.order.usual_work import UsualWork
 
-DEFAULT_PATIENCE = 100.0
+DEFAULT_GIVE_WAY_S = 1000.0
 
 
 class PredictedRemaining(KeyedOrder):
-    """Smallest arrival + `patience` x remaining work first: shortest remaining time first, aged.
+    """Smallest arrival + `give_way_s` x remaining work first: shortest remaining time first, aged.
 
-    A job's claim is its age over `patience`, less its work; the time now is the same for all and cancels out, so keys
-    do not drift. With `patience` 0 it is first come, first served; with a very large one pure shortest work first.
+    Work is in times what newcomers bring of late (`UsualWork`), so a job of the usual work gives way to less work that
+    comes up to `give_way_s` later, whatever the traffic and however fast the machine. The time now is the same for all
+    and cancels out, so keys do not drift. With 0 it is first come, first served; with a very large one pure shortest
+    work first.
 
-    Nobody is overtaken for ever. A job that waits with the key K = arrival + patience x work is passed only by
+    Nobody is overtaken for ever. A job that waits with the key K = arrival + give_way_s x work is passed only by
     jobs whose key is smaller. Work is never negative, so whoever comes after K has a larger one: all who pass it
-    arrived before K, within patience x work seconds of its own arrival. They are finitely many, each has its own
-    finite work, and the key of one that waits does not change. Where everybody is as long as predicted, none who
-    passes it has more work than it had left (smaller key and later arrival mean less work; who came earlier is not
-    passing). The key of a job that runs grows in three cases: its answer outgrew its prediction, which its limit
-    bounds; its KV was dropped, by the prefill that has to be done again; or steps have become slower.
+    arrived before K, within give_way_s x work of its own arrival. They are finitely many, each has its own
+    finite work, and the key of one that waits changes only with the unit of work, which has a least. The key of a job
+    that runs grows in three cases more: its answer outgrew its prediction, which its limit bounds; its KV was dropped,
+    by the prefill that has to be done again; or steps have become slower.
 
     Costs: as `KeyedOrder`; an answer's key is taken anew at a few points of its life (`RemainingWork`, with the
     error), and only if its rank is asked for, so a step that ranks nobody costs nothing: while plans rank all
-    that run, beside the step that brings it on, so that the next plan finds it done. Source: Schrage 1968 for the
+    that run, beside the step that brings it on, so that the next plan finds it done. When newcomers bring twice the
+    work, or half, all keys are taken anew, O(live log live). Source: Schrage 1968 for the
     rule; ageing by arrival as in Kleinrock's delay-dependent priorities, linear in time, so that it cancels.
     """
 
@@ -44,22 +47,29 @@ class PredictedRemaining(KeyedOrder):
         self,
         cost: CostModel | None = None,
         *,
-        patience: float = DEFAULT_PATIENCE,
-        decodes_a_step: float = DEFAULT_DECODES_A_STEP,
+        give_way_s: float = DEFAULT_GIVE_WAY_S,
         memory: bool = False,
     ) -> None:
-        if not 0 <= patience < inf:
-            raise ConfigError(f"patience is {patience}; accepted: 0 or more, in seconds a second of work")
+        if not 0 <= give_way_s < inf:
+            raise ConfigError(f"give_way_s is {give_way_s}; accepted: 0 or more seconds")
         super().__init__()
-        self.patience = patience
-        self.decodes_a_step = decodes_a_step
+        self.give_way_s = give_way_s
         self.memory = memory
-        self.work = self._estimator(cost, decodes_a_step, memory=memory)
+        self.work = self._estimator(cost, memory=memory)
+        self.usual = UsualWork()
         self._num_ranked = 0
 
     def key(self, job: Job) -> Key:
-        """(arrival + patience x work, arrival, id), with the work estimated now."""
-        return (job.arrival_s + self.patience * self.work.estimate(job), job.arrival_s, job.id)
+        """(arrival + give_way_s x work, arrival, id), with the work estimated now."""
+        work = self.usual.times(self.work.estimate(job))
+        return (job.arrival_s + self.give_way_s * work, job.arrival_s, job.id)
+
+    def add(self, job: Job) -> None:
+        """Index a job that starts to wait; learn from a newcomer how much work is usual."""
+        newcomer = job not in self
+        super().add(job)
+        if newcomer:
+            self.usual.learn(self.work.of(job))
 
     def end(self, job: Job) -> None:
         """Forget a job."""
@@ -76,6 +86,11 @@ class PredictedRemaining(KeyedOrder):
             super().touch(job)
         else:
             self.work.doubt(job)
+
+    def _touch_all(self) -> None:
+        """Take every key anew."""
+        for job in list(self._keys):
+            self.touch(job)
 
     def renew(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
         """Take anew, and return, those of `jobs` whose keys are outdated, or will be with so many tokens more.
@@ -99,6 +114,9 @@ class PredictedRemaining(KeyedOrder):
 
     def observe(self, outcome: StepOutcome) -> None:
         """Take anew, beside the step, the keys that its tokens outdate, if the plan ranked as many as it serves."""
+        self.work.observe(outcome)
+        if self.usual.settle():
+            self._touch_all()
         num_ranked, self._num_ranked = self._num_ranked, 0
         if num_ranked >= len(outcome.tokens):
             self.renew([job for job in outcome.tokens if job in self], coming_tokens=1)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil, inf
+from math import ceil
 
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
-from headway.errors import ConfigError
+from headway.core.plan import StepOutcome
 from headway.policies.order.usual_length import UsualLength
 
-DEFAULT_DECODES_A_STEP = 8
-"""Answers that share a step, in the estimate of what a token costs; the same as the clairvoyant reference's."""
+ASSUMED_SHARERS = 8
+"""Jobs that share a step, until steps have been seen."""
+_SHARERS_KEPT = 1 - 1 / 4096
+"""Of the most jobs that shared a step, as much counts after another step: minutes, so that lulls change little."""
 ASSUMED_STEP_S = 0.01
 """A decode step until the first have been measured."""
 LEAST_STRIDE_TOKENS = 8
@@ -22,10 +24,11 @@ LEAST_STRIDE_TOKENS = 8
 class RemainingWork:
     """Seconds of the engine that each live job still needs, kept between estimates.
 
-    Work is the prefill still to compute, by the cost model, and a step's share, 1 / `decodes_a_step`, for each
-    token to come: the median of the job's prediction, given what it has produced, up to its limit. A job without
-    a prediction is expected to be as long as the last few hundred answers were (`UsualLength`): its limit would put
-    all who bring no prediction behind all who do. Until the first has finished, its limit stands for it.
+    Work is the prefill still to compute, by the cost model, and a step's share for each token to come: the median of
+    the job's prediction, given what it has produced, up to its limit. A step is shared by the most jobs that shared
+    one of late: who waits does so for the engine at its fullest, be that 8 jobs or 256. A job without a prediction is
+    expected to be as long as the last few hundred answers were (`UsualLength`): its limit would put all who bring no
+    prediction behind all who do. Until the first has finished, its limit stands for it.
 
     With `memory` the share of the KV memory that it will hold on average counts too, for as long as it holds it: where
     memory is short, that is the time for which it keeps the engine from others. Without `believes_predictions` all
@@ -41,17 +44,9 @@ class RemainingWork:
     know asks for those that are `outdated` first.
     """
 
-    def __init__(
-        self,
-        cost: CostModel | None = None,
-        decodes_a_step: float = DEFAULT_DECODES_A_STEP,
-        *,
-        memory: bool = False,
-    ) -> None:
-        if not 0 < decodes_a_step < inf:
-            raise ConfigError(f"decodes_a_step is {decodes_a_step}; accepted: more than 0")
+    def __init__(self, cost: CostModel | None = None, *, memory: bool = False) -> None:
         self._cost: CostModel = cost or UnknownCost()
-        self._decodes_a_step = decodes_a_step
+        self._sharers: float = ASSUMED_SHARERS
         self._memory = memory
         self.believes_predictions = True
         self._work_s: dict[Job, float] = {}
@@ -77,7 +72,7 @@ class RemainingWork:
         """A job's work by each of these numbers of tokens that it may bring yet."""
         prefill_s = self.prefill_s(job.num_tokens - job.num_computed_tokens)
         step_s, grown_s = self._step_s, 0.0
-        token_s = step_s / self._decodes_a_step
+        token_s = self.token_s
         if self._memory and self._cost.kv_tokens:
             # A step's share of the memory for what it holds now, and for half of what it is to bring.
             held_s = step_s / self._cost.kv_tokens
@@ -91,7 +86,7 @@ class RemainingWork:
     @property
     def token_s(self) -> float:
         """Seconds of work that a token of an answer takes: its share of a step."""
-        return self._step_s / self._decodes_a_step
+        return self._step_s / self._sharers
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds of work that so many tokens of a prompt are, beyond a step that runs anyway."""
@@ -123,6 +118,10 @@ class RemainingWork:
     def doubt(self, job: Job) -> None:
         """What was estimated of a job holds no longer."""
         self._until_tokens[job] = 0
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn how many share a step. What is estimated stays until the next estimate."""
+        self._sharers = max(1, len(outcome.tokens), self._sharers * _SHARERS_KEPT)
 
     def learn(self, job: Job) -> None:
         """An answer finished: what is usual changes for those estimated from now on."""
