@@ -81,7 +81,13 @@ def options() -> argparse.ArgumentParser:
     """The command's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--policy", action="append", choices=list(known_presets()), help="measure only these")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        choices=list(known_presets()),
+        metavar="PRESET",
+        help="measure only these",
+    )
     parser.add_argument("--rounds", type=_count(2, 10_000), default=60, help="of each contender (default 60)")
     parser.add_argument(
         "--running",

@@ -36,7 +36,7 @@ def main() -> None:
     """Print `{"<preset>": {"added_us": {"p50": a, "p99": b}, "steady_us": {...}, "answer_us": {...}}}`."""
     parser = options(__doc__)
     parser.add_argument(
-        "--preset", action="append", choices=list(known_presets()), help="measure only this one"
+        "--preset", action="append", choices=list(known_presets()), metavar="PRESET", help="only this one"
     )
     arguments = parser.parse_args()
     model = str(ensure_demo_random())

@@ -395,7 +395,9 @@ def main() -> None:
     presets = known_presets()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--preset", action="append", choices=list(presets), help="only this preset")
+    parser.add_argument(
+        "--preset", action="append", choices=list(presets), metavar="PRESET", help="only this one"
+    )
     parser.add_argument("--feature", action="append", choices=list(FEATURES), help="default: plain")
     parser.add_argument("--requests", type=int, default=48, help="requests a cell (default 48, at least 2)")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)

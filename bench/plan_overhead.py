@@ -65,12 +65,22 @@ TTFT_CLASSES_MS = (200, 1_000, 5_000, 60_000)
 def main() -> None:
     """Print `{"<order>": {"added_us_256_1000": {"p50": a, "p99": b}, "held_us_256_1000": {...}, ...}}`."""
     parser = options(__doc__)
-    parser.add_argument("--order", action="append", choices=sorted(ORDERS), help="measure only this order")
     parser.add_argument(
-        "--plan", action="append", choices=list(known_presets()), help="measure these presets'"
+        "--order", action="append", choices=sorted(ORDERS), metavar="ORDER", help="measure only this order"
     )
     parser.add_argument(
-        "--light", action="append", choices=list(known_presets()), help="measure these presets at light load"
+        "--plan",
+        action="append",
+        choices=list(known_presets()),
+        metavar="PRESET",
+        help="measure these presets'",
+    )
+    parser.add_argument(
+        "--light",
+        action="append",
+        choices=list(known_presets()),
+        metavar="PRESET",
+        help="measure these presets at light load",
     )
     arguments = parser.parse_args()
     model = str(ensure_demo_random())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from math import inf
 
 from headway.core.batch_shape import BatchShape
@@ -16,6 +15,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
+from headway.policies.batching.prompts_by_rank import by_rank
 from headway.policies.batching.spread_prompts import SpreadPrompts
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
@@ -29,8 +29,6 @@ from headway.policies.order import Order, knows_late
 
 SAFE_BUDGET_TOKENS = 512
 """A step's budget while predictions of its time are not to be trusted: Sarathi-Serve's."""
-_MOST_NEWCOMERS = 4
-"""Newcomers of a step that prompts which have begun make way for: to ask whether one can start costs a look-up."""
 _HARDLY_LONGER = 1.2
 """Where even those break the target, as many more as make the step at most so many times as long: to a GPU a tile of a
 few dozen is as good as one token."""
@@ -80,9 +78,9 @@ class Paced:
         plan = self._in_time(view, order, leaving)
         tokens, urgent = self._spread.most_tokens(view, plan, order, leaving)
         if urgent:
-            return _by_rank(view, _within(plan, tokens), order)
+            return by_rank(view, _within(plan, tokens), order)
         # Nobody is in a hurry: prompts that have begun go on, rather than hold memory while others begin.
-        return _within(_by_rank(view, plan, order), tokens)
+        return _within(by_rank(view, plan, order), tokens)
 
     def _in_time(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, and the budget; prompts that have begun still come before those that start."""
@@ -204,26 +202,6 @@ def _within(plan: StepPlan, tokens: int) -> StepPlan:
 def _safely(plan: StepPlan, decodes: Sequence[Job]) -> StepPlan:
     """The plan with a budget that needs no predictions, and a token for every decode: who has none would starve."""
     return _within(plan, max(SAFE_BUDGET_TOKENS, len(decodes)))
-
-
-def _by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-    """The plan with its prompt tokens given by rank: a step serves who has begun first, so those that rank behind
-    a newcomer get no more than it leaves, and pause if that is nothing.
-    """
-    begun = split_decodes(plan.run)[1] if plan.admit else ()
-    if not begun:
-        return plan
-    left = plan.token_budget - (len(plan.run) - len(begun))
-    if sum(map(uncomputed_tokens, begun)) + uncomputed_tokens(plan.admit[0]) <= left:
-        return plan
-    newcomers = list(takewhile(view.admissible, plan.admit[:_MOST_NEWCOMERS]))
-    granted: dict[Job, int] = {}
-    for job in order.rank([*begun, *newcomers], view.now_s):
-        granted[job] = min(uncomputed_tokens(job), max(0, left))
-        left -= granted[job]
-    paused = {job for job in begun if not granted[job]}
-    caps = {job: granted[job] for job in begun if 0 < granted[job] < uncomputed_tokens(job)}
-    return replace(plan, run=[job for job in plan.run if job not in paused], chunk_cap=caps)
 
 
 def _is_ahead(job: Job, longest_s: float, now_s: float, order: Order) -> bool:
