@@ -161,6 +161,31 @@ def test_nobody_is_passed_by_who_comes_later_than_it_gives_way(
             assert before.arrival_s <= job.arrival_s or work[before] <= 1.02 * work[job]
 
 
+class AHundredTimesAsFast(PerToken):
+    """By a power of two, nearly: so nothing is rounded otherwise."""
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds for a prompt."""
+        return num_tokens / 128
+
+
+@UNTIMED
+@given(
+    jobs=st.lists(st.tuples(instants, st.integers(1, 400), st.integers(1, 40)), min_size=1, max_size=30),
+    steps_after=st.sets(st.integers(0, 30)),
+)
+def test_a_faster_machine_ranks_the_same(jobs: list[tuple[float, int, int]], steps_after: set[int]) -> None:
+    made = [expecting(f"{n:02}", tokens, at_s, prompt) for n, (at_s, tokens, prompt) in enumerate(jobs)]
+    slow, fast = (PredictedRemaining(cost(), give_way_s=3.0) for cost in (PerToken, AHundredTimesAsFast))
+    for order in (slow, fast):
+        for number, job in enumerate(made):
+            order.add(job)
+            if number in steps_after:
+                order.observe(NO_STEP)
+        order.observe(NO_STEP)
+    assert ids(slow.top(99, 0.0)) == ids(fast.top(99, 0.0))
+
+
 def flood(give_way_s: float) -> float | None:
     """When a long job starts, on one seat, while somebody short comes every second for a minute."""
     smalls = [
