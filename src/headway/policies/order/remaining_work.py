@@ -72,7 +72,7 @@ class RemainingWork:
         """A job's work by each of these numbers of tokens that it may bring yet."""
         prefill_s = self.prefill_s(job.num_tokens - job.num_computed_tokens)
         step_s, grown_s = self._step_s, 0.0
-        token_s = self.token_s
+        token_s = step_s / self._sharers
         if self._memory and self._cost.kv_tokens:
             # A step's share of the memory for what it holds now, and for half of what it is to bring.
             held_s = step_s / self._cost.kv_tokens
