@@ -32,12 +32,12 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.headway_real_engine import STOCK, Contender, Memory, put_in
+from bench.preset_kinds import preset_option
 from bench.serving_engine import ServingEngine
 from headway.core.slo import Slo
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.stepped_engine import Hints
 from headway.errors import ConfigError
-from headway.policies.presets import known_presets
 
 POLICIES = ("vllm", "headway")
 KV_BLOCKS = 96
@@ -81,13 +81,7 @@ def options() -> argparse.ArgumentParser:
     """The command's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument(
-        "--policy",
-        action="append",
-        choices=list(known_presets()),
-        metavar="PRESET",
-        help="measure only these",
-    )
+    preset_option(parser, "--policy", "measure only these")
     parser.add_argument("--rounds", type=_count(2, 10_000), default=60, help="of each contender (default 60)")
     parser.add_argument(
         "--running",

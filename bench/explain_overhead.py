@@ -21,10 +21,10 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 from headway.core.explain.trail import KEPT_ENDED
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.model_free import ModelFreeEngine, ScriptedRequest, headway_builder
-from headway.policies.presets import known_presets
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.plan_overhead import RUNNING, WAITING, Lane, added_us, options, quantiles
+from bench.preset_kinds import preset_option
 
 PRESETS = ("vllm", "fastserve")
 STEP_S = 0.025
@@ -35,9 +35,7 @@ QUESTIONS = 50
 def main() -> None:
     """Print `{"<preset>": {"added_us": {"p50": a, "p99": b}, "steady_us": {...}, "answer_us": {...}}}`."""
     parser = options(__doc__)
-    parser.add_argument(
-        "--preset", action="append", choices=list(known_presets()), metavar="PRESET", help="only this one"
-    )
+    preset_option(parser, "--preset", "measure only this one")
     arguments = parser.parse_args()
     model = str(ensure_demo_random())
     table: dict[str, Any] = {}

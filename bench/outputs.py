@@ -53,7 +53,7 @@ from bench.forced import (
     trusting,
     write_adapters,
 )
-from bench.preset_kinds import moves_ahead
+from bench.preset_kinds import moves_ahead, preset_option
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.plugin import CPU_ASYNC_SWITCH
 from headway.policies.order import Predicting
@@ -395,9 +395,7 @@ def main() -> None:
     presets = known_presets()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument(
-        "--preset", action="append", choices=list(presets), metavar="PRESET", help="only this one"
-    )
+    preset_option(parser, "--preset", "only this preset")
     parser.add_argument("--feature", action="append", choices=list(FEATURES), help="default: plain")
     parser.add_argument("--requests", type=int, default=48, help="requests a cell (default 48, at least 2)")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)

@@ -26,12 +26,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
+
+from bench.preset_kinds import preset_option
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.demo_model import ensure_demo_random
@@ -46,7 +50,7 @@ from headway.engine.model_free import (
     to_request,
 )
 from headway.policies.order import ORDERS
-from headway.policies.presets import build_policy, find_preset, known_presets
+from headway.policies.presets import build_policy, find_preset
 
 RUNNING = 256
 WAITING = (1_000, 10_000)
@@ -68,20 +72,8 @@ def main() -> None:
     parser.add_argument(
         "--order", action="append", choices=sorted(ORDERS), metavar="ORDER", help="measure only this order"
     )
-    parser.add_argument(
-        "--plan",
-        action="append",
-        choices=list(known_presets()),
-        metavar="PRESET",
-        help="measure these presets'",
-    )
-    parser.add_argument(
-        "--light",
-        action="append",
-        choices=list(known_presets()),
-        metavar="PRESET",
-        help="measure these presets at light load",
-    )
+    preset_option(parser, "--plan", "measure these presets'")
+    preset_option(parser, "--light", "measure these presets at light load")
     arguments = parser.parse_args()
     model = str(ensure_demo_random())
     table: dict[str, Any] = {}

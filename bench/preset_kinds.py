@@ -1,9 +1,18 @@
-"""What presets do with requests and their KV, told from their parts."""
+"""How benches choose presets, and what presets do with requests and their KV, told from their parts."""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
+
 from headway.policies.eviction.proactive import Proactive
-from headway.policies.presets import Preset, build_policy
+from headway.policies.presets import Preset, build_policy, known_presets
+
+
+def preset_option(parser: ArgumentParser, flag: str, explained: str) -> None:
+    """Add an option that names presets, one each time it is given."""
+    parser.add_argument(
+        flag, action="append", choices=list(known_presets()), metavar="PRESET", help=explained
+    )
 
 
 def pauses(preset: Preset) -> bool:
