@@ -254,6 +254,15 @@ _ROWS = (
         source="headway, ablation",
     ),
     Preset(
+        name="headway-long-steps",
+        order="on-time",
+        batching="paced:most_dearer=0",
+        eviction="cheapest:min_residency=4,urgent=true",
+        leaving=("at-risk:threshold=0,confidence=0.95",),
+        summary="ablation: steps without a target have all the tokens that the engine allows",
+        source="headway, ablation",
+    ),
+    Preset(
         name="headway-no-headroom",
         order="on-time",
         batching="paced:headroom=0",

@@ -40,7 +40,7 @@ def scene(
     **view: Any,
 ) -> Scene:
     """Four decodes and these, after so many answers of 40 tokens; 100 blocks are free."""
-    batching = Paced(cost or FreeBeside(), spread=spread)
+    batching = Paced(cost or FreeBeside(), spread=spread, most_dearer=0.0)
     for number in range(answers):
         batching.finished(make_job(f"ended{number}", num_output_tokens=40))
     sizes = {"free_blocks": 100, "total_blocks": 400, "max_tokens": 640, "max_run": 16, "max_resident": 16}

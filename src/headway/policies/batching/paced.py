@@ -16,6 +16,7 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.prompts_by_rank import by_rank
+from headway.policies.batching.short_steps import ShortSteps
 from headway.policies.batching.spread_prompts import SpreadPrompts
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
@@ -34,6 +35,8 @@ _HARDLY_LONGER = 1.2
 few dozen is as good as one token."""
 DEFAULT_SPREAD = 0.5
 """Of what prompts would need to be computed until the next answer ends."""
+DEFAULT_MOST_DEARER = 0.1
+"""So much more may a token cost for the sake of shorter steps."""
 _STEADY_STEPS = 64
 """Steps that are looked ahead for whether those who decode stay within the target between tokens."""
 
@@ -50,10 +53,13 @@ class Paced:
     what the prediction leaves out. While steps have no predicted time, or nobody has such a target, the engine's own
     budget holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
 
-    Where memory or seats keep others waiting, prompts get no more than lets answers and starts balance, targets or not:
-    `spread` of what they would need until the next answer ends (`SpreadPrompts`).
+    Where nobody who decodes has such a target, steps are as short as they may be for a token to cost at most
+    `most_dearer` more than in any longer one (`ShortSteps`). Where memory or seats keep others waiting, prompts get no
+    more than lets answers and starts balance, targets or not: `spread` of what they would need until the next answer
+    ends (`SpreadPrompts`).
 
-    As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target.
+    As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target or there are
+    prompts.
     Source: the idea of Sarathi-Serve (OSDI 2024) with the budget taken from the step-time model, step by step.
     """
 
@@ -64,6 +70,7 @@ class Paced:
         headroom: float = DEFAULT_HEADROOM,
         share: float = 0.85,
         spread: float = DEFAULT_SPREAD,
+        most_dearer: float = DEFAULT_MOST_DEARER,
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigError(f"share is {share}; accepted: a share of the target above 0, at most 1")
@@ -72,6 +79,7 @@ class Paced:
         self._cost: CostModel = cost or UnknownCost()
         self._top = TopJobs(headroom=headroom)
         self._spread = SpreadPrompts(self._cost, spread)
+        self._short = ShortSteps(self._cost, most_dearer)
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, with the token budget that the tightest target, and those who are kept waiting, leave."""
@@ -87,10 +95,10 @@ class Paced:
         plan = self._top.plan(view, order, leaving)
         decodes, begun = split_decodes(plan.run)
         longest_s = self._longest_s(decodes)
-        if longest_s == inf:
-            return plan
         if knows_late(order) and not order.trusts_step_times:
-            return _safely(plan, decodes)
+            return plan if longest_s == inf else _safely(plan, decodes)
+        if longest_s == inf:
+            return _within(plan, self._short.most_tokens(plan))
         alone = shape_of_decodes(decodes)
         if self._cost.step_s(alone) > longest_s:
             return self._fewer(view, plan, decodes, longest_s, order)

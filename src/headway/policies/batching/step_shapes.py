@@ -35,3 +35,15 @@ def with_prompt(step: BatchShape, tokens: int, computed_tokens: int) -> BatchSha
     longer = replace(step)
     longer.add(tokens, computed_tokens)
     return longer
+
+
+def scaled(step: BatchShape, share: float) -> BatchShape:
+    """A step of a share of the jobs and of their tokens, in the same proportions."""
+    return BatchShape(
+        num_jobs=round(step.num_jobs * share),
+        num_tokens=round(step.num_tokens * share),
+        num_decodes=round(step.num_decodes * share),
+        decode_context_tokens=round(step.decode_context_tokens * share),
+        prefill_context_tokens=round(step.prefill_context_tokens * share),
+        prefill_pairs=step.prefill_pairs * share,
+    )

@@ -1,0 +1,160 @@
+"""How few prompt tokens are worth a step, by hand: 2 s whatever is in it and a hundredth of a second a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import CostModel, UnknownCost
+from headway.core.job import Job
+from headway.core.plan import StepPlan
+from headway.errors import ConfigError
+from headway.policies.batching.paced import Paced
+from headway.policies.batching.short_steps import ShortSteps
+from headway.policies.order.on_time import OnTime
+from tests.policies.batching.scene import Scene
+from tests.policies.instance import LinearCost
+from tests.strategies import decoding, make_job, prefilling
+
+
+class WithOverhead(LinearCost):
+    """`overhead_s` for every step, and a hundredth of a second for every token."""
+
+    def __init__(self, overhead_s: float = 2.0) -> None:
+        self.overhead_s = overhead_s
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step."""
+        return self.overhead_s + 0.01 * shape.num_tokens
+
+
+def most_tokens(
+    *run: Job,
+    admit: tuple[Job, ...] = (),
+    cost: CostModel | None = None,
+    most_dearer: float = 0.1,
+    token_budget: int = 8192,
+) -> int:
+    """Of a step of these, with 8,192 tokens unless told otherwise."""
+    plan = StepPlan(run=list(run), admit=list(admit), token_budget=token_budget)
+    return ShortSteps(cost or WithOverhead(), most_dearer).most_tokens(plan)
+
+
+def test_a_token_may_cost_a_tenth_more_than_in_longer_steps() -> None:
+    # A prompt of 8,000 costs 82 s. Of three quarters each time: 6,000 tokens would be 82.67 s for all, 4,500 83.56,
+    # 3,375 84.74, 2,531 86.32, 1,898 88.43 and 1,424 91.24, which is 1.113 of the least.
+    assert most_tokens(prefilling("a", prompt=4000), admit=(make_job("b", prompt=4000),)) == 1898
+
+
+@pytest.mark.parametrize(("most_dearer", "tokens"), [(0.05, 3375), (0.2, 1067), (0.0, 8192)])
+def test_how_much_more_can_be_set_and_nothing_more_is_as_long_as_they_come(
+    most_dearer: float, tokens: int
+) -> None:
+    both = (prefilling("a", prompt=4000),)
+    assert most_tokens(*both, admit=(make_job("b", prompt=4000),), most_dearer=most_dearer) == tokens
+
+
+def test_decodes_come_on_top_and_shrink_with_the_prompts() -> None:
+    # 100 decodes are a second: 8,000 tokens cost 83 s. Beside their part of the decodes 1,898 would cost 89.4 s for
+    # all, which is 1.078 of it, and 1,423 92.3 s, 1.112 of it.
+    decodes = [decoding(f"{n}", limit=500) for n in range(100)]
+    assert most_tokens(*decodes, prefilling("a", prompt=8000)) == 100 + 1898
+
+
+def test_the_least_of_all_longer_steps_counts() -> None:
+    class Tiles(LinearCost):
+        """Steps of 4,500 tokens and more are a tenth dearer, as where a kernel changes."""
+
+        def step_s(self, shape: BatchShape) -> float:
+            return (0.011 if shape.num_tokens >= 4500 else 0.01) * shape.num_tokens + 2.0
+
+    # 3,375 tokens cost 84.74 s for all, the least of all; 2,531 86.32, 1,898 88.43, 1,423 91.24 and 1,067 94.99.
+    assert (
+        most_tokens(prefilling("a", prompt=4000), admit=(make_job("b", prompt=4000),), cost=Tiles()) == 1423
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "admit"),
+    [
+        ((prefilling("a", prompt=4000),), ()),
+        ((), (make_job("a", prompt=4000),)),
+        ((decoding("x"), decoding("y")), ()),
+        ((decoding("x"), prefilling("a", prompt=12)), ()),
+        ((), ()),
+    ],
+    ids=["one prompt", "one newcomer", "decodes", "a few tokens", "nobody"],
+)
+def test_steps_are_as_long_as_they_come_where_shorter_ones_serve_nobody(
+    run: tuple[Job, ...], admit: tuple[Job, ...]
+) -> None:
+    assert most_tokens(*run, admit=admit) == 8192
+
+
+def test_nothing_is_shortened_while_step_times_are_unknown() -> None:
+    assert most_tokens(decoding("x"), prefilling("a", prompt=4000), cost=UnknownCost()) == 8192
+
+
+@given(
+    overhead_s=st.floats(0, 50),
+    most_dearer=st.floats(0, 0.9),
+    num_decodes=st.integers(0, 40),
+    prompt=st.integers(1, 20_000),
+    token_budget=st.integers(41, 8192),
+)
+def test_no_token_costs_more_than_so_much_more(
+    overhead_s: float, most_dearer: float, num_decodes: int, prompt: int, token_budget: int
+) -> None:
+    jobs = [decoding(f"{n}", limit=500) for n in range(num_decodes)]
+    cost = WithOverhead(overhead_s)
+    tokens = most_tokens(
+        *jobs, prefilling("a", prompt=prompt), cost=cost, most_dearer=most_dearer, token_budget=token_budget
+    )
+    assert num_decodes < tokens <= token_budget
+    if tokens < token_budget:
+        short, many = tokens - num_decodes, min(prompt, token_budget - num_decodes)
+        # Its part of the decodes, and a token's rounding of each of both parts.
+        whole_s = cost.step_s(BatchShape(num_tokens=many + num_decodes))
+        part_s = cost.step_s(BatchShape(num_tokens=round((many + num_decodes) * short / many)))
+        assert part_s / short <= (1 + most_dearer) * whole_s / many * (1 + 2 / short)
+
+
+@pytest.mark.parametrize("most_dearer", [-0.1, 1.0, float("nan")])
+def test_shares_that_are_none_are_refused(most_dearer: float) -> None:
+    with pytest.raises(ConfigError, match=r"most_dearer is .*; accepted: 0"):
+        ShortSteps(LinearCost(), most_dearer)
+
+
+def scene(**settings: Any) -> Scene:
+    """A long prompt that has begun beside a decode, and a short one that came later."""
+    at = Scene(
+        Paced(WithOverhead(), **settings),
+        residents=[decoding("x", limit=500), prefilling("long", prompt=8000)],
+        max_tokens=8192,
+        free_blocks=4000,
+        total_blocks=8000,
+    )
+    return at.wait(make_job("short", prompt=64))
+
+
+def test_paced_steps_are_no_longer_than_worth_it() -> None:
+    assert scene(most_dearer=0.0).plan().token_budget == 8192
+    # 8,065 tokens with the decode: as above with 8,064 of prompts, of which 1,913 are left after five times 3/4.
+    assert scene().plan().token_budget == 1 + 1913
+
+
+def test_times_that_are_not_to_be_trusted_shorten_nothing() -> None:
+    at, order = scene(), OnTime(WithOverhead())
+    for _ in range(99):
+        order.steps.observe(1.0, 3.0)
+    for job in at.view.residents:
+        order.add(job)
+        order.remove(job)
+    for job in at.view.waiting:
+        order.add(job)
+    at.order = order  # type: ignore[assignment]
+    assert at.plan().token_budget == 8192
