@@ -105,7 +105,7 @@ def test_it_holds_until_the_policy_says() -> None:
     grown=st.integers(1, 300),
     later_s=st.floats(0.0, 100.0),
     free_blocks=st.integers(0, 8),
-    name=st.sampled_from(["vllm", "headway", "headway-no-spread", "headway-no-swap", "fastserve", "edf"]),
+    name=st.sampled_from(["vllm", "headway", "headway-long-steps", "headway-no-swap", "fastserve", "edf"]),
 )
 def test_what_holds_is_what_would_be_planned(
     count: int, deadline_s: float | None, grown: int, later_s: float, free_blocks: int, name: str

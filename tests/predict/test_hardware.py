@@ -210,6 +210,22 @@ def test_decodes_beside_prompts_cost_more_where_they_share_a_kernel() -> None:
     assert LAWS["h100"].step_s(mixed) < 1.2 * apart["h100"]
 
 
+@pytest.mark.parametrize("name", sorted(MEASURED | set(DERIVED)))
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "opt-13b"])
+def test_a_prompt_beside_decodes_never_makes_them_faster(name: str, model: str) -> None:
+    # Where decodes share the kernel of prompts. With one KV head for each query head its assumed tile beat reading the
+    # cache, so that every step with a few prompt tokens was faster than one without (35 ms in place of 44).
+    try:
+        law = calibration(name, model_shape(model)).step
+    except ConfigError:
+        pytest.skip(f"{model} does not fit")
+    for count in (1, 20, 60, 200):
+        for context in (100, 1000, 2000):
+            alone, beside = decodes(count, context), decodes(count, context)
+            beside.add(2, 0)
+            assert law.step_s(beside) >= law.step_s(alone)
+
+
 def test_a_chunk_waits_for_its_longest_tile() -> None:
     # 16 tokens after 30,000: hardly any work, yet its tile reads 30,000 keys in each of 32 layers.
     law = LAWS["h100"]

@@ -245,15 +245,6 @@ _ROWS = (
         source="headway, ablation",
     ),
     Preset(
-        name="headway-no-spread",
-        order="on-time",
-        batching="paced:spread=0",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: prompts are computed as fast as can be while memory keeps others waiting",
-        source="headway, ablation",
-    ),
-    Preset(
         name="headway-long-steps",
         order="on-time",
         batching="paced:most_dearer=0",

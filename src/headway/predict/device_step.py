@@ -134,9 +134,12 @@ class DeviceStep:
             kernels, peaks, heads = self._gpu.kernels, self._gpu.peaks, self._heads
 
             def seconds(context: int) -> float:
-                if shared:
-                    return self._model.num_layers * kernels.mixed_decode_s(heads, sequences, context)
-                return self._model.num_layers * kernels.decode_s(peaks, heads, sequences, context)
+                alone_s = kernels.decode_s(peaks, heads, sequences, context)
+                # In a kernel made for prompts no decode is faster than in its own.
+                layer_s = (
+                    max(alone_s, kernels.mixed_decode_s(heads, sequences, context)) if shared else alone_s
+                )
+                return self._model.num_layers * layer_s
 
             curve = self._decodes[key] = _rising(seconds)
         return curve

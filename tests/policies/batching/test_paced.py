@@ -195,7 +195,6 @@ def test_a_safe_budget_while_step_times_are_not_to_be_trusted() -> None:
     [
         ({"share": 0.0}, "share is 0.0; accepted: a share of the target above 0, at most 1"),
         ({"share": 1.5}, "share is 1.5"),
-        ({"spread": -0.5}, "spread is -0.5; accepted: 0, which is not at all, or more"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], complaint: str) -> None:

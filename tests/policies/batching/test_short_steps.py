@@ -12,6 +12,7 @@ from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import StepPlan
+from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.paced import Paced
 from headway.policies.batching.short_steps import ShortSteps
@@ -38,10 +39,12 @@ def most_tokens(
     cost: CostModel | None = None,
     most_dearer: float = 0.1,
     token_budget: int = 8192,
+    free_blocks: int = 4000,
 ) -> int:
-    """Of a step of these, with 8,192 tokens unless told otherwise."""
+    """Of a step of these, with 8,192 tokens and ample memory unless told otherwise."""
+    view = StepView(max_run=256, max_resident=256, total_blocks=8000, free_blocks=free_blocks)
     plan = StepPlan(run=list(run), admit=list(admit), token_budget=token_budget)
-    return ShortSteps(cost or WithOverhead(), most_dearer).most_tokens(plan)
+    return ShortSteps(cost or WithOverhead(), most_dearer).most_tokens(view, plan)
 
 
 def test_a_token_may_cost_a_tenth_more_than_in_longer_steps() -> None:
@@ -93,6 +96,15 @@ def test_steps_are_as_long_as_they_come_where_shorter_ones_serve_nobody(
     run: tuple[Job, ...], admit: tuple[Job, ...]
 ) -> None:
     assert most_tokens(*run, admit=admit) == 8192
+
+
+def test_newcomers_that_find_no_room_do_not_count() -> None:
+    # A block of memory is free: the prompt that has begun is alone with what it lacks, and beside a decode it is not.
+    kept_out = (make_job("b", prompt=4000),)
+    assert most_tokens(prefilling("a", prompt=4000), admit=kept_out, free_blocks=1) == 8192
+    # 4,001 tokens cost 42.01 s; its part of both of 1,265 tokens 46.33, 1.103 of it, and 1,687 44.75, 1.065.
+    beside = (decoding("x", limit=500), prefilling("a", prompt=4000))
+    assert most_tokens(*beside, admit=kept_out, free_blocks=1) == 1 + 1687
 
 
 def test_nothing_is_shortened_while_step_times_are_unknown() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.core.job import Job
+from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.demand import new_blocks, surely_fits
 
@@ -53,3 +54,8 @@ def fitting_or_ready(
     if queued and not view.residents and not view.admissible(queued[0]):
         return queued
     return fitting(view, queued, free_blocks, head_room=head_room)
+
+
+def starting(view: StepView, plan: StepPlan) -> list[Job]:
+    """The first of those a plan admits, as many as have a place and blocks. O(them)."""
+    return fitting(view, plan.admit[: view.max_run - len(plan.run)], view.free_blocks, head_room=0)

@@ -17,7 +17,6 @@ from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.prompts_by_rank import by_rank
 from headway.policies.batching.short_steps import ShortSteps
-from headway.policies.batching.spread_prompts import SpreadPrompts
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
     context_tokens,
@@ -33,8 +32,6 @@ SAFE_BUDGET_TOKENS = 512
 _HARDLY_LONGER = 1.2
 """Where even those break the target, as many more as make the step at most so many times as long: to a GPU a tile of a
 few dozen is as good as one token."""
-DEFAULT_SPREAD = 0.5
-"""Of what prompts would need to be computed until the next answer ends."""
 DEFAULT_MOST_DEARER = 0.1
 """So much more may a token cost for the sake of shorter steps."""
 _STEADY_STEPS = 64
@@ -54,9 +51,7 @@ class Paced:
     budget holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
 
     Where nobody who decodes has such a target, steps are as short as they may be for a token to cost at most
-    `most_dearer` more than in any longer one (`ShortSteps`). Where memory or seats keep others waiting, prompts get no
-    more than lets answers and starts balance, targets or not: `spread` of what they would need until the next answer
-    ends (`SpreadPrompts`).
+    `most_dearer` more than in any longer one (`ShortSteps`).
 
     As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target or there are
     prompts.
@@ -69,7 +64,6 @@ class Paced:
         *,
         headroom: float = DEFAULT_HEADROOM,
         share: float = 0.85,
-        spread: float = DEFAULT_SPREAD,
         most_dearer: float = DEFAULT_MOST_DEARER,
     ) -> None:
         if not 0 < share <= 1:
@@ -78,17 +72,11 @@ class Paced:
         self.share = share
         self._cost: CostModel = cost or UnknownCost()
         self._top = TopJobs(headroom=headroom)
-        self._spread = SpreadPrompts(self._cost, spread)
         self._short = ShortSteps(self._cost, most_dearer)
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """The top jobs, with the token budget that the tightest target, and those who are kept waiting, leave."""
-        plan = self._in_time(view, order, leaving)
-        tokens, urgent = self._spread.most_tokens(view, plan, order, leaving)
-        if urgent:
-            return by_rank(view, _within(plan, tokens), order)
-        # Nobody is in a hurry: prompts that have begun go on, rather than hold memory while others begin.
-        return _within(by_rank(view, plan, order), tokens)
+        """The top jobs, prompts by rank, within the tokens that the tightest target leaves or that are worth a step."""
+        return by_rank(view, self._in_time(view, order, leaving), order)
 
     def _in_time(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, and the budget; prompts that have begun still come before those that start."""
@@ -98,7 +86,7 @@ class Paced:
         if knows_late(order) and not order.trusts_step_times:
             return plan if longest_s == inf else _safely(plan, decodes)
         if longest_s == inf:
-            return _within(plan, self._short.most_tokens(plan))
+            return _within(plan, self._short.most_tokens(view, plan))
         alone = shape_of_decodes(decodes)
         if self._cost.step_s(alone) > longest_s:
             return self._fewer(view, plan, decodes, longest_s, order)
@@ -167,10 +155,6 @@ class Paced:
 
         grains = _last_short(-(-(granted + tokens) // GRAIN_TOKENS) - whole, too_long)
         return max(granted, (whole + grains) * GRAIN_TOKENS)
-
-    def finished(self, job: Job) -> None:
-        """Learn how long answers are."""
-        self._spread.finished(job)
 
     def next_change_s(self, view: StepView) -> float:
         """As `top-jobs`; with a target between tokens as long as steps keep it although they grow with every token.

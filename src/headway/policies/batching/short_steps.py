@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.fill import uncomputed_tokens
-from headway.core.job import Job
 from headway.core.plan import StepPlan
+from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
+from headway.policies.batching.fitting import starting
 from headway.policies.batching.step_shapes import GRAIN_TOKENS, scaled, shape_of_decodes, with_prompt
 
 _SHORTER = 0.75
@@ -42,17 +40,18 @@ class ShortSteps:
         self._dearest = 1 + most_dearer
         self._cost = cost
 
-    def most_tokens(self, plan: StepPlan) -> int:
+    def most_tokens(self, view: StepView, plan: StepPlan) -> int:
         """The tokens that a planned step may have, decodes and all; the plan's own while step times are unknown.
 
-        O(decodes and the prompts that fill the step), and where there are prompts 2 predictions of a step's time or a
-        few more, log(tokens) at most.
+        O(prompts that have begun or have room), and where there are some O(decodes) with 2 predictions of a step's time
+        or a few more, log(tokens) at most.
         """
-        if self._dearest == 1 or len(plan.run) + len(plan.admit) < 2:
+        if self._dearest == 1:
             return plan.token_budget
         decodes, begun = split_decodes(plan.run)
-        many = _waiting_tokens(begun, plan.admit, plan.token_budget - len(decodes))
-        if many * _SHORTER < GRAIN_TOKENS:
+        prompts = [*begun, *starting(view, plan)]
+        many = min(sum(map(uncomputed_tokens, prompts)), plan.token_budget - len(decodes))
+        if len(decodes) + len(prompts) < 2 or many * _SHORTER < GRAIN_TOKENS:
             return plan.token_budget
         longest = with_prompt(shape_of_decodes(decodes), many, 0)
         enough = self._enough(longest, many)
@@ -70,13 +69,3 @@ class ShortSteps:
                 break
             share = shorter
         return int(share * many)
-
-
-def _waiting_tokens(begun: Sequence[Job], admit: Sequence[Job], most: int) -> int:
-    """Prompt tokens there are to compute, counted up to `most`."""
-    found = 0
-    for job in chain(begun, admit):
-        found += uncomputed_tokens(job)
-        if found >= most:
-            return max(0, most)
-    return found
