@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
+from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.predict.learned_cost import LearnedCost
 from headway.predict.roofline import Roofline
@@ -69,6 +70,18 @@ def test_a_law_is_learned_from_noisy_steps_with_stalls(device: Device, stalls: f
     model = StepTimeModel(LLAMA)
     device.teach(model, 1_500, stalls=stalls)
     assert_knows(model, device)
+
+
+@pytest.mark.parametrize("name", ["a100-80g", "h100", "l40s", "rtx-pro-6000"])
+def test_the_bend_and_the_price_of_mixing_are_learned(name: str) -> None:
+    # Products wait for arithmetic from some number of tokens on, each device from another; and on the A100 and the
+    # RTX PRO decodes beside a prompt take up to twice what they take alone.
+    law, model, rng = calibration(name, LLAMA).step, StepTimeModel(LLAMA), random.Random(3)
+    for _ in range(800):
+        shape = mixed(rng)
+        model.observe(shape, law.step_s(shape) * rng.gauss(1, NOISE))
+    for shape in (decodes(16, 2000), decodes(64, 1000), batch((1024, 0), *[(1, 1000)] * 64)):
+        assert model.step_s(shape) == pytest.approx(law.step_s(shape), rel=0.04)
 
 
 def test_five_minutes_of_slow_traffic_are_enough() -> None:

@@ -58,6 +58,10 @@ class Roofline:
         """Those of the bytes that are KV read for jobs with more than one new token."""
         return self._context_bytes * shape.prefill_context_tokens
 
+    def mixed_context_bytes(self, shape: BatchShape) -> float:
+        """Those of the bytes that are KV read for decodes beside prompts; 0 in a step of decodes alone."""
+        return self._context_bytes * shape.decode_context_tokens if shape.num_prefill_tokens else 0.0
+
     def bytes(self, shape: BatchShape) -> float:
         """Bytes each GPU reads and writes."""
         context = shape.prefill_context_tokens + shape.decode_context_tokens

@@ -18,10 +18,13 @@ NOMINAL = Peaks(flops_per_s=312e12, bytes_per_s=2e12)
 """An A100's peaks: on unknown hardware they only set the units of the features."""
 TYPICAL = model_shape("Llama-3.1-8B")
 """Stands in for a model whose sizes are not known: the coefficients make up for much of the difference."""
-_COEFFICIENTS = 7
-_PRODUCTS = 3
-"""Where the two coefficients of matrix products stand: before that of prompts' context, from which whole prompts do
-not tell them apart, so that these explain what they can."""
+_BENDS = (1.0, 2.0, 4.0)
+"""Operations over those that take, at nominal peaks, as long as reading the weights: where products may begin to wait
+for arithmetic. Nobody says which of two devices is meant, and their ratios differ by that much."""
+_COEFFICIENTS = 7 + len(_BENDS)
+_PRODUCTS = slice(3, 4 + len(_BENDS))
+"""Where the coefficients of matrix products stand: before those of context read beside or for prompts, from which
+whole prompts do not tell them apart, so that these explain what they can."""
 READY_STEPS = 20
 _ATTENTION_MOST = 5.0
 """An operation of a prompt's attention is taken to cost at most 5 times one of a matrix product. Short prompts say
@@ -63,11 +66,12 @@ _UNKNOWN = StepSecondsPrediction(0.0, 0.0, 0.0)
 
 
 class StepTimeModel:
-    """Step time = a + b jobs + c (tM - tM0) + d tF + e max(0, tW - tM0) + g tP + f tA, no coefficient below 0.
+    """Step time = a + b jobs + c (tM - tM0) + d tF + e max(0, tW - tM0) + h tX + g tP + f tA, no coefficient below 0.
 
     tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of the weights, tW the operations of
-    the products with them: those wait for the slower of the two, whatever else is read. tP are the bytes of KV that
-    prompts read, again for every tile of a chunk, and tA the operations of prompts' attention, which run slower than
+    the products with them: those wait for the slower of the two, whatever else is read. tX are the bytes of KV that
+    decodes read in a step with prompts, which costs more where all share the kernel of prompts; tP those that
+    prompts read, again for every tile of a chunk; and tA the operations of prompts' attention, which run slower than
     matrix products do (adr/0014): f <= 5 (d + e). The paper's features (Ascendra section 4.2: tM + tF, max(tM,
     tF), tM, tF, 1) are nearly parallel; these are not, so that few steps settle them. Relative errors are made small
     by recursive least squares with forgetting, and outliers are held back (`UsualError`), among decodes and among steps
@@ -75,7 +79,7 @@ class StepTimeModel:
     of late say nothing of, such as the cost of a prompt during a long decode, stays as it was last known.
 
     Until 20 steps were seen it answers from `prior`, or 0 without one, so that nothing is decided by a
-    guess. Memory is bounded: 7 coefficients, their 49 products, and 400 ratios for the intervals.
+    guess. Memory is bounded: 8 coefficients, their 64 products, and 400 ratios for the intervals.
     """
 
     def __init__(
@@ -149,12 +153,14 @@ class StepTimeModel:
     def _features(self, shape: BatchShape) -> list[float]:
         work, peaks = self._roofline, self._peaks
         products_s = work.product_flops(shape) / peaks.flops_per_s
+        weights_s = work.weight_bytes(shape) / peaks.bytes_per_s
         return [
             1.0,
             float(shape.num_jobs),
             work.bytes(shape) / peaks.bytes_per_s - self._least_reading,
             work.flops(shape) / peaks.flops_per_s,
-            max(0.0, products_s - work.weight_bytes(shape) / peaks.bytes_per_s),
+            *[max(0.0, products_s - bend * weights_s) for bend in _BENDS],
+            work.mixed_context_bytes(shape) / peaks.bytes_per_s,
             work.prefill_context_bytes(shape) / peaks.bytes_per_s,
             work.prefill_attention_flops(shape) / peaks.flops_per_s,
         ]
@@ -233,4 +239,4 @@ class _Recursive:
                     continue
                 rest = moment - sum(map(float.__mul__, row, found)) + own * found[index]
                 found[index] = max(0.0, rest / own)
-            found[-1] = min(found[-1], _ATTENTION_MOST * (found[_PRODUCTS] + found[_PRODUCTS + 1]))
+            found[-1] = min(found[-1], _ATTENTION_MOST * sum(found[_PRODUCTS]))

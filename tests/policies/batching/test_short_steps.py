@@ -98,6 +98,19 @@ def test_steps_are_as_long_as_they_come_where_shorter_ones_serve_nobody(
     assert most_tokens(*run, admit=admit) == 8192
 
 
+def test_decodes_that_are_slower_beside_prompts_want_few_steps_with_some() -> None:
+    class OneKernel(LinearCost):
+        """100 s more for decodes beside prompts."""
+
+        def step_s(self, shape: BatchShape) -> float:
+            slower_s = 100.0 if shape.num_decodes and shape.num_prefill_tokens else 0.0
+            return 2.0 + 0.01 * shape.num_tokens + slower_s
+
+    # 8,000 tokens add 180 s to what the decode takes anyway; 6,000 would add 160, which for all is 213 s.
+    assert most_tokens(decoding("x", limit=500), prefilling("a", prompt=8000), cost=OneKernel()) == 8192
+    assert most_tokens(decoding("x", limit=500), prefilling("a", prompt=8000)) < 8192
+
+
 def test_newcomers_that_find_no_room_do_not_count() -> None:
     # A block of memory is free: the prompt that has begun is alone with what it lacks, and beside a decode it is not.
     kept_out = (make_job("b", prompt=4000),)
@@ -155,8 +168,8 @@ def scene(**settings: Any) -> Scene:
 
 def test_paced_steps_are_no_longer_than_worth_it() -> None:
     assert scene(most_dearer=0.0).plan().token_budget == 8192
-    # 8,065 tokens with the decode: as above with 8,064 of prompts, of which 1,913 are left after five times 3/4.
-    assert scene().plan().token_budget == 1 + 1913
+    # A twentieth: 8,064 prompt tokens and a decode cost 82.65 s, 3,402 and their part of it 85.4, and 2,551 86.98.
+    assert scene().plan().token_budget == 1 + 3402
 
 
 def test_times_that_are_not_to_be_trusted_shorten_nothing() -> None:

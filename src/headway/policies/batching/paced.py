@@ -32,7 +32,7 @@ SAFE_BUDGET_TOKENS = 512
 _HARDLY_LONGER = 1.2
 """Where even those break the target, as many more as make the step at most so many times as long: to a GPU a tile of a
 few dozen is as good as one token."""
-DEFAULT_MOST_DEARER = 0.1
+DEFAULT_MOST_DEARER = 0.05
 """So much more may a token cost for the sake of shorter steps."""
 _STEADY_STEPS = 64
 """Steps that are looked ahead for whether those who decode stay within the target between tokens."""

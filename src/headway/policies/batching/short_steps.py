@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.fill import uncomputed_tokens
@@ -10,7 +12,13 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.fitting import starting
-from headway.policies.batching.step_shapes import GRAIN_TOKENS, scaled, shape_of_decodes, with_prompt
+from headway.policies.batching.step_shapes import (
+    GRAIN_TOKENS,
+    scaled,
+    shape_of_decodes,
+    together,
+    with_prompt,
+)
 
 _SHORTER = 0.75
 """Steps are tried each so much shorter than the one before."""
@@ -23,10 +31,15 @@ class ShortSteps:
     speaks for it is what every step costs whatever is in it, above all reading the weights. From some number of tokens
     on that is next to nothing, on an H100 with 8B parameters from some 1,000, where vLLM's default is 8,192.
 
-    `most_dearer` is the share that a token of the shorter step may cost more than of any longer one. Both steps have
-    their part of the decodes: fewer prompts a step are fewer answers that run at a time, so in the long run the one is
-    to the other as it is now, and to hold shorter steps against all decodes of now would make them look too dear. Who
-    is alone is served at once.
+    `most_dearer` is the share that a token of the shorter step may cost more than of any longer one, in both of two
+    ways:
+
+    - Whole steps, each with its part of the decodes. While there are always prompts to compute, every step has some,
+      and fewer of them are fewer answers that run at a time: in the long run the one is to the other as it is now.
+    - What prompts add to the decodes there are. While there are prompts only now and then, decodes take their steps
+      anyway, and more steps with prompts are dear where decodes are slower beside them (adr/0011).
+
+    Who is alone is served at once.
 
     Source: the knee of throughput over tokens a step that Sarathi-Serve (OSDI 2024, section 3) has its users measure,
     here read off the step-time model.
@@ -43,7 +56,7 @@ class ShortSteps:
     def most_tokens(self, view: StepView, plan: StepPlan) -> int:
         """The tokens that a planned step may have, decodes and all; the plan's own while step times are unknown.
 
-        O(prompts that have begun or have room), and where there are some O(decodes) with 2 predictions of a step's time
+        O(prompts that have begun or have room), and where there are some O(decodes) with 5 predictions of a step's time
         or a few more, log(tokens) at most.
         """
         if self._dearest == 1:
@@ -53,19 +66,20 @@ class ShortSteps:
         many = min(sum(map(uncomputed_tokens, prompts)), plan.token_budget - len(decodes))
         if len(decodes) + len(prompts) < 2 or many * _SHORTER < GRAIN_TOKENS:
             return plan.token_budget
-        longest = with_prompt(shape_of_decodes(decodes), many, 0)
-        enough = self._enough(longest, many)
+        enough = self._enough(shape_of_decodes(decodes), many)
         return plan.token_budget if enough == many else len(decodes) + enough
 
-    def _enough(self, longest: BatchShape, many: int) -> int:
-        """The fewest prompt tokens worth a step, of the `many` that the longest step has."""
-        share = 1.0
-        least_s = self._cost.step_s(longest)
-        while share * _SHORTER * many >= GRAIN_TOKENS:
-            shorter = share * _SHORTER
-            whole_s = self._cost.step_s(scaled(longest, shorter)) / shorter
-            least_s = min(least_s, whole_s)
-            if not whole_s or whole_s > self._dearest * least_s:
+    def _enough(self, decodes: BatchShape, many: int) -> int:
+        """The fewest prompt tokens worth a step with these decodes, where there are `many`."""
+        prompts = with_prompt(BatchShape(), many, 0)
+        alone_s = self._cost.step_s(decodes) if decodes.num_jobs else 0.0
+        share, least_s, least_more_s = 1.0, inf, inf
+        while share * many >= GRAIN_TOKENS:
+            part = scaled(prompts, share)
+            whole_s = self._cost.step_s(together(scaled(decodes, share), part)) / share
+            more_s = (self._cost.step_s(together(decodes, part)) - alone_s) / share
+            least_s, least_more_s = min(least_s, whole_s), min(least_more_s, more_s)
+            if not whole_s or whole_s > self._dearest * least_s or more_s > self._dearest * least_more_s:
                 break
-            share = shorter
-        return int(share * many)
+            share *= _SHORTER
+        return int(min(1.0, share / _SHORTER) * many)

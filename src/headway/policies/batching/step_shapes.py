@@ -47,3 +47,15 @@ def scaled(step: BatchShape, share: float) -> BatchShape:
         prefill_context_tokens=round(step.prefill_context_tokens * share),
         prefill_pairs=step.prefill_pairs * share,
     )
+
+
+def together(one: BatchShape, other: BatchShape) -> BatchShape:
+    """A step of the jobs of both."""
+    return BatchShape(
+        num_jobs=one.num_jobs + other.num_jobs,
+        num_tokens=one.num_tokens + other.num_tokens,
+        num_decodes=one.num_decodes + other.num_decodes,
+        decode_context_tokens=one.decode_context_tokens + other.decode_context_tokens,
+        prefill_context_tokens=one.prefill_context_tokens + other.prefill_context_tokens,
+        prefill_pairs=one.prefill_pairs + other.prefill_pairs,
+    )
