@@ -60,7 +60,8 @@ class Roofline:
 
     def mixed_context_bytes(self, shape: BatchShape) -> float:
         """Those of the bytes that are KV read for decodes beside prompts; 0 in a step of decodes alone."""
-        return self._context_bytes * shape.decode_context_tokens if shape.num_prefill_tokens else 0.0
+        alone = shape.num_tokens == shape.num_decodes
+        return 0.0 if alone else self._context_bytes * shape.decode_context_tokens
 
     def bytes(self, shape: BatchShape) -> float:
         """Bytes each GPU reads and writes."""

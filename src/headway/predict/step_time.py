@@ -154,16 +154,19 @@ class StepTimeModel:
         work, peaks = self._roofline, self._peaks
         products_s = work.product_flops(shape) / peaks.flops_per_s
         weights_s = work.weight_bytes(shape) / peaks.bytes_per_s
-        return [
+        features = [
             1.0,
             float(shape.num_jobs),
             work.bytes(shape) / peaks.bytes_per_s - self._least_reading,
             work.flops(shape) / peaks.flops_per_s,
-            *[max(0.0, products_s - bend * weights_s) for bend in _BENDS],
-            work.mixed_context_bytes(shape) / peaks.bytes_per_s,
-            work.prefill_context_bytes(shape) / peaks.bytes_per_s,
-            work.prefill_attention_flops(shape) / peaks.flops_per_s,
         ]
+        for bend in _BENDS:
+            beyond_s = products_s - bend * weights_s
+            features.append(beyond_s if beyond_s > 0.0 else 0.0)
+        features.append(work.mixed_context_bytes(shape) / peaks.bytes_per_s)
+        features.append(work.prefill_context_bytes(shape) / peaks.bytes_per_s)
+        features.append(work.prefill_attention_flops(shape) / peaks.flops_per_s)
+        return features
 
     def _begin(self) -> None:
         """Fit the first steps together, the farther ones held back: one of them may be a warm-up."""
