@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
+from functools import partial
+from threading import Thread
 from typing import TypeVar
 
 from headway.core.record import Outcome, Record
@@ -100,15 +103,14 @@ def in_processes(
 ) -> Generator[_Done, None, None]:
     """What `work` makes of each item, as it comes, in up to `jobs` processes that begin with `start`.
 
-    They are started afresh (spawn), so that nothing of this process leaks into them. Raises SimulationError if
-    one is killed from outside.
+    They are started afresh (spawn), so that nothing of this process leaks into them, and end with it, even if it is
+    killed. Raises SimulationError if one of them is killed from outside.
     """
     with _ended_on_error():
         executor = ProcessPoolExecutor(
             max_workers=min(jobs, len(items)),
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=start,
-            initargs=start_with,
+            initializer=partial(_begin, start, *start_with),
         )
         try:
             for future in as_completed([executor.submit(work, item) for item in items]):
@@ -120,6 +122,19 @@ def in_processes(
             ) from None
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin(start: Callable[..., None], *start_with: object) -> None:
+    Thread(target=_end_with_parent, daemon=True).start()
+    start(*start_with)
+
+
+def _end_with_parent() -> None:
+    """Wait for the parent's end: one that is killed ends nobody, and its workers would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @contextmanager

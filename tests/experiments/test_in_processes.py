@@ -1,0 +1,79 @@
+"""Worker processes of a study, killed for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headway.experiments.run_cells import in_processes
+
+SCRIPT = """
+import sys
+from tests.experiments.test_in_processes import say_and_wait
+from headway.experiments.run_cells import in_processes
+
+if __name__ == "__main__":
+    list(in_processes(say_and_wait, sys.argv[1:], jobs=2))
+"""
+
+
+def say_and_wait(path: str) -> None:
+    """Leave the process's number in a file, and take long."""
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def process_number(_: int) -> int:
+    return os.getpid()
+
+
+def number_in(path: Path) -> int:
+    """What a worker wrote; waits for it."""
+    for _ in range(600):
+        if path.exists() and path.read_text():
+            return int(path.read_text())
+        time.sleep(0.1)
+    pytest.fail(f"no worker has begun {path}")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone within a minute; what nobody waited for counts as gone."""
+    stat = Path(f"/proc/{pid}/stat")
+    for _ in range(600):
+        try:
+            if stat.read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, sent: signal.Signals) -> None:
+    marks = [tmp_path / "one", tmp_path / "two"]
+    script = tmp_path / "study.py"
+    script.write_text(SCRIPT)
+    root = str(Path(__file__).parents[2])
+    parent = subprocess.Popen(
+        [sys.executable, str(script), *map(str, marks)], cwd=root, env={**os.environ, "PYTHONPATH": root}
+    )
+    try:
+        workers = [number_in(mark) for mark in marks]
+        parent.send_signal(sent)
+        assert parent.wait(timeout=60) == -sent
+        assert all(has_ended(pid) for pid in workers)
+    finally:
+        parent.kill()
+
+
+def test_each_item_is_worked_on_in_another_process() -> None:
+    found = list(in_processes(process_number, range(3), jobs=2))
+    assert len(found) == 3
+    assert os.getpid() not in found
