@@ -66,20 +66,20 @@ _UNKNOWN = StepSecondsPrediction(0.0, 0.0, 0.0)
 
 
 class StepTimeModel:
-    """Step time = a + b jobs + c (tM - tM0) + d tF + e max(0, tW - tM0) + h tX + g tP + f tA, no coefficient below 0.
+    """Step time = a + b jobs + c (tM - tM0) + d tF + sum of e_k max(0, tW - k tM0) + h tX + g tP + f tA, none below 0.
 
     tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of the weights, tW the operations of
-    the products with them: those wait for the slower of the two, whatever else is read. tX are the bytes of KV that
-    decodes read in a step with prompts, which costs more where all share the kernel of prompts; tP those that
-    prompts read, again for every tile of a chunk; and tA the operations of prompts' attention, which run slower than
-    matrix products do (adr/0014): f <= 5 (d + e). The paper's features (Ascendra section 4.2: tM + tF, max(tM,
-    tF), tM, tF, 1) are nearly parallel; these are not, so that few steps settle them. Relative errors are made small
-    by recursive least squares with forgetting, and outliers are held back (`UsualError`), among decodes and among steps
-    with prompts by their own measure: else prompts, when rare, would be outliers all. What steps
-    of late say nothing of, such as the cost of a prompt during a long decode, stays as it was last known.
+    the products with them: those wait for the slower of the two, whatever else is read, from a k of 1, 2 or 4 on. tX
+    are the bytes of KV that decodes read in a step with prompts, which costs more where all share the kernel of
+    prompts; tP those that prompts read, again for every tile of a chunk; and tA the operations of prompts' attention,
+    which run slower than matrix products do (adr/0014): f <= 5 (d + all e_k). The paper's features (Ascendra section
+    4.2: tM + tF, max(tM, tF), tM, tF, 1) are nearly parallel; these are not, so that few steps settle them. Relative
+    errors are made small by recursive least squares with forgetting, and outliers are held back (`UsualError`), among
+    decodes and among steps with prompts by their own measure: else prompts, when rare, would be outliers all. What
+    steps of late say nothing of, such as the cost of a prompt during a long decode, stays as it was last known.
 
     Until 20 steps were seen it answers from `prior`, or 0 without one, so that nothing is decided by a
-    guess. Memory is bounded: 8 coefficients, their 64 products, and 400 ratios for the intervals.
+    guess. Memory is bounded: 10 coefficients, their 100 products, and 400 ratios for the intervals.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class StepTimeModel:
         return seconds
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """Learn from a finished step. About 40 us."""
+        """Learn from a finished step. About 60 us."""
         if not seconds > 0 or not shape.num_jobs:
             return
         self.observed_steps += 1

@@ -47,8 +47,8 @@ class Paced:
     through all the same; if those break the target, as many as take hardly longer. Where the decodes alone would take
     too long, those pause that have no such target, or one at least twice as long that they are ahead of, the lowest
     ranked first, and nobody starts; where no pause helps, nobody pauses. `share` of the target is used: the rest is for
-    what the prediction leaves out. While steps have no predicted time, or nobody has such a target, the engine's own
-    budget holds; where predictions are wrong or no pause helps, SAFE_BUDGET_TOKENS.
+    what the prediction leaves out. Where predictions are wrong or no pause helps, a step with such a target has
+    SAFE_BUDGET_TOKENS; while steps have no predicted time the engine's own budget holds.
 
     Where nobody who decodes has such a target, steps are as short as they may be for a token to cost at most
     `most_dearer` more than in any longer one (`ShortSteps`).

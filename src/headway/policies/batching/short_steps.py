@@ -56,8 +56,8 @@ class ShortSteps:
     def most_tokens(self, view: StepView, plan: StepPlan) -> int:
         """The tokens that a planned step may have, decodes and all; the plan's own while step times are unknown.
 
-        O(prompts that have begun or have room), and where there are some O(decodes) with 5 predictions of a step's time
-        or a few more, log(tokens) at most.
+        O(prompts that have begun or have room), and where there are some O(decodes) with five predictions of a step's
+        time, and two more for each that is a quarter shorter and still worth it: O(log tokens).
         """
         if self._dearest == 1:
             return plan.token_budget
