@@ -66,7 +66,7 @@ def test_a_share_is_of_the_stretch_and_inflation_of_its_busiest_thread() -> None
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="not a Linux with schedstat")
 def test_a_process_that_works_is_seen_working() -> None:
-    work = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\ninput()"
+    work = "import time\nend = time.process_time() + 0.25\nwhile time.process_time() < end: pass\ninput()"
     with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE) as child:
         deadline_s = time.monotonic() + 60
         while usage(child.pid).cpu_s < 0.2 and time.monotonic() < deadline_s:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 
 from headway.core.job import Job
+from headway.core.plan import StepOutcome, StepPlan
 from headway.policies.order import Governing, Learning
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.remaining_work import RemainingWork
@@ -51,6 +52,7 @@ def test_lengths_rank_once_they_have_proved_right() -> None:
     order.add(long)
     assert (ids(order.top(2, 0.0)), order.trusts_predictions) == (["long", "short"], False)
     teach(order, RIGHT)  # type: ignore[arg-type]
+    order.observe(StepOutcome(now_s=0.0, plan=StepPlan()))
     assert (ids(order.top(2, 0.0)), order.trusts_predictions) == (["short", "long"], True)
     assert ids(order.rank([long, short], 0.0)) == ["short", "long"]
 

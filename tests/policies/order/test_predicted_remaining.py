@@ -235,3 +235,27 @@ def test_keys_are_taken_anew_when_newcomers_bring_twice_the_work() -> None:
     least = expecting("least", 1, 0.4)
     order.add(least)
     assert ids(order.top(3, 20.0)) == ["old", "least", "new"]
+
+
+def test_with_another_unit_all_are_sorted_at_once_and_estimated_anew_in_turn() -> None:
+    # 130 wait, and their prompts have been computed since they were estimated; then others bring a hundred times as
+    # much. 64 are estimated anew beside each step, in the order they came.
+    order = PredictedRemaining(PerToken(), give_way_s=1.0)
+    jobs = [expecting(f"{number:03}", 64 + number / 1000, prompt=9) for number in range(130)]
+    for job in jobs:
+        order.add(job)
+    order.observe(NO_STEP)
+    for job in jobs:
+        job.num_computed_tokens = 8  # of nine
+    before_s = [order.work.of(job) for job in jobs]
+    for number in range(130):
+        order.add(expecting(f"much{number:03}", 6400, 20.0))
+    new_s = []
+    for _ in range(5):
+        order.observe(NO_STEP)
+        new_s.append(sum(order.work.of(job) < was_s for job, was_s in zip(jobs, before_s, strict=True)))
+        keys = [
+            (job.arrival_s + order.usual.times(order.work.of(job)), job.id) for job in order.top(260, 20.0)
+        ]
+        assert keys == sorted(keys)
+    assert new_s == [64, 128, 130, 130, 130]

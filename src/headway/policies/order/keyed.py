@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from headway.core.job import Job
@@ -29,6 +29,10 @@ class KeyedOrder(ABC):
     def _queue_of(self, job: Job) -> SortedIndex:
         """The index that a job waits in."""
         return self._index
+
+    def _all_queues(self) -> Iterable[SortedIndex]:
+        """Every index that jobs wait in."""
+        return (self._index,)
 
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""

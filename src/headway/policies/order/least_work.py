@@ -24,10 +24,10 @@ class LeastWork(PredictedRemaining):
 
     While predictions are bad, or there are none, everybody may have any length that answers had of late: who was none
     of the short sinks as in a feedback queue, who comes near the usual lengths rises again, and long prompts, which
-    are known, wait for short ones. Every live job's key is taken anew when trust changes; one's own also grows as it
-    turns out to be none of the short. With jobs of several tenants, the tenant that has had least service comes first
-    (`TenantShares`), and its jobs by least work. Nobody is overtaken for ever, as in `predicted-remaining`. Costs: as
-    there; a change O(live log live); with several tenants O(tenants + k log tenants) for the top k.
+    are known, wait for short ones. When trust changes every live job is estimated anew, 64 a step; one's own key also
+    grows as it turns out to be none of the short. With jobs of several tenants, the tenant that has had least service
+    comes first (`TenantShares`), and its jobs by least work. Nobody is overtaken for ever, as in
+    `predicted-remaining`. Costs: as there; with several tenants O(tenants + k log tenants) for the top k.
     """
 
     _estimator = GittinsWork
@@ -59,6 +59,9 @@ class LeastWork(PredictedRemaining):
 
     def _queue_of(self, job: Job) -> SortedIndex:
         return self._queues.setdefault(job.tenant, SortedIndex())
+
+    def _all_queues(self) -> Iterable[SortedIndex]:
+        return self._queues.values()
 
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
@@ -136,4 +139,4 @@ class LeastWork(PredictedRemaining):
         self.quality.observe(job.predicted_length, job.num_output_tokens)
         if self.quality.trusted is not self.work.believes_predictions:
             self.work.believes_predictions = self.quality.trusted
-            self._touch_all()
+            self._doubt_all()
