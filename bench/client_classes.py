@@ -8,7 +8,7 @@ from random import Random
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError, SimulationError
-from headway.experiments.ascendra_real_stream import TTFT_FACTOR
+from headway.experiments.ascendra.real_stream import TTFT_FACTOR
 from headway.experiments.demo_stream import INTERACTIVE_SHARE
 from headway.results import Summary
 from headway.traces import TraceRequest

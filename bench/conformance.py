@@ -36,7 +36,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.guard import GuardedPolicy
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.engine.model_free import (
     BLOCK_SIZE,
     ModelFreeEngine,

@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.core.host_copies import HostCopies
 from headway.core.plan import Reason, StepOutcome, StepPlan
-from headway.engine.kv_scheduler import VllmBlocks
+from headway.engine.kv.scheduler_side import VllmBlocks
 from headway.sim.engine import SimulatedEngine, _Flight
 from headway.sim.kv_pool import KvPool
 from headway.sim.limits import EngineLimits

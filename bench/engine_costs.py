@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench.progress import say
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.profile import Measurements, Profiler
-from headway.engine.profile_result import Identity, conclude
+from headway.engine.profiling.profile import Measurements, Profiler
+from headway.engine.profiling.result import Identity, conclude
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import SteppedEngine
 from headway.predict.cost_file import write_cost_file

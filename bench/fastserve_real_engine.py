@@ -16,7 +16,7 @@ from bench.engine_time import EngineTime
 from bench.progress import say
 from bench.serving_engine import Served, ServingEngine
 from bench.side_by_side import Lane, compared, measure_side_by_side
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.experiments.mid_model import ensure_mid_model

@@ -13,7 +13,7 @@ from bench.fidelity_cells import Run, run_of
 from bench.fidelity_setup import RealSide, Setup
 from bench.fidelity_steps import Row
 from headway.core.record import Record
-from headway.engine.profile import Measurements
+from headway.engine.profiling.profile import Measurements
 from headway.errors import ConfigError
 from headway.experiments.real_engine import ServedStep
 from headway.results import read_records

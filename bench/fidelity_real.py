@@ -12,7 +12,7 @@ from bench.engine_costs import profile_for
 from bench.fidelity_folder import Folder, RealRun
 from bench.fidelity_setup import RealSide, Setup, predictions, stream
 from bench.progress import say
-from headway.engine.profile import Measurements, Profiler
+from headway.engine.profiling.profile import Measurements, Profiler
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import SteppedEngine
 from headway.experiments.mid_model import ensure_mid_model

@@ -45,10 +45,10 @@ from bench.progress import say
 from headway.core.slo import Slo
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import ConfigError
-from headway.experiments.ascendra_real_run import Calibrated, StreamRun, calibrated, serve_stream, warm_up
-from headway.experiments.ascendra_real_servers import fleet
-from headway.experiments.ascendra_real_stream import Shape, TargetRule, bursty_stream
-from headway.experiments.ascendra_real_systems import SYSTEMS, calibrating
+from headway.experiments.ascendra.real_run import Calibrated, StreamRun, calibrated, serve_stream, warm_up
+from headway.experiments.ascendra.real_servers import fleet
+from headway.experiments.ascendra.real_stream import Shape, TargetRule, bursty_stream
+from headway.experiments.ascendra.real_systems import SYSTEMS, calibrating
 from headway.results import RecordWriter
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole

@@ -10,8 +10,8 @@ from bench.engine_costs import profiled
 from headway.core.record import Record
 from headway.engine.demo_model import DEMO
 from headway.engine.settings import EngineSettings
-from headway.experiments.ascendra_real_servers import VLLM_FLAGS
-from headway.experiments.ascendra_real_systems import ASCENDRA, SERVICES, SYSTEMS, pool_sizes
+from headway.experiments.ascendra.real_servers import VLLM_FLAGS
+from headway.experiments.ascendra.real_systems import ASCENDRA, SERVICES, SYSTEMS, pool_sizes
 from headway.experiments.engine_sizes import Sizes, engine_limits
 from headway.experiments.policy_choice import Parts, policies_of
 from headway.predict.calibration import Calibration

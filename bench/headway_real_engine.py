@@ -20,7 +20,7 @@ from bench.taught_lengths import TAUGHT, estimates_of, untaught_stream
 from bench.wrong_cost import wrong_by
 from headway.core.record import Outcome, Record
 from headway.engine.demo_model import DEMO
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
 from headway.experiments.planning.foretold import Foretold
 from headway.traces import TraceRequest

@@ -42,7 +42,7 @@ from bench.taught_lengths import MAX_OUTPUT_TOKENS, TAUGHT, estimates_of, untaug
 from headway.core.prediction_quality import kendall_tau
 from headway.core.record import Record
 from headway.engine.demo_model import DEMO
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.experiments.planning.foretold import Foretold

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.record import Outcome, Record
-from headway.engine.kv_host import HostKv
-from headway.engine.server_command import server_command
-from headway.engine.server_process import ServerProcess
+from headway.engine.kv.host import HostKv
+from headway.engine.launching.server_command import server_command
+from headway.engine.launching.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
 from headway.gateway import ReplayOptions, replay
 from headway.gateway.client.scrape import scrape

@@ -48,7 +48,7 @@ from bench.swap_figures import (
     versus,
 )
 from headway.engine.demo_model import DemoRecipe, ensure_model
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.traces import AllAtOnce, LogNormal, TraceRequest, Workload

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
-from headway.engine.kv_orders import CopyOrder
+from headway.engine.kv.orders import CopyOrder
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import Hints, SteppedEngine, SteppedStep
 from headway.experiments.real_engine import prompt_ids

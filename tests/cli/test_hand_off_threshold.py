@@ -9,7 +9,7 @@ import pytest
 
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_site import Request, Site, build_site
-from headway.engine.core_binding import CORES_VARIABLE
+from headway.engine.launching.core_binding import CORES_VARIABLE
 from headway.engine.settings import EngineSettings
 from headway.experiments.planning.threshold import rules_with
 from tests.cli.conftest import Refused

@@ -11,19 +11,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headway.experiments.adaptivellm_errors import PredictorErrors
-from headway.experiments.adaptivellm_scope import Scope
-from headway.experiments.ascendra_scope import Scope as AscendraScope
-from headway.experiments.fastserve_scope import Scope as FastServeScope
-from headway.experiments.magnus_data import find_data
-from headway.experiments.magnus_scope import Scope as MagnusScope
+from headway.experiments.adaptivellm.errors import PredictorErrors
+from headway.experiments.adaptivellm.scope import Scope
+from headway.experiments.ascendra.scope import Scope as AscendraScope
+from headway.experiments.fastserve.scope import Scope as FastServeScope
+from headway.experiments.magnus.data import find_data
+from headway.experiments.magnus.scope import Scope as MagnusScope
 from headway.experiments.study_runs import FILE
 from tests.cli.conftest import Headway, Refused
-from tests.experiments.magnus_rows import write_rows
-from tests.experiments.test_adaptivellm_study import ERRORS, kept
-from tests.experiments.test_ascendra_study import kept as kept_of_ascendra
-from tests.experiments.test_fastserve_study import kept as kept_of_fastserve
-from tests.experiments.test_magnus_study import keep_all as keep_all_of_magnus
+from tests.experiments.adaptivellm.test_adaptivellm_study import ERRORS, kept
+from tests.experiments.ascendra.test_ascendra_study import kept as kept_of_ascendra
+from tests.experiments.fastserve.test_fastserve_study import kept as kept_of_fastserve
+from tests.experiments.magnus.magnus_rows import write_rows
+from tests.experiments.magnus.test_magnus_study import keep_all as keep_all_of_magnus
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ import sys
 from headway.cli.serve_gateway import run_gateway
 from headway.cli.serve_layout import read_layout
 from headway.cli.serve_site import Site
-from headway.engine.core_binding import Binding
-from headway.engine.instances_command import InstancesPlan, LocalInstances
+from headway.engine.launching.core_binding import Binding
+from headway.engine.launching.instances_command import InstancesPlan, LocalInstances
 from headway.engine.settings import EngineSettings
 from headway.gateway.instances.fleet import FleetOptions
 from headway.gateway.options import GatewayOptions

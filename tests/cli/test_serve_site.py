@@ -10,9 +10,9 @@ import pytest
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_site import Request, Site, build_site, introduction
 from headway.core.slo import Slo
-from headway.engine.core_binding import CORES_VARIABLE
-from headway.engine.cpu_dtype import fastest_dtype
-from headway.engine.server_command import is_cpu_build
+from headway.engine.launching.core_binding import CORES_VARIABLE
+from headway.engine.launching.cpu_dtype import fastest_dtype
+from headway.engine.launching.server_command import is_cpu_build
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.presets import PRESETS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.engine.server_command import SCHEDULER
+from headway.engine.launching.server_command import SCHEDULER
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm_seams import TESTED
 from headway.errors import ConfigError

@@ -6,7 +6,7 @@ from vllm.utils.ompmultiprocessing import OMPProcessManager
 
 from headway.engine.cpu_cores import compute_on_as_many_cores_as_without_connector
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.engine.model_free import engine_config
 
 pytestmark = pytest.mark.vllm

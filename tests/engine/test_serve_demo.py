@@ -226,7 +226,10 @@ def test_vllms_own_benchmark_client_runs_against_it(serving: Serving, tmp_path: 
     words += ["--tokenizer", resolve_model("demo"), "--dataset-name", "random", "--random-input-len", "20"]
     words += ["--random-output-len", "10", "--result-filename", str(tmp_path / "result.json")]
     done = subprocess.run(
-        [sys.executable, "-m", "headway.engine.launcher", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "headway.engine.launching.launcher", *words],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads((tmp_path / "result.json").read_text())["completed"] == 10

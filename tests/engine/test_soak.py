@@ -12,7 +12,7 @@ import pytest
 
 from bench import soak
 from headway.core.record import Outcome, Record
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.traces import load_trace
 
 

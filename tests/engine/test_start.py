@@ -14,7 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from headway.engine import HeadwayScheduler
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.engine.model_free import StepLog, engine_config, make_scheduler
 from headway.engine.scheduler import AsyncPolicyScheduler, PolicyScheduler
 from headway.engine.self_check import compare_logs, self_check

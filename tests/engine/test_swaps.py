@@ -19,9 +19,9 @@ from headway.core.job import Job, JobState
 from headway.core.plan import Fate, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
-from headway.engine import kv_scheduler
-from headway.engine.kv_host import HostKv
-from headway.engine.kv_orders import CopyOrder, CopyOrders, CopyReport
+from headway.engine.kv import scheduler_side
+from headway.engine.kv.host import HostKv
+from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
 from headway.engine.model_free import ScriptedRequest, replay
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
@@ -448,11 +448,11 @@ def test_a_step_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     built = swapping_at({6}, serial=False)
     engine = MirrorEngine(built, 6)
     clock = SimpleNamespace(now_s=100.0)
-    monkeypatch.setattr(kv_scheduler, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(scheduler_side, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     asked: dict[float, bool] = {}
     for _ in replay(engine, [ScriptedRequest("long", 0, list(range(300)), 30)], 200):
         if built.swaps.device.coming_free and not asked:
-            for clock.now_s in (100.0, 100.0 + kv_scheduler.PATIENCE_S, 100.1 + kv_scheduler.PATIENCE_S):
+            for clock.now_s in (100.0, 100.0 + scheduler_side.PATIENCE_S, 100.1 + scheduler_side.PATIENCE_S):
                 asked[clock.now_s] = built.swaps.waits_for_blocks()
     assert list(asked.values()) == [True, True, False]
     assert not built.swaps.waits_for_blocks()  # nothing is under way any more

@@ -143,7 +143,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = {
         10: "headway serve",
         11: "python -m other --port 1",
-        12: "python -m headway.engine.launcher serve --port 8123",
+        12: "python -m headway.engine.launching.launcher serve --port 8123",
     }
     for pid, line in lines.items():
         (tmp_path / str(pid)).mkdir()

@@ -16,9 +16,9 @@ from bench.fidelity_simulated import simulated, with_link
 from bench.fidelity_steps import own_calibration, steps_report
 from headway.core.batch_shape import BatchShape, StepKind
 from headway.core.record import Outcome
-from headway.engine.block_copies import Direction, TimedCopy
 from headway.engine.demo_model import DemoRecipe, ensure_demo_random, ensure_model
-from headway.engine.profile import Measurements
+from headway.engine.kv.block_copies import Direction, TimedCopy
+from headway.engine.profiling.profile import Measurements
 from headway.engine.stepped_engine import SteppedStep
 from headway.errors import ConfigError
 from headway.experiments.real_engine import ServedStep

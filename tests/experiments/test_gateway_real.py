@@ -13,9 +13,9 @@ from bench.gateway_real_figures import cell, client_figures, headline, over, sys
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError
-from headway.experiments.ascendra_real_run import CLIENT, GATEWAY, OTHERS, Calibrated, StreamRun
-from headway.experiments.ascendra_real_stream import Shape, TargetRule
-from headway.experiments.ascendra_real_systems import ASCENDRA, SYSTEMS
+from headway.experiments.ascendra.real_run import CLIENT, GATEWAY, OTHERS, Calibrated, StreamRun
+from headway.experiments.ascendra.real_stream import Shape, TargetRule
+from headway.experiments.ascendra.real_systems import ASCENDRA, SYSTEMS
 from headway.experiments.process_cpu import CpuShare
 from headway.results import Summary, summarize
 

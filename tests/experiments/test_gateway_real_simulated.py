@@ -9,8 +9,8 @@ import pytest
 
 from bench.gateway_real_simulated import Simulated
 from headway.core.slo import Slo
-from headway.experiments.ascendra_real_stream import bursty_stream
-from headway.experiments.ascendra_real_systems import SYSTEMS
+from headway.experiments.ascendra.real_stream import bursty_stream
+from headway.experiments.ascendra.real_systems import SYSTEMS
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 

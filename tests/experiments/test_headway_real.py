@@ -41,7 +41,7 @@ from bench.versus import GOODPUT, MEAN_JCT, Runs
 from bench.wrong_cost import wrong_by
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.experiments.planning.foretold import Foretold

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.engine.server_process import ServerProcess
+from headway.engine.launching.server_process import ServerProcess
 from headway.gateway.endpoint import open_session
 from headway.gateway.instances.fleet import Fleet, FleetOptions, Member
 

@@ -9,7 +9,7 @@ import typer
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.engine.kv_host import HostKv
+    from headway.engine.kv.host import HostKv
 
 HostKvGib = Annotated[
     float | None,
@@ -32,7 +32,7 @@ HostKvBytesPerS = Annotated[
 
 def host_memory(gib: float | None, bytes_per_s: float | None) -> HostKv | None:
     """What the flags ask for; None without memory. Raises ConfigError for values that are not accepted."""
-    from headway.engine.kv_host import HostKv
+    from headway.engine.kv.host import HostKv
 
     if gib is not None and gib != 0:
         return HostKv(gib=gib, bytes_per_s=bytes_per_s)

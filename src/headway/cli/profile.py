@@ -13,8 +13,8 @@ from headway.cli.profile_recompute import RecomputeAsk, profile_recompute
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.engine.profile import Measurements, ProfilePlan
-    from headway.engine.profile_result import ProfileResult
+    from headway.engine.profiling.profile import Measurements, ProfilePlan
+    from headway.engine.profiling.result import ProfileResult
 
 EPILOG = """Examples:
 
@@ -110,7 +110,7 @@ def _refuse_for_the_grid(model: str | None, seconds: float | None, vllm_flags: l
 
 
 def _plan(seconds: float | None, quick: bool, seed: int) -> ProfilePlan:
-    from headway.engine.profile import DEFAULT_SECONDS, QUICK_SECONDS, ProfilePlan
+    from headway.engine.profiling.profile import DEFAULT_SECONDS, QUICK_SECONDS, ProfilePlan
 
     if quick and seconds is not None:
         raise ConfigError("--quick and --seconds are given; accepted: one of them")
@@ -122,7 +122,7 @@ def _measure(model: str, vllm_flags: list[str], plan: ProfilePlan) -> tuple[Meas
     """What was measured, and whether it was interrupted; None if there is nothing yet."""
     measured: Measurements | None = None
     try:
-        from headway.engine.profile import Measurements, measure
+        from headway.engine.profiling.profile import Measurements, measure
         from headway.engine.stepped_engine import SteppedEngine
 
         typer.echo("starting vLLM", err=True)
@@ -146,7 +146,7 @@ def _conclude(
     from datetime import date
 
     from headway.engine.machine import machine_name, vllm_version
-    from headway.engine.profile_result import Identity, conclude
+    from headway.engine.profiling.result import Identity, conclude
 
     missing = ["everything"] if measured is None else measured.missing()
     if interrupted and missing:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from headway.engine.recompute_grid import GridMeasurements, GridPlan
+    from headway.engine.profiling.recompute_grid import GridMeasurements, GridPlan
     from headway.predict.recompute_regressors import JudgedCell
     from headway.predict.recompute_rows import RecomputeRows
     from headway.predict.recompute_verdict import Verdict
@@ -77,7 +77,7 @@ def _conclude(rows: RecomputeRows, ask: RecomputeAsk) -> None:
 
 def _measured_rows(ask: RecomputeAsk) -> RecomputeRows | None:
     """The rows, written to their file, also after an interruption; None, saying so, if there are none yet."""
-    from headway.engine.recompute_grid import FULL, QUICK, GridMeasurements
+    from headway.engine.profiling.recompute_grid import FULL, QUICK, GridMeasurements
     from headway.predict.recompute_rows import write_rows
 
     assert ask.out is not None
@@ -98,7 +98,7 @@ def _measured_rows(ask: RecomputeAsk) -> RecomputeRows | None:
 
 def _measure(plan: GridPlan, into: GridMeasurements) -> bool:
     """Fill `into`; whether it was interrupted."""
-    from headway.engine.recompute_grid import measure_grid
+    from headway.engine.profiling.recompute_grid import measure_grid
 
     shapes = len(plan.recipes())
     typer.echo(

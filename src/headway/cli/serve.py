@@ -14,8 +14,8 @@ from headway.cli.serve_flags import GatewayFlags
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.engine.kv_host import HostKv
-    from headway.engine.server_command import ServerCommand
+    from headway.engine.kv.host import HostKv
+    from headway.engine.launching.server_command import ServerCommand
     from headway.engine.settings import EngineSettings
 
 EPILOG = """Examples:
@@ -238,7 +238,7 @@ def _serve_one(
     model: str, settings: EngineSettings, vllm_flags: Sequence[str], address: tuple[str, int]
 ) -> int:
     """Exit code of one server by itself."""
-    from headway.engine.server_command import server_command
+    from headway.engine.launching.server_command import server_command
 
     check_address(*address)
     command = server_command(model, settings, address, vllm_flags)
@@ -267,7 +267,7 @@ def _serve_several(
 
 def _run(command: ServerCommand, address: tuple[str, int]) -> int:
     """Exit code of the server."""
-    from headway.engine.server_process import GRACE_S, ServerProcess, run_until_signalled
+    from headway.engine.launching.server_process import GRACE_S, ServerProcess, run_until_signalled
 
     grace_s = GRACE_S + command.drain_s
     code = run_until_signalled(lambda: ServerProcess(command.arguments, address, grace_s=grace_s))

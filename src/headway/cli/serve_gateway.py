@@ -25,7 +25,7 @@ from headway.gateway.instances.rebalance import rebalance
 from headway.routing import build_router
 
 if TYPE_CHECKING:
-    from headway.engine.instances_command import LocalInstances
+    from headway.engine.launching.instances_command import LocalInstances
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_FAILED = 1

@@ -9,10 +9,15 @@ from dataclasses import dataclass, replace
 from headway.cli.serve import base_url, targets
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_layout import POLICY, Layout, Place, read_layout
-from headway.engine.instances_command import InstancesPlan, LocalInstances, bind_instances, check_memory
-from headway.engine.server_command import ServerCommand
+from headway.engine.launching.instances_command import (
+    InstancesPlan,
+    LocalInstances,
+    bind_instances,
+    check_memory,
+)
+from headway.engine.launching.server_command import ServerCommand
+from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm_flags import parse_vllm_flags, value_of
 from headway.errors import ConfigError
 from headway.gateway.instances.fleet import FleetOptions
 from headway.gateway.keys import read_keys

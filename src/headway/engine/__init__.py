@@ -12,7 +12,7 @@ def HeadwayScheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     is final (a wrong base loses asynchronous scheduling, or hangs pipeline parallelism). Raises SeamError
     or ConfigError if this vLLM, or this combination of options, cannot work.
     """
-    from headway.engine.last_words import reason_left
+    from headway.engine.launching.last_words import reason_left
     from headway.engine.start import build_scheduler
 
     with reason_left():

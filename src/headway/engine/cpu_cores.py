@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-from headway.engine.kv_host import CONNECTOR
+from headway.engine.kv.host import CONNECTOR
 
 
 def compute_on_as_many_cores_as_without_connector() -> None:

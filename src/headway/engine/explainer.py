@@ -18,7 +18,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.record import Record
 from headway.core.view import StepView
-from headway.engine.kv_host import worker_block_bytes
+from headway.engine.kv.host import worker_block_bytes
 from headway.engine.shadow_window import about, window
 from headway.errors import ConfigError
 from headway.predict.judged_steps import JudgedSteps

@@ -9,7 +9,7 @@ from typing import Any
 from headway.core.hints import read_hints
 from headway.engine.cpu_cores import compute_on_as_many_cores_as_without_connector
 from headway.engine.cpu_tiles import ask_for_tiles
-from headway.engine.length_entry import predict_at_entry
+from headway.engine.lengths.entry import predict_at_entry
 from headway.engine.questions import answer_questions
 from headway.engine.stream_endings import show_endings
 from headway.errors import ConfigError

@@ -28,7 +28,7 @@ from headway.engine.explainer import NOT_FOLLOWED, explainer_of
 from headway.engine.farewells import Farewells
 from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
-from headway.engine.kv_scheduler import swaps_of
+from headway.engine.kv.scheduler_side import swaps_of
 from headway.engine.queue import WindowQueue
 from headway.engine.settings import EngineSettings
 from headway.engine.steady_plan import SteadyPlan

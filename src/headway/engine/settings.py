@@ -10,7 +10,7 @@ import msgspec
 
 from headway.core.explain.trail import KEPT_ENDED
 from headway.core.slo import NO_TARGETS, Slo
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.errors import ConfigError
 from headway.policies.presets import Preset, find_preset
 

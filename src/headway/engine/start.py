@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from headway.engine.kv_host import CONNECTOR
+from headway.engine.kv.host import CONNECTOR
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.presets import build_policy

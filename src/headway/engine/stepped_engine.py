@@ -9,8 +9,8 @@ from typing import Any
 
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
-from headway.engine.launcher import answer_for_missing_distribution
-from headway.engine.server_command import SCHEDULER, server_command
+from headway.engine.launching.launcher import answer_for_missing_distribution
+from headway.engine.launching.server_command import SCHEDULER, server_command
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Record
+from headway.engine.launching.server_command import server_command
+from headway.engine.launching.server_process import ServerProcess
 from headway.engine.machine import processors
-from headway.engine.server_command import server_command
-from headway.engine.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
 from headway.experiments.both_sides import add_engine_side
 from headway.experiments.predictor_choice import NONE, check_predictor, is_made, length_source

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from headway.engine.kv_host import HostKv
+from headway.engine.kv.host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import SteppedEngine

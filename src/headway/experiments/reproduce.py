@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headway.errors import ConfigError
-from headway.experiments.adaptivellm_study import AdaptiveLlm
-from headway.experiments.ascendra_study import Ascendra
-from headway.experiments.fastserve_study import FastServe
-from headway.experiments.magnus_study import Magnus
+from headway.experiments.adaptivellm.study import AdaptiveLlm
+from headway.experiments.ascendra.study import Ascendra
+from headway.experiments.fastserve.study import FastServe
+from headway.experiments.magnus.study import Magnus
 from headway.experiments.paper import Paper
 
 PAPERS: dict[str, Paper] = {

@@ -9,7 +9,7 @@ import pytest
 from headway.cli import _load
 from headway.cli.serve_layout import read_layout
 from headway.core.slo import NO_TARGETS, Slo
-from headway.engine.vllm_flags import parse_vllm_flags, value_of
+from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.deploy import arguments, command
 from headway.experiments.planning.deployed import with_port

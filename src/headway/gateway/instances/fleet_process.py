@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class LaunchedServer(Protocol):
-    """A server that the gateway started and ends; `headway.engine.server_process.ServerProcess` is one."""
+    """A server that the gateway started and ends; `headway.engine.launching.server_process.ServerProcess` is one."""
 
     @property
     def url(self) -> str:

@@ -1,0 +1,106 @@
+"""Copies of KV blocks between a GPU and pinned host memory, on streams of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headway.engine.kv.orders import CopyOrder
+from headway.engine.kv.worker_side import pieces
+
+PIECE_BLOCKS = 32
+"""Blocks moved at a time: what is gathered on the device on the way takes that much of its memory."""
+
+
+class CudaCopier:
+    """One stream a direction, ordered after the compute submitted before; the host only submits.
+
+    A block's layers lie together in host memory, so each block is one transfer over the link; on the device
+    they are gathered and scattered at its own bandwidth. `bytes_per_s` is a lower bound on how long a copy
+    lasts, as it is reported.
+    """
+
+    def __init__(
+        self, layers: Sequence[torch.Tensor], num_host_blocks: int, bytes_per_s: float | None
+    ) -> None:
+        self._layers = list(layers)
+        self._device = layers[0].device
+        shape = (len(layers), *layers[0].shape[1:])
+        self._host = torch.empty((num_host_blocks, *shape), dtype=layers[0].dtype, pin_memory=True)
+        self._block_bytes = self._host[0].nbytes
+        self._bytes_per_s = bytes_per_s
+        self._to_host = _Link(torch.cuda.Stream(self._device))
+        self._to_device = _Link(torch.cuda.Stream(self._device))
+
+    def save(self, order: CopyOrder) -> CudaTicket:
+        """Start to copy to the host, once the compute submitted so far is done."""
+        return self._submit(order, self._to_host, self._gather)
+
+    def restore(self, order: CopyOrder) -> CudaTicket:
+        """Start to copy back, once the compute submitted so far, which may read these blocks, is done."""
+        return self._submit(order, self._to_device, self._scatter)
+
+    def close(self) -> None:
+        """Wait for the copies under way."""
+        self._to_host.stream.synchronize()
+        self._to_device.stream.synchronize()
+
+    def _submit(self, order: CopyOrder, link: _Link, move: object) -> CudaTicket:
+        stream = link.stream
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            start = torch.cuda.Event(enable_timing=True)
+            start.record(stream)
+            for device_blocks, host_blocks in pieces(order, PIECE_BLOCKS):
+                move(torch.tensor(device_blocks, device=self._device), host_blocks)  # type: ignore[operator]
+            end = torch.cuda.Event(enable_timing=True)
+            end.record(stream)
+        least_s = 0.0
+        if self._bytes_per_s is not None:
+            least_s = len(order.device_blocks) * self._block_bytes / self._bytes_per_s
+        link.due_s = max(link.due_s, time.perf_counter()) + least_s
+        return CudaTicket(start, end, link.due_s, least_s)
+
+    def _gather(self, device_blocks: torch.Tensor, host_blocks: list[int]) -> None:
+        gathered = torch.stack([layer.index_select(0, device_blocks) for layer in self._layers], dim=1)
+        for block, to in zip(gathered, host_blocks, strict=True):
+            self._host[to].copy_(block, non_blocking=True)
+
+    def _scatter(self, device_blocks: torch.Tensor, host_blocks: list[int]) -> None:
+        shape = (len(host_blocks), *self._host.shape[1:])
+        gathered = torch.empty(shape, dtype=self._host.dtype, device=self._device)
+        for block, source in zip(gathered, host_blocks, strict=True):
+            block.copy_(self._host[source], non_blocking=True)
+        for index, layer in enumerate(self._layers):
+            layer.index_copy_(0, device_blocks, gathered[:, index])
+
+
+@dataclass(slots=True)
+class _Link:
+    """One direction: its stream, and until when a link of the bandwidth given would be taken."""
+
+    stream: torch.cuda.Stream
+    due_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CudaTicket:
+    """A copy on one of the streams; not done before `due_s`, since it is to last `least_s` at least."""
+
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+    due_s: float
+    least_s: float
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return bool(self.end.query()) and time.perf_counter() >= self.due_s
+
+    def wait(self) -> float:
+        """Seconds it took on the device's own clock, or was to last at least."""
+        self.end.synchronize()
+        time.sleep(max(0.0, self.due_s - time.perf_counter()))
+        return max(self.least_s, float(self.start.elapsed_time(self.end)) / 1e3)

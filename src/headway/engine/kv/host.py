@@ -1,0 +1,112 @@
+"""How much host memory holds KV copies, and whether a model's KV can be copied at all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headway.core.host_copies import DEFAULT_RESTORE_SHARE
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+CONNECTOR = "HeadwayConnector"
+CONNECTOR_MODULE = "headway.engine.kv.connector"
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class HostKv:
+    """Host memory for KV copies of one instance, all its workers together.
+
+    `gib` or `blocks` says how much; `bytes_per_s` limits each direction's copies, so that any machine shows
+    what a slower link would cost. Requests on their way back, or back and not yet run, hold at most
+    `restore_share` (0 to 1) of the device's blocks, or there is only one of them.
+    """
+
+    gib: float | None = None
+    blocks: int | None = None
+    bytes_per_s: float | None = None
+    restore_share: float = DEFAULT_RESTORE_SHARE
+
+    def __post_init__(self) -> None:
+        for name in ("gib", "blocks", "bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < inf:
+                raise ConfigError(f"host_kv.{name} is {value}; accepted: more than 0")
+        if (self.gib is None) == (self.blocks is None):
+            raise ConfigError(
+                f"host_kv.gib is {self.gib} and host_kv.blocks {self.blocks}; accepted: one of them"
+            )
+        if not 0 < self.restore_share <= 1:
+            raise ConfigError(
+                f"host_kv.restore_share is {self.restore_share}; accepted: more than 0, up to 1"
+            )
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig) -> HostKv:
+        """What the engine was started with; ConfigError if that cannot be read."""
+        given = vllm_config.kv_transfer_config.kv_connector_extra_config
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{CONNECTOR}: {error}") from None
+
+    def num_blocks(self, kv_cache_config: KVCacheConfig, world_size: int) -> int:
+        """Blocks there is room for; a block's bytes are those of all layers on all workers."""
+        if self.blocks is not None:
+            return self.blocks
+        assert self.gib is not None
+        bytes_a_block = worker_block_bytes(kv_cache_config) * world_size
+        blocks = int(self.gib * _GIB) // bytes_a_block
+        if not blocks:
+            raise ConfigError(f"host_kv.gib is {self.gib}; accepted: at least a block, {bytes_a_block} bytes")
+        return blocks
+
+    def check_machine(self, memory_bytes: int) -> None:
+        """Raise ConfigError for more than a machine has, before anything is started."""
+        if self.gib is not None and self.gib * _GIB > memory_bytes:
+            raise ConfigError(
+                f"host_kv.gib is {self.gib:g} but this machine has {memory_bytes / _GIB:.1f} GiB of memory in all; "
+                "accepted: less, and what vLLM and others take on top"
+            )
+
+    def transfer_config(self) -> dict[str, Any]:
+        """The `--kv-transfer-config` that starts it.
+
+        The role is a producer's: vLLM would else keep the blocks of preempted requests for a step, for fear
+        of copies that are not in order with the steps; ours are.
+        """
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return {
+            "kv_connector": CONNECTOR,
+            "kv_connector_module_path": CONNECTOR_MODULE,
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": given,
+        }
+
+
+def worker_block_bytes(kv_cache_config: KVCacheConfig) -> int:
+    """Bytes of one KV block on one worker, all layers."""
+    return sum(
+        group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+        for group in kv_cache_config.kv_cache_groups
+    )
+
+
+def why_not(kv_cache_config: KVCacheConfig, *, zeroes_blocks: bool) -> str | None:
+    """Why this model's KV cannot be copied block by block; None if it can."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return f"its KV cache has {len(groups)} groups of layers; accepted: one"
+    if not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
+        return f"its layers keep {type(groups[0].kv_cache_spec).__name__}; accepted: full attention"
+    return "its KV blocks have to be zeroed" if zeroes_blocks else None

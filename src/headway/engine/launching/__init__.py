@@ -1,0 +1,1 @@
+"""How servers are started: command lines, processes, cores, and what they say when they cannot."""

@@ -1,0 +1,161 @@
+"""Lengths of answers, predicted as requests arrive and learned as answers end, in one API-server process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import isfinite
+
+from headway.core.length_estimate import LengthEstimate
+from headway.core.prediction_quality import PredictionQuality
+from headway.engine.lengths.metrics import LengthMetrics, Refusal
+from headway.predict.length import LengthPredictor, RequestFacts
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 16
+"""Arrivals that may wait for a slow predictor; whoever finds more goes on without a prediction."""
+WINDOW_ANSWERS = 200
+"""Last answers that the mean absolute error is taken over; tau and coverage have a window of that size too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request between its arrival and its end: what was known of it, and what of its length was predicted."""
+
+    forecasts: Forecasts
+    facts: RequestFacts
+    estimate: LengthEstimate | None
+
+    def ended(self, output_tokens: int) -> None:
+        """Its answer has ended by itself, or at its limit."""
+        self.forecasts.ended(self, output_tokens)
+
+
+class Forecasts:
+    """One predictor, asked and taught by the requests of one process.
+
+    Fast ones (`inline`) answer on the event loop. Slow ones answer, and learn, on a thread of their own, one
+    call at a time; arrivals wait for them, but never more than `MAX_QUEUED`. What raises is logged the first time
+    and counted every time, and the request goes on without a prediction. `on_observed` is called after each answer
+    that was learned from.
+    """
+
+    def __init__(
+        self,
+        predictor: LengthPredictor,
+        metrics: LengthMetrics,
+        *,
+        inline: bool,
+        on_observed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.predictor = predictor
+        self.quality = PredictionQuality()
+        self._metrics = metrics
+        self._on_observed = on_observed
+        self._thread = None if inline else ThreadPoolExecutor(1, thread_name_prefix="headway-lengths")
+        self._queued = 0
+        self._closed = False
+        self._errors_tokens: deque[float] = deque(maxlen=WINDOW_ANSWERS)
+        self._has_failed = False
+
+    def read(self, facts_of: Callable[[], RequestFacts | None]) -> RequestFacts | None:
+        """The facts of a request; None where there are none to be had."""
+        try:
+            return facts_of()
+        except Exception:
+            self._failed("reading")
+            return None
+
+    async def arrive(self, facts: RequestFacts) -> Arrival:
+        """The request with its prediction, which it waits for; without one where there is none to be had."""
+        if self._closed:
+            return Arrival(self, facts, None)
+        if self._thread is None:
+            return Arrival(self, facts, self._predict(facts))
+        if self._queued >= MAX_QUEUED:
+            self._metrics.refused(Refusal.BUSY)
+            return Arrival(self, facts, None)
+        self._queued += 1
+        try:
+            loop = asyncio.get_running_loop()
+            estimate = await loop.run_in_executor(self._thread, self._predict, facts)
+        finally:
+            self._queued -= 1
+        return Arrival(self, facts, estimate)
+
+    def unpredicted(self, facts: RequestFacts) -> Arrival:
+        """A request whose client says itself how long its answer will be: it teaches, and is not predicted."""
+        return Arrival(self, facts, None)
+
+    def ended(self, arrival: Arrival, output_tokens: int) -> None:
+        """Learn from an answer that has ended by itself, or at its limit."""
+        if self._closed:
+            return
+        estimate = arrival.estimate
+        if estimate is not None:
+            self.quality.observe(estimate, output_tokens)
+            self._errors_tokens.append(abs(estimate.tokens - output_tokens))
+        mean_error = sum(self._errors_tokens) / len(self._errors_tokens) if self._errors_tokens else None
+        self._metrics.answered(mean_error, self.quality)
+        if self._thread is None:
+            self._observe(arrival.facts, output_tokens)
+        else:
+            self._thread.submit(self._observe, arrival.facts, output_tokens)
+
+    def close(self) -> None:
+        """Let what is under way end; what arrives or ends afterwards is neither predicted nor learned from."""
+        self._closed = True
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+    def _predict(self, facts: RequestFacts) -> LengthEstimate | None:
+        started = time.perf_counter()
+        try:
+            estimate = self.predictor.predict(facts)
+            if estimate is not None:
+                estimate = within_limit(estimate, facts.max_output_tokens)
+        except Exception:
+            self._failed("predicting")
+            self._metrics.refused(Refusal.FAILED)
+            return None
+        if estimate is None:
+            self._metrics.refused(Refusal.UNKNOWN)
+        else:
+            self._metrics.predicted(time.perf_counter() - started)
+        return estimate
+
+    def _observe(self, facts: RequestFacts, output_tokens: int) -> None:
+        try:
+            self.predictor.observe(facts, output_tokens)
+        except Exception:
+            self._failed("learning")
+        else:
+            self._on_observed()
+
+    def _failed(self, what: str) -> None:
+        self._metrics.failed()
+        if not self._has_failed:
+            self._has_failed = True
+            logger.exception(
+                "predicting lengths failed (%s); requests go on without a prediction where it does, and "
+                "headway_length_faults_total counts how often",
+                what,
+            )
+
+
+def within_limit(estimate: LengthEstimate, max_output_tokens: int) -> LengthEstimate:
+    """The estimate of an answer that ends at its limit at the latest.
+
+    Raises ValueError for one that is none: not finite, or with its ends on the wrong sides.
+    """
+    ends = (estimate.low_tokens, estimate.tokens, estimate.high_tokens)
+    if not all(map(isfinite, ends)) or sorted(ends) != list(ends):
+        raise ValueError(f"{estimate} is no estimate: its ends are not around its median")
+    low, tokens, high = (min(max(1.0, end), float(max_output_tokens)) for end in ends)
+    return LengthEstimate(tokens, low, high)

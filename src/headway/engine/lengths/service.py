@@ -1,0 +1,86 @@
+"""One API-server process's length predictor: made from its settings, fitted and saved on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from headway.engine.lengths.forecasts import Forecasts
+from headway.engine.lengths.metrics import LengthMetrics
+from headway.engine.settings import EngineSettings
+from headway.errors import ConfigError
+from headway.predict.forest_predictor import ForestPredictor
+from headway.predict.learning_thread import LearningThread
+from headway.predict.length_choice import FAST, length_predictor
+from headway.predict.length_file import load_lengths
+from headway.predict.shared_prefix import SharedPrefix
+
+logger = logging.getLogger(__name__)
+
+
+def made_predictor(spec: str, model_file: Path | None) -> ForestPredictor:
+    """The predictor that `--predict-lengths` names, with what `--length-model` holds; a file that is not there is
+    none yet.
+
+    Seconds for a large file. Raises ConfigError for an unknown predictor, a missing package or encoder, a damaged
+    file, or one that could not be written.
+    """
+    predictor = length_predictor(spec, inline=False)
+    if model_file is not None:
+        if not model_file.parent.is_dir():
+            raise ConfigError(
+                f"length model {model_file} has no folder to be in; accepted: a file in one that exists"
+            )
+        if model_file.exists():
+            load_lengths(model_file, predictor)
+    return predictor
+
+
+class LengthService:
+    """The forecasts of one process, what tells instructions from input, and the thread that learns.
+
+    With several API servers each learns alone, from the answers it sends; the first one's is the model that is kept.
+    """
+
+    def __init__(
+        self, predictor: ForestPredictor, spec: str, *, api_server: int, save_to: Path | None
+    ) -> None:
+        self.prefixes = SharedPrefix()
+        self._metrics = LengthMetrics(api_server)
+        self.forecasts = Forecasts(
+            predictor, self._metrics, inline=spec.partition(":")[0] in FAST, on_observed=self._count_refits
+        )
+        self._predictor = predictor
+        self._counted_fits = 0
+        self._learning = LearningThread(predictor, save_to=save_to)
+        self._learning.start()
+        self._closed = False
+
+    def close(self) -> None:
+        """Stop predicting, wait for a fit under way, and save; nothing the second time."""
+        if self._closed:
+            return
+        self._closed = True
+        self.forecasts.close()
+        self._learning.stop()
+
+    def _count_refits(self) -> None:
+        while self._counted_fits < self._predictor.num_fits:
+            self._counted_fits += 1
+            self._metrics.refitted()
+
+
+def open_service(vllm_config: Any, api_server: int) -> LengthService | None:
+    """What the settings ask for; None if they ask for nothing. Raises ConfigError as `made_predictor`."""
+    settings = EngineSettings.from_additional_config(vllm_config.additional_config)
+    spec = settings.predict_lengths
+    if spec is None:
+        return None
+    model_file = None if settings.length_model is None else Path(settings.length_model)
+    predictor = made_predictor(spec, model_file)
+    if api_server and model_file is not None:
+        logger.warning(
+            "API server %d learns lengths for itself; %s keeps those of the first one", api_server, model_file
+        )
+    return LengthService(predictor, spec, api_server=api_server, save_to=None if api_server else model_file)

@@ -1,0 +1,1 @@
+"""What steps and copies cost on this machine, measured on the real engine."""

@@ -1,0 +1,199 @@
+"""What an engine costs on this machine, measured: steps of every kind, copies both ways, memory."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headway.core.batch_shape import BatchShape, StepKind
+from headway.engine.kv.block_copies import Direction, TimedCopy, measure_copies
+from headway.engine.profiling.grid import Scene, prompts_of, scenes, warm_up
+from headway.engine.stepped_engine import EngineSizes, SteppedStep
+from headway.errors import ConfigError
+from headway.predict.residuals import quantile
+from headway.predict.step_fit import MIN_ROWS
+
+DEFAULT_SECONDS = 60.0
+QUICK_SECONDS = 12.0
+VOCABULARY = range(10, 1000)
+"""Token ids of the prompts; every model has these, and what they say does not change what they cost."""
+MIN_STEPS_OF_A_KIND = 8
+_SCENE_SHARE = 0.03
+"""Of the time, for the tokens of one scene, so that at least two repetitions of the grid fit."""
+_MIN_SCENE_TOKENS = 512
+_LARGEST_HOST_SHARE = 0.5
+"""Of the shortest step, so that what is left for the device stays positive."""
+
+Tell = Callable[[float, str], None]
+
+
+class Engine(Protocol):
+    """What is measured: an engine that is stepped by hand, as `SteppedEngine` does it."""
+
+    @property
+    def sizes(self) -> EngineSizes:
+        """Sizes and limits of this engine."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would have something to do."""
+        ...
+
+    def fresh_id(self) -> str:
+        """A request id not given out before."""
+        ...
+
+    def make_request(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> Any:
+        """A request for exactly so many tokens."""
+        ...
+
+    def add(self, request: Any) -> None:
+        """Queue a request."""
+        ...
+
+    def step(self) -> SteppedStep | None:
+        """Take one turn of the engine's loop; None if nothing was computed in it."""
+        ...
+
+    def on_workers(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What `function(worker, *args)` returns on each worker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePlan:
+    """How long to measure steps for, in seconds, and what decides the order and the prompts.
+
+    One repetition of the grid is always finished, however slow the engine.
+    """
+
+    seconds: float = DEFAULT_SECONDS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ConfigError(f"seconds is {self.seconds}; accepted: more than 0")
+
+
+@dataclass(slots=True)
+class Measurements:
+    """What was measured so far; it can be read at any moment, also after an interruption."""
+
+    sizes: EngineSizes
+    steps: list[SteppedStep] = field(default_factory=list)
+    copies: list[TimedCopy] = field(default_factory=list)
+    repetitions: int = 0
+
+    def missing(self) -> list[str]:
+        """What a cost file still needs; empty when there is enough."""
+        kinds = Counter(step.shape.kind for step in self.steps)
+        lacking = [
+            f"{kind} steps ({kinds[kind]} of {MIN_STEPS_OF_A_KIND})"
+            for kind in (StepKind.PREFILL, StepKind.DECODE)
+            if kinds[kind] < MIN_STEPS_OF_A_KIND
+        ]
+        if not lacking and len(self.steps) < MIN_ROWS:
+            lacking.append(f"steps ({len(self.steps)} of {MIN_ROWS})")
+        directions = {copy.direction for copy in self.copies}
+        return lacking + [f"copies {way}" for way in Direction if way not in directions]
+
+    def host_s(self) -> float:
+        """Seconds of a step before the device can start: the median of the scheduler's time."""
+        schedule_s = quantile(sorted(step.schedule_s for step in self.steps), 0.5)
+        return min(schedule_s, _LARGEST_HOST_SHARE * min(step.seconds for step in self.steps))
+
+    def rows(self, rng: random.Random) -> list[tuple[BatchShape, float]]:
+        """Shapes and seconds without the host's part, in random order, as the fit wants them."""
+        host_s = self.host_s()
+        rows = [(step.shape, step.seconds - host_s) for step in self.steps]
+        rng.shuffle(rows)
+        return rows
+
+    def transfers(self, direction: Direction) -> list[tuple[int, float]]:
+        """Bytes and seconds of the copies one way."""
+        return [(copy.num_bytes, copy.seconds) for copy in self.copies if copy.direction is direction]
+
+
+class Profiler:
+    """Goes through the grid scene by scene, repetition after repetition, as far as it is asked to.
+
+    Order and lengths change from repetition to repetition, so that neither a drift of the machine nor a rhythm
+    of the grid biases one kind of step. `seconds` is the time there will be, which decides how much work one
+    scene holds.
+    """
+
+    def __init__(self, engine: Engine, into: Measurements, *, seconds: float, seed: int = 0) -> None:
+        self._engine = engine
+        self._into = into
+        self._seconds = seconds
+        self._random = random.Random(seed)
+        self._scene_tokens = _MIN_SCENE_TOKENS
+        self._scenes: list[Scene] = []
+        self._grid_size = 1
+
+    def prepare(self, tell: Tell) -> None:
+        """Warm up and copy blocks; a few seconds."""
+        tell(0.0, "warming up")
+        taken = list(play(self._engine, warm_up(self._into.sizes), self._random))
+        largest = max(taken, key=lambda step: (step.shape.num_tokens, -step.seconds))
+        tokens_per_s = largest.shape.num_tokens / largest.seconds
+        self._scene_tokens = max(_MIN_SCENE_TOKENS, int(tokens_per_s * self._seconds * _SCENE_SHARE))
+        tell(0.0, "copying blocks")
+        self._into.copies.extend(measure_copies(self._engine.on_workers, self._into.sizes.num_blocks))
+
+    @property
+    def share_of_repetition(self) -> float:
+        """How much of the current repetition is behind (0-1)."""
+        return 1 - len(self._scenes) / self._grid_size if self._scenes else 0.0
+
+    def play_next(self) -> str:
+        """Measure one more scene; returns its name."""
+        if not self._scenes:
+            exact = self._into.repetitions == 0
+            self._scenes = scenes(self._into.sizes, self._scene_tokens, self._random, exact)
+            self._grid_size = len(self._scenes)
+        scene = self._scenes.pop()
+        self._into.steps.extend(play(self._engine, scene, self._random))
+        self._into.repetitions += not self._scenes
+        return scene.name
+
+
+def measure(engine: Engine, plan: ProfilePlan, into: Measurements, tell: Tell) -> None:
+    """Fill `into`: copies first, as they are quick, then repetitions of the grid until the time is over.
+
+    `tell` hears the share done (0-1) and what is going on.
+    """
+    profiler = Profiler(engine, into, seconds=plan.seconds, seed=plan.seed)
+    profiler.prepare(tell)
+    started = time.monotonic()
+    share = 0.0
+    while into.repetitions == 0 or share < 1:
+        name = profiler.play_next()
+        share = (time.monotonic() - started) / plan.seconds
+        # The first repetition is never cut short, so time alone may say too early that all is done.
+        shown = share if into.repetitions else min(share, profiler.share_of_repetition)
+        tell(min(1.0, shown), f"repetition {into.repetitions + 1}, {len(into.steps)} steps; last: {name}")
+
+
+def play(engine: Engine, scene: Scene, rng: random.Random) -> Iterator[SteppedStep]:
+    """Run a scene and yield its steps, all but the first, which wakes the workers."""
+    prompts = prompts_of(scene, VOCABULARY, rng)
+    requests = [
+        engine.make_request(engine.fresh_id(), prompt, ask.output_tokens)
+        for ask, prompt in zip(scene.asks, prompts, strict=True)
+    ]
+    pending = deque(zip(scene.asks, requests, strict=True))
+    step, woken = 0, False
+    while pending or engine.busy:
+        while pending and pending[0][0].at_step <= step:
+            engine.add(pending.popleft()[1])
+        taken = engine.step()
+        step += 1
+        if taken is not None and woken:
+            yield taken
+        woken = woken or taken is not None

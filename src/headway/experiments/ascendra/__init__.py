@@ -1,0 +1,1 @@
+"""What the Ascendra paper measured, measured again; `setting.py` is what was fixed before the first run."""
