@@ -62,6 +62,10 @@ class KeyedOrder(ABC):
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` in key order."""
+        return self.ranked(jobs)
+
+    def ranked(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """`jobs` by the keys as they are."""
         return sorted(jobs, key=self._keys.__getitem__)
 
     def next_change_s(self, view: StepView) -> float:

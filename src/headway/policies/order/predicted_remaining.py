@@ -127,10 +127,6 @@ class PredictedRemaining(KeyedOrder):
         self.renew(jobs)
         return self.ranked(jobs)
 
-    def ranked(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """As `rank`, by the keys as they are."""
-        return sorted(jobs, key=self._keys.__getitem__)
-
     def observe(self, outcome: StepOutcome) -> None:
         """Take anew, beside the step, the keys that its tokens outdate, if the plan ranked as many as it serves."""
         self.work.observe(outcome)
