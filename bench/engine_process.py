@@ -13,30 +13,40 @@ from multiprocessing.connection import Connection
 from signal import SIGCONT
 from threading import Thread
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from bench.engine_time import EngineTime, TurnTime, signal_all
-from bench.serving_engine import ServingEngine
 
+
+class HasWorkers(Protocol):
+    """An engine of this process, whose workers are stopped while it has no turn."""
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Their processes."""
+
+
+_Engine = TypeVar("_Engine", bound=HasWorkers)
+_Engine_co = TypeVar("_Engine_co", bound=HasWorkers, covariant=True)
 _Found = TypeVar("_Found")
-Work = Callable[[ServingEngine, EngineTime], _Found]
+Work = Callable[[_Engine, EngineTime], _Found]
 """A run: what an engine does by a clock of its own, and what came of it. Goes to the engine's process and back."""
 
 
-class EngineKind(Protocol):
+class EngineKind(Protocol[_Engine_co]):
     """Which engine: equal ones do for each other."""
 
     def __hash__(self) -> int:
         """Of what makes it equal to others."""
 
-    def serving(self) -> AbstractContextManager[ServingEngine]:
+    def serving(self) -> AbstractContextManager[_Engine_co]:
         """A warm engine."""
 
 
 class EngineProcess:
     """A warm engine that does one run at a time and works in its turn."""
 
-    def __init__(self, kind: EngineKind) -> None:
+    def __init__(self, kind: EngineKind[Any]) -> None:
         context = get_context("spawn")
         self._turns, self._theirs = context.Pipe()
         self._process = ProcessPoolExecutor(
@@ -46,7 +56,7 @@ class EngineProcess:
             initargs=(kind, os.getpid(), self._theirs),
         )
 
-    def begin(self, work: Work[_Found]) -> Future[_Found]:
+    def begin(self, work: Work[Any, _Found]) -> Future[_Found]:
         """Start a run, which goes on turn by turn."""
         return self._process.submit(_do, work)
 
@@ -74,7 +84,7 @@ class EngineProcess:
         self._process.shutdown()
 
 
-def do_in_turn(engines: Sequence[EngineProcess], works: Sequence[Work[_Found]]) -> list[Future[_Found]]:
+def do_in_turn(engines: Sequence[EngineProcess], works: Sequence[Work[Any, _Found]]) -> list[Future[_Found]]:
     """Do runs, each on its own engine, at the same pace of the machine; all have ended, well or not."""
     begun = [engine.begin(work) for engine, work in zip(engines, works, strict=True)]
     working = list(engines)
@@ -88,11 +98,11 @@ def do_in_turn(engines: Sequence[EngineProcess], works: Sequence[Work[_Found]]) 
 
 _own = ExitStack()
 """Holds the process's one engine."""
-_engines: list[ServingEngine] = []
+_engines: list[HasWorkers] = []
 _turns: list[Connection] = []
 
 
-def _start(kind: EngineKind, parent_pid: int, turns: Connection) -> None:
+def _start(kind: EngineKind[Any], parent_pid: int, turns: Connection) -> None:
     Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
     _engines.append(_own.enter_context(kind.serving()))
     _turns.append(turns)
@@ -115,6 +125,6 @@ def _stop() -> None:
     _own.close()
 
 
-def _do(work: Work[_Found]) -> _Found:
+def _do(work: Work[Any, _Found]) -> _Found:
     with TurnTime(_turns[0], _engines[0].worker_pids) as clock:
         return work(_engines[0], clock)

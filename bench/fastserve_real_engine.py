@@ -166,7 +166,7 @@ class Measured:
         groups = compared(todo, by=lambda run: (run.seed, run.load))
         measure_side_by_side([[self._lane(run) for run in group] for group in groups], say)
 
-    def _lane(self, run: Run) -> Lane[list[Served]]:
+    def _lane(self, run: Run) -> Lane[ServingEngine, list[Served]]:
         def keep(served: list[Served]) -> None:
             write_whole(run.file(self.out), msgspec.json.encode(served))
             say(

@@ -1,24 +1,25 @@
 """How near the simulator comes to the real engine: `python bench/fidelity.py --out DIR --json`.
 
 Serves the same streams for real and simulated, with a made model of 46 million parameters: four policies at
-three loads, the real engine twice each, so that its own run-to-run spread stands beside the simulator's error.
-Slices of `headway profile` between the runs make the calibration. About 17 minutes on 2 cores;
-`--simulate-only` compares with the real runs already in DIR, in seconds. `--swaps` serves the presets
-that swap, and their ablations, at one load with few KV blocks, host memory, and copies held to a stated
-bandwidth, which is then the simulator's too; those that pause get a batch of three. About 30 minutes, or two for
-each preset named by `--policy`. Those that go by predicted lengths are told the same ones on either side, made from
-the true ones (Kendall's tau 0.8). `--targets` serves the two kinds of Ascendra's instances, each alone, around and
-above capacity, with targets on every request, so that some are handed off and some expire; what is handed off comes
-back to stay, as behind a gateway with no other instance. About 4 minutes.
+three loads, four streams each. Slices of `headway profile` between the runs make the calibration. About half an
+hour on 2 cores; `--simulate-only` compares with the real runs already in DIR, in seconds. `--swaps` serves the
+presets that swap, and their ablations, at one load with few KV blocks, host memory, and copies held to a stated
+bandwidth, which is then the simulator's too; those that pause get a batch of three. About an hour, or three
+minutes for each preset named by `--policy`. Those that go by predicted lengths are told the same ones on either
+side, made from the true ones (Kendall's tau 0.8). `--targets` serves the two kinds of Ascendra's instances,
+each alone, around and above capacity, with targets on every request, so that some are handed off and some
+expire; what is handed off comes back to stay, as behind a gateway with no other instance. About 8 minutes.
 
-Per cell: mean JCT, mean TTFT and p99 JCT, real (mean of the runs) and simulated; `error` is simulated / real - 1,
-`spread` the runs' largest difference over their mean. Aim: errors of 3 %, 8 % and 8 % or less. `counts` are
-steps, preemptions and blocks copied to the host of either side, means of its runs. A machine that does
-other things too is faster in one run than in the next; `error_at_own_speed` compares each real run with one
-simulated at the speed of its own steps (the worse of the runs), so that what remains is scheduling. `steps` says
-how the law of step times did on the steps of the real runs, and what the loop took between steps. Writes the cost
-file, the records of every run, the steps of the real ones, what is printed, and `fidelity.svg`. What is in DIR is not
-served again: a command that was stopped goes on, and presets may be added one by one.
+Per cell: mean JCT, mean TTFT and p99 JCT, real and simulated, means over the streams; `error` is simulated /
+real - 1. A machine that does other things too is faster in one run than in the next, and in a queue a little
+more time a step is much more waiting. So `error_at_own_speed` simulates each stream at the speed that its real
+run had, all of the profile's costs times one factor, by which its steps took as long in all as they did: what
+remains is the shape of the law, and scheduling. `half_width` is that of its 95 % interval, for as many streams
+as there are. Aim: errors at own speed of 3 %, 8 % and 8 % or less. `counts` are steps, preemptions and blocks
+copied to the host of either side. `steps` says how the law of step times did on the steps of the real runs, and
+what the loop took between steps. Writes the cost file, the records of every run, the steps of the real ones,
+what is printed, and `fidelity.svg`. What is in DIR is not served again: a command that was stopped goes on, and
+presets may be added one by one.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
 from bench.engine_costs import conclude_profile
-from bench.fidelity_cells import METRICS, Cell, missed
-from bench.fidelity_folder import Folder, RealRun
+from bench.fidelity_cells import METRICS, Cell, Run, mean_run, missed
+from bench.fidelity_folder import Folder
 from bench.fidelity_plot import fidelity_svg
 from bench.fidelity_real import measure_real
-from bench.fidelity_setup import MODEL, PLAIN, SWAPS, TARGETED, RealSide, Setup
+from bench.fidelity_setup import MODEL, PLAIN, SWAPS, TARGETED, RealRun, RealSide, Setup
 from bench.fidelity_simulated import simulated, with_link
-from bench.fidelity_steps import own_calibration, steps_report
+from bench.fidelity_steps import at_speed_of, steps_report
 from bench.progress import say
 from headway.engine.machine import machine_name
 from headway.errors import ConfigError, HeadwayError
@@ -52,7 +53,8 @@ from headway.whole_file import write_whole
 DEFAULT_RUN_S = 30.0
 DEFAULT_PROFILE_S = 90.0
 SIMULATED_SEEDS = 3
-"""Simulated runs a cell; their mean counts, as the clock draws noise."""
+"""Simulated runs of a stream; their mean counts, as the clock draws noise."""
+DEFAULT_RUNS = 4
 
 
 def compare(folder: Folder) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def compare(folder: Folder) -> dict[str, Any]:
     table: dict[str, dict[str, Any]] = {}
     for policy, load in cells:
         cell = _compared(folder, side, calibration, policy, load).to_dict()
-        say(f"{policy} at {load:g}: errors {cell['error']}, {cell['counts']}")
+        say(f"{policy} at {load:g}: errors {cell['error_at_own_speed']}, {cell['counts']}")
         table.setdefault(policy, {})[f"{load:g}"] = cell
     rows = [row for cell in cells for run in _real_runs(side, *cell) for row in folder.steps(run)]
     return {
@@ -91,11 +93,16 @@ def _is_whole(folder: Folder, side: RealSide, policy: str, load: float) -> bool:
 
 
 def _compared(folder: Folder, side: RealSide, calibration: Calibration, policy: str, load: float) -> Cell:
-    trace, runs = side.trace(load), _real_runs(side, policy, load)
-    own = [simulated(own_calibration(calibration, folder.steps(run)), trace, policy, side) for run in runs]
-    model = [simulated(calibration, trace, policy, side, seed) for seed in range(SIMULATED_SEEDS)]
-    for seed, run in enumerate(model):
-        folder.keep(f"{policy}-{load:g}-simulated-{seed}", run.records)
+    runs = _real_runs(side, policy, load)
+
+    def simulated_as(run: RealRun, costs: Calibration) -> Run:
+        trace = side.trace(run)
+        return mean_run([simulated(costs, trace, policy, side, seed) for seed in range(SIMULATED_SEEDS)])
+
+    model = [simulated_as(run, calibration) for run in runs]
+    for run, found in zip(runs, model, strict=True):
+        folder.keep(run.simulated_name, found.records)
+    own = [simulated_as(run, at_speed_of(calibration, folder.steps(run))) for run in runs]
     return Cell([folder.real(run) for run in runs], model, own)
 
 
@@ -123,7 +130,9 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--runs", type=int, default=2, help="real runs a cell (default 2)")
+    parser.add_argument(
+        "--runs", type=int, default=DEFAULT_RUNS, help=f"streams a cell (default {DEFAULT_RUNS})"
+    )
     parser.add_argument("--seconds", type=float, default=DEFAULT_RUN_S, help="of arrivals a run (default 30)")
     parser.add_argument("--profile-seconds", type=float, default=DEFAULT_PROFILE_S, help="default 90")
     kind = parser.add_mutually_exclusive_group()

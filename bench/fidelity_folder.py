@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from bench.fidelity_cells import Run, run_of
-from bench.fidelity_setup import RealSide, Setup
+from bench.fidelity_setup import RealRun, RealSide, Setup
 from bench.fidelity_steps import Row
 from headway.core.record import Record
 from headway.engine.profiling.profile import Measurements
@@ -19,20 +19,6 @@ from headway.experiments.real_engine import ServedStep
 from headway.results import read_records
 from headway.results.records import encode_record
 from headway.whole_file import write_whole
-
-
-@dataclass(frozen=True, slots=True)
-class RealRun:
-    """One real run of a cell, by its name in the folder."""
-
-    policy: str
-    load: float
-    number: int
-
-    @property
-    def name(self) -> str:
-        """What its files are called by."""
-        return f"{self.policy}-{self.load:g}-real-{self.number}"
 
 
 @dataclass(frozen=True, slots=True)

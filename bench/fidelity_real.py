@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import product
 
 from bench.engine_costs import profile_for
-from bench.fidelity_folder import Folder, RealRun
-from bench.fidelity_setup import RealSide, Setup, predictions, stream
+from bench.fidelity_folder import Folder
+from bench.fidelity_setup import RealRun, RealSide, Setup, predictions, stream
 from bench.progress import say
 from headway.engine.profiling.profile import Measurements, Profiler
 from headway.engine.settings import EngineSettings
@@ -54,7 +54,7 @@ def measure_real(folder: Folder, setup: Setup, runs: int, run_s: float, profile_
 def _serve(folder: Folder, engine: SteppedEngine, side: RealSide, run: RealRun) -> None:
     gc.collect()
     settings = EngineSettings(policy=run.policy, batch_width=side.setup.batch_width(run.policy))
-    trace = side.trace(run.load)
+    trace = side.trace(run)
     real = run_real(engine, trace, settings, lengths=predictions(run.policy, trace))
     folder.keep_real(run, real.records, real.steps)
     done = folder.real(run)

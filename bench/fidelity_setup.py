@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -26,6 +26,8 @@ OUTPUTS = LogNormal.fitted(48.0, 0.8, 192)
 MAX_OUTPUT_TOKENS = 192
 """What every request declares, and policies see."""
 PREDICTOR = "noisy-oracle:tau=0.8"
+OTHER_STREAM = 1000
+"""From the seed of a stream to that of the next."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,25 @@ def predictions(policy: str, trace: Sequence[TraceRequest]) -> LengthSource | No
     return length_source(PREDICTOR, trace) if build_policy(find_preset(policy)).uses_predictions else None
 
 
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """One stream of a cell, served for real."""
+
+    policy: str
+    load: float
+    number: int
+
+    @property
+    def name(self) -> str:
+        """What its files are called by."""
+        return f"{self.policy}-{self.load:g}-real-{self.number}"
+
+    @property
+    def simulated_name(self) -> str:
+        """What the file of the same stream, simulated, is called by."""
+        return f"{self.policy}-{self.load:g}-simulated-{self.number}"
+
+
 class RealSide(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulated side needs to know of the real one."""
 
@@ -98,6 +119,7 @@ class RealSide(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float
     runs: int
 
-    def trace(self, load: float) -> list[TraceRequest]:
-        """The stream of every run at this load."""
-        return stream(load * self.capacity_rps, self.run_s, seed=int(100 * load), slo=self.setup.slo)
+    def trace(self, run: RealRun) -> list[TraceRequest]:
+        """The stream of a run: the same for every policy at its load."""
+        seed = round(100 * run.load) + OTHER_STREAM * run.number
+        return stream(run.load * self.capacity_rps, self.run_s, seed, self.setup.slo)

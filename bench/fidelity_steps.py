@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import fsum
+from statistics import fmean
 from typing import Any
 
 from headway.core.batch_shape import BatchShape
 from headway.predict.calibration import Calibration
 from headway.predict.residuals import quantile
-from headway.predict.step_fit import fit_step_time
 
 Row = dict[str, Any]
 """A step of a real run: `run`, `shape`, `seconds`, `gap_s`."""
@@ -38,18 +37,31 @@ def steps_report(rows: Sequence[Row], calibration: Calibration) -> dict[str, dic
         "median_s": quantile(gaps, 0.5),
         "p99_s": quantile(gaps, 0.99),
     }
-    residuals = calibration.residuals
-    report["noise"] = {"mean": fsum(map(sum, pairwise(residuals))) / 2 / (len(residuals) - 1)}
+    report["noise"] = {"mean": mean_noise(calibration)}
     return report
 
 
-def own_calibration(calibration: Calibration, rows: Sequence[Row]) -> Calibration:
-    """The calibration with the law fitted to these steps, no noise, and their total time to the point."""
-    measured = [(BatchShape(**row["shape"]), row["seconds"]) for row in rows]
-    random.Random(0).shuffle(measured)
-    law = fit_step_time(measured).law
-    mean = sum(seconds for _, seconds in measured) / sum(law.step_s(shape) for shape, _ in measured)
-    return replace(calibration, step=law, host_s=0.0, residuals=(mean,))
+def at_speed_of(calibration: Calibration, rows: Sequence[Row]) -> Calibration:
+    """The same costs, all faster or slower by one factor: that by which these steps took as long in all as they did.
+
+    What else a step's time goes by stays as it was profiled, and so does the noise.
+    """
+    shapes = [BatchShape(**row["shape"]) for row in rows]
+    device_s = mean_noise(calibration) * fsum(map(calibration.step.step_s, shapes))
+    host_s = fsum(calibration.host_s + calibration.host_job_s * shape.num_jobs for shape in shapes)
+    factor = fsum(row["seconds"] for row in rows) / (device_s + host_s)
+    return replace(
+        calibration,
+        host_s=factor * calibration.host_s,
+        host_job_s=factor * calibration.host_job_s,
+        residuals=tuple(factor * residual for residual in calibration.residuals),
+    )
+
+
+def mean_noise(calibration: Calibration) -> float:
+    """The mean of what the simulator's clock draws."""
+    residuals = calibration.residuals
+    return fmean(map(fmean, pairwise(residuals))) if len(residuals) > 1 else residuals[0]
 
 
 def _ratios(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:

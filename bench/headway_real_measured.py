@@ -70,7 +70,7 @@ def side_by_side(runs: Iterable[Run]) -> list[list[Run]]:
     return compared(runs, by=lambda run: (run.seed, run.load))
 
 
-def _lane(plan: Plan, run: Run) -> Lane[Kept]:
+def _lane(plan: Plan, run: Run) -> Lane[ServingEngine, Kept]:
     requests = plan.stream(run.kind or NONE, run.load, run.seed)
 
     def keep(found: Kept) -> None:

@@ -12,7 +12,7 @@ from bench.engine_time import EngineTime, WallTime
 from headway.core.cost import CostModel
 from headway.engine.guard import GuardedPolicy
 from headway.engine.settings import EngineSettings
-from headway.engine.stepped_engine import Hints, core_request, prompt_tokens, start_core
+from headway.engine.stepped_engine import Hints, core_request, core_worker_pids, prompt_tokens, start_core
 from headway.experiments.real_engine import Prophet, made_requests
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy
@@ -75,9 +75,8 @@ class ServingEngine:
 
     @property
     def worker_pids(self) -> list[int]:
-        """The processes of its workers; none where the worker is in this one."""
-        workers = getattr(self.core.model_executor, "workers", ())
-        return [worker.proc.pid for worker in workers]
+        """As `core_worker_pids`, of this engine."""
+        return core_worker_pids(self.core)
 
     @property
     def policy(self) -> Policy | None:

@@ -9,20 +9,21 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
-from bench.engine_process import EngineKind, EngineProcess, Work, do_in_turn
+from bench.engine_process import EngineKind, EngineProcess, HasWorkers, Work, do_in_turn
 
 MOST_TOGETHER = 6
 """Engines at once; of more runs that are compared the others come after them."""
+_Engine = TypeVar("_Engine", bound=HasWorkers)
 _Found = TypeVar("_Found")
 _Run = TypeVar("_Run")
 
 
 @dataclass(frozen=True, slots=True)
-class Lane(Generic[_Found]):
+class Lane(Generic[_Engine, _Found]):
     """One run: on which engine, what it does, and who keeps what came of it."""
 
-    engine: EngineKind
-    work: Work[_Found]
+    engine: EngineKind[_Engine]
+    work: Work[_Engine, _Found]
     keep: Callable[[_Found], None]
 
 
@@ -32,14 +33,14 @@ def compared(runs: Iterable[_Run], by: Callable[[_Run], Any]) -> list[list[_Run]
     return [cell[at : at + MOST_TOGETHER] for cell in cells for at in range(0, len(cell), MOST_TOGETHER)]
 
 
-def measure_side_by_side(groups: Sequence[Sequence[Lane[Any]]], say: Callable[[str], None]) -> None:
+def measure_side_by_side(groups: Sequence[Sequence[Lane[Any, Any]]], say: Callable[[str], None]) -> None:
     """Do all runs, those of a group in turns of a tenth of a second.
 
     A machine's speed drifts by a quarter within minutes, so what is compared works side by side, and each engine goes
     by its own time (`TurnTime`). Engines are started when a group first needs them, and serve all groups.
     """
     with ExitStack() as stack:
-        engines: dict[EngineKind, list[EngineProcess]] = defaultdict(list)
+        engines: dict[EngineKind[Any], list[EngineProcess]] = defaultdict(list)
         for number, group in enumerate(groups):
             for kind, at_once in Counter(lane.engine for lane in group).items():
                 while len(engines[kind]) < at_once:
@@ -49,7 +50,7 @@ def measure_side_by_side(groups: Sequence[Sequence[Lane[Any]]], say: Callable[[s
 
 
 def _measure_together(
-    group: Sequence[Lane[Any]], engines: Mapping[EngineKind, Sequence[EngineProcess]]
+    group: Sequence[Lane[Any, Any]], engines: Mapping[EngineKind[Any], Sequence[EngineProcess]]
 ) -> None:
     free = {kind: iter(pool) for kind, pool in engines.items()}
     chosen = [next(free[lane.engine]) for lane in group]

@@ -7,10 +7,12 @@ in the eviction alone: `adaptivellm`, and its twins `recompute` and `swap`; copi
 for, `even`: multiples of the break-even at which a victim of that workload takes as long out and back as to prefill,
 measured first. Every run begins with requests that do not count, from which costs are learned.
 
-Policies take turns in rounds, every second one backwards. `adaptivellm_vs_better` is its throughput over that of the
-twin with the lower median makespan: the median of the rounds' ratios, `spread` their least and largest;
-`adaptivellm_vs_better_at_one_speed` takes each run's steps at what a law fitted to the steps of all runs says of
-their shapes, and adds what they waited for copies, so that how busy the machine was does not count (nor what steps
+`adaptivellm` and its twins serve side by side, each on an engine and by a clock of its own, in turns of a tenth of a
+second or a step, so that a machine's drift hits all alike. Where copies go on beside the steps, and so beside the
+others' turns, policies take turns in rounds, every second one backwards. `adaptivellm_vs_better` is its throughput
+over that of the twin with the lower median makespan: the median of the rounds' ratios, `spread` their least and
+largest; `adaptivellm_vs_better_at_one_speed` takes each run's steps at what a law fitted to the steps of all runs says
+of their shapes, and adds what they waited for copies, so that how busy the machine was does not count (nor what steps
 lose to copies beside them). `copy_bandwidth`: a copier's blocks both ways on an idle engine beside one memcpy of as
 many bytes, and what runs reached. `copy_time_hidden`: the share of copy time that nobody waited for. With copies
 beside the steps that is: steps longer than others of their shape, and turns of the loop without work.
@@ -21,12 +23,11 @@ Under 8 minutes on 2 cores. The exit status tells of errors only: on another mac
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -34,9 +35,11 @@ from typing import Any, TypeGuard
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
-from bench.swap_engine import CopySeconds, Watch, WatchedEngine, copies_on_worker
+from bench.progress import say
+from bench.side_by_side import Lane, measure_side_by_side
+from bench.swap_cases import FAMILIES, LOADS, SERIAL, Case, Family, Load, SwapEngine
+from bench.swap_engine import CopySeconds, WatchedEngine
 from bench.swap_figures import (
-    COUNTED,
     Run,
     StepSeconds,
     at_one_speed_s,
@@ -44,210 +47,59 @@ from bench.swap_figures import (
     law_of,
     lengthened,
     policy_row,
-    run_of,
     versus,
 )
-from headway.engine.demo_model import DemoRecipe, ensure_model
-from headway.engine.kv.host import HostKv
+from bench.swap_runs import Costs, Victim, costs_and_victims, run_once
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.settings import EngineSettings
-from headway.traces import AllAtOnce, LogNormal, TraceRequest, Workload
 
-RECIPE = DemoRecipe(
-    hidden_size=256,
-    intermediate_size=1024,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    num_key_value_heads=8,
-)
-"""8 million parameters: a prefill and a swap take milliseconds, a run seconds."""
-BLOCK_TOKENS, DEVICE_BLOCKS = 32, 128
-"""As many blocks as the paper has, each of them the CPU backend's size."""
-HOST_BLOCKS = 384
-"""Room for all that the device holds and more, so that no swap is refused."""
-SEATS = 64
-LONGEST_TOKENS = 1024
-SIZES_BLOCKS = (1, 2, 4, 8, 16)
-"""Of the copies on an idle engine."""
-PROBED_TOKENS = (32, 64, 128, 256, 384, 512)
 BANDWIDTHS = {"slow": 0.25, "even": 1.0, "fast": 8.0}
 """Multiples of a workload's break-even."""
 DEFAULT_BANDWIDTHS = ("slow", "fast")
 DEFAULT_ROUNDS = 2
 LEARNING_SHARE = 1.0
 """Requests served before a run's own, in shares of them."""
-OTHER_SEED = 10**6
-"""What those are drawn with, on top of the run's own seed."""
-TWINS = ("recompute", "swap")
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A workload: how many requests, and the laws of their lengths."""
-
-    name: str
-    requests: int
-    mean_input_tokens: float
-    longest_input_tokens: int
-    mean_output_tokens: float
-    longest_output_tokens: int
-
-    def draw(self, count: int, seed: int) -> list[TraceRequest]:
-        """So many requests, all there at once."""
-        return Workload(
-            AllAtOnce(),
-            LogNormal.fitted(self.mean_input_tokens, 0.5, self.longest_input_tokens, 4),
-            LogNormal.fitted(self.mean_output_tokens, 0.4, self.longest_output_tokens, 8),
-            count,
-            seed,
-            self.longest_output_tokens,
-        ).requests()
-
-
-LOADS = (Load("short", 80, 20.0, 128, 100.0, 200), Load("long", 16, 340.0, 640, 240.0, 384))
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Policies that differ in the eviction alone: a preset, and its twins' evictions."""
-
-    preset: str
-    evictions: Mapping[str, str]
-
-    def settings(self) -> dict[str, EngineSettings]:
-        """By the name a cell has for it: the twins, then the preset itself."""
-        host = HostKv(blocks=HOST_BLOCKS)
-        suffix = self.preset.removeprefix("adaptivellm")
-        twins = {
-            f"{twin}{suffix}": EngineSettings(policy=self.preset, eviction=eviction, host_kv=host)
-            for twin, eviction in self.evictions.items()
-        }
-        return {**twins, self.preset: EngineSettings(policy=self.preset, host_kv=host)}
-
-
-FAMILIES = (
-    Family("adaptivellm", {"recompute": "recompute", "swap": "swap:serial=true"}),
-    Family("adaptivellm-plus", {"recompute": "recompute", "swap": "swap:min_residency=4"}),
-)
-
-
-def run_once(
-    engine: WatchedEngine, load: Load, settings: EngineSettings, seed: int, learning_share: float
-) -> Run:
-    """Serve a load under one policy, after some requests of the same kind from which it learns costs."""
-    engine.schedule_with(settings)
-    gc.collect()
-    if learning := round(learning_share * load.requests):
-        engine.serve(load.draw(learning, seed + OTHER_SEED), seed)
-    counters = engine.scheduler.counters
-    before = {name: getattr(counters, name) for name in COUNTED}
-    engine.watch = watch = Watch()
-    makespan_s = engine.serve(load.draw(load.requests, seed), seed)
-    if counters.policy_faults or counters.refused_swaps or counters.failed_copies:
-        raise RuntimeError(f"the policy or its copies failed: {counters}")
-    grown = {name: getattr(counters, name) - before[name] for name in COUNTED}
-    return run_of(watch, makespan_s, grown)
-
-
-# ---- costs, measured first -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What this machine takes to prefill so many tokens, and to copy so many blocks."""
-
-    prefill_s: Mapping[int, float]
-    copies: Mapping[int, CopySeconds]
-    block_bytes: int
-
-    def break_even_bytes_per_s(self, num_tokens: int, prefill_s: float) -> float:
-        """The bandwidth at which so many tokens' KV takes as long out and back as to be computed again."""
-        return 2 * -(-num_tokens // BLOCK_TOKENS) * self.block_bytes / prefill_s
-
-    def to_dict(self) -> dict[str, Any]:
-        """By number of tokens."""
-        return {
-            str(tokens): {
-                "prefill_s": seconds,
-                "kv_bytes": -(-tokens // BLOCK_TOKENS) * self.block_bytes,
-                "break_even_bytes_per_s": self.break_even_bytes_per_s(tokens, seconds),
-            }
-            for tokens, seconds in self.prefill_s.items()
-        }
-
-    def copy_bandwidth(self) -> dict[str, Any]:
-        """By number of blocks, in bytes a second."""
-        return {
-            str(blocks): {
-                "bytes": blocks * self.block_bytes,
-                **{
-                    f"{way}_bytes_per_s": blocks * self.block_bytes / getattr(seconds, way)
-                    for way in CopySeconds._fields
-                },
-            }
-            for blocks, seconds in self.copies.items()
-        }
-
-
-def measure_costs(engine: WatchedEngine) -> Costs:
-    """Prefills alone, and copies on an idle engine without a limit."""
-    engine.limit_copies(None)
-    block_bytes = engine.sizes.kv_bytes_per_token * BLOCK_TOKENS
-    engine.prefill_s(PROBED_TOKENS[-1])  # the first pays for allocations
-    found = engine.on_workers(copies_on_worker, SIZES_BLOCKS, block_bytes)[0]
-    return Costs(
-        {tokens: engine.prefill_s(tokens) for tokens in PROBED_TOKENS},
-        dict(zip(SIZES_BLOCKS, found, strict=True)),
-        block_bytes,
-    )
-
-
-def victim(engine: WatchedEngine, load: Load, costs: Costs) -> dict[str, float]:
-    """A load's mean victim, from a run that always recomputes: its tokens, its prefill and its break-even."""
-    run = run_once(engine, load, FAMILIES[0].settings()["recompute"], seed=0, learning_share=0.0)
-    tokens = round(run.recomputed_tokens / run.recomputes)
-    prefill_s = engine.prefill_s(tokens)
-    return {
-        "victim_tokens": tokens,
-        "prefill_s": prefill_s,
-        "break_even_bytes_per_s": costs.break_even_bytes_per_s(tokens, prefill_s),
-    }
-
-
-# ---- the bench -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A load at a bandwidth."""
-
-    load: Load
-    bandwidth: str
-    bytes_per_s: float
-
-    @property
-    def name(self) -> str:
-        """What the report calls it."""
-        return f"{self.load.name}/{self.bandwidth}"
-
 
 Runs = dict[str, dict[str, list[Run]]]
 """By case, then by policy: one run a round."""
 
 
-def measure(engine: WatchedEngine, cases: Sequence[Case], rounds: int, learning_share: float) -> Runs:
-    """Every policy of every case once a round, every second round backwards."""
-    settings = {name: each for family in FAMILIES for name, each in family.settings().items()}
-    runs: Runs = {case.name: {name: [] for name in settings} for case in cases}
-    for number, case in product(range(rounds), cases):
-        engine.limit_copies(case.bytes_per_s)
-        for name in list(settings)[:: -1 if number % 2 else 1]:
-            run = run_once(engine, case.load, settings[name], number, learning_share)
+def measured_costs(loads: Sequence[Load]) -> tuple[Costs, dict[str, Victim]]:
+    """Costs, and each load's mean victim, on an engine of their own."""
+    found: list[tuple[Costs, dict[str, Victim]]] = []
+    measure_side_by_side([[Lane(SwapEngine(), partial(costs_and_victims, loads=loads), found.append)]], say)
+    return found[0]
+
+
+def measure(cases: Sequence[Case], rounds: int, learning_share: float) -> Runs:
+    """Every policy of every case once a round: those whose copies wait side by side, the others one by one."""
+    runs: Runs = {
+        case.name: {name: [] for family in FAMILIES for name in family.settings()} for case in cases
+    }
+
+    def lane(case: Case, number: int, family: Family, name: str) -> Lane[WatchedEngine, Run]:
+        def keep(run: Run) -> None:
             runs[case.name][name].append(run)
-            _say(
+            say(
                 f"{case.name}, round {number + 1}, {name}: {run.makespan_s:.2f} s, "
                 f"{run.swaps} swaps, {run.recomputes} recomputes, {run.copy_s:.2f} s of copies"
             )
+
+        work = partial(
+            run_once,
+            load=case.load,
+            settings=family.settings()[name],
+            seed=number,
+            learning_share=learning_share,
+            bytes_per_s=case.bytes_per_s,
+        )
+        return Lane(SwapEngine(), work, keep)
+
+    groups: list[list[Lane[WatchedEngine, Run]]] = []
+    for number, case, family in product(range(rounds), cases, FAMILIES):
+        names = list(family.settings())[:: -1 if number % 2 else 1]
+        lanes = [lane(case, number, family, name) for name in names]
+        groups += [lanes] if family is SERIAL else [[each] for each in lanes]
+    measure_side_by_side(groups, say)
     return runs
 
 
@@ -305,45 +157,26 @@ def _known(value: float | None) -> TypeGuard[float]:
     return value is not None
 
 
-def start(settings: EngineSettings) -> WatchedEngine:
-    """The engine, its worker on the first core and this loop on the last, so that they do not trade places."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if len(cores) > 1:
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1])))
-    flags = (
-        *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(DEVICE_BLOCKS + 1)),
-        *("--max-num-seqs", str(SEATS), "--max-num-batched-tokens", "2048"),
-        *("--max-model-len", str(LONGEST_TOKENS), "--no-enable-prefix-caching", "--enforce-eager"),
-    )
-    engine = WatchedEngine(str(ensure_model("swap", RECIPE)), flags, settings)
-    os.sched_setaffinity(0, cores[-1:])
-    return engine
-
-
 def swap(
     loads: Sequence[Load], bandwidths: Mapping[str, float], rounds: int, learning_share: float
 ) -> dict[str, Any]:
     """The whole report."""
-    engine = start(FAMILIES[0].settings()["recompute"])
-    try:
-        costs = measure_costs(engine)
-        victims = {load.name: victim(engine, load, costs) for load in loads}
-        _say(f"break-even: {victims}")
-        cases = [
-            Case(load, name, factor * victims[load.name]["break_even_bytes_per_s"])
-            for load, (name, factor) in product(loads, bandwidths.items())
-        ]
-        runs = measure(engine, cases, rounds, learning_share)
-    finally:
-        engine.close()
-    found = report(cases, runs, costs.block_bytes)
+    costs, victims = measured_costs(loads)
+    say(f"break-even: {victims}")
+    cases = [
+        Case(load, name, factor * victims[load.name].break_even_bytes_per_s)
+        for load, (name, factor) in product(loads, bandwidths.items())
+    ]
+    found = report(cases, measure(cases, rounds, learning_share), costs.block_bytes)
     return {
         "machine": f"{machine_name()}, vLLM {vllm_version()}",
         "rounds": rounds,
         **found,
         "copy_bandwidth": costs.copy_bandwidth(),
-        "break_even": {"victims": victims, "tokens": costs.to_dict()},
+        "break_even": {
+            "victims": {name: asdict(each) for name, each in victims.items()},
+            "tokens": costs.to_dict(),
+        },
     }
 
 
@@ -397,10 +230,6 @@ def main() -> None:
     chosen = arguments.bandwidth or DEFAULT_BANDWIDTHS
     found = swap(loads, {name: BANDWIDTHS[name] for name in chosen}, arguments.rounds, arguments.learning)
     print(json.dumps(found) if arguments.json else "\n".join(table(found)))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
+from bench.engine_time import EngineTime
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
@@ -79,21 +80,23 @@ class WatchedEngine(SteppedEngine):
             self.watch.idle_s += seconds
         return step
 
-    def serve(self, requests: Sequence[TraceRequest], seed: int) -> float:
-        """Serve requests that are all there at once; seconds until the last has ended."""
+    def serve(self, requests: Sequence[TraceRequest], seed: int, clock: EngineTime) -> float:
+        """Serve requests that are all there at once; seconds by a clock that has begun until the last has ended."""
         made = []
         for request in requests:
             hints: Hints = {"headway_max_output_tokens": request.max_output_tokens}
             prompt = prompt_ids(request, seed)
             made.append(self.make_request(self.fresh_id(), prompt, request.output_tokens, hints))
+        self.scheduler.clock = clock.now_s
         arrived_s = time.time()
-        started = time.perf_counter()
+        started_s = clock.now_s()
         for request in made:
             request.arrival_time = arrived_s
             self.add(request)
         while self.busy:
             self.step()
-        return time.perf_counter() - started
+            clock.stepped()
+        return clock.now_s() - started_s
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds of a step that computes one such prompt alone; the engine must be idle."""

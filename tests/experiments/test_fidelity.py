@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from bench.fidelity import compare, options, setup_of
-from bench.fidelity_cells import METRICS, Cell, Run, missed
-from bench.fidelity_folder import Folder, RealRun
+from bench.fidelity_cells import METRICS, Cell, Run, mean_run, missed
+from bench.fidelity_folder import Folder
 from bench.fidelity_plot import fidelity_svg
-from bench.fidelity_setup import MAX_OUTPUT_TOKENS, PLAIN, SWAPS, TARGETED, RealSide, Setup, stream
+from bench.fidelity_setup import MAX_OUTPUT_TOKENS, PLAIN, SWAPS, TARGETED, RealRun, RealSide, Setup, stream
 from bench.fidelity_simulated import simulated, with_link
-from bench.fidelity_steps import own_calibration, steps_report
+from bench.fidelity_steps import at_speed_of, mean_noise, steps_report
 from headway.core.batch_shape import BatchShape, StepKind
 from headway.core.record import Outcome
 from headway.engine.demo_model import DemoRecipe, ensure_demo_random, ensure_model
@@ -60,14 +60,32 @@ def run(jct: float, ttft: float, p99: float, steps: int = 0) -> Run:
     return Run(values(jct, ttft, p99), {"steps": steps})
 
 
-def test_errors_are_of_means_and_the_spread_is_of_real_runs() -> None:
+def test_errors_are_of_means_over_the_streams() -> None:
     real = [run(1.0, 0.5, 4.0, steps=10), run(3.0, 0.5, 4.0, steps=20)]
-    cell = Cell(real, [run(2.2, 0.5, 3.0, steps=16)], [run(1.1, 0.5, 4.0), run(2.4, 0.5, 4.4)]).to_dict()
+    model = [run(1.4, 0.5, 3.0), run(3.0, 0.5, 3.0)]
+    own = [run(1.2, 0.5, 4.0, steps=12), run(2.8, 0.5, 4.4, steps=20)]
+    cell = Cell(real, model, own).to_dict()
     assert cell["error"] == pytest.approx(values(0.1, 0.0, -0.25))
-    assert cell["spread"] == pytest.approx(values(1.0, 0.0, 0.0))
-    assert cell["error_at_own_speed"] == pytest.approx(values(-0.2, 0.0, 0.1))
+    assert cell["error_at_own_speed"] == pytest.approx(values(0.0, 0.0, 0.05))
     assert cell["counts"] == {"real": {"steps": 15}, "simulated": {"steps": 16}}
-    assert missed({"p": {"1": cell}}) == ["p at 1: mean_jct_s", "p at 1: p99_jct_s"]
+    assert missed({"p": {"1": cell}}) == []
+    # Deviations of 0.2 and -0.2: a standard error of 0.2, of a mean of 2; Student's t of one degree of freedom 12.706.
+    assert cell["half_width"]["mean_jct_s"] == pytest.approx(12.706 * 0.1, rel=1e-4)
+    assert missed({"p": {"1": Cell(real, model, model).to_dict()}}) == [
+        "p at 1: mean_jct_s",
+        "p at 1: p99_jct_s",
+    ]
+
+
+def test_one_stream_has_no_interval() -> None:
+    only = [run(1.0, 0.5, 4.0)]
+    assert set(Cell(only, only, only).to_dict()["half_width"].values()) == {None}
+
+
+def test_a_stream_simulated_several_times_counts_once() -> None:
+    assert mean_run([run(1.0, 0.5, 4.0, steps=10), run(2.0, 0.5, 2.0, steps=12)]) == run(
+        1.5, 0.5, 3.0, steps=11
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +109,7 @@ def test_the_simulated_side_ends_every_request(setup: Setup, policy: str) -> Non
 def test_with_targets_some_are_given_up_and_the_others_end(policy: str) -> None:
     # About 75 requests a second is what this engine serves.
     side = RealSide(setup=TARGETED, sizes=SIZES, capacity_rps=75.0, run_s=10.0, runs=1)
-    trace = side.trace(1.3)
+    trace = side.trace(RealRun(policy, 1.3, 0))
     served = simulated(CALIBRATION, trace, policy, side)
     assert all(request.slo == TARGETED.slo for request in trace)
     ended = {record.id: record for record in served.records if record.outcome is not Outcome.HANDED_OFF}
@@ -146,10 +164,9 @@ def test_cells_that_are_whole_are_compared_while_others_are_not(tmp_path: Path) 
     assert {policy: list(row) for policy, row in found["cells"].items()} == {"vllm": ["0.5"]}
     # What was kept as real is what the law says, to the noise of the clock.
     assert abs(found["cells"]["vllm"]["0.5"]["error"]["mean_jct_s"]) < 0.2
-    assert found["cells"]["vllm"]["0.5"]["spread"]["mean_jct_s"] == 0
     assert found["steps"]["all"]["steps"] == sum(found["steps"][kind]["steps"] for kind in StepKind)
     assert (tmp_path / "cost.json").is_file()
-    assert len(list(tmp_path.glob("vllm-0.5-simulated-*.jsonl"))) == 3
+    assert len(list(tmp_path.glob("vllm-0.5-simulated-*.jsonl"))) == 2
 
 
 def test_a_command_goes_on_where_it_was_stopped_and_may_add_presets(tmp_path: Path) -> None:
@@ -175,7 +192,7 @@ def folder_with(path: Path, *runs: RealRun) -> Folder:
     folder.keep_side(side)
     folder.keep_measurements(Measurements(SIZES, steps=measured_steps(), copies=COPIES))
     for run in runs:
-        served = simulated(CALIBRATION, side.trace(run.load), run.policy, side)
+        served = simulated(CALIBRATION, side.trace(run), run.policy, side)
         folder.keep_real(
             run, served.records, [ServedStep(start_s=0.0, step=step, gap_s=0.0) for step in measured_steps()]
         )
@@ -202,7 +219,9 @@ def test_only_those_that_pause_get_a_narrow_batch() -> None:
 def test_memory_is_so_short_that_every_run_of_fastserve_swaps_often() -> None:
     sizes = replace(SIZES, num_blocks=SWAPS.num_blocks or 0)
     side = RealSide(setup=SWAPS, sizes=sizes, capacity_rps=10.0, run_s=30.0, runs=1)
-    served = simulated(with_link(CALIBRATION, SWAPS.host_kv), side.trace(0.9), "fastserve", side)
+    served = simulated(
+        with_link(CALIBRATION, SWAPS.host_kv), side.trace(RealRun("fastserve", 0.9, 0)), "fastserve", side
+    )
     assert served.counts["preemptions"] > 100
     assert served.counts["swapped_blocks"] > 100
 
@@ -211,7 +230,11 @@ def test_streams_are_the_same_again_and_declare_their_limit() -> None:
     assert stream(5.0, 10.0, seed=1) == stream(5.0, 10.0, seed=1)
     assert all(request.max_output_tokens == MAX_OUTPUT_TOKENS for request in stream(5.0, 10.0, seed=1))
     side = RealSide(setup=PLAIN, sizes=SIZES, capacity_rps=10.0, run_s=20.0, runs=1)
-    assert len(side.trace(0.5)) == 100
+    first, again, other = (
+        side.trace(RealRun(policy, 0.5, number)) for policy, number in (("vllm", 0), ("sjf", 0), ("vllm", 1))
+    )
+    assert len(first) == len(other) == 100
+    assert first == again != other
 
 
 def test_a_law_that_is_right_has_ratios_of_one() -> None:
@@ -225,7 +248,7 @@ def test_a_law_that_is_right_has_ratios_of_one() -> None:
     assert report["noise"]["mean"] == pytest.approx(1.05)
 
 
-def test_a_runs_own_law_takes_the_runs_own_time() -> None:
+def test_at_the_speed_of_a_run_its_steps_take_as_long_in_all() -> None:
     rng = random.Random(0)
     rows: list[dict[str, Any]] = []
     for _ in range(100):
@@ -234,9 +257,13 @@ def test_a_runs_own_law_takes_the_runs_own_time() -> None:
             shape.add(1, rng.randrange(500))
         slow = rng.choice((1.2, 1.2, 1.2, 2.0))
         rows.append({"shape": asdict(shape), "seconds": slow * LAW.step_s(shape), "gap_s": None})
-    own = own_calibration(CALIBRATION, rows)
-    predicted = sum(own.step.step_s(BatchShape(**row["shape"])) for row in rows) * own.residuals[0]
-    assert predicted + own.host_s == pytest.approx(sum(row["seconds"] for row in rows))
+    own = at_speed_of(CALIBRATION, rows)
+    device_s = sum(own.step.step_s(BatchShape(**row["shape"])) for row in rows)
+    assert mean_noise(own) * device_s + 100 * own.host_s == pytest.approx(sum(row["seconds"] for row in rows))
+    # One factor for all: proportions, and how much the noise scatters, are the profile's.
+    assert own.step is CALIBRATION.step
+    assert own.residuals[2] / own.residuals[0] == pytest.approx(1.3 / 0.9)
+    assert own.host_s / own.residuals[1] == pytest.approx(CALIBRATION.host_s)
 
 
 def test_the_picture_holds_every_metric() -> None:

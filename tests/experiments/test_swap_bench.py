@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.swap import FAMILIES, LOADS, Case, Costs, report, swap, table
+from bench.swap import report, swap, table
+from bench.swap_cases import FAMILIES, LOADS, Case
 from bench.swap_engine import CopySeconds, Watch, WatchedStep
 from bench.swap_figures import (
     Run,
@@ -19,6 +20,7 @@ from bench.swap_figures import (
     run_of,
     versus,
 )
+from bench.swap_runs import Costs
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import Fate
 from headway.core.record import Outcome, Record

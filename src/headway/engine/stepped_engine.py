@@ -102,6 +102,11 @@ class SteppedEngine:
         return int(self._core.vllm_config.model_config.max_model_len)
 
     @property
+    def worker_pids(self) -> list[int]:
+        """As `core_worker_pids`, of this engine."""
+        return core_worker_pids(self._core)
+
+    @property
     def scheduler(self) -> Any:
         """Headway's scheduler, as the core has it."""
         return self._core.scheduler
@@ -236,6 +241,11 @@ def start_core(
         raise ConfigError(
             f"vLLM does not start with model {model!r}: {reason[0] if reason else error!r}"
         ) from error
+
+
+def core_worker_pids(core: Any) -> list[int]:
+    """The processes of an engine core's workers; none where the worker is in this one."""
+    return [worker.proc.pid for worker in getattr(core.model_executor, "workers", ())]
 
 
 def core_request(
