@@ -70,10 +70,10 @@ def measured_costs(loads: Sequence[Load]) -> tuple[Costs, dict[str, Victim]]:
     return found[0]
 
 
-def measure(cases: Sequence[Case], rounds: int, learning_share: float) -> Runs:
+def measure(cases: Sequence[Case], families: Sequence[Family], rounds: int, learning_share: float) -> Runs:
     """Every policy of every case once a round: those whose copies wait side by side, the others one by one."""
     runs: Runs = {
-        case.name: {name: [] for family in FAMILIES for name in family.settings()} for case in cases
+        case.name: {name: [] for family in families for name in family.settings()} for case in cases
     }
 
     def lane(case: Case, number: int, family: Family, name: str) -> Lane[WatchedEngine, Run]:
@@ -95,7 +95,7 @@ def measure(cases: Sequence[Case], rounds: int, learning_share: float) -> Runs:
         return Lane(SwapEngine(), work, keep)
 
     groups: list[list[Lane[WatchedEngine, Run]]] = []
-    for number, case, family in product(range(rounds), cases, FAMILIES):
+    for number, case, family in product(range(rounds), cases, families):
         names = list(family.settings())[:: -1 if number % 2 else 1]
         lanes = [lane(case, number, family, name) for name in names]
         groups += [lanes] if family is SERIAL else [[each] for each in lanes]
@@ -103,14 +103,16 @@ def measure(cases: Sequence[Case], rounds: int, learning_share: float) -> Runs:
     return runs
 
 
-def report(cases: Sequence[Case], runs: Runs, block_bytes: int) -> dict[str, Any]:
+def report(cases: Sequence[Case], families: Sequence[Family], runs: Runs, block_bytes: int) -> dict[str, Any]:
     """`cells` and `copy_time_hidden`."""
     laws = {
         load.name: law_of([run for case in cases if case.load is load for run in _all(runs[case.name])])
         for load in {id(case.load): case.load for case in cases}.values()
     }
-    cells = {case.name: _cell(case, runs[case.name], laws[case.load.name], block_bytes) for case in cases}
-    hidden = {case.name: _hidden(runs[case.name], laws[case.load.name]) for case in cases}
+    cells = {
+        case.name: _cell(case, families, runs[case.name], laws[case.load.name], block_bytes) for case in cases
+    }
+    hidden = {case.name: _hidden(families, runs[case.name], laws[case.load.name]) for case in cases}
     return {"cells": cells, "copy_time_hidden": hidden}
 
 
@@ -119,10 +121,14 @@ def _all(by_policy: Mapping[str, Sequence[Run]]) -> list[Run]:
 
 
 def _cell(
-    case: Case, runs: Mapping[str, Sequence[Run]], law: StepSeconds, block_bytes: int
+    case: Case,
+    families: Sequence[Family],
+    runs: Mapping[str, Sequence[Run]],
+    law: StepSeconds,
+    block_bytes: int,
 ) -> dict[str, Any]:
     cell: dict[str, Any] = {"bytes_per_s": case.bytes_per_s}
-    for family in FAMILIES:
+    for family in families:
         *twins, own = family.settings()
         cell.update((name, policy_row(runs[name], law, block_bytes)) for name in (*twins, own))
         times_s = {name: [run.makespan_s for run in runs[name]] for name in (*twins, own)}
@@ -137,10 +143,12 @@ def _cell(
     return cell
 
 
-def _hidden(runs: Mapping[str, Sequence[Run]], law: StepSeconds) -> dict[str, Any]:
+def _hidden(
+    families: Sequence[Family], runs: Mapping[str, Sequence[Run]], law: StepSeconds
+) -> dict[str, Any]:
     """For each policy that copied in every round, the medians over the rounds."""
     found: dict[str, Any] = {}
-    for family in FAMILIES:
+    for family in families:
         for name, settings in family.settings().items():
             serial = "serial=true" in settings.preset().eviction
             shares = [hidden_share(run, law, serial=serial) for run in runs[name]]
@@ -158,7 +166,11 @@ def _known(value: float | None) -> TypeGuard[float]:
 
 
 def swap(
-    loads: Sequence[Load], bandwidths: Mapping[str, float], rounds: int, learning_share: float
+    loads: Sequence[Load],
+    bandwidths: Mapping[str, float],
+    families: Sequence[Family],
+    rounds: int,
+    learning_share: float,
 ) -> dict[str, Any]:
     """The whole report."""
     costs, victims = measured_costs(loads)
@@ -167,7 +179,7 @@ def swap(
         Case(load, name, factor * victims[load.name].break_even_bytes_per_s)
         for load, (name, factor) in product(loads, bandwidths.items())
     ]
-    found = report(cases, measure(cases, rounds, learning_share), costs.block_bytes)
+    found = report(cases, families, measure(cases, families, rounds, learning_share), costs.block_bytes)
     return {
         "machine": f"{machine_name()}, vLLM {vllm_version()}",
         "rounds": rounds,
@@ -180,11 +192,11 @@ def swap(
     }
 
 
-def table(found: Mapping[str, Any]) -> Iterator[str]:
+def table(families: Sequence[Family], found: Mapping[str, Any]) -> Iterator[str]:
     """The report for people."""
     for name, cell in found["cells"].items():
         yield f"{name}: copies at {cell['bytes_per_s'] / 1e6:.0f} MB/s"
-        for family in FAMILIES:
+        for family in families:
             *_, own = family.settings()
             for policy in family.settings():
                 row = cell[policy]
@@ -221,6 +233,12 @@ def main() -> None:
     parser.add_argument(
         "--bandwidth", action="append", choices=list(BANDWIDTHS), help="default: slow and fast"
     )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        choices=[family.preset for family in FAMILIES],
+        help="only this one and its twins",
+    )
     parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help=f"default {DEFAULT_ROUNDS}")
     parser.add_argument(
         "--learning", type=float, default=LEARNING_SHARE, metavar="SHARE", help=f"default {LEARNING_SHARE}"
@@ -228,8 +246,10 @@ def main() -> None:
     arguments = parser.parse_args()
     loads = [load for load in LOADS if load.name in (arguments.load or [load.name])]
     chosen = arguments.bandwidth or DEFAULT_BANDWIDTHS
-    found = swap(loads, {name: BANDWIDTHS[name] for name in chosen}, arguments.rounds, arguments.learning)
-    print(json.dumps(found) if arguments.json else "\n".join(table(found)))
+    bandwidths = {name: BANDWIDTHS[name] for name in chosen}
+    families = [family for family in FAMILIES if family.preset in (arguments.policy or [family.preset])]
+    found = swap(loads, bandwidths, families, arguments.rounds, arguments.learning)
+    print(json.dumps(found) if arguments.json else "\n".join(table(families, found)))
 
 
 if __name__ == "__main__":

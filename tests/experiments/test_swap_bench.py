@@ -133,14 +133,16 @@ def test_a_report_names_every_cell_and_policy() -> None:
     names = [name for family in FAMILIES for name in family.settings()]
     makespans_s = {"recompute": 4.0, "swap": 2.0, "adaptivellm": 2.5}
     runs = {name: [run(steps, makespans_s.get(name, 3.0))] for name in names}
-    found = report([case], {case.name: runs}, BLOCK_BYTES)
+    found = report([case], FAMILIES, {case.name: runs}, BLOCK_BYTES)
     cell = found["cells"]["short/fast"]
     assert cell["adaptivellm_vs_better"] == pytest.approx(0.8)
     assert cell["adaptivellm_better"] == "swap"
     assert cell["adaptivellm-plus_vs_better"] == 1.0
     assert found["copy_time_hidden"]["short/fast"]["swap"]["hidden_share"] == pytest.approx(0.75)
+    own = report([case], FAMILIES[:1], {case.name: runs}, BLOCK_BYTES)["cells"]["short/fast"]
+    assert own == {key: value for key, value in cell.items() if "-plus" not in key}
     whole = {**found, "copy_bandwidth": {}, "break_even": {"tokens": {}}}
-    assert sum("adaptivellm" in line for line in table(whole)) >= 4
+    assert sum("adaptivellm" in line for line in table(FAMILIES, whole)) >= 4
 
 
 @pytest.mark.engine
@@ -148,7 +150,7 @@ def test_a_report_names_every_cell_and_policy() -> None:
 @pytest.mark.timeout(900)
 def test_a_small_instance_swaps_and_recomputes_on_the_real_engine() -> None:
     load = replace(LOADS[0], requests=60)
-    found = swap([load], {"fast": 8.0}, rounds=1, learning_share=0.0)
+    found = swap([load], {"fast": 8.0}, FAMILIES, rounds=1, learning_share=0.0)
     cell = found["cells"]["short/fast"]
     assert cell["recompute"]["swap_share"] == cell["recompute-plus"]["swap_share"] == 0.0
     assert cell["swap"]["swap_share"] == cell["swap-plus"]["swap_share"] == 1.0
