@@ -59,7 +59,7 @@ def test_those_in_time_by_due_time_then_the_rest_by_their_queues() -> None:
     # a may start until 6 and b until 3; d, 5 s of prompt due at 3, is late, and c has no target. By the queues of
     # `governed` the short c is before d.
     jobs = due("a", 10.0, 4), due("b", 5.0, 2), make_job("c", prompt=1), due("d", 3.0, 5)
-    order = on_time(*jobs)
+    order = on_time(*jobs, prompt_share=1.0)
     assert ids(order.top(9, 0.0)) == ["b", "a", "c", "d"]
     assert ids(order.rank(jobs, 0.0)) == ["b", "a", "c", "d"]
     assert ids(order.on_time(jobs, 0.0)) == ["a", "b"]
@@ -83,6 +83,20 @@ def test_where_not_all_can_be_in_time_the_costliest_is_given_up() -> None:
     assert ids(on_time(*jobs).top(9, 0.0)) == ["b", "c", "a"]
     assert ids(on_time(*jobs, triage=False).top(9, 0.0)) == ["a", "b", "c"]
     assert ids(on_time(*jobs).rank(jobs, 0.0)) == ["b", "c", "a"]
+
+
+def test_prompts_are_taken_to_get_a_share_of_the_time() -> None:
+    # 2 s of prompt due at 5 and 4 s due at 10. With half of the time they take until 4 and until 12: the longer is
+    # given up, and comes after the short one without a target.
+    jobs = due("a", 10.0, 4), due("b", 5.0, 2), make_job("c", prompt=1)
+    assert ids(on_time(*jobs, prompt_share=0.7).top(9, 0.0)) == ["b", "a", "c"]
+    assert ids(on_time(*jobs, prompt_share=0.5).top(9, 0.0)) == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, float("nan")])
+def test_a_share_of_the_time_is_above_0_and_at_most_1(share: float) -> None:
+    with pytest.raises(ConfigError, match="accepted: a share of the time above 0, at most 1"):
+        on_time(prompt_share=share)
 
 
 def test_a_job_ahead_of_its_tokens_ranks_by_how_long_it_could_pause() -> None:

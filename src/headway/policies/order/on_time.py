@@ -12,6 +12,7 @@ from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.core.step_quality import StepTimeQuality
 from headway.core.view import StepView
+from headway.errors import ConfigError
 from headway.policies.order.latest_start import LatestStart
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.overdue import Overdue
@@ -31,10 +32,10 @@ class OnTime:
 
     Who is late cannot be helped, and who has no target is in no hurry: both wait for those that can be in time,
     least work first, aged, by the usual length while predictions are bad. Where not all who wait for their first
-    token can have it in time, those that cost most are given up (`triage`), as if the engine computed prompts
-    alone, one after another: whoever is given up had no chance. A job that is between tokens and ahead of its schedule
-    ranks by the time until which it could pause. Where there are several tenants, one that has had more service than
-    another comes as much later among those in time (`TenantShares`), and after it among the rest.
+    token can have it in time, those that cost most are given up (`triage`), as if the engine computed prompts one
+    after another for `prompt_share` of its time, and decoded for the rest. A job that is between tokens and ahead
+    of its schedule ranks by the time until which it could pause. Where there are several tenants, one that has had
+    more service than another comes as much later among those in time (`TenantShares`), and after it among the rest.
 
     Nobody waits for ever: of those that are late, or without a target, the one that came first ranks before all others
     once it is `patience_s` old, for at most `overdue_share` of the time (`Overdue`, which has the bound).
@@ -51,12 +52,18 @@ class OnTime:
         patience_s: float = 60.0,
         overdue_share: float = 0.1,
         triage: bool = True,
+        prompt_share: float = 0.5,
         give_way_s: float = DEFAULT_GIVE_WAY_S,
         least_tau: float = _RULE.least_tau,
         trusted_at_first: bool = _RULE.trusted_at_first,
     ) -> None:
+        if not 0 < prompt_share <= 1:
+            raise ConfigError(
+                f"prompt_share is {prompt_share}; accepted: a share of the time above 0, at most 1"
+            )
         self._overdue = Overdue(patience_s, overdue_share)
         self.triage = triage
+        self.prompt_share = prompt_share
         self.give_way_s = give_way_s
         self.least_tau = least_tau
         self.trusted_at_first = trusted_at_first
@@ -160,7 +167,12 @@ class OnTime:
         latest_s = self._latest_s[job] = self._latest.of(job)
         service_s = 0.0 if job.num_output_tokens else self._latest.prefill_s(job)
         self._candidates[job] = Candidate(
-            latest_s + service_s, job.arrival_s, job.id, service_s, self._work.of(job), job
+            latest_s + service_s,
+            job.arrival_s,
+            job.id,
+            service_s / self.prompt_share,
+            self._work.of(job),
+            job,
         )
 
     def _key(self, job: Job) -> Key:
