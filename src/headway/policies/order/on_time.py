@@ -165,15 +165,9 @@ class OnTime:
     def _time(self, job: Job) -> None:
         """Note a job's latest start, and when its prompt is due; a job that decodes is due when it has to go on."""
         latest_s = self._latest_s[job] = self._latest.of(job)
-        service_s = 0.0 if job.num_output_tokens else self._latest.prefill_s(job)
-        self._candidates[job] = Candidate(
-            latest_s + service_s,
-            job.arrival_s,
-            job.id,
-            service_s / self.prompt_share,
-            self._work.of(job),
-            job,
-        )
+        prefill_s = 0.0 if job.num_output_tokens else self._latest.prefill_s(job)
+        due_s, service_s = latest_s + prefill_s, prefill_s / self.prompt_share
+        self._candidates[job] = Candidate(due_s, job.arrival_s, job.id, service_s, self._work.of(job), job)
 
     def _key(self, job: Job) -> Key:
         return (self._latest_s[job], job.arrival_s, job.id)
