@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.batch_shape import BatchShape
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
@@ -97,6 +97,36 @@ def test_prompts_are_taken_to_get_a_share_of_the_time() -> None:
 def test_a_share_of_the_time_is_above_0_and_at_most_1(share: float) -> None:
     with pytest.raises(ConfigError, match="accepted: a share of the time above 0, at most 1"):
         on_time(prompt_share=share)
+
+
+def test_much_work_starts_after_little_once_answers_were_started_in_vain() -> None:
+    # Twenty newcomers that are done, of 2 to 21 s of prompt, say what is little. One second a token, and the second
+    # token comes after nine: in vain. So a fifth are too much from then on, those of 18 s and more.
+    early, late = due("little", 99.0, 3), due("much", 90.0, 30)
+    order = on_time(prompt_share=1.0)
+    for prompt in range(2, 22):
+        order.add(past := due(f"past {prompt}", 1e5, prompt))
+        order.remove(past)
+        order.end(past)
+    order.add(early)
+    order.add(late)
+    assert ids(order.top(9, 0.0)) == ["much", "little"]
+    slow = decoding("slow", output=2, first_token_s=0.0, slo=Slo(ttft_s=9.0, tbt_s=1.0))
+    order.add(slow)
+    order.remove(slow)
+    run(order, at_s=9.0)
+    order.finished(slow)
+    assert ids(order.top(9, 9.0)) == ["little", "much"]
+    # Who runs already is not held up by it.
+    order.remove(late)
+    late.state = JobState.RESIDENT
+    assert ids(order.rank([early, late], 9.0)) == ["much", "little"]
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, float("nan")])
+def test_a_share_of_newcomers_is_above_0_and_at_most_1(share: float) -> None:
+    with pytest.raises(ConfigError, match="accepted: a share of newcomers above 0, at most 1"):
+        on_time(started_share=share)
 
 
 def test_a_job_ahead_of_its_tokens_ranks_by_how_long_it_could_pause() -> None:

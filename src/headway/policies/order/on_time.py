@@ -19,6 +19,7 @@ from headway.policies.order.overdue import Overdue
 from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S
 from headway.policies.order.sorted_index import Key, SortedIndex
 from headway.policies.order.triage import Candidate, given_up
+from headway.policies.order.worth_starting import WorthStarting
 
 MOST_WEIGHED = 128
 """Jobs on time that are weighed against each other, the first by latest start; who comes behind them is not urgent."""
@@ -33,7 +34,9 @@ class OnTime:
     Who is late cannot be helped, and who has no target is in no hurry: both wait for those that can be in time,
     least work first, aged, by the usual length while predictions are bad. Where not all who wait for their first
     token can have it in time, those that cost most are given up (`triage`), as if the engine computed prompts one
-    after another for `prompt_share` of its time, and decoded for the rest. A job that is between tokens and ahead
+    after another for `prompt_share` of its time, and decoded for the rest. While answers that began in time turn out
+    too slow between tokens, newcomers of much work start after those of little (`WorthStarting`, which never counts
+    less than `started_share` of them as little). A job that is between tokens and ahead
     of its schedule ranks by the time until which it could pause. Where there are several tenants, one that has had
     more service than another comes as much later among those in time (`TenantShares`), and after it among the rest.
 
@@ -53,6 +56,7 @@ class OnTime:
         overdue_share: float = 0.1,
         triage: bool = True,
         prompt_share: float = 0.5,
+        started_share: float = 0.3,
         give_way_s: float = DEFAULT_GIVE_WAY_S,
         least_tau: float = _RULE.least_tau,
         trusted_at_first: bool = _RULE.trusted_at_first,
@@ -61,9 +65,14 @@ class OnTime:
             raise ConfigError(
                 f"prompt_share is {prompt_share}; accepted: a share of the time above 0, at most 1"
             )
+        if not 0 < started_share <= 1:
+            raise ConfigError(
+                f"started_share is {started_share}; accepted: a share of newcomers above 0, at most 1"
+            )
         self._overdue = Overdue(patience_s, overdue_share)
         self.triage = triage
         self.prompt_share = prompt_share
+        self.started_share = started_share
         self.give_way_s = give_way_s
         self.least_tau = least_tau
         self.trusted_at_first = trusted_at_first
@@ -81,6 +90,8 @@ class OnTime:
         self._candidates: dict[Job, Candidate] = {}
         self._waiting: set[Job] = set()
         self._urgent = SortedIndex()
+        self._worth_starting = WorthStarting(started_share)
+        self._now_s = 0.0
         self._weighed: dict[tuple[float, int], list[Job]] = {}
         self._num_ranked = 0
         self._num_observed = 0
@@ -107,9 +118,12 @@ class OnTime:
 
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
-        if job not in self._rest:
+        newcomer = job not in self._rest
+        if newcomer:
             self._overdue.add(job)
         self._rest.add(job)
+        if newcomer and job.slo:
+            self._worth_starting.come(self._work.of(job))
         self._waiting.add(job)
         self._weighed.clear()
         if job.slo:
@@ -138,6 +152,7 @@ class OnTime:
         trusted = self._rest.trusts_predictions
         self._weighed.clear()
         self._rest.finished(job)
+        self._worth_starting.finished(job, self._now_s)
         if self._rest.trusts_predictions is not trusted:
             self._renew([job for job in self._latest_s if job in self._waiting])
 
@@ -235,7 +250,14 @@ class OnTime:
         candidates = self._by_due([self._candidates[job] for job in on_time])
         # Only prompts hold others up.
         lost = given_up((one for one in candidates if one.service_s), now_s) if self.triage else ()
-        return [one.job for one in candidates if one.job not in lost]
+        kept = [one for one in candidates if one.job not in lost]
+        most_s = self._worth_starting.most_s
+        if most_s < inf:
+            kept.sort(key=lambda one: one.cost_s > most_s and self._is_unstarted(one))
+        return [one.job for one in kept]
+
+    def _is_unstarted(self, one: Candidate) -> bool:
+        return one.service_s > 0 and one.job in self._waiting
 
     def _by_due(self, candidates: list[Candidate]) -> list[Candidate]:
         """By due time; what a tenant has had more than the least served counts as if it were due so much later."""
@@ -254,6 +276,7 @@ class OnTime:
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step: how long they take, and whose latest start is to be taken anew."""
         self._weighed.clear()
+        self._now_s = outcome.now_s
         self._rest.observe(outcome)
         step_s = self._latest.observe(outcome)
         self._compare(outcome, step_s)
