@@ -100,8 +100,8 @@ def test_a_share_of_the_time_is_above_0_and_at_most_1(share: float) -> None:
 
 
 def test_much_work_starts_after_little_once_answers_were_started_in_vain() -> None:
-    # Twenty newcomers that are done, of 2 to 21 s of prompt, say what is little. One second a token, and the second
-    # token comes after nine: in vain. So a fifth are too much from then on, those of 18 s and more.
+    # Twenty newcomers that are done, of 2 to 21 s of prompt, say what is usual. One second a token, and the second
+    # token comes after nine: in vain. So a fifth of all work is too much from then on, the 30 s among it.
     early, late = due("little", 99.0, 3), due("much", 90.0, 30)
     order = on_time(prompt_share=1.0)
     for prompt in range(2, 22):

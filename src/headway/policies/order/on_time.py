@@ -35,8 +35,8 @@ class OnTime:
     least work first, aged, by the usual length while predictions are bad. Where not all who wait for their first
     token can have it in time, those that cost most are given up (`triage`), as if the engine computed prompts one
     after another for `prompt_share` of its time, and decoded for the rest. While answers that began in time turn out
-    too slow between tokens, newcomers of much work start after those of little (`WorthStarting`, which never counts
-    less than `started_share` of them as little). A job that is between tokens and ahead
+    too slow between tokens, newcomers of much work start after those of little (`WorthStarting`, which counts at
+    least `started_share` of what they bring as little). A job that is between tokens and ahead
     of its schedule ranks by the time until which it could pause. Where there are several tenants, one that has had
     more service than another comes as much later among those in time (`TenantShares`), and after it among the rest.
 
