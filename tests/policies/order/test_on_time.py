@@ -124,8 +124,8 @@ def test_much_work_starts_after_little_once_answers_were_started_in_vain() -> No
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1, float("nan")])
-def test_a_share_of_newcomers_is_above_0_and_at_most_1(share: float) -> None:
-    with pytest.raises(ConfigError, match="accepted: a share of newcomers above 0, at most 1"):
+def test_a_share_of_the_work_is_above_0_and_at_most_1(share: float) -> None:
+    with pytest.raises(ConfigError, match="accepted: a share of the work above 0, at most 1"):
         on_time(started_share=share)
 
 

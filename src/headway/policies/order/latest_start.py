@@ -40,7 +40,7 @@ class LatestStart:
     def of(self, job: Job) -> float:
         """A job's latest start, as things are now."""
         slo = job.slo
-        if not slo or _missed_first_token(job):
+        if not slo or missed_first_token(job):
             return TOO_LATE if slo else NO_TARGET
         latest_s = NO_TARGET
         prefill_s = self.prefill_s(job)
@@ -77,6 +77,7 @@ class LatestStart:
         self._ran.discard(job)
 
 
-def _missed_first_token(job: Job) -> bool:
+def missed_first_token(job: Job) -> bool:
+    """Whether a job's first token came after its target; not while there is no token, or no target."""
     slo, first_s = job.slo, job.first_token_s
     return slo.ttft_s is not None and first_s is not None and first_s > job.arrival_s + slo.ttft_s

@@ -67,7 +67,7 @@ class OnTime:
             )
         if not 0 < started_share <= 1:
             raise ConfigError(
-                f"started_share is {started_share}; accepted: a share of newcomers above 0, at most 1"
+                f"started_share is {started_share}; accepted: a share of the work above 0, at most 1"
             )
         self._overdue = Overdue(patience_s, overdue_share)
         self.triage = triage

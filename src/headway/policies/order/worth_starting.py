@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import inf
 
 from headway.core.job import Job
+from headway.policies.order.latest_start import missed_first_token
 
 _RECENT_JOBS = 200
 """Newcomers that say how much work is little."""
@@ -48,7 +49,7 @@ class WorthStarting:
     def finished(self, job: Job, now_s: float) -> None:
         """An answer ends: was it started in vain? One that was late with its first token says nothing."""
         tbt_s, first_s = job.slo.tbt_s, job.first_token_s
-        if tbt_s is None or first_s is None or job.num_output_tokens < 2 or _was_late(job, first_s):
+        if tbt_s is None or first_s is None or job.num_output_tokens < 2 or missed_first_token(job):
             return
         kept = now_s - first_s <= tbt_s * (job.num_output_tokens - 1)
         share = self._share + (_RAISED if kept else -_LOWERED)
@@ -65,8 +66,3 @@ class WorthStarting:
             last = bisect_left(until_s, self._share * until_s[-1])
             self._most_s = self._ascending_s[last]
         return self._most_s
-
-
-def _was_late(job: Job, first_token_s: float) -> bool:
-    ttft_s = job.slo.ttft_s
-    return ttft_s is not None and first_token_s > job.arrival_s + ttft_s
