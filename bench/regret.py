@@ -105,6 +105,7 @@ def _arguments() -> argparse.Namespace:
         help=f"1 to {SEEDS} ({SEEDS}; quick {QUICK_SEEDS}): with fewer the bounds say less",
     )
     add("--ablations", action="store_true", help="run the rows POLICY-... beside; they are no rivals")
+    add("--tenants", action="store_true", help="requests name their tenants, between whom `headway` shares")
     add("--race", action="store_true", help="after the first seed, no more of who is far behind in all cells")
     add("--again", default="", help="A,B,...: contenders, * for any part, to be run again")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -126,6 +127,7 @@ def regret(arguments: argparse.Namespace) -> dict[str, Any]:
         seeds=chosen_seeds(arguments),
         capacity_rps=capacities(cells, data, arguments.out, arguments.jobs),
         data=data,
+        tenants=arguments.tenants,
     )
     kept = kept_runs(arguments.out)
     for run in replace(plan, contenders=again).runs(plan.seeds):
@@ -136,6 +138,7 @@ def regret(arguments: argparse.Namespace) -> dict[str, Any]:
         **summary(findings),
         "subject": arguments.policy,
         "seeds": len(plan.seeds),
+        "tenants": plan.tenants,
         "rivals": sorted(rival_names),
         "left_out": left_out(),
         "workloads": workload_facts(plan),

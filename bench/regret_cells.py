@@ -87,6 +87,7 @@ class Plan:
     capacity_rps: Mapping[tuple[str, str], float]
     data: Path
     spell: Spell = USUAL_SPELL
+    tenants: bool = False
 
     def run(self, cell: Cell, contender: Contender, seed: int) -> RegretRun:
         """The run that a contender's value in a cell comes from."""
@@ -100,6 +101,7 @@ class Plan:
             rate_rps=float(f"{cell.load * self.capacity_rps[cell.place]:.6g}"),
             data=self.data,
             spell=self.spell,
+            tenants=self.tenants,
         )
 
     def runs(self, seeds: Iterable[int]) -> Iterator[RegretRun]:

@@ -41,7 +41,10 @@ USUAL_SPELL = Spell()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegretRun:
-    """All that decides one run. `classes` is one of CLASSES or ANY; `data` is the folder of the shared traces."""
+    """All that decides one run. `classes` is one of CLASSES or ANY; `data` is the folder of the shared traces.
+
+    With `tenants` requests name theirs, where the trace has some.
+    """
 
     workload: str
     machine: str
@@ -52,6 +55,7 @@ class RegretRun:
     rate_rps: float
     data: Path
     spell: Spell = USUAL_SPELL
+    tenants: bool = False
 
     @property
     def served(self) -> Served:
@@ -60,7 +64,7 @@ class RegretRun:
 
     def digest(self) -> str:
         """As `Digested.digest`; where the data lies makes no difference."""
-        said = (self.classes, RULE, self.seed, self.rate_rps, self.spell, self.contender.said())
+        said = (self.classes, RULE, self.tenants, self.seed, self.rate_rps, self.spell, self.contender.said())
         return _digest(self.machine, self.workload, said)
 
 
@@ -129,6 +133,8 @@ def measure(run: RegretRun) -> RegretResult:
     started_s = time.process_time()
     requests = run.served.window(run.rate_rps, run.spell.window_s, run.seed)
     asked = with_classes(requests, run.served, NONE if run.classes == ANY else run.classes, run.seed)
+    if not run.tenants:
+        asked = [replace(request, tenant="") for request in asked]
     records: list[Record] = []
     try:
         result = simulate(
