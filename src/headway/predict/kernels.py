@@ -95,11 +95,12 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def prefill_s(self, peaks: Peaks, heads: Heads, work: Surface, chunks: Chunks) -> float:
         """Seconds of one layer's causal attention; `work` is `prefill_work` of the heads.
 
-        Chunks are taken as the prompts that would have as many tokens and as many pairs a token.
+        Chunks are taken as the prompts that would have as many tokens and as many pairs a token; past the longest that
+        was measured, as that one with as many tokens: tiles of queries stay as many, each reads more keys.
         """
         tokens, pairs = chunks.tokens, chunks.pairs
         ideal = prefill_ideal_s(peaks, heads, tokens, pairs, chunks.context)
-        prompt = max(1.0, 2 * pairs / tokens - 1)
+        prompt = min(max(1.0, 2 * pairs / tokens - 1), 2.0 ** work.axes[1][-1])
         longest = ATTENTION_START_S + self.tile_key_s * chunks.context / chunks.jobs
         return max(ideal * work.at(heads.query * tokens / prompt, prompt), longest)
 
