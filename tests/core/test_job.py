@@ -58,3 +58,8 @@ def test_due_is_the_next_target_that_can_still_be_missed(
 
 def test_repr_shows_state_and_progress() -> None:
     assert repr(decoding("x", prompt=10, output=3)) == "Job('x', resident, computed 12/13)"
+
+
+def test_what_is_found_need_not_be_computed() -> None:
+    assert make_job(prompt=40, num_cached_tokens=32).num_found_tokens == 32
+    assert make_job(prompt=40, num_cached_tokens=16, num_computed_tokens=20).num_found_tokens == 20

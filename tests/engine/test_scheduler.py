@@ -395,3 +395,33 @@ def test_learning_follows_steps_that_ran() -> None:
     logs = list(replay(HearingEngine(built), stream(20), 5_000))
     assert [sum(log.tokens.values()) for log in logs] == [outcome.num_tokens for outcome in seen]
     assert built.cost.steps.observed_steps > 20
+
+
+def test_what_the_prefix_cache_holds_of_who_waits_is_known_and_found() -> None:
+    # Blocks of 32. One at a time: a's 128 tokens leave four blocks behind, of which b finds three, since the last token
+    # has to be computed, and long c all four; d nothing.
+    a = list(range(128))
+    script = [
+        ScriptedRequest("a", 0, a, 2),
+        ScriptedRequest("b", 0, a, 2),
+        ScriptedRequest("c", 0, [*a, *range(1000, 1100)], 2),
+        ScriptedRequest("d", 0, list(range(2000, 2200)), 2),
+    ]
+    built = scheduler(prefix_caching=True, policy="headway", vllm={"max_num_seqs": 1})
+    engine = HearingEngine(built)
+    known: dict[str, int] = {}
+    for request in script:
+        built.add_request(to_request(request))
+    for _ in steps(engine):
+        engine.step()
+        for job in built.ledger.waiting.values():
+            known[job.id] = max(known.get(job.id, 0), job.num_cached_tokens)
+    assert known == {"b": 96, "c": 128, "d": 0}
+    assert_empty(built)
+
+
+@pytest.mark.parametrize(
+    ("policy", "prefix_caching"), [("headway", False), ("vllm", True)], ids=["no cache", "no use for it"]
+)
+def test_nobody_looks_where_it_makes_no_difference(policy: str, prefix_caching: bool) -> None:
+    assert scheduler(prefix_caching=prefix_caching, policy=policy)._prefixes is None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from headway.core.cost import CostModel
 from headway.core.record import Outcome
+from headway.policies.policy import Policy
+from headway.policies.presets import build_policy, find_preset
 from headway.sim.simulation import System
+from tests.policies.instance import LinearCost
 from tests.sim.worlds import Linear, calibration, limits, request, run
 
 A = request("a", 0.0, 4, 3)
@@ -99,3 +103,31 @@ def test_an_answer_that_outgrows_the_memory_fails_and_the_rest_goes_on() -> None
     records, _ = run([request("big", 0.0, 14, 9), request("small", 0.0, 4, 1)], system=system)
     assert (records["big"].outcome, records["big"].output_tokens) == (Outcome.FAILED, 3)
     assert records["small"].outcome is Outcome.FINISHED
+
+
+class AmpleMemory(LinearCost):
+    """That of `limits` in blocks of 16."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of KV."""
+        return 16_000
+
+
+def test_whose_prompt_is_in_the_cache_goes_before_shorter_ones() -> None:
+    # A second a token, one at a time. The whole of a is computed by 520. Then of b's 1,032 tokens 512 are found, which
+    # leaves 520: less than c's 600, although b's prompt is longer. Without caching c would be first, and end at 1,120.
+    at = Linear(0.0, 1.0)
+    first = request("a", 0.0, 520, 1, prefix_blocks=(7,))
+    found = request("b", 1.0, 1032, 1, prefix_blocks=(7,))
+    other = request("c", 2.0, 600, 1)
+    ends = {}
+
+    def knowing(cost: CostModel) -> Policy:
+        return build_policy(find_preset("headway"), AmpleMemory())
+
+    for caching in (True, False):
+        one = limits(block_size=16, max_num_seqs=1, max_num_batched_tokens=2048, prefix_caching=caching)
+        records, _ = run([first, found, other], knowing, System(limits=one, calibration=calibration(at)))
+        ends[caching] = [records[name].finished_s for name in "abc"]
+    assert ends == {True: [520.0, 1040.0, 1640.0], False: [520.0, 2152.0, 1120.0]}

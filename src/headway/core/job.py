@@ -26,7 +26,8 @@ class Job:
     computed by a step in flight, or on the host or on its way between the two; it falls to 0 when the KV is
     dropped. `swapped_blocks` are those copied to the host so far. `num_output_placeholders` are output
     tokens of steps in flight that later steps build on before they are known (asynchronous scheduling).
-    `max_output_tokens` is the limit the client set, never an
+    `num_cached_tokens` are those of a waiting job that the prefix cache held when somebody last looked (`PrefixWatch`),
+    0 if nobody did. `max_output_tokens` is the limit the client set, never an
     estimate of the length; `predicted_length` is one. The true length is not here. `may_move`: another instance
     would take the request if this one gave it up unstarted; whoever routes it between several says so.
     """
@@ -42,6 +43,7 @@ class Job:
     lora_id: int = 0
     may_move: bool = False
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_output_placeholders: int = 0
     num_preemptions: int = 0
@@ -55,6 +57,11 @@ class Job:
     def num_tokens(self) -> int:
         """Prompt and output known so far."""
         return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_found_tokens(self) -> int:
+        """Leading tokens that need not be computed to run it, as far as is known: computed ones, or cached ones."""
+        return max(self.num_computed_tokens, self.num_cached_tokens)
 
     @property
     def predicted_output_tokens(self) -> float | None:

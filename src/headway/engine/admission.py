@@ -22,7 +22,7 @@ class Admission:
         self.cut: Job | None = None
         self.over_adapters: list[Job] = []
         groups = scheduler.kv_cache_config.kv_cache_groups
-        self._one_block_for_all_layers = len(groups) == 1 and isinstance(
+        self.one_block_for_all_layers = len(groups) == 1 and isinstance(
             groups[0].kv_cache_spec, FullAttentionSpec
         )
 
@@ -83,7 +83,7 @@ class Admission:
     def _surely_fits(self, request: Request) -> bool:
         """Whether there are blocks for all of a request that nothing is copied for, found on the device or not."""
         scheduler = self._scheduler
-        if not self._one_block_for_all_layers or scheduler.jobs[request.request_id].state is JobState.SWAPPED:
+        if not self.one_block_for_all_layers or scheduler.jobs[request.request_id].state is JobState.SWAPPED:
             return False
         manager = scheduler.kv_cache_manager
         most = -(-request.num_tokens // scheduler.block_size) + manager.watermark_blocks

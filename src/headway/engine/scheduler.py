@@ -29,6 +29,7 @@ from headway.engine.farewells import Farewells
 from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
 from headway.engine.kv.scheduler_side import swaps_of
+from headway.engine.prefixes import prefix_watch_of
 from headway.engine.queue import WindowQueue
 from headway.engine.settings import EngineSettings
 from headway.engine.steady_plan import SteadyPlan
@@ -98,6 +99,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.waiting = WindowQueue()
         self.kv_holding_waiting = WindowQueue()
         self.admission = Admission(self)
+        self._prefixes = prefix_watch_of(self)
         self.jobs: dict[str, Job] = {}
         self._default_slo = settings.default_slo()
         self._records = None if settings.records is None else RecordWriter(Path(settings.records))
@@ -430,6 +432,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.ledger.apply(outcome)
         if self._explainer is not None:
             self._explainer.stepped(self._view, outcome)
+        if self._prefixes is not None:
+            self._prefixes.follow(outcome)
         self.guard.observe(outcome)
         if self.settings.check:
             self._check(outcome)
@@ -480,6 +484,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.ledger.apply(outcome)
         if self._explainer is not None:
             self._explainer.stepped(self._view, outcome)
+        if self._prefixes is not None:
+            self._prefixes.follow(outcome)
         self.guard.observe(outcome)
 
     def _check(self, outcome: StepOutcome) -> None:
@@ -509,6 +515,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         job, refusal = take_in(request, self._default_slo, now_s)
         self.jobs[job.id] = job
         self.ledger.arrive(job)
+        if self._prefixes is not None:
+            self._prefixes.come(job)
         if self._explainer is not None:
             self._explainer.arrived(job, now_s)
         self.guard.add(job)

@@ -40,6 +40,7 @@ SEAMS = {
     "KVConnectorModelRunnerMixin._get_kv_connector_output": "d31c3c5204c3e90f",
     "vllm.v1.core.block_pool:BlockPool.touch": "08fcc52c2ec9e624",
     "vllm.v1.core.block_pool:BlockPool.free_blocks": "f12f94bc787cc15e",
+    "vllm.v1.core.block_pool:BlockPool.get_cached_block": "900b7434e95c66f6",
     "vllm.v1.core.sched.request_queue:RequestQueue": "953b423ab7cddf09",
     "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks": "77f434d88d573bfe",
     "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots": "8c60d937fd9eb0c8",

@@ -61,6 +61,11 @@ class Policy:
         """Whether predicted lengths make a difference to it."""
         return predicts(self.order) or getattr(self.batching, "uses_predictions", False)
 
+    @property
+    def uses_prefixes(self) -> bool:
+        """Whether it makes a difference to it what the prefix cache holds of prompts that wait."""
+        return getattr(self.order, "uses_prefixes", False)
+
     def add(self, job: Job) -> None:
         """A job starts to wait; one that was swapped out waits like any other, to be admitted again."""
         self.order.add(job)

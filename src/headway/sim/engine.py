@@ -11,6 +11,7 @@ from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
 from headway.core.plan import Reason, StepOutcome, check_plan
+from headway.core.prefix_watch import PrefixWatch
 from headway.core.record import Outcome, Record
 from headway.core.view import StepView
 from headway.policies.policy import Policy
@@ -81,6 +82,8 @@ class SimulatedEngine:
         )
         self.tier = self._host_tier(limits) if limits.host_blocks else None
         self._kv: KvSide = self.tier or self.pool
+        watches = policy.uses_prefixes and limits.prefix_caching
+        self._prefixes = PrefixWatch(self.pool.finds, limits.block_size, policy.touch) if watches else None
         self._on_end = on_end
         self._on_first_token = on_first_token
         self._check = check
@@ -118,6 +121,8 @@ class SimulatedEngine:
         self.expect(job, output_tokens)
         self.ledger.arrive(job)
         self.pool.add(job, shared)
+        if self._prefixes is not None:
+            self._prefixes.come(job)
         self.policy.add(job)
         self._fail_if_oversized(job, now_s)
 
@@ -159,6 +164,8 @@ class SimulatedEngine:
         self.ledger.apply(outcome)
         self._follow_preempted(outcome)
         flight = _Flight(outcome, self._awaiting_token(outcome))
+        if self._prefixes is not None:
+            self._prefixes.follow(outcome)
         self.policy.observe(outcome)
         if outcome.tokens:
             self._flights.append(flight)

@@ -95,6 +95,10 @@ class KvPool:
         """Why a waiting job is passed over, as the engine has noted it."""
         return self.not_ready.get(job)
 
+    def finds(self, job: Job, index: int) -> bool:
+        """Whether a block of a waiting job's tokens, by its index, is found in the pool. O(1)."""
+        return bool(self._holders.get(self._tables[job].key(index)))
+
     def cached_tokens(self, job: Job) -> int:
         """Leading tokens of a waiting job that are found in the pool; remembered for `start`."""
         found = self._find(job)

@@ -183,3 +183,36 @@ def test_times_that_are_not_to_be_trusted_shorten_nothing() -> None:
         order.add(job)
     at.order = order  # type: ignore[assignment]
     assert at.plan().token_budget == 8192
+
+
+class Reading(LinearCost):
+    """A hundredth of a second a token, and a ten-thousandth for each that a prompt's chunk reads."""
+
+    def step_s(self, shape: BatchShape) -> float:
+        return 0.01 * shape.num_tokens + 1e-4 * shape.prefill_context_tokens
+
+
+def test_a_prompt_that_is_cut_reads_what_came_before_once_more() -> None:
+    # A chunk of 4,000 after 20,000 reads 24,000 tokens: 42.4 s. In steps of three quarters half as much again, the
+    # mean of what its tokens attend to, is read for a quarter of a cut: (30 + 1.8 + 0.55) / 0.75 = 43.13, and of 2,250
+    # 44.12 s, 1.041 of the least. 1,687 are 45.44, 1.072.
+    beside = decoding("x", limit=500)
+    later = prefilling("a", prompt=24_000, computed=20_000)
+    assert most_tokens(beside, later, cost=Reading(), most_dearer=0.05) == 1 + 2250
+    # At the beginning of a prompt there is nothing to read.
+    assert most_tokens(beside, prefilling("a", prompt=4000), cost=Reading(), most_dearer=0.05) < 1000
+
+
+def test_what_the_cache_holds_of_a_newcomer_is_read_and_not_computed() -> None:
+    found = make_job("a", prompt=24_000, num_cached_tokens=20_000)
+    assert most_tokens(decoding("x", limit=500), admit=(found,), cost=Reading(), most_dearer=0.05) == 1 + 2250
+
+
+def test_a_part_of_a_prompt_is_a_job() -> None:
+    class ByJob(LinearCost):
+        """A second a prompt."""
+
+        def step_s(self, shape: BatchShape) -> float:
+            return 1.0 / (shape.num_jobs - shape.num_decodes) if shape.num_prefill_tokens else 0.0
+
+    assert most_tokens(decoding("x", limit=500), prefilling("a", prompt=8000), cost=ByJob()) == 8192

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.policies.order import Governing, Learning
@@ -83,3 +84,27 @@ def test_what_a_tenant_brought_alone_is_not_held_against_it() -> None:
     alone.num_output_tokens = 1280
     order.touch(alone)
     assert order.shares.leads_s(["first", "second"])["first"] == pytest.approx(80.0, abs=1.0)
+
+
+class Attending(PerToken):
+    """A second a token of a prompt, and an eighth for each that it attends to beside its own."""
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step."""
+        return shape.num_tokens + (shape.prefill_context_tokens - shape.num_tokens) / 8
+
+
+def test_what_the_prefix_cache_holds_of_a_prompt_is_no_work() -> None:
+    order = LeastWork(Attending())
+    long, short = make_job("long", prompt=400), make_job("short", prompt=100)
+    order.add(long)
+    order.add(short)
+    assert ids(order.top(2, 0.0)) == ["short", "long"]
+    # 80 tokens are left, and 320 to attend to: 120 s.
+    long.num_cached_tokens = 320
+    order.touch(long)
+    assert ids(order.top(2, 0.0)) == ["short", "long"]
+    long.num_cached_tokens = 360  # 40 s and 45
+    order.touch(long)
+    assert ids(order.top(2, 0.0)) == ["long", "short"]
+    assert order.work.prompt_s(long) == 85.0

@@ -9,7 +9,6 @@ from math import inf
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel, UnknownCost
-from headway.core.fill import uncomputed_tokens
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
@@ -21,6 +20,7 @@ from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
     context_tokens,
     decode_shape,
+    left_tokens,
     shape_of_decodes,
     with_prompt,
 )
@@ -130,13 +130,13 @@ class Paced:
         The fewest always; where they break even the whole target, as many as take hardly longer.
         """
         if prompts:
-            fewest = _with_prompt(alone, prompts[0], min(GRAIN_TOKENS, uncomputed_tokens(prompts[0])))
+            fewest = _with_prompt(alone, prompts[0], min(GRAIN_TOKENS, left_tokens(prompts[0])))
             fewest_s = self._cost.step_s(fewest)
             lost = fewest_s > longest_s / self.share
             longest_s = max(longest_s, fewest_s * _HARDLY_LONGER if lost else fewest_s)
         step, granted = alone, 0
         for job in prompts:
-            tokens = min(uncomputed_tokens(job), most_tokens - granted)
+            tokens = min(left_tokens(job), most_tokens - granted)
             if tokens <= 0:
                 break
             longer = _with_prompt(step, job, tokens)
@@ -203,7 +203,7 @@ def _is_ahead(job: Job, longest_s: float, now_s: float, order: Order) -> bool:
 
 
 def _with_prompt(step: BatchShape, job: Job, tokens: int) -> BatchShape:
-    return with_prompt(step, tokens, job.num_computed_tokens)
+    return with_prompt(step, tokens, job.num_found_tokens)
 
 
 def _last_short(most: int, too_long: Callable[[int], bool]) -> int:

@@ -6,7 +6,6 @@ from math import inf
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
-from headway.core.fill import uncomputed_tokens
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
@@ -14,10 +13,11 @@ from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.fitting import starting
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
+    left_tokens,
     scaled,
     shape_of_decodes,
+    shape_of_prompts,
     together,
-    with_prompt,
 )
 
 _SHORTER = 0.75
@@ -63,15 +63,15 @@ class ShortSteps:
             return plan.token_budget
         decodes, begun = split_decodes(plan.run)
         prompts = [*begun, *starting(view, plan)]
-        many = min(sum(map(uncomputed_tokens, prompts)), plan.token_budget - len(decodes))
+        many = min(sum(map(left_tokens, prompts)), plan.token_budget - len(decodes))
         if len(decodes) + len(prompts) < 2 or many * _SHORTER < GRAIN_TOKENS:
             return plan.token_budget
-        enough = self._enough(shape_of_decodes(decodes), many)
+        enough = self._enough(shape_of_decodes(decodes), shape_of_prompts(prompts, many))
         return plan.token_budget if enough == many else len(decodes) + enough
 
-    def _enough(self, decodes: BatchShape, many: int) -> int:
-        """The fewest prompt tokens worth a step with these decodes, where there are `many`."""
-        prompts = with_prompt(BatchShape(), many, 0)
+    def _enough(self, decodes: BatchShape, prompts: BatchShape) -> int:
+        """The fewest prompt tokens worth a step with these decodes, where there are so many."""
+        many = prompts.num_tokens
         alone_s = self._cost.step_s(decodes) if decodes.num_jobs else 0.0
         share, least_s, least_more_s = 1.0, inf, inf
         while share * many >= GRAIN_TOKENS:

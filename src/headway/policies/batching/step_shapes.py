@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import ceil
 
 from headway.core.batch_shape import BatchShape
+from headway.core.fill import uncomputed_tokens
 from headway.core.job import Job
 
 GRAIN_TOKENS = 16
@@ -30,6 +32,23 @@ def shape_of_decodes(decodes: Sequence[Job]) -> BatchShape:
     return decode_shape(len(decodes), sum(map(context_tokens, decodes)))
 
 
+def left_tokens(job: Job) -> int:
+    """Tokens that a resident could compute now, or a waiting job but for what the prefix cache holds of it."""
+    return uncomputed_tokens(job) + job.num_computed_tokens - job.num_found_tokens
+
+
+def shape_of_prompts(prompts: Iterable[Job], tokens: int) -> BatchShape:
+    """A step of the first so many tokens of these prompts, one after another. O(prompts that have some of them)."""
+    step = BatchShape()
+    for job in prompts:
+        if tokens <= 0:
+            break
+        chunk = min(left_tokens(job), tokens)
+        step.add(chunk, job.num_found_tokens)
+        tokens -= chunk
+    return step
+
+
 def with_prompt(step: BatchShape, tokens: int, computed_tokens: int) -> BatchShape:
     """A step with so many tokens of one more prompt, after those that are computed."""
     longer = replace(step)
@@ -38,13 +57,19 @@ def with_prompt(step: BatchShape, tokens: int, computed_tokens: int) -> BatchSha
 
 
 def scaled(step: BatchShape, share: float) -> BatchShape:
-    """A step of a share of the jobs and of their tokens, in the same proportions."""
+    """A step of a share of the jobs and of their tokens, in the same proportions.
+
+    A prompt that a step's end cuts has its KV read once more in the next step: in the mean what a token of a prompt
+    attends to.
+    """
+    reread = step.prefill_pairs / step.num_prefill_tokens if step.num_prefill_tokens else 0.0
+    num_decodes = round(step.num_decodes * share)
     return BatchShape(
-        num_jobs=round(step.num_jobs * share),
+        num_jobs=num_decodes + ceil((step.num_jobs - step.num_decodes) * share),
         num_tokens=round(step.num_tokens * share),
-        num_decodes=round(step.num_decodes * share),
+        num_decodes=num_decodes,
         decode_context_tokens=round(step.decode_context_tokens * share),
-        prefill_context_tokens=round(step.prefill_context_tokens * share),
+        prefill_context_tokens=round(step.prefill_context_tokens * share + (1 - share) * reread),
         prefill_pairs=step.prefill_pairs * share,
     )
 

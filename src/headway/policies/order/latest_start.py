@@ -43,7 +43,7 @@ class LatestStart:
         if not slo or missed_first_token(job):
             return TOO_LATE if slo else NO_TARGET
         latest_s = NO_TARGET
-        prefill_s = self.prefill_s(job)
+        prefill_s = self._work.prompt_s(job)
         if slo.ttft_s is not None and not job.num_output_tokens:
             latest_s = job.arrival_s + slo.ttft_s - max(prefill_s, self.step_s)
         if slo.deadline_s is None and (slo.tbt_s is None or job.first_token_s is None):
@@ -56,11 +56,6 @@ class LatestStart:
         if slo.deadline_s is not None:
             latest_s = min(latest_s, job.arrival_s + slo.deadline_s - rest_s)
         return latest_s
-
-    def prefill_s(self, job: Job) -> float:
-        """Seconds its uncomputed prompt takes alone; 0 for a job that decodes."""
-        uncomputed = job.num_tokens - job.num_computed_tokens
-        return self._cost.prefill_s(uncomputed) if uncomputed > 1 else 0.0
 
     def observe(self, outcome: StepOutcome) -> float:
         """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on."""

@@ -30,6 +30,7 @@ class LeastWork(PredictedRemaining):
     `predicted-remaining`. Costs: as there; with several tenants O(tenants + k log tenants) for the top k.
     """
 
+    uses_prefixes = True
     _estimator = GittinsWork
 
     def __init__(

@@ -48,6 +48,8 @@ class OnTime:
     while there are such jobs, and a prediction of a step's time every fourth step.
     """
 
+    uses_prefixes = True
+
     def __init__(
         self,
         cost: CostModel | None = None,
@@ -180,7 +182,7 @@ class OnTime:
     def _time(self, job: Job) -> None:
         """Note a job's latest start, and when its prompt is due; a job that decodes is due when it has to go on."""
         latest_s = self._latest_s[job] = self._latest.of(job)
-        prefill_s = 0.0 if job.num_output_tokens else self._latest.prefill_s(job)
+        prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
         due_s, service_s = latest_s + prefill_s, prefill_s / self.prompt_share
         self._candidates[job] = Candidate(due_s, job.arrival_s, job.id, service_s, self._work.of(job), job)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import ceil
 
+from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
@@ -70,7 +71,7 @@ class RemainingWork:
 
     def _each_s(self, job: Job, to_come: Iterable[float]) -> list[float]:
         """A job's work by each of these numbers of tokens that it may bring yet."""
-        prefill_s = self.prefill_s(job.num_tokens - job.num_computed_tokens)
+        prefill_s = self._beyond_a_step_s(self.prompt_s(job))
         step_s, grown_s = self._step_s, 0.0
         token_s = step_s / self._sharers
         if self._memory and self._cost.kv_tokens:
@@ -90,7 +91,24 @@ class RemainingWork:
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds of work that so many tokens of a prompt are, beyond a step that runs anyway."""
-        return max(0.0, self._cost.prefill_s(num_tokens) - self._step_s) if num_tokens > 1 else 0.0
+        return self._beyond_a_step_s(self._cost.prefill_s(num_tokens)) if num_tokens > 1 else 0.0
+
+    def prompt_s(self, job: Job) -> float:
+        """Seconds that what is left of a job's prompt takes alone; 0 for one that decodes.
+
+        What the prefix cache holds of it need not be computed, but is attended to.
+        """
+        tokens = job.num_tokens - job.num_found_tokens
+        if tokens <= 1:
+            return 0.0
+        if not job.num_cached_tokens:
+            return self._cost.prefill_s(tokens)
+        alone = BatchShape()
+        alone.add(tokens, job.num_found_tokens)
+        return self._cost.step_s(alone)
+
+    def _beyond_a_step_s(self, seconds: float) -> float:
+        return max(0.0, seconds - self._step_s)
 
     def expected_tokens(self, job: Job) -> float:
         """Tokens that a job's answer is expected to bring yet: more than none, at most its limit."""
