@@ -132,9 +132,7 @@ def measure(run: RegretRun) -> RegretResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
     started_s = time.process_time()
     requests = run.served.window(run.rate_rps, run.spell.window_s, run.seed)
-    asked = with_classes(requests, run.served, NONE if run.classes == ANY else run.classes, run.seed)
-    if not run.tenants:
-        asked = [replace(request, tenant="") for request in asked]
+    asked = as_served(requests, run)
     records: list[Record] = []
     try:
         result = simulate(
@@ -160,6 +158,12 @@ def measure(run: RegretRun) -> RegretResult:
         end_s=result.end_s,
         cpu_s=round(time.process_time() - started_s, 2),
     )
+
+
+def as_served(requests: Sequence[TraceRequest], run: RegretRun) -> list[TraceRequest]:
+    """A window's requests with the targets of a run, and with their tenants if it has any."""
+    asked = with_classes(requests, run.served, NONE if run.classes == ANY else run.classes, run.seed)
+    return asked if run.tenants else [replace(request, tenant="") for request in asked]
 
 
 def targeted(classes: str) -> Sequence[str]:

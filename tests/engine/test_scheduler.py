@@ -421,7 +421,9 @@ def test_what_the_prefix_cache_holds_of_who_waits_is_known_and_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "prefix_caching"), [("headway", False), ("vllm", True)], ids=["no cache", "no use for it"]
+    ("policy", "prefix_caching"),
+    [("headway", False), ("vllm", True), ("headway-no-prefixes", True)],
+    ids=["no cache", "no use for it", "ablation"],
 )
 def test_nobody_looks_where_it_makes_no_difference(policy: str, prefix_caching: bool) -> None:
     assert scheduler(prefix_caching=prefix_caching, policy=policy)._prefixes is None

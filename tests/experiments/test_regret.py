@@ -31,7 +31,7 @@ from bench.regret_contenders import ablations, clairvoyants, contender, left_out
 from bench.regret_machines import MACHINES
 from bench.regret_race import near_the_best, still_racing
 from bench.regret_recordings import MAIN_AGENT, SEEDS, SUB_AGENT, Recording, fitting, recorded
-from bench.regret_runs import ANY, RegretResult, Spell, goodput, kept_runs, mean_jct_s
+from bench.regret_runs import ANY, RegretResult, Spell, as_served, goodput, kept_runs, mean_jct_s
 from bench.regret_statistics import summary
 from bench.regret_targets import (
     CLASSES,
@@ -328,6 +328,15 @@ def small_plan(*names: str, seeds: int = 2) -> Plan:
         data=NO_DATA,
         spell=Spell(window_s=12.0, warm_up_s=2.0),
     )
+
+
+def test_requests_name_their_tenants_only_where_asked() -> None:
+    named = [request(f"{n}", float(n), 5, 2, tenant=str(n % 2)) for n in range(4)]
+    plan = small_plan("vllm")
+    without, with_names = (next(replace(plan, tenants=tenants).runs([0])) for tenants in (False, True))
+    assert [each.tenant for each in as_served(named, with_names)] == ["0", "1", "0", "1"]
+    assert [each.tenant for each in as_served(named, without)] == [""] * 4
+    assert without.digest() != with_names.digest()
 
 
 def test_who_is_blind_is_run_once_for_all_targets() -> None:

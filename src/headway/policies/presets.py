@@ -254,6 +254,15 @@ _ROWS = (
         source="headway, ablation",
     ),
     Preset(
+        name="headway-no-prefixes",
+        order="on-time:prefixes=false",
+        batching="paced",
+        eviction="cheapest:min_residency=4,urgent=true",
+        leaving=("at-risk:threshold=0,confidence=0.95",),
+        summary="ablation: what the prefix cache holds of a prompt counts as work like all of it",
+        source="headway, ablation",
+    ),
+    Preset(
         name="headway-no-pacing",
         order="on-time",
         batching="top-jobs",

@@ -39,6 +39,7 @@ class OnTime:
     least `started_share` of what they bring as little). A job that is between tokens and ahead
     of its schedule ranks by the time until which it could pause. Where there are several tenants, one that has had
     more service than another comes as much later among those in time (`TenantShares`), and after it among the rest.
+    What the prefix cache holds of a prompt that waits is neither work nor time to its first token, with `prefixes`.
 
     Nobody waits for ever: of those that are late, or without a target, the one that came first ranks before all others
     once it is `patience_s` old, for at most `overdue_share` of the time (`Overdue`, which has the bound).
@@ -47,8 +48,6 @@ class OnTime:
     time. Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking
     while there are such jobs, and a prediction of a step's time every fourth step.
     """
-
-    uses_prefixes = True
 
     def __init__(
         self,
@@ -62,6 +61,7 @@ class OnTime:
         give_way_s: float = DEFAULT_GIVE_WAY_S,
         least_tau: float = _RULE.least_tau,
         trusted_at_first: bool = _RULE.trusted_at_first,
+        prefixes: bool = True,
     ) -> None:
         if not 0 < prompt_share <= 1:
             raise ConfigError(
@@ -78,6 +78,7 @@ class OnTime:
         self.give_way_s = give_way_s
         self.least_tau = least_tau
         self.trusted_at_first = trusted_at_first
+        self.prefixes = prefixes
         self.steps = StepTimeQuality()
         self._cost: CostModel = cost or UnknownCost()
         self._rest = LeastWork(
@@ -100,6 +101,11 @@ class OnTime:
         self._predicted_s = 0.0
 
     # ---- what is known of predictions ---------------------------------------------------------------
+
+    @property
+    def uses_prefixes(self) -> bool:
+        """Whether what the prefix cache holds of prompts that wait makes a difference."""
+        return self.prefixes
 
     @property
     def trusts_predictions(self) -> bool:
