@@ -9,7 +9,7 @@ from collections.abc import Callable
 from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome
 
-LOOKS = 32
+LOOKS = 16
 """Waiting jobs that are looked at after a step with prompts."""
 
 
