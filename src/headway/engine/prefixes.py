@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headway.engine.scheduler import PolicyScheduler
 
 _GROUP = [0]
+"""The one group of layers that there is."""
 
 
 def prefix_watch_of(scheduler: PolicyScheduler) -> PrefixWatch | None:

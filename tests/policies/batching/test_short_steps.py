@@ -210,7 +210,7 @@ def test_what_the_cache_holds_of_a_newcomer_is_read_and_not_computed() -> None:
 
 def test_a_part_of_a_prompt_is_a_job() -> None:
     class ByJob(LinearCost):
-        """A second a prompt."""
+        """A second, shared by the prompts of the step: one of none would be an error."""
 
         def step_s(self, shape: BatchShape) -> float:
             return 1.0 / (shape.num_jobs - shape.num_decodes) if shape.num_prefill_tokens else 0.0
