@@ -16,7 +16,7 @@ from headway.results import read_records
 from headway.traces import TraceRequest
 from tests.engine.test_serve_demo import Serving
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 
 KV_CACHE = ("--block-size", "32", "--num-gpu-blocks-override", "41", "--max-model-len", "1024")
 """40 blocks beside the null block: 1,280 tokens."""

@@ -13,7 +13,7 @@ import pytest
 from headway.results import read_records
 from tests.engine.test_serve_demo import Serving
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
 TEACHING = 20
 """Answers after which the first fit is due."""
