@@ -12,9 +12,9 @@ from headway.core.slo import NO_TARGETS, Slo
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Examples run as long as they need: a busy machine is no failure."""
-SOME = settings(UNTIMED, max_examples=15)
+SOME = settings(UNTIMED, max_examples=30)
 """The same for tests whose every example is a whole run, or that are repeated over a few policies."""
-FEW = settings(UNTIMED, max_examples=4)
+FEW = settings(UNTIMED, max_examples=10)
 """The same for tests that are themselves repeated over many policies."""
 
 

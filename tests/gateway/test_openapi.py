@@ -129,7 +129,7 @@ async def test_it_survives_schemathesis(tmp_path: Path) -> None:
         )
     async with gateway() as url:
         process = await asyncio.create_subprocess_exec(
-            *(program, "run", f"{url}/openapi.json", "--no-color", "--seed", "1", "--max-examples", "4"),
+            *(program, "run", f"{url}/openapi.json", "--no-color", "--seed", "1", "--max-examples", "8"),
             *("--exclude-checks", "positive_data_acceptance", "--generation-database", "none"),
             cwd=tmp_path,
             stdout=asyncio.subprocess.PIPE,
