@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headway.core.cost import CostModel
 from headway.errors import ConfigError
@@ -22,6 +23,24 @@ class Preset:
     leaving: tuple[str, ...] = ()
     summary: str
     source: str
+
+
+_HEADWAY = Preset(
+    name="headway",
+    order="on-time",
+    batching="paced",
+    eviction="cheapest:min_residency=4,urgent=true",
+    leaving=("at-risk:threshold=0,confidence=0.95",),
+    summary="as many on time as can be, then the shortest as predicted, in steps as short as targets ask",
+    source="the four papers in one; adr/0023",
+)
+
+
+def _ablation(what: str, summary: str, **parts: Any) -> Preset:
+    """`headway` with these parts in place of its own."""
+    return replace(
+        _HEADWAY, name=f"headway-{what}", summary=f"ablation: {summary}", source="headway, ablation", **parts
+    )
 
 
 _ROWS = (
@@ -217,113 +236,38 @@ _ROWS = (
         summary="longest wait for its predicted work first, request by request; trusts every prediction",
         source="Magnus section 2.7, without batches",
     ),
-    Preset(
-        name="headway",
-        order="on-time",
-        batching="paced",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="as many on time as can be, then the shortest as predicted, in steps as short as targets ask",
-        source="the four papers in one; adr/0023",
-    ),
-    Preset(
-        name="headway-no-triage",
-        order="on-time:triage=false",
-        batching="paced",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: nobody is given up while it can still be in time",
-        source="headway, ablation",
-    ),
-    Preset(
-        name="headway-prompts-alone",
+    _HEADWAY,
+    _ablation("no-triage", "nobody is given up while it can still be in time", order="on-time:triage=false"),
+    _ablation(
+        "prompts-alone",
+        "who can be in time is weighed as if prompts had all of the engine's time",
         order="on-time:prompt_share=1",
-        batching="paced",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: who can be in time is weighed as if prompts had all of the engine's time",
-        source="headway, ablation",
     ),
-    Preset(
-        name="headway-all-started",
+    _ablation(
+        "all-started",
+        "newcomers in time start by due time, however many were started in vain",
         order="on-time:started_share=1",
-        batching="paced",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: newcomers in time start by due time, however many were started in vain",
-        source="headway, ablation",
     ),
-    Preset(
-        name="headway-no-prefixes",
+    _ablation(
+        "no-prefixes",
+        "what the prefix cache holds of a prompt counts as work like all of it",
         order="on-time:prefixes=false",
-        batching="paced",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: what the prefix cache holds of a prompt counts as work like all of it",
-        source="headway, ablation",
     ),
-    Preset(
-        name="headway-no-pacing",
-        order="on-time",
-        batching="top-jobs",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: steps as long as they come",
-        source="headway, ablation",
-    ),
-    Preset(
-        name="headway-long-steps",
-        order="on-time",
+    _ablation("no-pacing", "steps as long as they come", batching="top-jobs"),
+    _ablation(
+        "long-steps",
+        "steps without a target have all the tokens that the engine allows",
         batching="paced:most_dearer=0",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: steps without a target have all the tokens that the engine allows",
-        source="headway, ablation",
     ),
-    Preset(
-        name="headway-no-headroom",
-        order="on-time",
-        batching="paced:headroom=0",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: who is late takes what is free",
-        source="headway, ablation",
-    ),
-    Preset(
-        name="headway-overdue-first",
+    _ablation("no-headroom", "who is late takes what is free", batching="paced:headroom=0"),
+    _ablation(
+        "overdue-first",
+        "somebody who has waited too long always comes first",
         order="on-time:overdue_share=1",
-        batching="paced",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: somebody who has waited too long always comes first",
-        source="headway, ablation",
     ),
-    Preset(
-        name="headway-no-targets",
-        order="least-work",
-        batching="top-jobs",
-        eviction="cheapest:min_residency=4,urgent=true",
-        summary="ablation: blind to targets",
-        source="headway, ablation",
-    ),
-    Preset(
-        name="headway-no-lengths",
-        order="on-time:least_tau=0.9",
-        batching="paced",
-        eviction="cheapest:min_residency=4,urgent=true",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: predicted lengths are not used",
-        source="headway, ablation",
-    ),
-    Preset(
-        name="headway-no-swap",
-        order="on-time",
-        batching="paced",
-        eviction="recompute",
-        leaving=("at-risk:threshold=0,confidence=0.95",),
-        summary="ablation: KV is dropped, never swapped, and by nobody ahead of need",
-        source="headway, ablation",
-    ),
+    _ablation("no-targets", "blind to targets", order="least-work", batching="top-jobs", leaving=()),
+    _ablation("no-lengths", "predicted lengths are not used", order="on-time:least_tau=0.9"),
+    _ablation("no-swap", "KV is dropped, never swapped, and by nobody ahead of need", eviction="recompute"),
     Preset(
         name="ascendra-lp",
         order="slack",
