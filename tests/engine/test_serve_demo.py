@@ -235,9 +235,8 @@ def test_vllms_own_benchmark_client_runs_against_it(serving: Serving, tmp_path: 
     assert json.loads((tmp_path / "result.json").read_text())["completed"] == 10
 
 
-def test_a_signal_ends_a_running_server_with_all_its_processes(tmp_path: Path) -> None:
-    serving = Serving(tmp_path)
-    serving.wait_ready()
+def test_a_signal_ends_a_running_server_with_all_its_processes(serving: Serving) -> None:
+    """The one that the tests above have asked: it is the last of them, and needs it no longer."""
     processes = serving.processes()
     assert len(processes) >= 3  # API server, engine core, worker
     serving.process.send_signal(signal.SIGTERM)
