@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 
 from bench.engine_process import EngineKind, EngineProcess, HasWorkers, Work, do_in_turn
 
-MOST_TOGETHER = 14
-"""Engines at once, as many as `headway_real.py --broken` compares; each takes a GB of memory and more. Of more runs that
-are compared the others come after them, and what differs then may be the machine."""
+MOST_TOGETHER = 16
+"""Engines at once, as many as `headway_real.py --broken` compares; each takes a GB of memory and more. Of more runs
+that are compared the others come after them, and what differs then may be the machine."""
 _Engine = TypeVar("_Engine", bound=HasWorkers)
 _Found = TypeVar("_Found")
 _Run = TypeVar("_Run")

@@ -16,7 +16,7 @@ from bench.client_classes import INTERACTIVE, NONE, ONE, PATIENT, TWO
 from bench.engine_process import EngineProcess, do_in_turn
 from bench.engine_time import WallTime
 from bench.governor_watch import Change, GovernorWatch
-from bench.headway_real import options, plan_of
+from bench.headway_real import BROKEN_KINDS, options, plan_of
 from bench.headway_real_engine import (
     CONTROL,
     PRIORITY,
@@ -184,8 +184,15 @@ def test_what_is_compared_serves_side_by_side(plan: Plan) -> None:
     assert all(len({(run.seed, run.load) for run in group}) == 1 for group in groups)
     # What the sweep did alone does not stand in for any of them.
     assert not {run.file(plan.out) for run in plan.sweep()} & {run.file(plan.out) for run in runs}
-    # Stock at 4 and 16 seats, once more, priority, and the policy for three kinds: seven, of which six go at once.
-    assert [len(group) for group in groups] == [6, 1] * 4
+    # Stock at 4 and 16 seats, once more, priority, and the policy for three kinds.
+    assert [len(group) for group in groups] == [7] * 4
+
+
+def test_who_has_useless_predictions_serves_beside_who_needs_none(plan: Plan) -> None:
+    cells = replace(plan, kinds=BROKEN_KINDS).broken_grid().values()
+    groups = side_by_side(dict.fromkeys(run for cell in cells for each in cell.values() for run in each))
+    # Two at 16 seats and at 4, the best for either kind of clients, and six for each kind.
+    assert [len(group) for group in groups] == [16] * 4
 
 
 def test_systems_can_be_left_out(plan: Plan) -> None:
