@@ -245,8 +245,11 @@ _ROWS = (
     ),
     _ablation(
         "all-started",
-        "newcomers in time start by due time, however many were started in vain",
+        "newcomers in time start in turn, however many were started in vain",
         order="on-time:started_share=1",
+    ),
+    _ablation(
+        "by-due", "those in time by due time, whatever work their answers are", order="on-time:by_work=false"
     ),
     _ablation(
         "no-prefixes",

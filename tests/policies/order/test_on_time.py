@@ -67,6 +67,17 @@ def test_those_in_time_by_due_time_then_the_rest_by_their_queues() -> None:
     assert ids(order.top(9, 3.5)) == ["a", "c", "b", "d"]
 
 
+def test_of_those_that_may_wait_as_long_the_one_of_less_work_goes_first() -> None:
+    # Both prompts take 2 s; a may begin until 8, and b until 9. But a brings ten tokens of 1/8 s and b one, so b's turn
+    # is an eighth of a second before that of a.
+    a, b = due("a", 10.0, 2, limit=10), due("b", 11.0, 2, limit=1)
+    order = on_time(a, b)
+    assert order.latest_start_s(a) == 8.0
+    assert order.latest_start_s(b) == 9.0
+    assert ids(order.top(2, 0.0)) == ids(order.rank([a, b], 0.0)) == ["b", "a"]
+    assert ids(on_time(a, b, by_work=False).top(2, 0.0)) == ["a", "b"]
+
+
 def test_who_stops_waiting_is_missed_at_once() -> None:
     first, second = due("first", 8.0, 2), due("second", 9.0, 2)
     order = on_time(first, second)

@@ -12,7 +12,10 @@ from tests.strategies import UNTIMED, ids, make_job
 def candidates(*rows: tuple[str, float, float, float]) -> list[Candidate]:
     """(name, due, service, cost) of each, by due time."""
     return sorted(
-        [Candidate(due, 0.0, name, service, cost, make_job(name)) for name, due, service, cost in rows]
+        [
+            Candidate(due, 0.0, name, service, cost, due - service + cost, make_job(name))
+            for name, due, service, cost in rows
+        ]
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
+from operator import attrgetter
 
 from headway.core.batch_shape import shape_of
 from headway.core.cost import CostModel, UnknownCost
@@ -29,17 +30,20 @@ _RULE = TrustRule()
 
 
 class OnTime:
-    """Jobs that can still meet their targets by due time, as many as can be; then the rest, by `least-work`.
+    """Jobs that can still meet their targets, as many as can be, by latest start; then the rest, by `least-work`.
 
     Who is late cannot be helped, and who has no target is in no hurry: both wait for those that can be in time,
-    least work first, aged, by the usual length while predictions are bad. Where not all who wait for their first
-    token can have it in time, those that cost most are given up (`triage`), as if the engine computed prompts one
-    after another for `prompt_share` of its time, and decoded for the rest. While answers that began in time turn out
-    too slow between tokens, newcomers of much work start after those of little (`WorthStarting`, which counts at
-    least `started_share` of what they bring as little). A job that is between tokens and ahead
-    of its schedule ranks by the time until which it could pause. Where there are several tenants, one that has had
-    more service than another comes as much later among those in time (`TenantShares`), and after it among the rest.
-    What the prefix cache holds of a prompt that waits is neither work nor time to its first token, with `prefixes`.
+    least work first, aged, by the usual length while predictions are bad. Those in time come by latest start, the later
+    the more work their answers are yet: of two that may wait as long, the one that makes room sooner goes first (with
+    `by_work`; else by due time). A job that is between tokens and ahead of its schedule may wait as long as it could
+    pause. Where there are several tenants, one that has had more service than another comes as much later among those
+    in time (`TenantShares`), and after it among the rest.
+
+    Where not all who wait for their first token can have it in time, those that cost most are given up (`triage`), as
+    if the engine computed prompts one after another for `prompt_share` of its time, and decoded for the rest. While
+    answers that began in time turn out too slow between tokens, newcomers of much work start after those of little
+    (`WorthStarting`, which counts at least `started_share` of what they bring as little). What the prefix cache holds
+    of a prompt that waits is neither work nor time to its first token, with `prefixes`.
 
     Nobody waits for ever: of those that are late, or without a target, the one that came first ranks before all others
     once it is `patience_s` old, for at most `overdue_share` of the time (`Overdue`, which has the bound).
@@ -62,6 +66,7 @@ class OnTime:
         least_tau: float = _RULE.least_tau,
         trusted_at_first: bool = _RULE.trusted_at_first,
         prefixes: bool = True,
+        by_work: bool = True,
     ) -> None:
         if not 0 < prompt_share <= 1:
             raise ConfigError(
@@ -79,6 +84,7 @@ class OnTime:
         self.least_tau = least_tau
         self.trusted_at_first = trusted_at_first
         self.prefixes = prefixes
+        self.by_work = by_work
         self.steps = StepTimeQuality()
         self._cost: CostModel = cost or UnknownCost()
         self._rest = LeastWork(
@@ -190,7 +196,9 @@ class OnTime:
         latest_s = self._latest_s[job] = self._latest.of(job)
         prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
         due_s, service_s = latest_s + prefill_s, prefill_s / self.prompt_share
-        self._candidates[job] = Candidate(due_s, job.arrival_s, job.id, service_s, self._work.of(job), job)
+        cost_s = self._work.of(job)
+        turn_s = latest_s + cost_s - prefill_s
+        self._candidates[job] = Candidate(due_s, job.arrival_s, job.id, service_s, cost_s, turn_s, job)
 
     def _key(self, job: Job) -> Key:
         return (self._latest_s[job], job.arrival_s, job.id)
@@ -254,11 +262,13 @@ class OnTime:
         return found
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
-        """Those of `on_time` that are served before the rest, by due time: all but who is given up."""
-        candidates = self._by_due([self._candidates[job] for job in on_time])
+        """Those of `on_time` that are served before the rest, in turn: all but who is given up."""
+        candidates = self._in_order([self._candidates[job] for job in on_time], "due_s")
         # Only prompts hold others up.
         lost = given_up((one for one in candidates if one.service_s), now_s) if self.triage else ()
         kept = [one for one in candidates if one.job not in lost]
+        if self.by_work:
+            kept = self._in_order(kept, "turn_s")
         most_s = self._worth_starting.most_s
         if most_s < inf:
             kept.sort(key=lambda one: one.cost_s > most_s and self._is_unstarted(one))
@@ -267,13 +277,19 @@ class OnTime:
     def _is_unstarted(self, one: Candidate) -> bool:
         return one.service_s > 0 and one.job in self._waiting
 
-    def _by_due(self, candidates: list[Candidate]) -> list[Candidate]:
-        """By due time; what a tenant has had more than the least served counts as if it were due so much later."""
+    def _in_order(self, candidates: list[Candidate], when: str) -> list[Candidate]:
+        """By a time of theirs; what a tenant has had more than the least served counts as if it were so much later."""
+        turn = attrgetter(when, "arrival_s", "id")
         shares = self._rest.shares
         if not shares.several:
-            return sorted(candidates)
+            return sorted(candidates, key=turn)
         lead_s = shares.leads_s({one.job.tenant for one in candidates})
-        return sorted(candidates, key=lambda one: (one.due_s + lead_s[one.job.tenant], one.arrival_s, one.id))
+
+        def later(one: Candidate) -> Key:
+            when_s, arrival_s, id_ = turn(one)
+            return (when_s + lead_s[one.job.tenant], arrival_s, id_)
+
+        return sorted(candidates, key=later)
 
     def next_change_s(self, view: StepView) -> float:
         """Not known while anybody has a target: answers grow, and time passes."""

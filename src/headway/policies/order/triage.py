@@ -12,7 +12,7 @@ from headway.core.job import Job
 class Candidate(NamedTuple):
     """A job due at `due_s`, which takes `service_s` of the one server that all share, and costs `cost_s` in all.
 
-    Sorts by due time, then as jobs do.
+    `turn_s` is when it is its turn beside others that can be in time.
     """
 
     due_s: float
@@ -20,6 +20,7 @@ class Candidate(NamedTuple):
     id: str
     service_s: float
     cost_s: float
+    turn_s: float
     job: Job
 
 
