@@ -67,7 +67,7 @@ def test_those_in_time_by_due_time_then_the_rest_by_their_queues() -> None:
     assert ids(order.top(9, 3.5)) == ["a", "c", "b", "d"]
 
 
-def test_of_those_that_may_wait_as_long_the_one_of_less_work_goes_first() -> None:
+def test_the_work_of_its_answer_puts_off_the_turn_of_one_in_time() -> None:
     # Both prompts take 2 s; a may begin until 8, and b until 9. But a brings ten tokens of 1/8 s and b one, so b's turn
     # is an eighth of a second before that of a.
     a, b = due("a", 10.0, 2, limit=10), due("b", 11.0, 2, limit=1)
