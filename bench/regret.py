@@ -60,6 +60,7 @@ from bench.regret_runs import (
     measure_capacity,
 )
 from bench.regret_statistics import CellFindings, summary
+from bench.regret_tables import tables
 from bench.regret_workloads import DATA, Served, known_workloads
 from headway.errors import ConfigError, HeadwayError
 from headway.experiments.kept_runs import Kept, run_kept
@@ -88,13 +89,14 @@ def main() -> None:
     except KeyboardInterrupt:
         print(f"\nstopped; what is done is in {arguments.out}: the same command goes on", file=sys.stderr)
         sys.exit(130)
-    print(json.dumps(found))
+    print(tables(arguments.policy, found["by_cell"]) if arguments.markdown else json.dumps(found))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    add("--markdown", action="store_true", help="the tables of docs/regret.md instead")
     add("--quick", action="store_true", help=f"{len(QUICK_RIVALS)} rivals in a few named cells")
     add("--policy", default=SUBJECT, help=f"the subject ({SUBJECT})")
     add("--presets", help="A,B,...: only these rivals, in place of every preset")
