@@ -163,6 +163,25 @@ def test_whoever_finds_too_many_waiting_goes_on_without_a_prediction() -> None:
     scene.forecasts.close()
 
 
+def test_answers_that_end_faster_than_they_are_learned_from_hold_nobody_up() -> None:
+    scene = Scene(inline=False)
+    ended = [scene.arrive() for _ in range(MAX_QUEUED + 5)]
+    scene.predictor.gate.clear()
+    asking = scene.forecasts._thread
+    assert asking is not None
+    asking.submit(scene.predictor.predict, FACTS)  # the thread is at work, and lessons have to wait
+    for tokens, arrival in enumerate(ended):
+        arrival.ended(tokens)
+    scene.predictor.gate.set()
+    assert scene.arrive().estimate == ESTIMATE
+    assert scene.predictor.taught == list(range(MAX_QUEUED))
+    assert scene.sample("missed_lessons_total") == 5
+    assert scene.sample("answers_total") == MAX_QUEUED + 5
+    ended[0].ended(99)
+    scene.forecasts.close()
+    assert scene.predictor.taught[-1] == 99, "there is room again"
+
+
 @pytest.mark.parametrize("inline", [False, True])
 def test_once_closed_it_neither_predicts_nor_learns(inline: bool) -> None:
     scene = Scene(inline=inline)

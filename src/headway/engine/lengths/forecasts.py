@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import isfinite
+from threading import BoundedSemaphore
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.prediction_quality import PredictionQuality
@@ -19,7 +20,8 @@ from headway.predict.length import LengthPredictor, RequestFacts
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 16
-"""Arrivals that may wait for a slow predictor; whoever finds more goes on without a prediction."""
+"""Arrivals that may wait for a slow predictor, whoever finds more goes on without a prediction; and answers that may
+wait to be learned from, more teach nothing."""
 WINDOW_ANSWERS = 200
 """Last answers that the mean absolute error is taken over; tau and coverage have a window of that size too."""
 
@@ -41,9 +43,9 @@ class Forecasts:
     """One predictor, asked and taught by the requests of one process.
 
     Fast ones (`inline`) answer on the event loop. Slow ones answer, and learn, on a thread of their own, one
-    call at a time; arrivals wait for them, but never more than `MAX_QUEUED`. What raises is logged the first time
-    and counted every time, and the request goes on without a prediction. `on_observed` is called after each answer
-    that was learned from.
+    call at a time; arrivals wait for them, but never more than `MAX_QUEUED`, nor behind more lessons than that. What
+    raises is logged the first time and counted every time, and the request goes on without a prediction. `on_observed`
+    is called after each answer that was learned from.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Forecasts:
         self._on_observed = on_observed
         self._thread = None if inline else ThreadPoolExecutor(1, thread_name_prefix="headway-lengths")
         self._queued = 0
+        self._lessons = BoundedSemaphore(MAX_QUEUED)
         self._closed = False
         self._errors_tokens: deque[float] = deque(maxlen=WINDOW_ANSWERS)
         self._has_failed = False
@@ -105,8 +108,11 @@ class Forecasts:
         self._metrics.answered(mean_error, self.quality)
         if self._thread is None:
             self._observe(arrival.facts, output_tokens)
+        elif self._lessons.acquire(blocking=False):
+            lesson = self._thread.submit(self._observe, arrival.facts, output_tokens)
+            lesson.add_done_callback(lambda _: self._lessons.release())
         else:
-            self._thread.submit(self._observe, arrival.facts, output_tokens)
+            self._metrics.missed()
 
     def close(self) -> None:
         """Let what is under way end; what arrives or ends afterwards is neither predicted nor learned from."""

@@ -14,6 +14,7 @@ _COUNTERS = {
     "headway_length_prediction_seconds": "Time spent predicting them",
     "headway_length_answers": "Answers that ended by themselves or at their limit",
     "headway_length_refits": "Times the length model was fitted anew",
+    "headway_length_missed_lessons": "Answers not learned from, since the length predictor had too much to do",
     "headway_length_faults": "Times the length predictor raised",
 }
 _GAUGES = {
@@ -66,6 +67,10 @@ class LengthMetrics:
     def failed(self) -> None:
         """The predictor raised."""
         self._grow("headway_length_faults", 1)
+
+    def missed(self) -> None:
+        """An answer was not learned from."""
+        self._grow("headway_length_missed_lessons", 1)
 
     def refitted(self) -> None:
         """The model was fitted anew."""
