@@ -12,6 +12,10 @@ def _never(job: Job) -> bool:
     return False
 
 
+def _always(job: Job) -> bool:
+    return True
+
+
 def _none(job: Job) -> int:
     return 0
 
@@ -22,9 +26,11 @@ class StepView:
 
     `residents` hold KV, in the engine's order (run order of the last step, then newcomers); `waiting` is
     unordered, since orders keep their own index of it. `max_run` is the batch width, `max_resident` the
-    number of worker slots (paused jobs use one), `max_tokens` the most one step may compute.
+    number of worker slots (paused jobs use one), `max_tokens` the most one step may compute, of which a decode
+    takes `tokens_a_decode`: one, and its drafts where the engine makes some.
     `admissible(job)` says whether a waiting or swapped job would pass every check of this step but its
-    rank; it costs a prefix lookup, so ask for a few jobs, not for all.
+    rank; it costs a prefix lookup, so ask for a few jobs, not for all. `ready(job)` is the part of it that is not
+    about memory or seats: what freed blocks would not change.
 
     With a host tier: `swapped` jobs have their KV on the host or on its way there, unordered, in the same
     index of the order as the waiting; `restoring` are the residents whose KV is on its way back, who get no
@@ -50,7 +56,9 @@ class StepView:
     max_run: int = 1
     max_resident: int = 1
     max_tokens: int = 1
+    tokens_a_decode: int = 1
     admissible: Callable[[Job], bool] = _never
+    ready: Callable[[Job], bool] = _always
     uncopied_blocks: Callable[[Job], int] = _none
     unsent_blocks: Callable[[Job], int] = _none
 

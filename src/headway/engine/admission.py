@@ -109,14 +109,21 @@ class Admission:
     def admissible(self, job: Job) -> bool:
         """Whether a waiting job would start in this step if it were first and the budget were free."""
         scheduler = self._scheduler
+        return (
+            self.ready(job)
+            and len(scheduler.ledger.residents) < scheduler.max_num_running_reqs
+            and self.misfit(scheduler.requests[job.id]) is None
+        )
+
+    def ready(self, job: Job) -> bool:
+        """Whether nothing but seats and memory keeps a waiting job from starting in this step. O(1)."""
+        scheduler = self._scheduler
         request = scheduler.requests[job.id]
         return (
             scheduler._pause_state == PauseState.UNPAUSED
             and not scheduler.defers_prefills
             and request in scheduler.waiting
-            and len(scheduler.ledger.residents) < scheduler.max_num_running_reqs
             and self.not_ready(request) is None
-            and self.misfit(request) is None
         )
 
     def within_adapters(self, run: Sequence[Job]) -> Sequence[Job]:

@@ -56,11 +56,24 @@ def test_prompts_get_the_time_that_the_tightest_target_leaves() -> None:
     assert (ids(plan.run), ids(plan.admit), plan.token_budget) == (["x", "y"], ["a"], 98)
 
 
-def test_the_safe_budget_has_a_token_for_every_decode() -> None:
+def test_the_safe_budget_has_a_token_for_every_decode_and_a_little_of_prompts() -> None:
     # 600 tokens take 60 s whoever pauses: nobody's 0.01 s can be kept.
     many = [timed(str(number), 0.01) for number in range(600)]
     at = scene(many, max_run=600, max_resident=600, free_blocks=900, total_blocks=9000)
-    assert at.plan().token_budget == 600 > SAFE_BUDGET_TOKENS
+    assert at.plan().token_budget == 600 + 16 > SAFE_BUDGET_TOKENS
+
+
+@pytest.mark.parametrize(("tbt_s", "budget"), [(10.0, 8 + 80), (0.01, 512)])
+def test_drafts_have_room_in_the_budget(tbt_s: float, budget: int) -> None:
+    # Two decodes and three drafts each are 8 tokens: within 10 s 92 more, which to the grain of 16 are 80.
+    at = scene([timed("x", tbt_s), timed("y", 30.0)], tokens_a_decode=4)
+    assert at.wait(make_job("a", prompt=500)).plan().token_budget == budget
+
+
+def test_drafts_of_many_are_not_starved_where_step_times_are_not_trusted() -> None:
+    many = [timed(str(number), 0.01) for number in range(200)]
+    at = scene(many, max_run=200, max_resident=200, free_blocks=900, total_blocks=9000, tokens_a_decode=3)
+    assert at.plan().token_budget == 600 + 16
 
 
 def test_only_a_share_of_the_target_is_used() -> None:

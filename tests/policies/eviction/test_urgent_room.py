@@ -59,6 +59,12 @@ def test_nobody_leaves_while_there_is_room_or_will_be(view: dict[str, Any]) -> N
     assert not room(*world(resident("a", 5), **view)).preempt
 
 
+@pytest.mark.parametrize("view", [{"admissible": lambda job: True}, {"ready": lambda job: False}])
+def test_nobody_leaves_for_one_that_starts_without_or_waits_for_something_else(view: dict[str, Any]) -> None:
+    # The prefix cache has the rest of it; its grammar is being compiled.
+    assert not room(*world(resident("a", 5), free=1, **view)).preempt
+
+
 def test_who_is_in_time_stays() -> None:
     timed = resident("timed", 5)
     timed.slo, timed.first_token_s = Slo(tbt_s=50.0), NOW_S

@@ -82,17 +82,18 @@ class Paced:
         """The top jobs, and the budget; prompts that have begun still come before those that start."""
         plan = self._top.plan(view, order, leaving)
         decodes, begun = split_decodes(plan.run)
+        decode_tokens = len(decodes) * view.tokens_a_decode
         longest_s = self._longest_s(decodes)
         if knows_late(order) and not order.trusts_step_times:
-            return plan if longest_s == inf else _safely(plan, decodes)
+            return plan if longest_s == inf else _safely(plan, decode_tokens)
         if longest_s == inf:
             return _within(plan, self._short.most_tokens(view, plan))
-        alone = shape_of_decodes(decodes)
+        alone = shape_of_decodes(decodes, view.tokens_a_decode)
         if self._cost.step_s(alone) > longest_s:
             return self._fewer(view, plan, decodes, longest_s, order)
         prompts = [*begun, *plan.admit[: view.max_run - len(plan.run)]]
-        tokens = self._prompt_tokens(alone, prompts, plan.token_budget - len(decodes), longest_s)
-        return _within(plan, len(decodes) + tokens)
+        tokens = self._prompt_tokens(alone, prompts, plan.token_budget - decode_tokens, longest_s)
+        return _within(plan, decode_tokens + tokens)
 
     def _fewer(
         self, view: StepView, plan: StepPlan, decodes: Sequence[Job], longest_s: float, order: Order
@@ -107,20 +108,21 @@ class Paced:
         hurried = [job for job in decodes if job not in patient]
         contexts = list(accumulate(map(context_tokens, others), initial=sum(map(context_tokens, hurried))))
 
+        def beside(count: int) -> BatchShape:
+            return decode_shape(len(hurried) + count, contexts[count], view.tokens_a_decode)
+
         def too_long(count: int) -> bool:
-            return self._cost.step_s(decode_shape(len(hurried) + count, contexts[count])) > longest_s
+            return self._cost.step_s(beside(count)) > longest_s
 
         if too_long(0 if hurried else 1):
             # Nobody's pause would help: such a target is not kept by starving the others.
-            return _safely(plan, decodes)
+            return _safely(plan, len(decodes) * view.tokens_a_decode)
         kept = others[: _last_short(len(others), too_long)]
         prompts = plan.run[len(decodes) :]
         plan.run, plan.admit = [*hurried, *kept, *prompts], ()
-        count = len(hurried) + len(kept)
-        alone = decode_shape(count, contexts[len(kept)])
-        return _within(
-            plan, count + self._prompt_tokens(alone, prompts, plan.token_budget - count, longest_s)
-        )
+        alone = beside(len(kept))
+        most_tokens = plan.token_budget - alone.num_tokens
+        return _within(plan, alone.num_tokens + self._prompt_tokens(alone, prompts, most_tokens, longest_s))
 
     def _prompt_tokens(
         self, alone: BatchShape, prompts: Sequence[Job], most_tokens: int, longest_s: float
@@ -191,9 +193,9 @@ def _within(plan: StepPlan, tokens: int) -> StepPlan:
     return plan
 
 
-def _safely(plan: StepPlan, decodes: Sequence[Job]) -> StepPlan:
-    """The plan with a budget that needs no predictions, and a token for every decode: who has none would starve."""
-    return _within(plan, max(SAFE_BUDGET_TOKENS, len(decodes)))
+def _safely(plan: StepPlan, decode_tokens: int) -> StepPlan:
+    """The plan with a budget that needs no predictions, for every decode and a little of prompts: none starves."""
+    return _within(plan, max(SAFE_BUDGET_TOKENS, decode_tokens + GRAIN_TOKENS))
 
 
 def _is_ahead(job: Job, longest_s: float, now_s: float, order: Order) -> bool:

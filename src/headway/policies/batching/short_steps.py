@@ -63,11 +63,13 @@ class ShortSteps:
             return plan.token_budget
         decodes, begun = split_decodes(plan.run)
         prompts = [*begun, *starting(view, plan)]
-        many = min(sum(map(left_tokens, prompts)), plan.token_budget - len(decodes))
+        decode_tokens = len(decodes) * view.tokens_a_decode
+        many = min(sum(map(left_tokens, prompts)), plan.token_budget - decode_tokens)
         if len(decodes) + len(prompts) < 2 or many * _SHORTER < GRAIN_TOKENS:
             return plan.token_budget
-        enough = self._enough(shape_of_decodes(decodes), shape_of_prompts(prompts, many))
-        return plan.token_budget if enough == many else len(decodes) + enough
+        alone = shape_of_decodes(decodes, view.tokens_a_decode)
+        enough = self._enough(alone, shape_of_prompts(prompts, many))
+        return plan.token_budget if enough == many else decode_tokens + enough
 
     def _enough(self, decodes: BatchShape, prompts: BatchShape) -> int:
         """The fewest prompt tokens worth a step with these decodes, where there are so many."""

@@ -20,16 +20,27 @@ def context_tokens(job: Job) -> int:
     return job.num_computed_tokens
 
 
-def decode_shape(count: int, context_tokens: int) -> BatchShape:
-    """A step of so many decodes that read so many tokens' KV beside their new ones."""
+def decode_shape(count: int, context_tokens: int, each: int = 1) -> BatchShape:
+    """A step of so many decodes that read so many tokens' KV beside their new ones: `each` of them, with drafts."""
+    tokens = count * each
+    if each == 1:
+        return BatchShape(
+            num_jobs=count,
+            num_tokens=tokens,
+            num_decodes=count,
+            decode_context_tokens=context_tokens + tokens,
+        )
     return BatchShape(
-        num_jobs=count, num_tokens=count, num_decodes=count, decode_context_tokens=context_tokens + count
+        num_jobs=count,
+        num_tokens=tokens,
+        prefill_context_tokens=context_tokens + tokens,
+        prefill_pairs=each * context_tokens + tokens * (each + 1) / 2,
     )
 
 
-def shape_of_decodes(decodes: Sequence[Job]) -> BatchShape:
+def shape_of_decodes(decodes: Sequence[Job], each: int = 1) -> BatchShape:
     """A step of these decodes. O(decodes)."""
-    return decode_shape(len(decodes), sum(map(context_tokens, decodes)))
+    return decode_shape(len(decodes), sum(map(context_tokens, decodes)), each)
 
 
 def left_tokens(job: Job) -> int:

@@ -26,9 +26,10 @@ def make_urgent_room(
     """The plan with victims for the first newcomer that can be in time and has no room; the same object for nobody.
 
     Victims are residents that are late or have no target, the lowest ranked first, as many as it lacks blocks and no
-    more; none if all of them were not enough, or if it is blocks that are coming free anyway. Those `spared`, and those
+    more; none if all of them were not enough, if it is blocks that are coming free anyway, if it starts without, since
+    the prefix cache holds the rest of it, or if blocks are not what it waits for. Those `spared`, and those
     that lost their KV `max_preemptions` times, stay. It starts in a later step, when the blocks are free, if it
-    then still ranks first. O(log n) with room, else a ranking of the residents.
+    then still ranks first. O(log n) with room, else a memory check and a ranking of the residents.
     """
     if not knows_late(order) or not view.waiting:
         return plan
@@ -38,6 +39,8 @@ def make_urgent_room(
     newcomer = first[0]
     lacking = view.blocks(newcomer.num_tokens) - view.free_blocks - view.blocks_coming_free
     if lacking <= 0 or not order.on_time([newcomer], view.now_s):
+        return plan
+    if view.admissible(newcomer) or not view.ready(newcomer):
         return plan
     victims = _victims(view, order, lacking, spared, max_preemptions)
     host = HostRoom(view)
