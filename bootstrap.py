@@ -61,7 +61,14 @@ def _pip(*arguments: str, quietly: bool = False) -> bool:
     """Whether pip could install these; its output is shown only if it could not."""
     python = VENV / ("Scripts" if os.name == "nt" else "bin") / "python"
     # Half of pip's time would go into compiling modules that nobody imports; Python compiles those it does.
-    options = ("install", "--no-deps", "--no-compile", "--only-binary", ":all:", "--disable-pip-version-check")
+    options = (
+        "install",
+        "--no-deps",
+        "--no-compile",
+        "--only-binary",
+        ":all:",
+        "--disable-pip-version-check",
+    )
     command = [str(python), "-m", "pip", *options, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode and not quietly:

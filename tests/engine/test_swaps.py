@@ -81,13 +81,18 @@ class TakesVictims(Recompute):
 
 
 def restless(
-    *, serial: bool, host_blocks: int = 40, asynchronous: bool = False, prefix_caching: bool = False
+    *,
+    serial: bool,
+    host_blocks: int = 40,
+    asynchronous: bool = False,
+    prefix_caching: bool = False,
+    **vllm: Any,
 ) -> tuple[Any, Restless]:
     """A scheduler whose policy swaps at random, and that policy's batching."""
     built = scheduler(
         asynchronous=asynchronous,
         prefix_caching=prefix_caching,
-        vllm={"host_kv": HostKv(blocks=host_blocks)},
+        vllm={"host_kv": HostKv(blocks=host_blocks), **vllm},
     )
     batching = Restless(scheduler=built)
     policy = built.guard.policy
@@ -121,6 +126,30 @@ def test_every_step_finds_its_kv_and_every_request_its_length(
     assert bool(batching.in_flight) == asynchronous
     assert_empty(built)
     assert built.swaps.copies.host.free_blocks == built.swaps.copies.host.num_blocks
+
+
+class DraftingEngine(MirrorEngine):
+    """Refuses every draft. Follows copies block by block; which token a draft was is not followed."""
+
+    def _attend(self, request: Request, granted: int) -> None:
+        pass
+
+
+@COPIES
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_drafts_that_are_refused_after_their_job_was_swapped_do_no_harm(
+    serial: bool, copy_steps: int, asynchronous: bool
+) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    built, batching = restless(serial=serial, asynchronous=asynchronous, speculative_config=drafts)
+    engine, script = DraftingEngine(built, copy_steps), stream(40)
+    for _ in replay(engine, script, 20_000):
+        pass
+    assert lengths(engine) == {request.id: request.output_tokens for request in script}
+    assert built.counters.policy_faults == built.counters.watchdog_faults == 0
+    assert min(engine.copied_blocks.values()) > 0
+    assert bool(batching.in_flight) == asynchronous
+    assert_nothing_held(built)
 
 
 # ---- ends at any moment ------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -31,6 +30,7 @@ from headway.engine.intake import take_in
 from headway.engine.kv.scheduler_side import swaps_of
 from headway.engine.prefixes import prefix_watch_of
 from headway.engine.queue import WindowQueue
+from headway.engine.served_records import records_of
 from headway.engine.settings import EngineSettings
 from headway.engine.steady_plan import SteadyPlan
 from headway.engine.step_model import lesson, step_time_model
@@ -38,7 +38,6 @@ from headway.engine.watchdog import STALL_GRACE_S, Remedy, Watchdog
 from headway.policies.presets import build_policy
 from headway.predict.learned_cost import LearnedCost
 from headway.predict.step_clock import StepClock
-from headway.results.records import RecordWriter
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -102,7 +101,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._prefixes = prefix_watch_of(self)
         self.jobs: dict[str, Job] = {}
         self._default_slo = settings.default_slo()
-        self._records = None if settings.records is None else RecordWriter(Path(settings.records))
+        self._records = records_of(self)
         self._explainer = explainer_of(self)
         steps = self.cost.steps
         self._step_clock = StepClock(steps if self._explainer is None else self._explainer.judging(steps))
@@ -128,7 +127,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             max_run=min(settings.batch_width or active_reqs, active_reqs),
             max_resident=self.max_num_running_reqs,
             max_tokens=token_budget,
+            tokens_a_decode=1 + self.num_spec_tokens,
             admissible=self.admission.admissible,
+            ready=self.admission.ready,
         )
         self.swaps = swaps_of(self, serial=self.guard.policy.serial_copies)
         if self.swaps is not None:
@@ -357,7 +358,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.preempted[job] = Fate.RECOMPUTE
             return
         copies = self.swaps.copies
-        if request.skip_reading_prefix_cache or drop_stale_output:  # vLLM would not load it, or it is void
+        # Drafts in flight may be refused after the copy: nobody knows yet how much of the KV will count.
+        uncertain = bool(self.num_spec_tokens and request.num_in_flight_tokens)
+        if request.skip_reading_prefix_cache or drop_stale_output or uncertain:  # not loaded again, or void
             fate = Fate.RECOMPUTE
         elif fate is None:
             fate = copies.shortage_fate(job)
@@ -572,7 +575,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def _sampled_rarer(self, job: Job, num_tokens: int, now_s: float) -> None:
         """A first token, a token of a job preempted meanwhile, or one beside drafts that may be refused."""
         is_first = self.ledger.sampled(job, num_tokens, now_s)
-        if self.num_spec_tokens:
+        if self.num_spec_tokens and job.state is JobState.RESIDENT:
             job.num_computed_tokens = self.requests[job.id].num_computed_tokens
         if is_first or job.state is not JobState.RESIDENT:
             self.guard.touch(job)

@@ -1,0 +1,47 @@
+"""The records of what an engine served, which cost no request if they cannot be written."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from headway.core.record import Record
+from headway.results.records import RecordWriter
+
+logger = logging.getLogger(__name__)
+
+
+class ServedRecords:
+    """One engine's file of records. When the disk is full it ends, with one error in the log; serving goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer: RecordWriter | None = RecordWriter(path)
+
+    def append(self, record: Record) -> None:
+        """Write one record, unless one before it could not be written."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.append(record)
+        except OSError as error:
+            logger.error("%s: no record is written from here on (%s)", self._writer.path, error.strerror)
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError):  # what could not be written cannot be flushed either
+                writer.close()
+
+
+def records_of(scheduler: Any) -> ServedRecords | None:
+    """Those that a scheduler's settings ask for. Of several data-parallel engines each has a file of its own."""
+    if scheduler.settings.records is None:
+        return None
+    path, parallel = Path(scheduler.settings.records), scheduler.parallel_config
+    if parallel.data_parallel_size > 1:
+        path = path.with_stem(f"{path.stem}-dp{parallel.data_parallel_rank}")
+    return ServedRecords(path)

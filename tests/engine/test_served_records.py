@@ -1,0 +1,64 @@
+"""Records that an engine writes while it serves."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.core.record import Outcome
+from headway.engine.model_free import replay
+from headway.engine.served_records import records_of
+from headway.results import read_records
+from tests.engine.scripts import HearingEngine, scheduler, stream
+from tests.results.examples import make
+
+FULL_DISK = Path("/dev/full")
+
+
+def asking(path: Path, data_parallel: int = 1, rank: int = 0) -> Any:
+    """What is read of a scheduler."""
+    parallel = SimpleNamespace(data_parallel_size=data_parallel, data_parallel_rank=rank)
+    return SimpleNamespace(settings=SimpleNamespace(records=str(path)), parallel_config=parallel)
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="this system has no /dev/full")
+def test_a_full_disk_costs_the_records_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    built, script = scheduler(records=str(FULL_DISK)), stream(10)
+    with caplog.at_level(logging.ERROR, "headway"):
+        for _ in replay(HearingEngine(built), script, 5_000):
+            pass
+    assert built.ledger.ended == {Outcome.FINISHED: len(script)}
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR] == [
+        "/dev/full: no record is written from here on (No space left on device)"
+    ]
+    built.shutdown()
+
+
+def test_engines_side_by_side_write_a_file_each(tmp_path: Path) -> None:
+    for rank in range(2):
+        records = records_of(asking(tmp_path / "served.jsonl", data_parallel=2, rank=rank))
+        assert records is not None
+        records.append(make(f"of {rank}"))
+        records.close()
+        records.close()
+    read = [read_records(tmp_path / f"served-dp{rank}.jsonl")[0].id for rank in range(2)]
+    assert read == ["of 0", "of 1"]
+
+
+def test_one_engine_writes_the_file_that_is_named(tmp_path: Path) -> None:
+    records = records_of(asking(tmp_path / "new" / "served.jsonl"))
+    assert records is not None
+    records.append(make())
+    assert read_records(tmp_path / "new" / "served.jsonl") == [make()]
+    records.close()
+
+
+def test_nobody_asked_for_records() -> None:
+    scheduled = asking(Path("unused"))
+    scheduled.settings.records = None
+    assert records_of(scheduled) is None
