@@ -99,7 +99,9 @@ def test_what_cannot_be_explained_is_one_line(refused: Refused, url: str) -> Non
         (("--policies", ""), "--policies names none; accepted: rows"),
         (("--policies", "nope"), "unknown policy 'nope'; accepted: "),
         (("--policies", "edf", "--window", "5"), "--window is 5 and --every 60; accepted: 10 s or more"),
-        (("--policies", "edf", "--every", "0"), "accepted: 10 s or more, and more than 0"),
+        (("--policies", "edf", "--every", "0"), "accepted: 10 s or more, and 1 s or more"),
+        (("--policies", "edf", "--every", "nan"), "--every nan; accepted"),
+        (("--policies", "edf", "--window", "nan"), "--window is nan"),
         (("--policies", "edf", "--once"), "nothing known of /v1/shadow/0-0"),
     ],
 )

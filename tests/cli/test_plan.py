@@ -88,6 +88,14 @@ def test_the_fewest_gpus_are_said(plan: Headway) -> None:
     assert "fewest GPUs that hold a goodput of 0.05: 1" in err
 
 
+def test_too_few_gpus_are_no_answer(plan: Headway) -> None:
+    code, out, err = plan("--fewest", slo_ttft=1e-9)
+    assert (code, out) == (1, "")
+    assert "does not hold a goodput of 0.9" in err or "not even all GPUs hold a goodput of 0.9" in err
+    code, out, _ = plan("--fewest", "--json", slo_ttft=1e-9)
+    assert (code, json.loads(out)["fewest"]["gpus"]) == (1, None)
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [

@@ -48,6 +48,19 @@ def test_json_is_one_object_and_all_else_is_on_stderr(simulate: Headway) -> None
     assert "How requests ended" in err
 
 
+def test_why_requests_failed_is_said_and_a_run_in_which_all_did_is_no_success(
+    simulate: Headway, tmp_path: Path
+) -> None:
+    all_long, one_long = tmp_path / "all.csv", tmp_path / "one.csv"
+    all_long.write_text("arrival_s,input_tokens,output_tokens\n0,9999,5\n1,8888,5\n")
+    one_long.write_text("arrival_s,input_tokens,output_tokens\n0,9999,5\n1,88,5\n")
+    why = "sjf at load 1, seed 0: 1 of 2 requests failed: needs 625 KV blocks, the engine has 120"
+    for trace, status in ((all_long, 1), (one_long, 0)):
+        code, _, err = simulate(trace=trace, policies="sjf")
+        assert code == status
+        assert why in err
+
+
 def test_policies_that_swap_do_so_where_there_is_host_memory(simulate: Headway) -> None:
     tight = {"policies": "adaptivellm,vllm-s-fallback", "num_blocks": 45, "rate_scale": 20}
     code, out, err = simulate("--json", "--no-prefix-caching", host_blocks=40, **tight)
@@ -169,6 +182,8 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs is 0; accepted: 1 or more"),
         ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),
         ({"tp": 3}, "tensor parallelism 3"),
+        ({"pp": 999}, "999 pipeline stages do not share the 36 layers of Qwen/Qwen3-8B; accepted: 1 to 36"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0; accepted: 1 or more"),
         ({"predictor": "tea-leaves"}, "unknown predictor 'tea-leaves'; accepted: none, learned, "),
         ({"predictor": "noisy-oracle:tau=2"}, "tau of a noisy oracle is 2.0; accepted: above 0, at most 1"),
         ({"explain": "x"}, "no request 'x' in the trace; its 40 ids begin 0, 1, 2, 3, 4"),

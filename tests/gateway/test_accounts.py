@@ -119,6 +119,12 @@ def test_whether_targets_were_met(slo: Slo, times_s: tuple[float, ...], end_s: f
     assert finished(slo, *times_s, end_s=end_s).met is met
 
 
+def test_an_answer_in_one_piece_has_no_time_between_tokens() -> None:
+    entry = finished(Slo(tbt_s=0.001), 15.0, 15.0, 15.0, end_s=15.0)
+    assert (entry.tokens, entry.tbt_s, entry.met) == (3, None, True)
+    assert entry.account.tbt.count == 0
+
+
 SECONDS = st.integers(1, 64).map(lambda eighths: eighths / 8)  # exact in binary
 TARGETS = st.one_of(st.none(), SECONDS)
 
@@ -202,8 +208,9 @@ def test_recent_first_token_times_of_an_instance() -> None:
         entry = accounts.offer("r", NO_TARGETS, "", 0.0)
         accounts.place(entry, "a")
         accounts.first_token(entry, number / 100)
-    assert accounts.at("a").ttft_s(0.5) == 0.51
-    assert accounts.at("a").ttft_s(0.99) == 1.0
+    assert accounts.at("a").ttft_s(0.5) == 0.5
+    assert accounts.at("a").ttft_s(0.99) == 0.99
+    assert accounts.at("a").ttft_s(1.0) == 1.0
     assert accounts.at("a").waiting == 0
 
 

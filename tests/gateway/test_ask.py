@@ -39,6 +39,7 @@ def refused(body: dict[str, Any] | bytes, status: int = 400, **options: Any) -> 
         ([1, 2, 3], 1, 3),
         (["a" * 38, "b" * 38], 2, 20),
         ([[1, 2], [3]], 2, 3),
+        ([[[1], [2]], "a" * 38], 2, 12),  # nonsense, which the instance refuses
         ([], 1, 1),
         (None, 1, 1),
     ],
@@ -47,6 +48,12 @@ def test_how_much_there_is_to_do(prompt: Any, answers: int, tokens: int) -> None
     ask = read({"prompt": prompt})
     assert (ask.answers, ask.prompt_tokens) == (answers, tokens)
     assert read({"prompt": prompt, "n": 3}).answers == 3 * answers
+
+
+@pytest.mark.parametrize("where", ["prompt", "messages", "stream_options"])
+def test_what_is_nested_too_deeply_is_refused(where: str) -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    assert "not a JSON object" in refused(f'{{"model": "m", "{where}": {deep}}}'.encode()).message
 
 
 def test_limits_of_answers() -> None:

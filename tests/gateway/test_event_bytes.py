@@ -99,6 +99,10 @@ def test_nothing_passes_from_the_halt_on(
         ({"error": "died"}, Halt(None, "died")),
         ({"error": {"message": "prompt too long", "code": 400}}, None),
         ({"choices": [{"finish_reason": "abort", "stop_reason": "headway:shed"}]}, Halt(Departure.SHED, "x")),
+        (
+            {"choices": [{"finish_reason": "abort", "stop_reason": "headway:news"}]},
+            Halt(None, "ended by the policy (headway:news)"),
+        ),
         ({"choices": [{"finish_reason": "stop", "stop_reason": "headway:shed"}]}, None),
         ({"choices": [{"finish_reason": "abort", "stop_reason": None}]}, None),
         ({"choices": [{"text": "headway: on", "finish_reason": None}]}, None),

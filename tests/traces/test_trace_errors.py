@@ -28,6 +28,16 @@ BAD: dict[str, tuple[bytes, str, str]] = {  # what: file, where the error is, wh
     ),
     "other separator": (b"arrival_s;input_tokens;output_tokens\n", ", line 1", "'arrival_s;input_tokens"),
     "column twice": (b"arrival_s,input_tokens,output_tokens,input_tokens\n", ", line 1", "occurs twice"),
+    "misspelt target": (
+        b"arrival_s,input_tokens,output_tokens,ttft\n0,1,2,1\n",
+        ", line 1",
+        "column 'ttft'; accepted: ttft_s",
+    ),
+    "target in capitals": (
+        b"arrival_s,input_tokens,output_tokens,TBT_s\n0,1,2,1\n",
+        ", line 1",
+        "column 'TBT_s'; accepted: tbt_s",
+    ),
     "short row": (HEAD + b"0,1,2\n1,2\n", ", line 3", "2 cells were found; accepted: 3, as in the header"),
     "long row": (HEAD + b"0,1,2,3\n", ", line 2", "4 cells were found; accepted: 3"),
     "open quote": (HEAD + b'0,1,2\n"1,2,3\n4,5,6\n', ", line 3", "unexpected end of data"),
@@ -43,7 +53,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {  # what: file, where the error is, wh
     "no tokens": (HEAD + b"0,,1\n", ", line 2", "input_tokens is ''"),
     "huge number": (HEAD + b"0," + b"9" * 5000 + b",1\n", ", line 2", "accepted: a whole number"),
     "zero input": (HEAD + b"0,0,1\n", ", line 2", "input_tokens is 0; accepted: a whole number, 1 or more"),
-    "zero output": (HEAD + b"0,1,0\n", ", line 2", "output_tokens is 0; accepted: 1 or more, or drop_empty"),
+    "zero output": (HEAD + b"0,1,0\n", ", line 2", "output_tokens is 0; accepted: 1 or more"),
     "negative output": (HEAD + b"0,1,-1\n", ", line 2", "output_tokens is -1"),
     "unsorted": (
         HEAD + b"0,1,1\n5,1,1\n\n4.5,1,1\n",

@@ -82,7 +82,10 @@ def plan(
     ] = None,
     jobs: Annotated[int | None, _search("N", "Processes (default: one a CPU).")] = None,
     fewest: Annotated[
-        bool, _search(None, "Find the smallest number of GPUs that holds a goodput.", "--fewest")
+        bool,
+        _search(
+            None, "Find the fewest GPUs that hold a goodput; exit status 1 if not even all do.", "--fewest"
+        ),
     ] = False,
     goodput_aim: Annotated[float | None, _search("X", "That goodput (default: 0.9).")] = None,
     out: Annotated[
@@ -184,11 +187,17 @@ def _write_data(planned: Planned, verified: Verified | None, out: Path) -> None:
 
 
 def _answer(planned: Planned, verified: Verified | None, as_json: bool) -> None:
-    """What goes to stdout."""
+    """What goes to stdout: no command where --fewest found that not even all GPUs hold the goodput."""
     from headway.experiments.planning.deploy import command
     from headway.experiments.planning.report import serve_arguments
 
-    typer.echo(_json(planned, verified) if as_json else command(serve_arguments(planned)))
+    is_too_few = planned.fewest is not None and planned.fewest.gpus is None
+    if as_json:
+        typer.echo(_json(planned, verified))
+    elif not is_too_few:
+        typer.echo(command(serve_arguments(planned)))
+    if is_too_few:
+        raise typer.Exit(1)
 
 
 def _json(planned: Planned, verified: Verified | None) -> str:

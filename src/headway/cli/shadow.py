@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -31,7 +32,7 @@ server only answers a question every few seconds. Ctrl-C ends it.
 """
 
 _ASK_EVERY_S = 5.0
-_LEAST_WINDOW_S = 10.0
+_LEAST_WINDOW_S, _LEAST_EVERY_S = 10.0, 1.0
 _NICENESS = 10
 
 
@@ -56,9 +57,10 @@ def shadow(
         raise ConfigError("--policies names none; accepted: rows of `headway policies`, as sarathi,edf")
     for name in names:
         find_preset(name)
-    if window < _LEAST_WINDOW_S or every <= 0:
+    if not (_LEAST_WINDOW_S <= window < inf and _LEAST_EVERY_S <= every < inf):
         raise ConfigError(
-            f"--window is {window:g} and --every {every:g}; accepted: {_LEAST_WINDOW_S:g} s or more, and more than 0"
+            f"--window is {window:g} and --every {every:g}; accepted: {_LEAST_WINDOW_S:g} s or more, and "
+            f"{_LEAST_EVERY_S:g} s or more"
         )
     os.nice(_NICENESS)
     asyncio.run(_Shadowing(url, names, window, api_key, as_json).run(None if once else every))

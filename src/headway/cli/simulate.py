@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -251,8 +252,11 @@ def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
         if as_json:
             typer.echo(to_json(setup.wish.grid, results))
         _show(tables(folder, results))
+        _say_failures(folder, results)
         if out is not None:
             _draw(folder, results)
+    if all(result.summary.failed == result.summary.requests for result in results):
+        raise typer.Exit(1)
 
 
 def _command(arguments: list[str]) -> str:
@@ -275,6 +279,19 @@ def _say_how_to_go_on(folder: CellFolder, out: Path | None) -> None:
     if out is not None:
         kept = f"{done} of {len(cells)} runs are kept in {out}; the same command goes on"
     typer.echo(f"interrupted: {kept}", err=True)
+
+
+def _say_failures(folder: CellFolder, results: list[CellResult]) -> None:
+    """The usual reason for which requests of a run failed, for each run in which some did."""
+    from headway.results import read_records
+
+    for result in results:
+        if result.summary.failed:
+            errors = Counter(record.error for record in read_records(folder.records(result.cell)))
+            del errors[None]
+            reason, count = errors.most_common(1)[0]
+            total = result.summary.requests
+            typer.echo(f"{result.cell}: {count} of {total} requests failed: {reason}", err=True)
 
 
 def _draw(folder: CellFolder, results: list[CellResult]) -> None:

@@ -38,7 +38,7 @@ class Sizes:
     pp: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "tp", "pp"):
+        for name in ("max_num_batched_tokens", "block_size", "tp", "pp"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; accepted: 1 or more")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import NamedTuple
 
 from headway.core.record import Outcome
@@ -72,7 +73,7 @@ class InstanceAccount:
     def ttft_s(self, share: float) -> float | None:
         """The value that this share of the last first-token times is at or below; None before the first."""
         found = sorted(self.recent_ttfts_s)
-        return found[min(len(found) - 1, int(share * len(found)))] if found else None
+        return found[max(1, ceil(share * len(found))) - 1] if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,8 @@ class Entry:
 
     @property
     def tbt_s(self) -> float | None:
-        """Mean time per token after the first; None with fewer than two."""
-        if self.first_s is None or self.last_s is None or self.tokens < 2:
+        """Mean time per token after the first; None with fewer than two, and for an answer that came in one piece."""
+        if self.first_s is None or self.last_s is None or self.tokens < 2 or self.last_s <= self.first_s:
             return None
         return (self.last_s - self.first_s) / (self.tokens - 1)
 

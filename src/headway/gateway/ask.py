@@ -42,6 +42,7 @@ _OBJECT = _Kind(dict[str, Any], "an object")
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _encode = msgspec.json.encode
 _TRUE = msgspec.Raw(b"true")
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,7 +143,7 @@ def read_ask(
 def _read_fields(body: bytes) -> Fields:
     try:
         return _decode_fields(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise bad_request(f"the body is not a JSON object ({error}); accepted: an object") from None
 
 
@@ -153,7 +154,7 @@ def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:
         return None
     try:
         return kind.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         shown = bytes(raw)[:80].decode(errors="replace")
         raise bad_request(f"{name} is {shown}; accepted: {kind.accepted}", name) from None
 
@@ -178,7 +179,13 @@ def _prompts(raw: msgspec.Raw | None) -> tuple[int, int]:
     if inner[:1] not in (b'"', b"["):
         return 1, text.count(b",") + 1
     parts = msgspec.json.decode(text, type=list[msgspec.Raw])
-    return len(parts), sum(_prompts(part)[1] for part in parts)
+    return len(parts), sum(map(_tokens_of, parts))
+
+
+def _tokens_of(part: msgspec.Raw) -> int:
+    """Tokens of one prompt of several: ids or text, and nothing deeper, so that each byte is read once."""
+    text = bytes(part)
+    return text.count(b",") + 1 if text.startswith(b"[") else _guess(part)
 
 
 def _guess(raw: msgspec.Raw | None) -> int:

@@ -44,7 +44,10 @@ _decode_any = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """An event that is not passed on: a policy's departure, or (`departure` None) an error of the instance."""
+    """An event that is not passed on: a policy's departure, or (`departure` None) an error of the instance.
+
+    A departure for a reason that only a newer instance knows is taken for an error.
+    """
 
     departure: Departure | None
     message: str
@@ -105,8 +108,13 @@ def halt_of(line: bytes) -> Halt | None:
     for choice in event.choices:
         reason = choice.stop_reason
         if choice.finish_reason == "abort" and isinstance(reason, str) and reason.startswith(_REASON):
-            return Halt(Departure(reason.removeprefix(_REASON)), f"ended by the policy ({reason})")
+            return Halt(_departure(reason.removeprefix(_REASON)), f"ended by the policy ({reason})")
     return None
+
+
+def _departure(word: str) -> Departure | None:
+    """Why a policy ended a request; None for a reason that is not known here."""
+    return Departure(word) if word in set(Departure) else None
 
 
 def begins_answer(line: bytes) -> bool:

@@ -116,6 +116,11 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(
                 f"tensor parallelism {tp} does not divide the {model.num_heads} heads of {model.name}"
             )
+        if not 1 <= stages <= model.num_layers:
+            raise ConfigError(
+                f"{stages} pipeline stages do not share the {model.num_layers} layers of {model.name}; accepted: 1 to "
+                f"{model.num_layers}"
+            )
         if not 0 < utilization <= 1:
             raise ConfigError(f"the share of GPU memory must lie in (0, 1]; found {utilization}")
         gpus = tp * stages

@@ -38,7 +38,8 @@ class Format:
     """A trace format: what a file must have, time first, and how one row reads.
 
     `parse` takes a row (CSV: column -> cell; JSON lines: the line) and returns its arrival in ticks
-    and its fields. Ticks stay whole where the file's are, so that shifting them loses no digit.
+    and its fields. Ticks stay whole where the file's are, so that shifting them loses no digit. It also reads the
+    columns of `optional` where they are there; those of other names are nobody's.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Format:
     ticks_per_s: float
     parse: Callable[[Any], tuple[float, Fields]]
     drops_empty: bool = False
+    optional: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name} ({','.join(self.columns)})"
@@ -146,7 +148,16 @@ def _mooncake(text: str) -> tuple[float, Fields]:
     return line.timestamp, fields
 
 
-HEADWAY = Format("Headway CSV", ("arrival_s", "input_tokens", "output_tokens"), 1, _headway)
+HEADWAY = Format(
+    "Headway CSV",
+    ("arrival_s", "input_tokens", "output_tokens"),
+    1,
+    _headway,
+    optional=(
+        *("id", "max_output_tokens", "tenant", "prompt", "session", "prefix_blocks", "priority"),
+        *("ttft_s", "tbt_s", "deadline_s"),
+    ),
+)
 AZURE = Format("Azure LLM CSV", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), 1e9, _azure)
 BURSTGPT = Format(
     "BurstGPT CSV", ("Timestamp", "Request tokens", "Response tokens"), 1, _burstgpt, drops_empty=True

@@ -78,7 +78,7 @@ class _Intake:
                 self.dropped += 1
                 return
             column = self.form.columns[-1]
-            raise TraceError(f"{column} is 0; accepted: 1 or more, or drop_empty to leave such requests out")
+            raise TraceError(f"{column} is 0; accepted: 1 or more")
         session = fields.get("session")
         if self.last is None:
             self.first_ticks = ticks

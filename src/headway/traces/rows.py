@@ -33,6 +33,7 @@ def recognise(path: Path, lines: Iterator[str]) -> tuple[Format, Iterator[tuple[
     header = [name.strip() for name in names]
     for form in CSV_FORMATS:
         if set(form.columns) <= set(header):
+            _refuse_misspelt(path, number, header, form)
             return form, _cells(path, _distinct(path, number, header), records)
     found = shown(", ".join(header))
     raise TraceError(f"{path}, line {number}: the columns are {found}; accepted: {ACCEPTED}")
@@ -51,6 +52,14 @@ def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]
             raise TraceError(f"{path}, line {number}: {error}; accepted: comma-separated values") from None
         if record:
             yield number, record
+
+
+def _refuse_misspelt(path: Path, number: int, header: list[str], form: Format) -> None:
+    """A misspelt target must not read as no target."""
+    for name in header:
+        meant = {name.lower(), f"{name.lower()}_s"} & set(form.optional)
+        if meant and name not in form.optional:
+            raise TraceError(f"{path}, line {number}: column {shown(name)}; accepted: {meant.pop()}")
 
 
 def _distinct(path: Path, number: int, header: list[str]) -> list[str]:

@@ -219,9 +219,9 @@ def _said_of_fewest(planned: Planned) -> list[str]:
     if fewest is None:
         return []
     if fewest.gpus is None:
-        return [
-            f"not even {planned.prepared.ask.gpus} GPUs hold a goodput of {fewest.aim:g}: {_shown(fewest.goodput)}"
-        ]
+        gpus = planned.prepared.ask.gpus
+        most = "not even all GPUs hold" if gpus > 1 else "one GPU does not hold"
+        return [f"{most} a goodput of {fewest.aim:g}: {_shown(fewest.goodput)} with {gpus}"]
     sure = "" if fewest.sure else "; its interval reaches below, so one more may be wise"
     return [
         f"fewest GPUs that hold a goodput of {fewest.aim:g}: {fewest.gpus} ({_shown(fewest.goodput)}{sure})"

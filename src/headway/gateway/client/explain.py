@@ -22,7 +22,10 @@ async def ask_about(url: str, request_id: str | None, api_key: str | None = None
     """
     address = api_url(url, "explain" if request_id is None else f"explain/{quote(request_id, safe='')}")
     async with open_session(api_key, TIMEOUT_S) as session:
-        return await get_json(session, address)
+        answer = await get_json(session, address)
+    if not isinstance(answer.get("requests"), list):
+        raise UpstreamError(f"{address} answered with what was not asked for: {str(answer)[:200]}")
+    return answer
 
 
 async def get_json(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
