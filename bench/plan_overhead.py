@@ -56,6 +56,8 @@ RUNNING = 256
 WAITING = (1_000, 10_000)
 ARRIVALS_A_STEP = 10
 MEAN_OUTPUT_TOKENS = RUNNING // ARRIVALS_A_STEP
+WARM_STEPS = 250
+"""Until as many end as come, and what orders learn of work has settled after a thousand that came at once."""
 NUM_BLOCKS = 8_000
 PLANNED = ("vllm", "fastserve")
 LIGHT = ("vllm", "headway")
@@ -220,8 +222,8 @@ class Lane:
         return time.process_time() - resumed + followed - started
 
     def warm(self) -> None:
-        """Steps until as many end as come."""
-        for _ in range(2 * self.mean_output_tokens):
+        """Steps until all is as it stays."""
+        for _ in range(WARM_STEPS):
             self.step_s()
 
 
@@ -288,15 +290,14 @@ class _PlanLane(_ClockedLane):
         """Quantiles over so many steps, and whom the last of them found."""
         timed, ledger = self._timed, self.engine.scheduler.ledger
         plans_us, observes_us, found = [], [], Counter[str]()
-        for step in range(2 * MEAN_OUTPUT_TOKENS + steps):
-            if step == 2 * MEAN_OUTPUT_TOKENS:
-                gc.collect()
-                gc.freeze()
+        self.warm()
+        gc.collect()
+        gc.freeze()
+        for _ in range(steps):
             self.step_s()
-            if step >= 2 * MEAN_OUTPUT_TOKENS:
-                plans_us.append(timed.plan_s * 1e6)
-                observes_us.append(timed.observe_s * 1e6)
-                found.update(residents=len(ledger.residents), swapped=len(ledger.swapped))
+            plans_us.append(timed.plan_s * 1e6)
+            observes_us.append(timed.observe_s * 1e6)
+            found.update(residents=len(ledger.residents), swapped=len(ledger.swapped))
         gc.unfreeze()
         return {
             **{f"plan_us_{name}": value for name, value in quantiles(plans_us).items()},
