@@ -255,7 +255,7 @@ def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
         _say_failures(folder, results)
         if out is not None:
             _draw(folder, results)
-    if all(result.summary.failed == result.summary.requests for result in results):
+    if all(0 < result.summary.requests == result.summary.failed for result in results):
         raise typer.Exit(1)
 
 
@@ -287,11 +287,11 @@ def _say_failures(folder: CellFolder, results: list[CellResult]) -> None:
 
     for result in results:
         if result.summary.failed:
-            errors = Counter(record.error for record in read_records(folder.records(result.cell)))
-            del errors[None]
-            reason, count = errors.most_common(1)[0]
-            total = result.summary.requests
-            typer.echo(f"{result.cell}: {count} of {total} requests failed: {reason}", err=True)
+            records = read_records(folder.records(result.cell))
+            reasons = Counter(record.error for record in records if record.error is not None)
+            total = result.summary.requests  # records are more, where some were handed off
+            for reason, count in reasons.most_common(1):
+                typer.echo(f"{result.cell}: {count} of {total} requests failed: {reason}", err=True)
 
 
 def _draw(folder: CellFolder, results: list[CellResult]) -> None:
