@@ -40,4 +40,7 @@ def unaccounted(heard: Sequence[Heard], lines: Sequence[Mapping[str, Any]]) -> l
 def is_wrong(heard: Heard, answers: Mapping[tuple[str, bool], str]) -> bool:
     """Whether an answer, as far as it came, is not the undisturbed one of its prompt (and whether it is a chat)."""
     right = answers[heard.asked.prompt, heard.asked.chat]
-    return heard.text != right if heard.ending is Ending.FINISHED else not right.startswith(heard.text)
+    wrong = heard.text != right if heard.ending is Ending.FINISHED else not right.startswith(heard.text)
+    if wrong:
+        print(f"{heard.asked.id}: {heard.ending} {heard.text!r}, undisturbed {right!r}", file=sys.stderr)
+    return wrong

@@ -91,7 +91,7 @@ async def ask(session: aiohttp.ClientSession, url: str, asked: Asked, model: str
         heard.ending = _judged(heard)
     except TimeoutError:
         heard.ending = Ending.HUNG if asked.leaves_after_s is None else Ending.LEFT
-    except (aiohttp.ClientError, OSError, msgspec.DecodeError, LookupError, TypeError) as error:
+    except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:  # ValueError: no JSON
         heard.said = f"{type(error).__name__}: {error}"
     heard.waited_s = time.monotonic() - began_s
     return heard

@@ -129,6 +129,33 @@ async def test_a_second_break_is_survived_too() -> None:
         assert answer.events[-1]["usage"] == {"prompt_tokens": 4, "total_tokens": 28, "completion_tokens": 24}
 
 
+@pytest.mark.parametrize("kind", PATHS)
+async def test_who_cannot_say_what_text_tokens_are_gets_no_half_character(kind: str) -> None:
+    """It would make another text of the rest of it, so the answer goes on with who can."""
+    inside = IDS[kind].index(191) + 1
+    async with (
+        upstream("a") as first,
+        upstream("b") as second,
+        upstream("c", detokenize_fault=500) as third,
+        gateway(first, second, third) as front,
+    ):
+        breaking(first, inside)
+        answer = await front.post(streamed(kind), PATHS[kind])
+        assert answer.text == text_of(IDS[kind])
+        assert front.accounts.resumed == 2
+        assert not third.turns
+        (rest,) = second.bodies
+        assert len(rest["prompt"]) == len(first.turns[0].prompt) + inside - 2
+
+
+async def test_who_does_not_offer_text_of_tokens_goes_on_from_all_of_them() -> None:
+    async with upstream("a") as first, upstream("b", detokenize_fault=404) as second:
+        async with gateway(first, second) as front:
+            breaking(first, 4)
+            await front.post(streamed("completion"), PATHS["completion"])
+        assert len(second.bodies[0]["prompt"]) == len(first.turns[0].prompt) + 4
+
+
 async def test_sampled_and_forced_lengths_are_carried_on() -> None:
     fields = {"temperature": 0.7, "min_tokens": 20, "ignore_eos": True, "stop": ["#"], "seed": 3}
     async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:

@@ -344,11 +344,16 @@ async def test_an_instances_own_error_reaches_the_client_if_all_have_it() -> Non
         counts(front, failed=1)
 
 
-async def test_nobody_who_answers_is_a_502() -> None:
-    async with upstream("a", act=nonsense) as only, gateway(only, max_tries=2) as front:
+async def no_words(turn: Turn) -> None:
+    await turn.refuse(500, b"\xff\xfe")
+
+
+@pytest.mark.parametrize(("how", "asked"), [(nonsense, 2), (no_words, 1)])
+async def test_nobody_who_answers_is_a_502(how: Callable[[Turn], Awaitable[None]], asked: int) -> None:
+    async with upstream("a", act=how) as only, gateway(only, max_tries=2) as front:
         answer = await front.post({**PROMPT, "stream": True})
         assert (answer.status, answer.error["code"]) == (502, "bad_instance")
-        assert len(only.turns) == 2
+        assert len(only.turns) == asked
         counts(front, failed=1)
 
 

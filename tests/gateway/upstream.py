@@ -59,6 +59,7 @@ class Upstream:
     headway: bool = True
     sick: bool = False
     delay_s: float = 0.0
+    detokenize_fault: int = 0
     explanations: dict[str, dict[str, Any]] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     running: int = 0
@@ -94,6 +95,8 @@ class Upstream:
         return web.json_response({"error": error}, status=404)
 
     async def detokenize(self, request: web.Request) -> web.Response:
+        if self.detokenize_fault:
+            return web.Response(status=self.detokenize_fault)
         return web.json_response({"prompt": text_of((await request.json())["tokens"])})
 
     async def echo(self, request: web.Request) -> web.Response:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from headway.core.job import Job
 from headway.core.plan import Departure
 from headway.core.record import Outcome
+from headway.errors import UpstreamError
 from headway.gateway.accounts import Entry
 from headway.gateway.ask import Ask
 from headway.gateway.attempt import Attempt, Call, End, Ending
@@ -18,7 +19,7 @@ from headway.gateway.event_bytes import PassedEvents
 from headway.gateway.events import DONE, Events
 from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.refusal import Refusal, closing, error_event, no_instance
+from headway.gateway.refusal import Refusal, closing, error_event, message_of, no_instance
 from headway.gateway.resumable import resumable
 from headway.gateway.resume import Continuation, continue_from, half_a_character
 from headway.gateway.resumed_events import ResumedEvents
@@ -140,7 +141,7 @@ class Life:
         serving = self.serving
         untried = [name for name in serving.fleet.names() if name not in tried]
         if len(tried) >= serving.options.max_tries or (ending.fault is not None and not untried):
-            if ending.fault is None:
+            if ending.fault is None or message_of(ending.fault.body) is None:
                 raise Refusal(502, "bad_instance", f"no instance answered it ({ending.reason})")
             await self.client.begin(ending.fault.status, ending.fault.headers)
             await self.client.end(ending.fault.body)
@@ -157,12 +158,6 @@ class Life:
         if not reason:
             try:
                 name = self._route(tried)
-                assert self._continuation is not None
-                member = serving.fleet.member(name)
-                dropped = await self.interrupt.wait(
-                    half_a_character(serving.session, member.url, self._continuation)
-                )
-                self._continuation = self._continuation.without(dropped)
                 serving.accounts.resume(self.entry)
                 return name
             except Refusal as refusal:
@@ -218,15 +213,18 @@ class Life:
             member = serving.fleet.member(name)
         except KeyError:
             return Ending(End.BROKEN, f"{name} is no longer there")
-        call, events = self._call(member)
-        self._events = events
         serving.accounts.place(self.entry, name)
         member.in_flight += 1
         attempt = self._attempt
         assert attempt is not None
         try:
             with serving.losses.cutting(serving.fleet.lost(name), self.interrupt):
+                await self._drop_half_a_character(member)
+                call, events = self._call(member)
+                self._events = events
                 ending = await attempt.run(call, events, stream=self.ask.stream, judged=self.ask.one_answer)
+        except UpstreamError as error:
+            return Ending(End.BROKEN, str(error))
         except WaitCut as cut:
             if cut.reason is not Cut.LOST:
                 raise
@@ -235,6 +233,13 @@ class Life:
             member.in_flight -= 1
         member.served += ending.end in (End.PASSED, End.REFUSED)
         return ending
+
+    async def _drop_half_a_character(self, member: Member) -> None:
+        """What goes on here begins with a whole character. Raises UpstreamError if the instance does not tell."""
+        rest = self._continuation
+        if rest is not None:
+            dropped = await self.interrupt.wait(half_a_character(self.serving.session, member.url, rest))
+            self._continuation = rest.without(dropped)
 
     def _call(self, member: Member) -> tuple[Call, Events]:
         """What this instance is sent, and how its events are read."""

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from headway.errors import UpstreamError
 from headway.gateway.ask import COMPLETIONS_PATH, Ask
 from headway.gateway.events import DONE, Events, payload
 from headway.gateway.resumable import KEPT, has_more_than_text, resumable
@@ -15,13 +16,14 @@ from headway.gateway.resumable import KEPT, has_more_than_text, resumable
 _REPLACEMENT = "\ufffd"
 _TAIL_TOKENS = 16
 _DETOKENIZE_TIMEOUT_S = 2.0
+_FIRST_FAULT_OF_SERVER = 500
 
 _decode = msgspec.json.decode
 _encode = msgspec.json.encode
 
 
 class _Text(msgspec.Struct):
-    prompt: str = ""
+    prompt: str
 
 
 class _Head(msgspec.Struct):
@@ -191,8 +193,9 @@ async def half_a_character(session: aiohttp.ClientSession, url: str, continuatio
     """How many of the last tokens make no whole character, so that the client has nothing of them.
 
     vLLM holds their text back, and would repeat the prompt's if a prompt ended so. The instance that goes on is asked
-    to turn the last tokens into text; where it cannot, 0 is the answer, which is right wherever each token is whole
-    characters. One question, and one more for each token dropped.
+    to turn the last tokens into text; where it does not offer that, 0 is the answer, which is right wherever each token
+    is whole characters. One question, and one more for each token dropped. Raises UpstreamError if it does not answer:
+    what it then made of a half character would be wrong.
     """
     ids = continuation.sent_ids.split(b",") if continuation.sent_ids else []
     dropped = 0
@@ -206,7 +209,7 @@ async def half_a_character(session: aiohttp.ClientSession, url: str, continuatio
 
 
 async def _text(session: aiohttp.ClientSession, url: str, model: str, ids: list[bytes]) -> str:
-    """The tokens as text, by vLLM's `/detokenize`; empty if it does not say."""
+    """The tokens as text, by vLLM's `/detokenize`; empty from a server that does not offer it."""
     body = b'{"model":%b,"tokens":[%b]}' % (_encode(model), b",".join(ids))
     try:
         async with session.post(
@@ -215,6 +218,9 @@ async def _text(session: aiohttp.ClientSession, url: str, model: str, ids: list[
             headers={"content-type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=_DETOKENIZE_TIMEOUT_S),
         ) as response:
+            if 400 <= response.status < _FIRST_FAULT_OF_SERVER:
+                return ""
             return _decode(await response.read(), type=_Text).prompt
-    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return ""
+    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise UpstreamError(f"it does not say what text its tokens are ({text})") from None
