@@ -96,6 +96,17 @@ def test_too_few_gpus_are_no_answer(plan: Headway) -> None:
     assert (code, json.loads(out)["fewest"]["gpus"]) == (1, None)
 
 
+def test_what_is_longer_than_the_model_reads_is_left_out(plan: Headway, tmp_path: Path) -> None:
+    """The instance holds all of it; vLLM would refuse it."""
+    trace = tmp_path / "long.csv"
+    rows = "".join(f"{second},{500 + 400 * (second % 5)},40\n" for second in range(20))
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    code, out, err = plan("--json", model="facebook/opt-6.7b", trace=trace)
+    found = json.loads(out)
+    assert (code, found["requests"], found["left_out"]) == (0, 16, 4)
+    assert "4 too long for the model or any instance left out" in err
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
@@ -105,6 +116,10 @@ def test_too_few_gpus_are_no_answer(plan: Headway) -> None:
         ({"hardware": "abacus"}, "hardware 'abacus' is not known; accepted: "),
         ({"model": "parrot"}, "model 'parrot' is not known; accepted: "),
         ({"trace": "missing.csv"}, "missing.csv"),
+        (
+            {"model": "facebook/opt-6.7b", "trace": "gen:poisson:rate=1/input=constant:tokens=4000/output=constant:tokens=9/count=3"},
+            "and the 2,048 that it reads; accepted: shorter requests, another model or more GPUs",
+        ),
         ({"gpus": 0}, "gpus is 0; accepted: 1 or more"),
         ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),
         ({"budget": 0}, "budget is 0; accepted: 1 configuration or more"),

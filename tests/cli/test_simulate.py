@@ -61,6 +61,18 @@ def test_why_requests_failed_is_said_and_a_run_in_which_all_did_is_no_success(
         assert why in err
 
 
+@pytest.mark.parametrize(("prompt", "is_long"), [(2000, False), (2100, True)])
+def test_a_request_longer_than_the_model_reads_is_said(
+    simulate: Headway, tmp_path: Path, prompt: int, is_long: bool
+) -> None:
+    trace = tmp_path / f"{prompt}.csv"
+    trace.write_text(f"arrival_s,input_tokens,output_tokens\n0,{prompt},5\n1,88,5\n")
+    code, _, err = simulate(trace=trace, model="facebook/opt-6.7b", num_blocks=200)
+    assert code == 0
+    assert ("the longest request has 2,105 tokens; facebook/opt-6.7b reads 2,048" in err) is is_long
+    assert "and vLLM refuses" not in err or is_long
+
+
 def test_policies_that_swap_do_so_where_there_is_host_memory(simulate: Headway) -> None:
     tight = {"policies": "adaptivellm,vllm-s-fallback", "num_blocks": 45, "rate_scale": 20}
     code, out, err = simulate("--json", "--no-prefix-caching", host_blocks=40, **tight)

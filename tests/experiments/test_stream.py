@@ -43,19 +43,19 @@ def test_targets_go_to_requests_that_name_none(trace: Path) -> None:
 
 
 def test_the_limit_is_declared_or_hides_the_longest_output() -> None:
-    assert StreamFacts("", 1, 512, 0).output_limit(None) == 512
-    assert StreamFacts("", 1, 512, 512).output_limit(None) == 512
-    assert StreamFacts("", 1, 512, 513).output_limit(None) == 1024
-    assert StreamFacts("", 1, 0, 70).output_limit(None) == 128
-    assert StreamFacts("", 1, 0, 64).output_limit(None) == 64
-    assert StreamFacts("", 1, 0, 1).output_limit(None) == 1
-    assert StreamFacts("", 1, 0, 70).output_limit(70) == 70
+    assert StreamFacts("", 1, 512, 0, 0).output_limit(None) == 512
+    assert StreamFacts("", 1, 512, 512, 0).output_limit(None) == 512
+    assert StreamFacts("", 1, 512, 513, 0).output_limit(None) == 1024
+    assert StreamFacts("", 1, 0, 70, 0).output_limit(None) == 128
+    assert StreamFacts("", 1, 0, 64, 0).output_limit(None) == 64
+    assert StreamFacts("", 1, 0, 1, 0).output_limit(None) == 1
+    assert StreamFacts("", 1, 0, 70, 0).output_limit(70) == 70
 
 
 @pytest.mark.parametrize("wanted", [69, 0, -1])
 def test_a_limit_that_some_output_exceeds_is_refused(wanted: int) -> None:
     with pytest.raises(TraceError, match=f"max_output_tokens is {wanted}; accepted: 70 or more"):
-        StreamFacts("", 1, 0, 70).output_limit(wanted)
+        StreamFacts("", 1, 0, 70, 0).output_limit(wanted)
 
 
 def test_the_facts_of_all_seeds() -> None:

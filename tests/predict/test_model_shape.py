@@ -105,6 +105,22 @@ def test_gemma_is_gated_whatever_its_activation() -> None:
     assert model_shape_of(LLAMA | {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"}).gated
 
 
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [
+        ({}, 0),
+        ({"max_position_embeddings": 8192}, 8192),
+        ({"n_positions": 1024}, 1024),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8}}, 131072),
+        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", "factor": 4}}, 0),
+        ({"max_position_embeddings": 32768, "rope_scaling": None}, 32768),
+    ],
+)
+def test_how_long_a_request_may_be(positions: dict[str, Any], expected: int) -> None:
+    """Where the config stretches positions by a factor, vLLM's rule says how far, and nothing is said here."""
+    assert model_shape_of(LLAMA | positions).context_tokens == expected
+
+
 def test_a_nested_text_config_is_read() -> None:
     assert model_shape_of({"model_type": "mistral3", "text_config": LLAMA}, "x").hidden_size == 4096
 
@@ -157,6 +173,7 @@ def test_demo_is_the_shipped_model() -> None:
     assert (shape.num_heads, shape.num_kv_heads) == (recipe.num_attention_heads, recipe.num_key_value_heads)
     assert (shape.intermediate_size, shape.vocab_size) == (recipe.intermediate_size, recipe.vocab_size)
     assert shape.head_dim * shape.num_heads == recipe.hidden_size
+    assert shape.context_tokens == recipe.max_position_embeddings
     assert replace(shape, name="demo-random") == model_shape("demo-random")
 
 
@@ -176,6 +193,10 @@ def test_a_broken_config_is_an_error(tmp_path: Path, text: str | None) -> None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):
         model_shape(str(tmp_path))
+
+
+def test_known_models_say_how_long_a_request_may_be() -> None:
+    assert min(shape.context_tokens for shape in KNOWN_MODELS) == 2048
 
 
 def test_names_are_unique() -> None:

@@ -225,6 +225,11 @@ def _introduce(setup: Setup) -> None:
         if setup.facts.declared_tokens < setup.facts.undeclared_tokens:
             why = "the longest output, rounded up to a power of two"
         lines.append(f"output limit policies see: {setup.scenario.max_output_tokens:,} tokens ({why})")
+    if 0 < setup.context_tokens < setup.facts.longest_tokens:
+        lines.append(
+            f"the longest request has {setup.facts.longest_tokens:,} tokens; {wish.model} reads "
+            f"{setup.context_tokens:,}, and vLLM refuses what is longer: here it stands for its costs alone"
+        )
     lengths = setup.lengths()
     if lengths is not None:
         lines.append(f"answer lengths predicted by: {lengths}")

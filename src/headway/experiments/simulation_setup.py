@@ -53,6 +53,7 @@ class Setup:
     wish: Wish
     scenario: Scenario
     facts: StreamFacts
+    context_tokens: int
 
     @property
     def num_requests(self) -> int:
@@ -157,7 +158,7 @@ def set_up(wish: Wish) -> Setup:
         pools=wish.pools,
         pool_router=wish.pool_router,
     )
-    return Setup(wish, scenario, facts)
+    return Setup(wish, scenario, facts, model.context_tokens)
 
 
 def _instances(wish: Wish) -> int:

@@ -49,13 +49,15 @@ class StreamFacts:
     """What is known of the streams of all seeds before the first is run.
 
     `declared_tokens` is the largest output limit that a request declares, `undeclared_tokens` the longest
-    output among those that declare none; 0 where there is none.
+    output among those that declare none; 0 where there is none. `longest_tokens` is prompt and answer together of
+    the longest.
     """
 
     digest: str
     num_requests: int
     declared_tokens: int
     undeclared_tokens: int
+    longest_tokens: int
 
     def output_limit(self, wanted: int | None) -> int:
         """The limit policies see for requests that declare none.
@@ -79,12 +81,13 @@ def stream_facts(stream: Stream, seeds: range) -> StreamFacts:
     """Facts over all seeds; `num_requests` is of one seed. Reads or draws each stream once."""
     digest = sha256()
     requests: list[TraceRequest] = []
-    declared = undeclared = 0
+    declared = undeclared = longest = 0
     for seed in seeds if stream.is_drawn else seeds[:1]:
         requests = stream.requests(seed)
         for request in requests:
             digest.update(repr(request).encode())
+            longest = max(longest, request.input_tokens + request.output_tokens)
             declared = max(declared, request.max_output_tokens or 0)
             if request.max_output_tokens is None:
                 undeclared = max(undeclared, request.output_tokens)
-    return StreamFacts(digest.hexdigest(), len(requests), declared, undeclared)
+    return StreamFacts(digest.hexdigest(), len(requests), declared, undeclared, longest)

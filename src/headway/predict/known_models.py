@@ -9,7 +9,9 @@ from headway.errors import ConfigError
 from headway.predict.model_shape import ModelShape, read_model_shape
 
 
-def _llama(name: str, layers: int, width: int, heads: tuple[int, int], inner: int, vocab: int) -> ModelShape:
+def _llama(
+    name: str, context: int, layers: int, width: int, heads: tuple[int, int], inner: int, vocab: int
+) -> ModelShape:
     """A dense decoder with gated feed-forward, heads of 128 and an LM head of its own."""
     return ModelShape(
         name=name,
@@ -20,6 +22,7 @@ def _llama(name: str, layers: int, width: int, heads: tuple[int, int], inner: in
         head_dim=128,
         intermediate_size=inner,
         vocab_size=vocab,
+        context_tokens=context,
     )
 
 
@@ -28,7 +31,8 @@ def _experts(dense: ModelShape, experts: int, per_token: int) -> ModelShape:
 
 
 def _gpt(name: str, layers: int, width: int, vocab: int, head_dim: int = 128) -> ModelShape:
-    """A dense decoder of GPT kind: plain feed-forward of four times the width, every head its own KV, tied tables."""
+    """A dense decoder of GPT kind: plain feed-forward of four times the width, every head its own KV, tied tables, 2,048
+    positions."""
     return ModelShape(
         name=name,
         num_layers=layers,
@@ -40,6 +44,7 @@ def _gpt(name: str, layers: int, width: int, vocab: int, head_dim: int = 128) ->
         vocab_size=vocab,
         gated=False,
         tied_embeddings=True,
+        context_tokens=2048,
     )
 
 
@@ -52,40 +57,41 @@ _DEMO = ModelShape(
     head_dim=64,
     intermediate_size=512,
     vocab_size=2048,
+    context_tokens=4096,
 )
 
 KNOWN_MODELS: tuple[ModelShape, ...] = (
     _DEMO,
     replace(_DEMO, name="demo-random"),
-    _llama("meta-llama/Llama-3.1-8B", 32, 4096, (32, 8), 14336, 128256),
-    _llama("meta-llama/Llama-3.1-8B-Instruct", 32, 4096, (32, 8), 14336, 128256),
-    _llama("meta-llama/Meta-Llama-3-8B", 32, 4096, (32, 8), 14336, 128256),
-    _llama("meta-llama/Llama-3.1-70B", 80, 8192, (64, 8), 28672, 128256),
-    _llama("meta-llama/Llama-3.1-70B-Instruct", 80, 8192, (64, 8), 28672, 128256),
-    _llama("meta-llama/Meta-Llama-3-70B", 80, 8192, (64, 8), 28672, 128256),
-    _llama("meta-llama/Llama-2-7b-hf", 32, 4096, (32, 32), 11008, 32000),
-    _llama("meta-llama/Llama-2-7b", 32, 4096, (32, 32), 11008, 32000),
-    _llama("meta-llama/Llama-2-13b-hf", 40, 5120, (40, 40), 13824, 32000),
-    _llama("meta-llama/Llama-2-13b", 40, 5120, (40, 40), 13824, 32000),
-    _llama("meta-llama/Llama-2-70b-hf", 80, 8192, (64, 8), 28672, 32000),
-    _llama("meta-llama/Llama-2-70b", 80, 8192, (64, 8), 28672, 32000),
-    _llama("huggyllama/llama-13b", 40, 5120, (40, 40), 13824, 32000),
-    _llama("huggyllama/llama-30b", 60, 6656, (52, 52), 17920, 32000),
-    _llama("codellama/CodeLlama-34b-Instruct-hf", 48, 8192, (64, 8), 22016, 32000),
-    _llama("codellama/CodeLlama-34b", 48, 8192, (64, 8), 22016, 32000),
-    _llama("mistralai/Mistral-7B-v0.1", 32, 4096, (32, 8), 14336, 32000),
-    _llama("mistralai/Mistral-7B", 32, 4096, (32, 8), 14336, 32000),
-    _experts(_llama("mistralai/Mixtral-8x7B-v0.1", 32, 4096, (32, 8), 14336, 32000), 8, 2),
-    _llama("Qwen/Qwen-14B", 40, 5120, (40, 40), 13696, 152064),
-    _llama("Qwen/Qwen2.5-14B", 48, 5120, (40, 8), 13824, 152064),
-    _llama("Qwen/Qwen-72B", 80, 8192, (64, 64), 24576, 152064),
-    _llama("Qwen/Qwen3-8B", 36, 4096, (32, 8), 12288, 151936),
-    _llama("Qwen/Qwen3-14B", 40, 5120, (40, 8), 17408, 151936),
-    _llama("Qwen/Qwen3-32B", 64, 5120, (64, 8), 25600, 151936),
-    _experts(_llama("Qwen/Qwen3-30B-A3B", 48, 2048, (32, 4), 768, 151936), 128, 8),
-    _experts(_llama("Qwen/Qwen3-30B-A3B-Instruct-2507", 48, 2048, (32, 4), 768, 151936), 128, 8),
-    _llama("internlm/internlm-20b", 60, 5120, (40, 40), 13824, 103168),
-    _llama("01-ai/Yi-34B", 60, 7168, (56, 8), 20480, 64000),
+    _llama("meta-llama/Llama-3.1-8B", 131072, 32, 4096, (32, 8), 14336, 128256),
+    _llama("meta-llama/Llama-3.1-8B-Instruct", 131072, 32, 4096, (32, 8), 14336, 128256),
+    _llama("meta-llama/Meta-Llama-3-8B", 8192, 32, 4096, (32, 8), 14336, 128256),
+    _llama("meta-llama/Llama-3.1-70B", 131072, 80, 8192, (64, 8), 28672, 128256),
+    _llama("meta-llama/Llama-3.1-70B-Instruct", 131072, 80, 8192, (64, 8), 28672, 128256),
+    _llama("meta-llama/Meta-Llama-3-70B", 8192, 80, 8192, (64, 8), 28672, 128256),
+    _llama("meta-llama/Llama-2-7b-hf", 4096, 32, 4096, (32, 32), 11008, 32000),
+    _llama("meta-llama/Llama-2-7b", 4096, 32, 4096, (32, 32), 11008, 32000),
+    _llama("meta-llama/Llama-2-13b-hf", 4096, 40, 5120, (40, 40), 13824, 32000),
+    _llama("meta-llama/Llama-2-13b", 4096, 40, 5120, (40, 40), 13824, 32000),
+    _llama("meta-llama/Llama-2-70b-hf", 4096, 80, 8192, (64, 8), 28672, 32000),
+    _llama("meta-llama/Llama-2-70b", 4096, 80, 8192, (64, 8), 28672, 32000),
+    _llama("huggyllama/llama-13b", 2048, 40, 5120, (40, 40), 13824, 32000),
+    _llama("huggyllama/llama-30b", 2048, 60, 6656, (52, 52), 17920, 32000),
+    _llama("codellama/CodeLlama-34b-Instruct-hf", 16384, 48, 8192, (64, 8), 22016, 32000),
+    _llama("codellama/CodeLlama-34b", 16384, 48, 8192, (64, 8), 22016, 32000),
+    _llama("mistralai/Mistral-7B-v0.1", 32768, 32, 4096, (32, 8), 14336, 32000),
+    _llama("mistralai/Mistral-7B", 32768, 32, 4096, (32, 8), 14336, 32000),
+    _experts(_llama("mistralai/Mixtral-8x7B-v0.1", 32768, 32, 4096, (32, 8), 14336, 32000), 8, 2),
+    _llama("Qwen/Qwen-14B", 8192, 40, 5120, (40, 40), 13696, 152064),
+    _llama("Qwen/Qwen2.5-14B", 131072, 48, 5120, (40, 8), 13824, 152064),
+    _llama("Qwen/Qwen-72B", 32768, 80, 8192, (64, 64), 24576, 152064),
+    _llama("Qwen/Qwen3-8B", 40960, 36, 4096, (32, 8), 12288, 151936),
+    _llama("Qwen/Qwen3-14B", 40960, 40, 5120, (40, 8), 17408, 151936),
+    _llama("Qwen/Qwen3-32B", 40960, 64, 5120, (64, 8), 25600, 151936),
+    _experts(_llama("Qwen/Qwen3-30B-A3B", 40960, 48, 2048, (32, 4), 768, 151936), 128, 8),
+    _experts(_llama("Qwen/Qwen3-30B-A3B-Instruct-2507", 262144, 48, 2048, (32, 4), 768, 151936), 128, 8),
+    _llama("internlm/internlm-20b", 4096, 60, 5120, (40, 40), 13824, 103168),
+    _llama("01-ai/Yi-34B", 4096, 60, 7168, (56, 8), 20480, 64000),
     _gpt("facebook/opt-2.7b", 32, 2560, 50272, head_dim=80),
     _gpt("facebook/opt-6.7b", 32, 4096, 50272),
     _gpt("facebook/opt-13b", 40, 5120, 50272),

@@ -13,6 +13,8 @@ from headway.errors import ConfigError
 _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu"})
 _GATED_FAMILIES = ("gemma",)
 """Families whose feed-forward is gated although the activation is GELU."""
+_TRAINED_SCALINGS = ("default", "llama3", "longrope", "su", "mrope")
+"""Ways to scale rotary positions by which `max_position_embeddings` is what the scaled model reads."""
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 _DEFAULT_DTYPE = "bfloat16"
 
@@ -22,7 +24,8 @@ class ModelShape:
     """A decoder's sizes, in vLLM's and transformers' words.
 
     `intermediate_size` is the width of one expert where there are several. `num_experts` is 0 for a dense
-    model. `kv_bytes_per_value` differs from `bytes_per_value` under a quantised cache.
+    model. `kv_bytes_per_value` differs from `bytes_per_value` under a quantised cache. `context_tokens` is how long
+    prompt and answer may be together, 0 if that is not known; no cost follows from it.
     """
 
     name: str
@@ -39,6 +42,7 @@ class ModelShape:
     experts_per_token: int = 0
     bytes_per_value: int = 2
     kv_bytes_per_value: int = 2
+    context_tokens: int = 0
 
     @property
     def query_width(self) -> int:
@@ -116,6 +120,7 @@ def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
         experts_per_token=read.needed("num_experts_per_tok", "moe_top_k") if experts else 0,
         bytes_per_value=dtype_bytes,
         kv_bytes_per_value=dtype_bytes,
+        context_tokens=_context_tokens(read),
     )
 
 
@@ -140,6 +145,15 @@ class _Reader:
         if not value:
             raise ConfigError(f"the config of {self.name!r} has no {' or '.join(map(repr, keys))}")
         return value
+
+
+def _context_tokens(read: _Reader) -> int:
+    """Positions that the model was trained on; 0 where the config stretches them, by a rule that is vLLM's to know."""
+    scaling = read.config.get("rope_scaling")
+    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
+    if kind not in (None, *_TRAINED_SCALINGS):
+        return 0
+    return read.known("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
 def _kv_heads(read: _Reader, heads: int) -> int:

@@ -88,8 +88,9 @@ class Ask:
 class Prepared:
     """What is searched, and what was found out on the way.
 
-    `rate_rps` is the mean rate of requests as they are sent, `left_out` counts those that no layout could hold,
-    `default` is stock vLLM on all of the GPUs. `targets` are those of the requests (of the first that has any).
+    `rate_rps` is the mean rate of requests as they are sent, `left_out` counts those that no layout could hold, or that are
+    longer than the model reads, `default` is stock vLLM on all of the GPUs. `targets` are those of the requests (of the
+    first that has any).
     """
 
     ask: Ask
@@ -159,17 +160,19 @@ def _task(ask: Ask, requests: Sequence[TraceRequest]) -> Task:
     seeds = range(2 * ask.seeds)
     facts = stream_facts(ask.stream, seeds)
     room_tokens = _room_tokens(machine, ask.counts())
-    if not fitting(requests, room_tokens):
+    context_tokens = model_shape(ask.model).context_tokens or room_tokens
+    if not fitting(requests, min(room_tokens, context_tokens)):
         raise TraceError(
             f"no request of {ask.stream.source} fits the {room_tokens:,} tokens of KV that {ask.gpus} x {ask.hardware} "
-            f"hold beside {ask.model}; accepted: shorter requests, a smaller model or more GPUs"
+            f"hold beside {ask.model}, and the {context_tokens:,} that it reads; accepted: shorter requests, another "
+            "model or more GPUs"
         )
     return Task(
         machine=machine,
         stream=ask.stream,
         rate_scale=ask.rate_scale or 1.0,
         max_output_tokens=facts.output_limit(None),
-        longest_tokens=_longest_tokens(ask.stream, seeds, room_tokens),
+        longest_tokens=_longest_tokens(ask.stream, seeds, min(room_tokens, context_tokens)),
         requests_digest=facts.digest,
     )
 
