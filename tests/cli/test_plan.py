@@ -16,6 +16,7 @@ from tests.cli.conftest import Headway, Refused, words
 from tests.experiments.planning.costs import write_costs
 from tests.experiments.planning.plans import TRACE
 
+LONG = "gen:poisson:rate=1/input=constant:tokens=4000/output=constant:tokens=9/count=3"
 FLAGS = {
     "hardware": "h100",
     "model": "Qwen/Qwen3-8B",
@@ -117,7 +118,7 @@ def test_what_is_longer_than_the_model_reads_is_left_out(plan: Headway, tmp_path
         ({"model": "parrot"}, "model 'parrot' is not known; accepted: "),
         ({"trace": "missing.csv"}, "missing.csv"),
         (
-            {"model": "facebook/opt-6.7b", "trace": "gen:poisson:rate=1/input=constant:tokens=4000/output=constant:tokens=9/count=3"},
+            {"model": "facebook/opt-6.7b", "trace": LONG},
             "and the 2,048 that it reads; accepted: shorter requests, another model or more GPUs",
         ),
         ({"gpus": 0}, "gpus is 0; accepted: 1 or more"),

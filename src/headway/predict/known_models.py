@@ -31,8 +31,8 @@ def _experts(dense: ModelShape, experts: int, per_token: int) -> ModelShape:
 
 
 def _gpt(name: str, layers: int, width: int, vocab: int, head_dim: int = 128) -> ModelShape:
-    """A dense decoder of GPT kind: plain feed-forward of four times the width, every head its own KV, tied tables, 2,048
-    positions."""
+    """A dense decoder of GPT kind: plain feed-forward of four times the width, every head its own KV, tied tables, a
+    context of 2,048."""
     return ModelShape(
         name=name,
         num_layers=layers,

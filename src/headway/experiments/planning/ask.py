@@ -88,9 +88,9 @@ class Ask:
 class Prepared:
     """What is searched, and what was found out on the way.
 
-    `rate_rps` is the mean rate of requests as they are sent, `left_out` counts those that no layout could hold, or that are
-    longer than the model reads, `default` is stock vLLM on all of the GPUs. `targets` are those of the requests (of the
-    first that has any).
+    `rate_rps` is the mean rate of requests as they are sent, `left_out` counts those that no layout could hold or the
+    model read, `default` is stock vLLM on all of the GPUs. `targets` are those of the requests (of the first that has
+    any).
     """
 
     ask: Ask
