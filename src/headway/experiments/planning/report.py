@@ -130,7 +130,11 @@ def introduction(prepared: Prepared) -> str:
         "whole answer": targets.deadline_s,
     }
     wanted = ", ".join(f"{what} within {value:g} s" for what, value in named.items() if value is not None)
-    left_out = f", {prepared.left_out:,} too long for the model or any instance left out" if prepared.left_out else ""
+    left_out = (
+        f", {prepared.left_out:,} too long for the model or any instance left out"
+        if prepared.left_out
+        else ""
+    )
     impossible = sum(space.impossible.values())
     lines = [
         f"planning, simulated: {ask.model} on {ask.gpus} x {ask.hardware} ({known}{costs.provenance})",
