@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
-from bench.storm_accounts import is_wrong, unaccounted
+from bench.storm_accounts import unaccounted, wrong
 from bench.storm_clients import Asked, Ending, storm, undisturbed
 from bench.storm_harm import FREEZE, GARBAGE, KILL, harm_all
 from bench.storm_process import GatewayProcess, Memory
@@ -152,7 +152,7 @@ async def _run(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
         "requests": len(requests),
         "ends": {ending.value: sum(one.ending is ending for one in heard) for ending in Ending},
         "unaccounted": len(unaccounted([*expected, *heard], lines)),
-        "wrong": sum(is_wrong(one, answers) for one in [*expected, *heard]),
+        "wrong": len(wrong([*expected, *heard], answers)),
         "resumed": sum(line.get("resumes", 0) > 0 for line in lines),
         "handed_off": sum(line.get("moves", 0) > 0 for line in lines),
         "refused_by_status": dict(refused),

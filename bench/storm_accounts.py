@@ -37,10 +37,16 @@ def unaccounted(heard: Sequence[Heard], lines: Sequence[Mapping[str, Any]]) -> l
     return [*bad, *ends]
 
 
+def wrong(heard: Sequence[Heard], answers: Mapping[tuple[str, bool], str]) -> list[str]:
+    """Requests whose answer is wrong, each told on stderr beside the right one."""
+    bad = [one for one in heard if is_wrong(one, answers)]
+    for one in bad:
+        right = answers[one.asked.prompt, one.asked.chat]
+        print(f"{one.asked.id}: {one.ending} {one.text!r}, undisturbed {right!r}", file=sys.stderr)
+    return [one.asked.id for one in bad]
+
+
 def is_wrong(heard: Heard, answers: Mapping[tuple[str, bool], str]) -> bool:
     """Whether an answer, as far as it came, is not the undisturbed one of its prompt (and whether it is a chat)."""
     right = answers[heard.asked.prompt, heard.asked.chat]
-    wrong = heard.text != right if heard.ending is Ending.FINISHED else not right.startswith(heard.text)
-    if wrong:
-        print(f"{heard.asked.id}: {heard.ending} {heard.text!r}, undisturbed {right!r}", file=sys.stderr)
-    return wrong
+    return heard.text != right if heard.ending is Ending.FINISHED else not right.startswith(heard.text)

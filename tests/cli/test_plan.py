@@ -119,7 +119,7 @@ def test_what_is_longer_than_the_model_reads_is_left_out(plan: Headway, tmp_path
         ({"trace": "missing.csv"}, "missing.csv"),
         (
             {"model": "facebook/opt-6.7b", "trace": LONG},
-            "and the 2,048 that it reads; accepted: shorter requests, another model or more GPUs",
+            "fits the 2,048 tokens that facebook/opt-6.7b reads; accepted: shorter requests or another model",
         ),
         ({"gpus": 0}, "gpus is 0; accepted: 1 or more"),
         ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),

@@ -70,7 +70,6 @@ def test_a_request_longer_than_the_model_reads_is_said(
     code, _, err = simulate(trace=trace, model="facebook/opt-6.7b", num_blocks=200)
     assert code == 0
     assert ("the longest request has 2,105 tokens; facebook/opt-6.7b reads 2,048" in err) is is_long
-    assert "and vLLM refuses" not in err or is_long
 
 
 def test_policies_that_swap_do_so_where_there_is_host_memory(simulate: Headway) -> None:

@@ -63,6 +63,9 @@ def test_the_facts_of_all_seeds() -> None:
     facts = stream_facts(Stream(DRAWN), range(3))
     assert facts.num_requests == 20
     assert facts.undeclared_tokens == max(r.output_tokens for requests in streams for r in requests)
+    assert facts.longest_tokens == max(
+        r.input_tokens + r.output_tokens for requests in streams for r in requests
+    )
     assert facts.declared_tokens == 0
     assert stream_facts(Stream(f"{DRAWN}/max_output=9"), range(1)).declared_tokens == 9
     assert facts.digest != stream_facts(Stream(DRAWN), range(2)).digest

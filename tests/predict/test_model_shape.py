@@ -112,12 +112,24 @@ def test_gemma_is_gated_whatever_its_activation() -> None:
         ({"max_position_embeddings": 8192}, 8192),
         ({"n_positions": 1024}, 1024),
         ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8}}, 131072),
-        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", "factor": 4}}, 0),
+        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", "factor": 4}}, 32768),
+        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "linear", "factor": 4}}, 0),
+        ({"max_position_embeddings": 32768, "rope_parameters": {"rope_type": "dynamic", "factor": 2}}, 0),
+        ({"max_position_embeddings": 32768, "rope_parameters": {"rope_type": "default"}}, 32768),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
+            },
+            4096,
+        ),
+        ({"max_position_embeddings": 8192, "seq_length": 2048}, 2048),
         ({"max_position_embeddings": 32768, "rope_scaling": None}, 32768),
     ],
 )
 def test_how_long_a_request_may_be(positions: dict[str, Any], expected: int) -> None:
-    """Where the config stretches positions by a factor, vLLM's rule says how far, and nothing is said here."""
+    """As vLLM takes it by itself; where it would stretch positions by a factor nothing is said here."""
     assert model_shape_of(LLAMA | positions).context_tokens == expected
 
 

@@ -15,10 +15,10 @@ import aiohttp
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
 from headway.gateway.edge import EVENT_STREAM, Client, client_headers
+from headway.gateway.endpoint import FIRST_SERVER_FAULT, named
 from headway.gateway.events import Events, Halt, halt_of
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 
-_FIRST_FAULT_OF_SERVER = 500
 _OK = 200
 _LARGE_BYTES = 2**20
 """Bodies above this are sent piece by piece, so that others are served in between."""
@@ -96,7 +96,7 @@ class Attempt:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return _broken(error)
         try:
-            if response.status >= _FIRST_FAULT_OF_SERVER:
+            if response.status >= FIRST_SERVER_FAULT:
                 return await self._fault(response)
             if response.headers.get("content-type", "").encode().startswith(EVENT_STREAM):
                 if not stream:
@@ -230,8 +230,7 @@ def _halted(halt: Halt) -> Ending:
 
 
 def _broken(error: Exception) -> Ending:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return Ending(End.BROKEN, text, garbage=isinstance(error, aiohttp.ClientResponseError))
+    return Ending(End.BROKEN, named(error), garbage=isinstance(error, aiohttp.ClientResponseError))
 
 
 def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:

@@ -12,6 +12,9 @@ from headway.errors import ConfigError, UpstreamError
 
 CONNECT_TIMEOUT_S = 30.0
 
+FIRST_SERVER_FAULT = 500
+"""HTTP statuses from here on are a server's own fault; below, the request's, or it does not offer what was asked."""
+
 KEEP_ALIVE_S = 2.0
 """Shorter than any server's own (vLLM: 5 s), so that hardly a request goes out on a connection being closed."""
 
@@ -31,6 +34,11 @@ async def _note_kept(_session: object, context: SimpleNamespace, _parameters: ob
 
 _LINES = aiohttp.TraceConfig()
 _LINES.on_connection_reuseconn.append(_note_kept)
+
+
+def named(error: Exception) -> str:
+    """An error for people: its kind, and what it says if it says anything."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class _Model(msgspec.Struct):

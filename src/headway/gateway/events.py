@@ -9,12 +9,12 @@ import msgspec
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
+from headway.gateway.endpoint import FIRST_SERVER_FAULT
 
 DONE = b"data: [DONE]\n\n"
 
 _FIELD = b"data:"
 _REASON = "headway:"
-_FIRST_FAULT_OF_SERVER = 500
 
 
 class _Delta(msgspec.Struct):
@@ -139,7 +139,7 @@ def _fault(error: _Error | str) -> Halt | None:
     if isinstance(error, str):
         return Halt(None, error)
     code = error.code
-    if isinstance(code, int) and code < _FIRST_FAULT_OF_SERVER:
+    if isinstance(code, int) and code < FIRST_SERVER_FAULT:
         return None
     return Halt(None, error.message)
 

@@ -10,13 +10,13 @@ import msgspec
 
 from headway.errors import UpstreamError
 from headway.gateway.ask import COMPLETIONS_PATH, Ask
+from headway.gateway.endpoint import FIRST_SERVER_FAULT, named
 from headway.gateway.events import DONE, Events, payload
 from headway.gateway.resumable import KEPT, has_more_than_text, resumable
 
 _REPLACEMENT = "\ufffd"
 _TAIL_TOKENS = 16
 _DETOKENIZE_TIMEOUT_S = 2.0
-_FIRST_FAULT_OF_SERVER = 500
 
 _decode = msgspec.json.decode
 _encode = msgspec.json.encode
@@ -218,9 +218,8 @@ async def _text(session: aiohttp.ClientSession, url: str, model: str, ids: list[
             headers={"content-type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=_DETOKENIZE_TIMEOUT_S),
         ) as response:
-            if 400 <= response.status < _FIRST_FAULT_OF_SERVER:
+            if 400 <= response.status < FIRST_SERVER_FAULT:
                 return ""
             return _decode(await response.read(), type=_Text).prompt
     except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise UpstreamError(f"it does not say what text its tokens are ({text})") from None
+        raise UpstreamError(f"it does not say what text its tokens are ({named(error)})") from None

@@ -82,7 +82,7 @@ KNOWN_MODELS: tuple[ModelShape, ...] = (
     _llama("mistralai/Mistral-7B-v0.1", 32768, 32, 4096, (32, 8), 14336, 32000),
     _llama("mistralai/Mistral-7B", 32768, 32, 4096, (32, 8), 14336, 32000),
     _experts(_llama("mistralai/Mixtral-8x7B-v0.1", 32768, 32, 4096, (32, 8), 14336, 32000), 8, 2),
-    _llama("Qwen/Qwen-14B", 8192, 40, 5120, (40, 40), 13696, 152064),
+    _llama("Qwen/Qwen-14B", 2048, 40, 5120, (40, 40), 13696, 152064),
     _llama("Qwen/Qwen2.5-14B", 131072, 48, 5120, (40, 8), 13824, 152064),
     _llama("Qwen/Qwen-72B", 32768, 80, 8192, (64, 64), 24576, 152064),
     _llama("Qwen/Qwen3-8B", 40960, 36, 4096, (32, 8), 12288, 151936),
@@ -102,7 +102,10 @@ KNOWN_MODELS: tuple[ModelShape, ...] = (
     _gpt("bigscience/bloom-176b", 70, 14336, 250880),
     replace(_gpt("THUDM/chatglm-6b", 28, 4096, 130528), tied_embeddings=False),
 )
-"""Sizes from each model's published config.json; OPT-175B and GPT-175B from Zhang 2022 and Brown 2020, table 2.1."""
+"""Sizes from each model's published config.json, OPT-175B and GPT-175B from Zhang 2022 and Brown 2020, table 2.1.
+
+The context is what vLLM takes from the config: of Qwen-14B its `seq_length`.
+"""
 
 _BY_NAME = {shape.name.lower(): shape for shape in KNOWN_MODELS}
 _BY_LAST_PART = {name.rpartition("/")[2]: shape for name, shape in _BY_NAME.items()}

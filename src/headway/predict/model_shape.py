@@ -13,8 +13,16 @@ from headway.errors import ConfigError
 _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu"})
 _GATED_FAMILIES = ("gemma",)
 """Families whose feed-forward is gated although the activation is GELU."""
-_TRAINED_SCALINGS = ("default", "llama3", "longrope", "su", "mrope")
-"""Ways to scale rotary positions by which `max_position_embeddings` is what the scaled model reads."""
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+)
+_SCALED_AS_WRITTEN = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Ways to scale rotary positions whose factor is in the written number of positions already, as vLLM 0.32 has it."""
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 _DEFAULT_DTYPE = "bfloat16"
 
@@ -148,12 +156,17 @@ class _Reader:
 
 
 def _context_tokens(read: _Reader) -> int:
-    """Positions that the model was trained on; 0 where the config stretches them, by a rule that is vLLM's to know."""
-    scaling = read.config.get("rope_scaling")
-    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
-    if kind not in (None, *_TRAINED_SCALINGS):
+    """What vLLM takes for `max_model_len` by itself: the least of what the config says of positions.
+
+    0 where it says nothing, or a factor stretches them further, which vLLM treats model by model.
+    """
+    scaling = read.config.get("rope_parameters") or read.config.get("rope_scaling")
+    scaling = scaling if isinstance(scaling, Mapping) else {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if "factor" in scaling and kind not in _SCALED_AS_WRITTEN:
         return 0
-    return read.known("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+    original = read.known("original_max_position_embeddings") if kind == "longrope" else 0
+    return original or min(filter(None, map(read.known, _POSITIONS)), default=0)
 
 
 def _kv_heads(read: _Reader, heads: int) -> int:

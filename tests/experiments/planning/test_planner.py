@@ -13,6 +13,7 @@ from headway.experiments.planning.halving import sampled_s
 from headway.experiments.planning.objective import Objective
 from headway.experiments.planning.planner import Effort, affordable, make_plan
 from headway.experiments.planning.runs import KeptPlanRuns
+from headway.predict.known_models import model_shape
 from tests.experiments.planning.plans import TARGETS, ask, planned, prepared
 
 FOUND = prepared()
@@ -97,14 +98,19 @@ def test_a_load_is_of_what_stock_gets_through_on_all_gpus() -> None:
 
 
 def test_what_no_instance_holds_is_left_out_and_counted() -> None:
-    room = FOUND.task.machine.costs(1).kv_capacity_tokens
+    """A model whose weights leave less room for KV than it reads."""
+    large = model_shape("Qwen/Qwen3-30B-A3B-Instruct-2507")
+    room = prepared(model=large.name).task.machine.costs(1).kv_capacity_tokens
+    assert room < large.context_tokens
     long = f"gen:fixed:interval=1/input=zipf:theta=0.5,max={2 * room}/output=constant:tokens=5/count=20"
-    found = prepared(trace=long)
+    found = prepared(model=large.name, trace=long)
     assert found.left_out + found.requests == 20
     assert found.left_out > 0
+    assert found.task.longest_tokens <= room
     with pytest.raises(TraceError, match=r"no request of gen:fixed.* fits the .* tokens of KV"):
         prepared(
-            trace=f"gen:fixed:interval=1/input=constant:tokens={2 * room}/output=constant:tokens=5/count=3"
+            model=large.name,
+            trace=f"gen:fixed:interval=1/input=constant:tokens={room + 1}/output=constant:tokens=5/count=3",
         )
 
 

@@ -160,19 +160,24 @@ def _task(ask: Ask, requests: Sequence[TraceRequest]) -> Task:
     seeds = range(2 * ask.seeds)
     facts = stream_facts(ask.stream, seeds)
     room_tokens = _room_tokens(machine, ask.counts())
-    context_tokens = model_shape(ask.model).context_tokens or room_tokens
-    if not fitting(requests, min(room_tokens, context_tokens)):
+    context_tokens = model_shape(ask.model).context_tokens
+    if context_tokens and not fitting(requests, context_tokens):
+        raise TraceError(
+            f"no request of {ask.stream.source} fits the {context_tokens:,} tokens that {ask.model} reads; accepted: "
+            "shorter requests or another model"
+        )
+    most_tokens = min(room_tokens, context_tokens or room_tokens)
+    if not fitting(requests, most_tokens):
         raise TraceError(
             f"no request of {ask.stream.source} fits the {room_tokens:,} tokens of KV that {ask.gpus} x {ask.hardware} "
-            f"hold beside {ask.model}, and the {context_tokens:,} that it reads; accepted: shorter requests, another "
-            "model or more GPUs"
+            f"hold beside {ask.model}; accepted: shorter requests, a smaller model or more GPUs"
         )
     return Task(
         machine=machine,
         stream=ask.stream,
         rate_scale=ask.rate_scale or 1.0,
         max_output_tokens=facts.output_limit(None),
-        longest_tokens=_longest_tokens(ask.stream, seeds, min(room_tokens, context_tokens)),
+        longest_tokens=_longest_tokens(ask.stream, seeds, most_tokens),
         requests_digest=facts.digest,
     )
 

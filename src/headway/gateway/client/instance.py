@@ -11,12 +11,10 @@ from headway.errors import ConfigError, UpstreamError
 from headway.gateway.client.prompts import Dialect
 from headway.gateway.client.replay_options import ReplayOptions
 from headway.gateway.client.scrape import scrape, scrape_labels
-from headway.gateway.endpoint import CONNECT_TIMEOUT_S, api_url, find_model
+from headway.gateway.endpoint import CONNECT_TIMEOUT_S, FIRST_SERVER_FAULT, api_url, find_model
 
 SETTLE_S = 0.5
 """A server that does not tell how many requests it has is given so long to let go of those that were cut off."""
-_SERVER_FAULTS = 500
-"""HTTP statuses from here on are a server's own fault; below, it may just not offer `/health`."""
 _POLL_S = 0.02
 _POLLS = 500
 """Asked so often, a server has had 10 s; requests it still has are then somebody else's."""
@@ -56,7 +54,7 @@ class ServedInstance:
             await find_model(session, self.url, self.dialect.model)
             address = api_url(self.url, "health").replace("/v1/health", "/health")
             async with session.get(address, timeout=aiohttp.ClientTimeout(CONNECT_TIMEOUT_S)) as response:
-                return response.status < _SERVER_FAULTS
+                return response.status < FIRST_SERVER_FAULT
         except (UpstreamError, ConfigError, aiohttp.ClientError, TimeoutError, OSError):
             return False
 

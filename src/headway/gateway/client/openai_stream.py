@@ -12,7 +12,7 @@ from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
 from headway.gateway.client.sse import sse_data
-from headway.gateway.endpoint import Line
+from headway.gateway.endpoint import Line, named
 
 DONE = b"[DONE]"
 
@@ -146,7 +146,7 @@ async def stream_completion(
         reply.error = str(error)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         reply.cut = not isinstance(error, TimeoutError)
-        what = f"connection failed ({_named(error)})" if reply.cut else "timed out"
+        what = f"connection failed ({named(error)})" if reply.cut else "timed out"
         reply.error = f"{what} after {reply.output_tokens} tokens"
     finally:
         if reply.ended_s is None:
@@ -202,10 +202,6 @@ def _message(error: object) -> str:
     while isinstance(error, dict):
         error = error.get("error") or error.get("message") or error.get("detail") or str(error)
     return str(error)
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _shorten(text: str) -> str:
