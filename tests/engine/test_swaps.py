@@ -23,6 +23,7 @@ from headway.engine.kv import scheduler_side
 from headway.engine.kv.host import HostKv
 from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
 from headway.engine.model_free import ScriptedRequest, replay
+from headway.engine.scheduler import PolicyScheduler
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order
@@ -485,3 +486,26 @@ def test_a_step_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
                 asked[clock.now_s] = built.swaps.waits_for_blocks()
     assert list(asked.values()) == [True, True, False]
     assert not built.swaps.waits_for_blocks()  # nothing is under way any more
+
+
+@pytest.mark.parametrize(("share", "stalls"), [(0.8, False), (2.0, True)], ids=["patient", "too long"])
+def test_waiting_for_the_blocks_that_a_copy_holds_is_no_stall_unless_it_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch, share: float, stalls: bool
+) -> None:
+    """The whole cache but 10 blocks is on its way to the host for 400 steps, and who waits needs 13."""
+    copy_steps = 400
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(PolicyScheduler, "clock", staticmethod(lambda: clock.now_s))
+    monkeypatch.setattr(scheduler_side, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    built = swapping_at({9}, serial=False, host_blocks=80)
+    engine = MirrorEngine(built, copy_steps)
+    script = [
+        ScriptedRequest("long", 0, list(range(1_700)), 30),
+        ScriptedRequest("next", 9, list(range(5_000, 5_400)), 30),
+    ]
+    for _ in replay(engine, script, 3_000):
+        clock.now_s += share * scheduler_side.PATIENCE_S / copy_steps
+    assert built.counters.empty_steps >= copy_steps
+    assert bool(built.counters.watchdog_faults) == stalls
+    assert lengths(engine) == {"long": 30, "next": 30}
+    assert_nothing_held(built)

@@ -27,7 +27,7 @@ from headway.engine.explainer import NOT_FOLLOWED, explainer_of
 from headway.engine.farewells import Farewells
 from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
-from headway.engine.kv.scheduler_side import swaps_of
+from headway.engine.kv.scheduler_side import PATIENCE_S, swaps_of
 from headway.engine.prefixes import prefix_watch_of
 from headway.engine.queue import WindowQueue
 from headway.engine.served_records import records_of
@@ -450,16 +450,36 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def _rescue(self, now_s: float) -> None:
         """Take the watchdog's remedy when a step did nothing although work was ready."""
         self._remedy = Remedy.NONE
-        if now_s - self._last_work_s >= STALL_GRACE_S and self._stalled():
+        if self._waited_long(now_s) and self._stalled():
             self._remedy = self._watchdog.note(stalled=True)
         if self._remedy is Remedy.NONE:
             return
         self.counters.watchdog_faults += 1
-        logger.error("work is ready and nothing ran in the last steps; remedy: %s", self._remedy.name)
+        logger.error(
+            "work is ready and nothing ran in the last steps; remedy: %s (%s)",
+            self._remedy.name,
+            self._held(),
+        )
         if self._remedy is Remedy.STOCK_ORDER:
             self.guard.fall_back("work is ready and nothing ran")
         elif self._remedy is Remedy.FAIL_OVERSIZED:
             self._fail_oversized()
+
+    def _waited_long(self, now_s: float) -> bool:
+        """Whether nothing has run for long; all who are ready may wait for what copies under way hold."""
+        if self.swaps is None or not self.swaps.copies.busy:
+            return now_s - self._last_work_s >= STALL_GRACE_S
+        return now_s - max(self._last_work_s, self.swaps.answered_s) > PATIENCE_S
+
+    def _held(self) -> str:
+        """Who and what stands still, for the log."""
+        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        held = f"{len(self.running)} running, {len(self.waiting)} waiting, {free} KV blocks free"
+        if self.swaps is None:
+            return held
+        copies = self.swaps.copies
+        coming_free, coming_back = self.swaps.device.coming_free, len(copies.restoring)
+        return f"{held}, {coming_free} held by copies, {coming_back} on their way back, copies busy: {copies.busy}"
 
     def _stalled(self) -> bool:
         if self._pause_state != PauseState.UNPAUSED or self._step_clock.in_flight:

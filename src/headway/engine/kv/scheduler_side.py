@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
-"""How long a step short of blocks is left as it is for those that copies hold; then vLLM preempts as usual."""
+"""How long a copy may hold everybody up. A step short of blocks is left as it is for so long, then vLLM preempts as
+usual; after so long without an answer the watchdog counts steps in which nothing ran."""
 
 
 class VllmBlocks:
@@ -109,6 +110,7 @@ class KvSwaps:
         self._ordered: dict[int, _Ordered] = {}
         self._numbers = 0
         self.step_waits = False
+        self.answered_s = 0.0
         self._short_since_s: float | None = None
 
     def _in_flight(self, job: Job) -> bool:
@@ -207,6 +209,7 @@ class KvSwaps:
         if not ordered.workers_left:
             del self._ordered[number]
             self._short_since_s = None
+            self.answered_s = self._scheduler.clock()
             self._conclude(ordered)
 
     def _conclude(self, ordered: _Ordered) -> None:
