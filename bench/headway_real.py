@@ -4,7 +4,8 @@ The demo model answers its own tasks and stops by itself; Poisson arrivals at 0.
 streams each, KV memory for some twenty-four requests. Three kinds of clients: without targets (`none`), all
 interactive (`one`), and seven in ten interactive, the others patient (`two`). The targets follow from what stock does
 at a light load (`targets.rule`), before anything is compared. Capacity is what stock gets through when all requests are
-there at once, at the best of 16, 32 and 64 seats.
+there at once, at the best of 16, 32 and 64 seats. It is measured again after the runs: a machine that has changed
+meanwhile is seen by it.
 
 Stock is vLLM's own scheduler on an engine with nothing of Headway in it: chunked prefill, prefix caching and
 asynchronous scheduling as vLLM decides. It is swept over `max_num_seqs` first, alone, at load 1, and each metric is
@@ -49,7 +50,7 @@ from bench.client_classes import KINDS, NONE, TWO, rule_text
 from bench.engine_costs import profiled
 from bench.headway_real_engine import PRIORITY, Memory, Run, governor_of, kept, records
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
-from bench.headway_real_measured import measure, prepare
+from bench.headway_real_measured import capacity_afterwards_rps, measure, prepare
 from bench.headway_real_plan import SYSTEMS, Plan, stock_name
 from bench.headway_real_simulated import Engine
 from bench.progress import say
@@ -130,6 +131,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "seeds": plan.seeds,
         "seconds": plan.seconds,
         "capacity_rps": found.capacity_rps,
+        "capacity_afterwards_rps": capacity_afterwards_rps(plan),
         "asynchronous": found.asynchronous,
         "kv_blocks": found.num_blocks,
         "host_gib": plan.memory.host_gib,

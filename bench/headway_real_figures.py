@@ -140,8 +140,9 @@ def markdown(found: Mapping[str, Any]) -> str:
     policy = found["policy"]
     lines = [
         f"Measured on {found['measured_on']}, vLLM {found['vllm']}: capacity {found['capacity_rps']:.1f} requests a "
-        f"second, {found['kv_blocks']} KV blocks, {found['seeds']} streams of {found['seconds']:g} s a cell; stock's "
-        f"best seats: {_seats(found['best_seats'])}. Low-load loss {_percent(found['low_load_loss'])}; losing cells: "
+        f"second ({found['capacity_afterwards_rps']:.1f} after the runs), {found['kv_blocks']} KV blocks, "
+        f"{found['seeds']} streams of {found['seconds']:g} s a cell; stock's best seats: "
+        f"{_seats(found['best_seats'])}. Low-load loss {_percent(found['low_load_loss'])}; losing cells: "
         f"{len(found['losing_cells'])}. Stock a second time is as far from itself in mean JCT: "
         f"{_by_load(found['noise'])}.",
         "",

@@ -16,7 +16,6 @@ from bench.serving_engine import ServingEngine
 from bench.side_by_side import Lane, compared, measure_side_by_side
 from bench.taught_lengths import untaught_stream
 from headway.results import summarize
-from headway.traces import TraceRequest
 from headway.whole_file import write_whole
 
 LIGHT_LOAD = 0.2
@@ -32,16 +31,17 @@ def prepare(plan: Plan) -> None:
     if plan.preparation.exists():
         say(f"going on at {plan.prepared.capacity_rps:.1f} requests a second of capacity")
         return
-    burst = untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED)
     with plan.memory.of(STOCK).serving() as engine:
-        at_once = [replace(request, arrival_s=0.0) for request in burst]
-        capacity_rps = max(_throughput_rps(engine, at_once, seats) for seats in CAPACITY_SEATS)
+        capacity_rps, capacity_seats = max(
+            (_throughput_rps(engine, seats), seats) for seats in CAPACITY_SEATS
+        )
         light = untaught_stream(LIGHT_LOAD * capacity_rps, plan.seconds, LIGHT_SEED)
         put_in(engine, STOCK, SLOTS)
         found = Prepared(
             seconds=plan.seconds,
             memory=plan.memory,
             capacity_rps=capacity_rps,
+            capacity_seats=capacity_seats,
             light=summarize(records(light, engine.serve(light, LIGHT_SEED, own_stops=True))),
             asynchronous=engine.asynchronous,
             tokens_a_step=engine.tokens_a_step,
@@ -50,8 +50,19 @@ def prepare(plan: Plan) -> None:
     write_whole(plan.preparation, msgspec.json.encode(found))
 
 
-def _throughput_rps(engine: ServingEngine, at_once: Sequence[TraceRequest], seats: int) -> float:
+def capacity_afterwards_rps(plan: Plan) -> float:
+    """Capacity once more, measured after all runs: what a machine that has changed meanwhile is seen by."""
+    if not plan.afterwards.exists():
+        with plan.memory.of(STOCK).serving() as engine:
+            again_rps = _throughput_rps(engine, plan.prepared.capacity_seats)
+        write_whole(plan.afterwards, msgspec.json.encode(again_rps))
+    return msgspec.json.decode(plan.afterwards.read_bytes(), type=float)
+
+
+def _throughput_rps(engine: ServingEngine, seats: int) -> float:
     """What stock gets through with so many seats."""
+    burst = untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED)
+    at_once = [replace(request, arrival_s=0.0) for request in burst]
     put_in(engine, STOCK, seats)
     served = engine.serve(at_once, CAPACITY_SEED, own_stops=True)
     found = len(served) / max(each.finished_s for each in served)
@@ -62,6 +73,8 @@ def _throughput_rps(engine: ServingEngine, at_once: Sequence[TraceRequest], seat
 def measure(plan: Plan, runs: Sequence[Run]) -> None:
     """Do all runs that are not kept yet, those of one load and seed side by side."""
     todo = [run for run in dict.fromkeys(runs) if not run.file(plan.out).exists()]
+    if todo:
+        plan.afterwards.unlink(missing_ok=True)
     measure_side_by_side([[_lane(plan, run) for run in group] for group in side_by_side(todo)], say)
 
 

@@ -37,6 +37,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     memory: Memory
     capacity_rps: float
+    capacity_seats: int
     light: Summary
     asynchronous: bool
     tokens_a_step: int
@@ -60,6 +61,11 @@ class Plan:
     def preparation(self) -> Path:
         """Where what is measured beforehand is kept."""
         return self.out / "prepared.json"
+
+    @property
+    def afterwards(self) -> Path:
+        """Where capacity as it was measured again, after the runs, is kept."""
+        return self.out / "capacity-afterwards.json"
 
     @cached_property
     def prepared(self) -> Prepared:

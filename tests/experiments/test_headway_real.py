@@ -32,7 +32,7 @@ from bench.headway_real_engine import (
     taught,
 )
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
-from bench.headway_real_measured import side_by_side
+from bench.headway_real_measured import capacity_afterwards_rps, measure, side_by_side
 from bench.headway_real_plan import SWEEP_SEED, SYSTEMS, Plan, Prepared, best_seats, stock_name
 from bench.headway_real_simulated import Engine
 from bench.serving_engine import Served
@@ -105,6 +105,7 @@ def plan(tmp_path: Path) -> Plan:
         seconds=4.0,
         memory=Memory(96),
         capacity_rps=10.0,
+        capacity_seats=64,
         light=light(),
         asynchronous=False,
         tokens_a_step=2048,
@@ -175,6 +176,12 @@ def test_every_system_of_a_cell_is_run_once_a_seed_and_stock_for_all_kinds(plan:
     assert grid[NONE, 0.5]["predicted"] != grid[ONE, 0.5]["predicted"]
     every = {run for cell in grid.values() for each in cell.values() for run in each}
     assert len({run.file(plan.out) for run in every}) == len(every)
+
+
+def test_capacity_afterwards_is_kept_until_more_is_run(plan: Plan) -> None:
+    plan.afterwards.write_text("9.5")
+    measure(plan, plan.sweep())  # all of it is there
+    assert capacity_afterwards_rps(plan) == 9.5
 
 
 def test_what_is_compared_serves_side_by_side(plan: Plan) -> None:
@@ -346,6 +353,7 @@ def test_the_table_has_a_row_for_each_cell() -> None:
         "measured_on": "a machine",
         "vllm": "0.32",
         "capacity_rps": 20.0,
+        "capacity_afterwards_rps": 19.0,
         "kv_blocks": 96,
         "seeds": 2,
         "seconds": 20.0,
@@ -354,6 +362,7 @@ def test_the_table_has_a_row_for_each_cell() -> None:
         **verdicts(verdict_example()),  # type: ignore[arg-type]
     }
     lines = markdown(found).splitlines()
+    assert "capacity 20.0 requests a second (19.0 after the runs)" in lines[0]
     assert "Low-load loss 5.0 %" in lines[0]
     assert lines[0].endswith("mean JCT: 3.0 % at load 0.5.")
     head, _, low, high = lines[2:]
