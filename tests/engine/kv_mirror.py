@@ -27,7 +27,7 @@ class MirrorEngine(HearingEngine):
         super().__init__(built)
         num_blocks = built.kv_cache_manager.block_pool.num_gpu_blocks
         self.device = [[NOTHING] * BLOCK_SIZE for _ in range(num_blocks)]
-        self.host = [[NOTHING] * BLOCK_SIZE for _ in range(built._view.host_total_blocks)]
+        self.host = [[NOTHING] * BLOCK_SIZE for _ in range(built.view.host_total_blocks)]
         self.copied_blocks = {"out": 0, "in": 0}
         self.failing: set[int] = set()
         self.worst_in_flight = 0

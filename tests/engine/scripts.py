@@ -82,7 +82,7 @@ def assert_empty(built: Any) -> None:
     assert built.ledger.live == 0
     assert not built.jobs
     assert not built.requests
-    assert built.kv_cache_manager.block_pool.get_num_free_blocks() == built._view.total_blocks
+    assert built.kv_cache_manager.block_pool.get_num_free_blocks() == built.view.total_blocks
 
 
 def steps(engine: ModelFreeEngine, limit: int = 5_000) -> Iterator[int]:

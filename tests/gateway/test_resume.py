@@ -129,14 +129,15 @@ async def test_a_second_break_is_survived_too() -> None:
         assert answer.events[-1]["usage"] == {"prompt_tokens": 4, "total_tokens": 28, "completion_tokens": 24}
 
 
+@pytest.mark.parametrize("fault", [500, 429])
 @pytest.mark.parametrize("kind", PATHS)
-async def test_who_cannot_say_what_text_tokens_are_gets_no_half_character(kind: str) -> None:
+async def test_who_cannot_say_what_text_tokens_are_gets_no_half_character(kind: str, fault: int) -> None:
     """It would make another text of the rest of it, so the answer goes on with who can."""
     inside = IDS[kind].index(191) + 1
     async with (
         upstream("a") as first,
         upstream("b") as second,
-        upstream("c", detokenize_fault=500) as third,
+        upstream("c", detokenize_fault=fault) as third,
         gateway(first, second, third) as front,
     ):
         breaking(first, inside)

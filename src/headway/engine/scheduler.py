@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
@@ -27,14 +25,15 @@ from headway.engine.explainer import NOT_FOLLOWED, explainer_of
 from headway.engine.farewells import Farewells
 from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
-from headway.engine.kv.scheduler_side import PATIENCE_S, swaps_of
+from headway.engine.kv.scheduler_side import swaps_of
 from headway.engine.prefixes import prefix_watch_of
 from headway.engine.queue import WindowQueue
+from headway.engine.rescue import Rescue
 from headway.engine.served_records import records_of
 from headway.engine.settings import EngineSettings
 from headway.engine.steady_plan import SteadyPlan
 from headway.engine.step_model import lesson, step_time_model
-from headway.engine.watchdog import STALL_GRACE_S, Remedy, Watchdog
+from headway.engine.watchdog import Remedy
 from headway.policies.presets import build_policy
 from headway.predict.learned_cost import LearnedCost
 from headway.predict.step_clock import StepClock
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
 
-logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.5
 """How often the totals' growth is sent to the process that serves metrics; the last one always is."""
@@ -104,12 +102,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._records = records_of(self)
         self._explainer = explainer_of(self)
         steps = self.cost.steps
-        self._step_clock = StepClock(steps if self._explainer is None else self._explainer.judging(steps))
-        self._watchdog = Watchdog()
-        self._remedy = Remedy.NONE
+        self.step_clock = StepClock(steps if self._explainer is None else self._explainer.judging(steps))
+        self._rescue = Rescue(self)
         self._caps: dict[str, int] = {}
         self._stats_due_s = 0.0
-        self._last_work_s = 0.0
         self.seats_planned = 0
         self.admission_closed = False
         self.defers_prefills = False
@@ -121,7 +117,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._departing: dict[str, Departure] = {}
         self._farewells = Farewells()
         token_budget, active_reqs = self._stock_limits()
-        self._view = StepView(
+        self.view = StepView(
             total_blocks=self.kv_cache_manager.block_pool.num_gpu_blocks - 1,
             block_size=self.block_size,
             max_run=min(settings.batch_width or active_reqs, active_reqs),
@@ -133,9 +129,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         )
         self.swaps = swaps_of(self, serial=self.guard.policy.serial_copies)
         if self.swaps is not None:
-            self._view.host_total_blocks = self.swaps.copies.host.num_blocks
-            self._view.uncopied_blocks = self.swaps.copies.uncopied_blocks
-            self._view.unsent_blocks = self.swaps.copies.unsent_blocks
+            self.view.host_total_blocks = self.swaps.copies.host.num_blocks
+            self.view.uncopied_blocks = self.swaps.copies.uncopied_blocks
+            self.view.unsent_blocks = self.swaps.copies.unsent_blocks
 
     def _one_token_at_a_time(self) -> bool:
         """Whether a step begins when the one before is over, and brings no drafts."""
@@ -188,12 +184,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         outcome = self._outcome(filled)
         self._follow(outcome)
         waits = self.swaps is not None and self.swaps.step_waits
-        self._step_clock.dispatched(None if waits else lesson(outcome, self._step_clock), filled.dispatched_s)
-        self._step_clock.learn()
+        self.step_clock.dispatched(None if waits else lesson(outcome, self.step_clock), filled.dispatched_s)
+        self.step_clock.learn()
         self.counters.follow_s += time.perf_counter() - started
 
     def _plan(self, now_s: float) -> StepPlan:
-        view = self._view
+        view = self.view
         view.now_s = now_s
         view.residents = self.ledger.residents
         view.waiting = self.ledger.waiting.values()
@@ -208,7 +204,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             view.blocks_coming_free = self.swaps.device.coming_free
             view.host_free_blocks = self.swaps.copies.host.free_blocks
         plan = self.guard.plan(view)
-        if self._remedy is Remedy.RECOMPUTE_PAUSED:
+        if self._rescue.remedy is Remedy.RECOMPUTE_PAUSED:
             running = set(plan.run)
             paused = [job for job in self.ledger.residents if job not in running]
             plan.preempt = {**plan.preempt, **dict.fromkeys(paused, Fate.RECOMPUTE)}
@@ -225,9 +221,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def _depart(self, plan: StepPlan) -> None:
         """End the requests that leave; their clients hear of it with the next output."""
         for job, departure in plan.leave.items():
-            self._dismiss(job.id, RequestStatus.FINISHED_ABORTED, f"headway:{departure}", departure)
+            self.dismiss(job.id, RequestStatus.FINISHED_ABORTED, f"headway:{departure}", departure)
 
-    def _dismiss(
+    def dismiss(
         self, request_id: str, status: RequestStatus, reason: str, departure: Departure | None = None
     ) -> None:
         """End one request here and now, and queue its last output."""
@@ -256,7 +252,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._offload(plan)
         self.kv_holding_waiting.show(resumable)
         self.waiting.show(self.admission.window(plan))
-        self.seats_planned = max(0, min(self._view.max_run - len(plan.run), self._view.max_resident - kept))
+        self.seats_planned = max(0, min(self.view.max_run - len(plan.run), self.view.max_resident - kept))
         self.max_num_active_reqs = len(self.running) + len(resumable) + self.seats_planned
         self.max_num_scheduled_tokens = plan.token_budget
 
@@ -434,67 +430,14 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             counters.differences[reason] += 1
         self.ledger.apply(outcome)
         if self._explainer is not None:
-            self._explainer.stepped(self._view, outcome)
+            self._explainer.stepped(self.view, outcome)
         if self._prefixes is not None:
             self._prefixes.follow(outcome)
         self.guard.observe(outcome)
         if self.settings.check:
             self._check(outcome)
-        if outcome.tokens:
-            self._last_work_s = outcome.now_s
-            self._remedy = self._watchdog.note(stalled=False)
-        else:
-            counters.empty_steps += 1
-            self._rescue(outcome.now_s)
-
-    def _rescue(self, now_s: float) -> None:
-        """Take the watchdog's remedy when a step did nothing although work was ready."""
-        self._remedy = Remedy.NONE
-        if self._waited_long(now_s) and self._stalled():
-            self._remedy = self._watchdog.note(stalled=True)
-        if self._remedy is Remedy.NONE:
-            return
-        self.counters.watchdog_faults += 1
-        logger.error(
-            "work is ready and nothing ran in the last steps; remedy: %s (%s)",
-            self._remedy.name,
-            self._held(),
-        )
-        if self._remedy is Remedy.STOCK_ORDER:
-            self.guard.fall_back("work is ready and nothing ran")
-        elif self._remedy is Remedy.FAIL_OVERSIZED:
-            self._fail_oversized()
-
-    def _waited_long(self, now_s: float) -> bool:
-        """Whether nothing has run for long; all who are ready may wait for what copies under way hold."""
-        if self.swaps is None or not self.swaps.copies.busy:
-            return now_s - self._last_work_s >= STALL_GRACE_S
-        return now_s - max(self._last_work_s, self.swaps.answered_s) > PATIENCE_S
-
-    def _held(self) -> str:
-        """Who and what stands still, for the log."""
-        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        held = f"{len(self.running)} running, {len(self.waiting)} waiting, {free} KV blocks free"
-        if self.swaps is None:
-            return held
-        copies = self.swaps.copies
-        coming_free, coming_back = self.swaps.device.coming_free, len(copies.restoring)
-        return f"{held}, {coming_free} held by copies, {coming_back} on their way back, copies busy: {copies.busy}"
-
-    def _stalled(self) -> bool:
-        if self._pause_state != PauseState.UNPAUSED or self._step_clock.in_flight:
-            return False
-        return bool(self.running) or any(
-            self.admission.not_ready(request) is None for request in self.waiting
-        )
-
-    def _fail_oversized(self) -> None:
-        """End a request that does not fit even an empty cache: it would block its queue for ever."""
-        for request in list(self.waiting):
-            needed = self._view.blocks(request.num_tokens)
-            if needed > self._view.total_blocks:
-                why = f"headway: needs {needed} KV blocks, the engine has {self._view.total_blocks}"
-                self._dismiss(request.request_id, RequestStatus.FINISHED_ERROR, why)
+        counters.empty_steps += not outcome.tokens
+        self._rescue.follow(outcome)
 
     def _settle(self, now_s: float) -> None:
         """Follow preemptions vLLM made between steps (a prefix cache reset, for one)."""
@@ -503,10 +446,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         victims = {job: fate for job, fate in self.preempted.items() if job.state is JobState.RESIDENT}
         self.preempted.clear()
         outcome = StepOutcome(now_s=now_s, plan=StepPlan(run=self.ledger.residents), preempted=victims)
-        self._view.residents = self.ledger.residents
+        self.view.residents = self.ledger.residents
         self.ledger.apply(outcome)
         if self._explainer is not None:
-            self._explainer.stepped(self._view, outcome)
+            self._explainer.stepped(self.view, outcome)
         if self._prefixes is not None:
             self._prefixes.follow(outcome)
         self.guard.observe(outcome)
@@ -544,7 +487,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self._explainer.arrived(job, now_s)
         self.guard.add(job)
         if refusal is not None:
-            self._dismiss(job.id, RequestStatus.FINISHED_ERROR, refusal)
+            self.dismiss(job.id, RequestStatus.FINISHED_ERROR, refusal)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -554,7 +497,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         now_s = self.clock()
         if self._explainer is not None:
             self._explainer.now_s = now_s
-        self._step_clock.finished(now_s)
+        self.step_clock.finished(now_s)
         kv_output = model_runner_output.kv_connector_output
         if self.swaps is not None and kv_output is not None and kv_output.invalid_block_ids:
             self.swaps.requests.distrust(kv_output.invalid_block_ids)

@@ -112,7 +112,7 @@ def host_s(trail: Trail) -> float:
 
 def about(scheduler: Any) -> dict[str, Any]:
     """The policy that a scheduler goes by now, and its sizes by the names of the simulator's."""
-    settings, view, swaps = scheduler.settings, scheduler._view, scheduler.swaps
+    settings, view, swaps = scheduler.settings, scheduler.view, scheduler.swaps
     out_s, in_s = scheduler.cost.swap_out_s, scheduler.cost.swap_in_s
     policy = scheduler.guard.policy.name
     replaced = policy != settings.policy  # by the stock one, which has no parts of the settings

@@ -21,6 +21,9 @@ _DETOKENIZE_TIMEOUT_S = 2.0
 _decode = msgspec.json.decode
 _encode = msgspec.json.encode
 
+_NOT_NOW = (408, 429)
+"""Of those that say that the client is at fault: too late, and too much."""
+
 
 class _Text(msgspec.Struct):
     prompt: str
@@ -218,7 +221,7 @@ async def _text(session: aiohttp.ClientSession, url: str, model: str, ids: list[
             headers={"content-type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=_DETOKENIZE_TIMEOUT_S),
         ) as response:
-            if 400 <= response.status < FIRST_SERVER_FAULT:
+            if 400 <= response.status < FIRST_SERVER_FAULT and response.status not in _NOT_NOW:
                 return ""
             return _decode(await response.read(), type=_Text).prompt
     except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

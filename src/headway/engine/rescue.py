@@ -1,0 +1,85 @@
+"""What is done about work that could run while nothing does: the watchdog's remedies."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
+
+from headway.core.plan import StepOutcome
+from headway.engine.kv.scheduler_side import PATIENCE_S
+from headway.engine.watchdog import STALL_GRACE_S, Remedy, Watchdog
+
+logger = logging.getLogger(__name__)
+
+
+class Rescue:
+    """Follows a scheduler's steps; what its next plan has to do is in `remedy`, the rest is done here."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._watchdog = Watchdog()
+        self._last_work_s = 0.0
+        self.remedy = Remedy.NONE
+
+    def follow(self, outcome: StepOutcome) -> None:
+        """Look at a step; take a remedy where many did nothing although work was ready."""
+        if outcome.tokens:
+            self._last_work_s = outcome.now_s
+            self.remedy = self._watchdog.note(stalled=False)
+            return
+        self.remedy = Remedy.NONE
+        if self._waited_long(outcome.now_s) and self._stalled():
+            self.remedy = self._watchdog.note(stalled=True)
+        if self.remedy is not Remedy.NONE:
+            self._take(self.remedy)
+
+    def _take(self, remedy: Remedy) -> None:
+        scheduler = self._scheduler
+        scheduler.counters.watchdog_faults += 1
+        logger.error(
+            "work is ready and nothing ran in the last steps; remedy: %s (%s)", remedy.name, self._standing()
+        )
+        if remedy is Remedy.STOCK_ORDER:
+            scheduler.guard.fall_back("work is ready and nothing ran")
+        elif remedy is Remedy.FAIL_OVERSIZED:
+            self._fail_oversized()
+
+    def _waited_long(self, now_s: float) -> bool:
+        """Whether nothing has run for long; all who are ready may wait for what copies under way hold."""
+        swaps = self._scheduler.swaps
+        if swaps is None or not swaps.copies.busy:
+            return now_s - self._last_work_s >= STALL_GRACE_S
+        return bool(now_s - max(self._last_work_s, swaps.answered_s) > PATIENCE_S)
+
+    def _stalled(self) -> bool:
+        scheduler = self._scheduler
+        if scheduler._pause_state != PauseState.UNPAUSED or scheduler.step_clock.in_flight:
+            return False
+        return bool(scheduler.running) or any(
+            scheduler.admission.not_ready(request) is None for request in scheduler.waiting
+        )
+
+    def _standing(self) -> str:
+        """Who and what stands still, for the log."""
+        scheduler, swaps = self._scheduler, self._scheduler.swaps
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        found = f"{len(scheduler.running)} running, {len(scheduler.waiting)} waiting, {free} KV blocks free"
+        if swaps is None:
+            return found
+        coming_back, busy = (
+            len(swaps.copies.restoring),
+            "under way" if swaps.copies.busy else "none under way",
+        )
+        return f"{found}, {swaps.device.coming_free} held by copies, {coming_back} on their way back, copies: {busy}"
+
+    def _fail_oversized(self) -> None:
+        """End a request that does not fit even an empty cache: it would block its queue for ever."""
+        view = self._scheduler.view
+        for request in list(self._scheduler.waiting):
+            needed = view.blocks(request.num_tokens)
+            if needed > view.total_blocks:
+                why = f"headway: needs {needed} KV blocks, the engine has {view.total_blocks}"
+                self._scheduler.dismiss(request.request_id, RequestStatus.FINISHED_ERROR, why)
