@@ -69,11 +69,9 @@ class Rescue:
         found = f"{len(scheduler.running)} running, {len(scheduler.waiting)} waiting, {free} KV blocks free"
         if swaps is None:
             return found
-        coming_back, busy = (
-            len(swaps.copies.restoring),
-            "under way" if swaps.copies.busy else "none under way",
-        )
-        return f"{found}, {swaps.device.coming_free} held by copies, {coming_back} on their way back, copies: {busy}"
+        copies = "under way" if swaps.copies.busy else "none under way"
+        coming_back = len(swaps.copies.restoring)
+        return f"{found}, {swaps.device.coming_free} held by copies, {coming_back} on their way back, copies: {copies}"
 
     def _fail_oversized(self) -> None:
         """End a request that does not fit even an empty cache: it would block its queue for ever."""
