@@ -106,22 +106,24 @@ def in_processes(
     They are started afresh (spawn), so that nothing of this process leaks into them, and end with it, even if it is
     killed. Raises SimulationError if one of them is killed from outside.
     """
-    with _ended_on_error():
-        executor = ProcessPoolExecutor(
-            max_workers=min(jobs, len(items)),
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=partial(_begin, start, *start_with),
-        )
-        try:
+    executor = ProcessPoolExecutor(
+        max_workers=min(jobs, len(items)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=partial(_begin, start, *start_with),
+    )
+    try:
+        with _ended_on_error():
             for future in as_completed([executor.submit(work, item) for item in items]):
                 yield future.result()
-        except BrokenProcessPool:
-            raise SimulationError(
-                "a simulating process was killed, perhaps for want of memory; fewer --jobs need less. "
-                "What is done is kept"
-            ) from None
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+    except BrokenProcessPool:
+        raise SimulationError(
+            "a simulating process was killed, perhaps for want of memory; fewer --jobs need less. "
+            "What is done is kept"
+        ) from None
+    finally:
+        # Waits for the executor's own thread alone, as the workers have ended: left behind, it closes the pipe
+        # that Python writes to at exit, now and then just before.
+        executor.shutdown(cancel_futures=True)
 
 
 def _begin(start: Callable[..., None], *start_with: object) -> None:
