@@ -107,6 +107,11 @@ def _arguments() -> argparse.Namespace:
         help=f"1 to {SEEDS} ({SEEDS}; quick {QUICK_SEEDS}): with fewer the bounds say less",
     )
     add("--ablations", action="store_true", help="run the rows POLICY-... beside; they are no rivals")
+    add(
+        "--no-clairvoyants",
+        action="store_true",
+        help="only presets, in half of the time: no gap_to_bound then",
+    )
     add("--tenants", action="store_true", help="requests name their tenants, between whom `headway` shares")
     add("--race", action="store_true", help="after the first seed, no more of who is far behind in all cells")
     add("--again", default="", help="A,B,...: contenders, * for any part, to be run again")
@@ -171,7 +176,8 @@ def chosen_contenders(arguments: argparse.Namespace) -> tuple[list[Contender], f
     names = [name.strip() for name in wanted if name.strip() != subject]
     beside = list(ablations(subject)) if arguments.ablations else []
     served = dict.fromkeys([subject, *names, *beside, STOCK])
-    return [*map(contender, served), *clairvoyants(subject)], frozenset(names)
+    knowing = [] if arguments.no_clairvoyants else clairvoyants(subject)
+    return [*map(contender, served), *knowing], frozenset(names)
 
 
 def chosen_again(contenders: Sequence[Contender], patterns: str) -> list[Contender]:
@@ -217,13 +223,14 @@ def make_runs(plan: Plan, kept: Runs, rival_names: frozenset[str], *, race: bool
 
 def found_in(plan: Plan, kept: Runs, subject: str, rival_names: frozenset[str]) -> list[CellFindings]:
     """Every cell's values by contender and seed."""
+    knowing = frozenset(each.name for each in plan.contenders if each.oracle)
     found = []
     for cell in plan.cells:
         values: dict[str, list[float | None]] = {}
         for each in plan.contenders:
             results = [kept.result(plan.run(cell, each, seed)) for seed in plan.seeds]
             values[each.name] = [None if result is None else result.value(cell.classes) for result in results]
-        found.append(CellFindings(cell, subject, rival_names, values))
+        found.append(CellFindings(cell, subject, rival_names, knowing, values))
     return found
 
 

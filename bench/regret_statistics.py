@@ -47,11 +47,15 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CellFindings:
-    """A cell's values by contender, one for each seed; None where there is none. All of a cell served the same."""
+    """A cell's values by contender, one for each seed; None where there is none. All of a cell served the same.
+
+    The `clairvoyants` among them are no rivals; without any there is no bound.
+    """
 
     cell: Cell
     subject: str
     rivals: frozenset[str]
+    clairvoyants: frozenset[str]
     values: Mapping[str, Sequence[float | None]]
 
     @property
@@ -94,7 +98,7 @@ class CellFindings:
     def row(self) -> dict[str, Any]:
         """What is told of a cell."""
         best = self.best([name for name in self.values if name in self.rivals])
-        bound = self.best(list(self.values))
+        bound = self.best(list(self.values)) if self.clairvoyants else None
         found: dict[str, Any] = {
             "cell": self.cell.name,
             "metric": "goodput" if self.is_goodput else "mean_jct_s",

@@ -408,6 +408,7 @@ def arguments(out: Path, **given: object) -> argparse.Namespace:
         "cells": None,
         "seeds": 1,
         "ablations": False,
+        "no_clairvoyants": False,
         "race": False,
         "again": "",
         "jobs": 1,
@@ -437,6 +438,11 @@ def test_ablations_stand_beside_and_are_no_rivals(tmp_path: Path) -> None:
     )
     assert {"adaptivellm-memory", "adaptivellm-plus"} < {each.name for each in served}
     assert names == {"vllm"}
+
+
+def test_clairvoyants_may_stay_at_home(tmp_path: Path) -> None:
+    served, _ = chosen_contenders(arguments(tmp_path, presets="sjf", no_clairvoyants=True))
+    assert [each.name for each in served] == ["predicted", "sjf", "vllm"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ Values = Sequence[float | None]
 def found(classes: str, load: float = 1.0, workload: str = "chat", **by_name: Values) -> CellFindings:
     """`mine` is the subject, all but `oracle` and itself are rivals."""
     names = frozenset(by_name) - {"mine", "oracle"}
-    return CellFindings(Cell(workload, "a100", load, classes), "mine", names, by_name)
+    knowing = frozenset(by_name) & {"oracle"}
+    return CellFindings(Cell(workload, "a100", load, classes), "mine", names, knowing, by_name)
 
 
 def test_the_lower_bound_of_a_mean() -> None:
@@ -49,7 +50,7 @@ def test_times_are_compared_as_ratios() -> None:
     assert cell.row()["best_preset"] == "sjf"
     assert cell.losses("sjf") == [0.25, 0.0]
     assert cell.gain("vllm") == pytest.approx(11 / 5)
-    assert cell.row()["bound"] == "sjf"
+    assert cell.row()["bound"] is None, "nobody there knows the lengths"
 
 
 def test_who_lacks_a_value_is_not_the_best() -> None:
@@ -69,7 +70,7 @@ def test_a_cell_in_which_the_subject_lets_some_go_is_not_forgotten() -> None:
 
 
 def test_the_subject_is_no_rival_of_itself_and_may_be_the_bound() -> None:
-    row = found("one", vllm=[0.5], mine=[0.8]).row()
+    row = found("one", vllm=[0.5], mine=[0.8], oracle=[0.7]).row()
     assert (row["best_preset"], row["loss"]) == ("vllm", pytest.approx(-0.3))
     assert (row["bound"], row["gap_to_bound"]) == ("mine", 0.0)
 

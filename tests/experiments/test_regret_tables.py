@@ -14,7 +14,7 @@ ORACLE = "shortest-oracle"
 def row(cell: Cell, **values: Sequence[float | None]) -> dict[str, object]:
     """`headway` beside `vllm`, `sjf` and an oracle, whose name is no keyword."""
     named = {ORACLE if name == "oracle" else name: each for name, each in values.items()}
-    return CellFindings(cell, "headway", frozenset({"vllm", "sjf"}), named).row()
+    return CellFindings(cell, "headway", frozenset({"vllm", "sjf"}), frozenset({ORACLE}), named).row()
 
 
 ROWS = [
