@@ -40,9 +40,13 @@ def most_tokens(
     most_dearer: float = 0.1,
     token_budget: int = 8192,
     free_blocks: int = 4000,
+    num_waiting: int = 0,
 ) -> int:
     """Of a step of these, with 8,192 tokens and ample memory unless told otherwise."""
-    view = StepView(max_run=256, max_resident=256, total_blocks=8000, free_blocks=free_blocks)
+    waiting = [make_job(f"waits {number}") for number in range(num_waiting)]
+    view = StepView(
+        max_run=256, max_resident=256, total_blocks=8000, free_blocks=free_blocks, waiting=waiting
+    )
     plan = StepPlan(run=list(run), admit=list(admit), token_budget=token_budget)
     return ShortSteps(cost or WithOverhead(), most_dearer).most_tokens(view, plan)
 
@@ -61,11 +65,27 @@ def test_how_much_more_can_be_set_and_nothing_more_is_as_long_as_they_come(
     assert most_tokens(*both, admit=(make_job("b", prompt=4000),), most_dearer=most_dearer) == tokens
 
 
-def test_decodes_come_on_top_and_shrink_with_the_prompts() -> None:
-    # 100 decodes are a second: 8,000 tokens cost 83 s. Beside their part of the decodes 1,898 would cost 89.4 s for
-    # all, which is 1.078 of it, and 1,423 92.3 s, 1.112 of it.
-    decodes = [decoding(f"{n}", limit=500) for n in range(100)]
-    assert most_tokens(*decodes, prefilling("a", prompt=8000)) == 100 + 1898
+@pytest.mark.parametrize(
+    ("num_decodes", "num_waiting", "tokens"),
+    [
+        # In so many steps f, 8,000 tokens and their part of a decode cost 80.01 + 2 f s, and add 80 to the decode. The
+        # prompt and whoever comes meanwhile pay 1 x 2 times the one, the decode the other: 240.02 + 4 f. Of f = 5.62
+        # that is 1.076 times what it is of 1, of 7.49 1.107.
+        (1, 0, 1423),
+        # With nine more that wait 10 x 11 times: 8881.1 + 220 f, of f = 4.21 1.078 times, of 5.62 1.112.
+        (1, 9, 1898),
+        # What 100 decodes pay is the same in however many steps: 8,162 + 4 f, of 177.4 1.086 times, of 236.5 1.115.
+        (100, 0, 45),
+        # They hardly count where as many wait: 100 x 101 times 81 + 2 f, and 8,000.
+        (100, 99, 1898),
+    ],
+)
+def test_what_shorter_steps_cost_is_paid_by_those_who_decode_and_those_who_wait(
+    num_decodes: int, num_waiting: int, tokens: int
+) -> None:
+    decodes = [decoding(f"{n}", limit=500) for n in range(num_decodes)]
+    found = most_tokens(*decodes, prefilling("a", prompt=8000), num_waiting=num_waiting)
+    assert found == num_decodes + tokens
 
 
 def test_the_least_of_all_longer_steps_counts() -> None:
@@ -106,7 +126,8 @@ def test_decodes_that_are_slower_beside_prompts_want_few_steps_with_some() -> No
             slower_s = 100.0 if shape.num_decodes and shape.num_prefill_tokens else 0.0
             return 2.0 + 0.01 * shape.num_tokens + slower_s
 
-    # 8,000 tokens add 180 s to what the decode takes anyway; 6,000 would add 160, which for all is 213 s.
+    # 8,000 tokens add 180 s to what the decode takes anyway; 6,000 would add 160, which for all is 213 s. Whole steps
+    # are 182 and, for all, 216 s.
     assert most_tokens(decoding("x", limit=500), prefilling("a", prompt=8000), cost=OneKernel()) == 8192
     assert most_tokens(decoding("x", limit=500), prefilling("a", prompt=8000)) < 8192
 
@@ -115,9 +136,9 @@ def test_newcomers_that_find_no_room_do_not_count() -> None:
     # A block of memory is free: the prompt that has begun is alone with what it lacks, and beside a decode it is not.
     kept_out = (make_job("b", prompt=4000),)
     assert most_tokens(prefilling("a", prompt=4000), admit=kept_out, free_blocks=1) == 8192
-    # 4,001 tokens cost 42.01 s; its part of both of 1,265 tokens 46.33, 1.103 of it, and 1,687 44.75, 1.065.
+    # In f steps 2 x (40.01 + 2 f) + 40: of 3.16 1.07 times what it is of 1, of 4.21 1.104.
     beside = (decoding("x", limit=500), prefilling("a", prompt=4000))
-    assert most_tokens(*beside, admit=kept_out, free_blocks=1) == 1 + 1687
+    assert most_tokens(*beside, admit=kept_out, free_blocks=1) == 1 + 1265
 
 
 def test_nothing_is_shortened_while_step_times_are_unknown() -> None:
@@ -131,7 +152,7 @@ def test_nothing_is_shortened_while_step_times_are_unknown() -> None:
     prompt=st.integers(1, 20_000),
     token_budget=st.integers(41, 8192),
 )
-def test_no_token_costs_more_than_so_much_more(
+def test_shorter_steps_cost_no_more_than_so_much_more(
     overhead_s: float, most_dearer: float, num_decodes: int, prompt: int, token_budget: int
 ) -> None:
     jobs = [decoding(f"{n}", limit=500) for n in range(num_decodes)]
@@ -142,10 +163,13 @@ def test_no_token_costs_more_than_so_much_more(
     assert num_decodes < tokens <= token_budget
     if tokens < token_budget:
         short, many = tokens - num_decodes, min(prompt, token_budget - num_decodes)
-        # Its part of the decodes, and a token's rounding of each of both parts.
-        whole_s = cost.step_s(BatchShape(num_tokens=many + num_decodes))
-        part_s = cost.step_s(BatchShape(num_tokens=round((many + num_decodes) * short / many)))
-        assert part_s / short <= (1 + most_dearer) * whole_s / many * (1 + 2 / short)
+
+        def all_cost(steps: float) -> float:
+            whole_s = steps * overhead_s + 0.01 * (many + num_decodes)
+            return 2 * whole_s + num_decodes * 0.01 * many
+
+        # A token's rounding of prompts, and of decodes, besides.
+        assert all_cost(many / short) <= (1 + most_dearer) * all_cost(1) * (1 + 2 / short)
 
 
 @pytest.mark.parametrize("most_dearer", [-0.1, 1.0, float("nan")])
@@ -168,8 +192,9 @@ def scene(**settings: Any) -> Scene:
 
 def test_paced_steps_are_no_longer_than_worth_it() -> None:
     assert scene(most_dearer=0.0).plan().token_budget == 8192
-    # A twentieth: 8,064 prompt tokens and a decode cost 82.65 s, 3,402 and their part of it 85.4, and 2,551 86.98.
-    assert scene().plan().token_budget == 1 + 3402
+    # A twentieth, with two prompts: 2 x 3 times 80.65 + 2 f, and 80.64; of 3.16 1.045 times what it is of 1, of 4.21
+    # 1.067.
+    assert scene().plan().token_budget == 1 + 2551
 
 
 def test_times_that_are_not_to_be_trusted_shorten_nothing() -> None:

@@ -25,21 +25,22 @@ _SHORTER = 0.75
 
 
 class ShortSteps:
-    """Steps as short as they may be at hardly more work a token.
+    """Steps as short as they may be at hardly more cost to those who decode and those who wait.
 
     A long step serves nobody better: its answers wait for its prompts, and of its prompts the first for the last. What
-    speaks for it is what every step costs whatever is in it, above all reading the weights. From some number of tokens
-    on that is next to nothing, on an H100 with 8B parameters from some 1,000, where vLLM's default is 8,192.
+    speaks for it is what every step costs whatever is in it, above all reading the weights, and that a step may do
+    beside the decodes, which wait for memory, next to nothing. Two costs of a prompt's token are weighed against each
+    other, each by how many jobs pay it:
 
-    `most_dearer` is the share that a token of the shorter step may cost more than of any longer one, in both of two
-    ways:
-
+    - What prompts add to the decodes there are, which take their steps anyway: paid by all who decode.
     - Whole steps, each with its part of the decodes. While there are always prompts to compute, every step has some,
-      and fewer of them are fewer answers that run at a time: in the long run the one is to the other as it is now.
-    - What prompts add to the decodes there are. While there are prompts only now and then, decodes take their steps
-      anyway, and more steps with prompts are dear where decodes are slower beside them (adr/0011).
+      and fewer of them are fewer answers that run at a time: in the long run the one is to the other as it is now. Paid
+      by the n whose prompts are still to compute, and by all who come before there are none: in a queue that is n long
+      in the mean (M/M/1) n (1 + n) jobs are as much later as one of them is held up.
 
-    Who is alone is served at once.
+    So where prompts come now and then steps are as long as adds least to the decodes, and where many wait throughput
+    decides. `most_dearer` is the share that the shorter step may cost more than any longer one. Who is alone is served
+    at once.
 
     Source: the knee of throughput over tokens a step that Sarathi-Serve (OSDI 2024, section 3) has its users measure,
     here read off the step-time model.
@@ -68,20 +69,22 @@ class ShortSteps:
         if len(decodes) + len(prompts) < 2 or many * _SHORTER < GRAIN_TOKENS:
             return plan.token_budget
         alone = shape_of_decodes(decodes, view.tokens_a_decode)
-        enough = self._enough(alone, shape_of_prompts(prompts, many))
+        behind = len(begun) + len(view.waiting) + len(view.swapped)
+        enough = self._enough(alone, shape_of_prompts(prompts, many), behind)
         return plan.token_budget if enough == many else decode_tokens + enough
 
-    def _enough(self, decodes: BatchShape, prompts: BatchShape) -> int:
-        """The fewest prompt tokens worth a step with these decodes, where there are so many."""
+    def _enough(self, decodes: BatchShape, prompts: BatchShape, behind: int) -> int:
+        """The fewest of these prompt tokens worth a step with these decodes, where so many jobs wait for prompts."""
         many = prompts.num_tokens
         alone_s = self._cost.step_s(decodes) if decodes.num_jobs else 0.0
-        share, least_s, least_more_s = 1.0, inf, inf
+        share, least = 1.0, inf
         while share * many >= GRAIN_TOKENS:
             part = scaled(prompts, share)
-            whole_s = self._cost.step_s(together(scaled(decodes, share), part)) / share
-            more_s = (self._cost.step_s(together(decodes, part)) - alone_s) / share
-            least_s, least_more_s = min(least_s, whole_s), min(least_more_s, more_s)
-            if not whole_s or whole_s > self._dearest * least_s or more_s > self._dearest * least_more_s:
+            whole_s = self._cost.step_s(together(scaled(decodes, share), part))
+            more_s = self._cost.step_s(together(decodes, part)) - alone_s
+            cost = (behind * (1 + behind) * whole_s + decodes.num_jobs * more_s) / share
+            least = min(least, cost)
+            if not whole_s or cost > self._dearest * least:
                 break
             share *= _SHORTER
         return int(min(1.0, share / _SHORTER) * many)
