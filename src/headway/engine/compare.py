@@ -19,6 +19,8 @@ def compare(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
     spares, not differences. O(1) then, plus one look at the blocks for the job that ended admission.
     """
     differences: dict[Job, Reason] = {}
+    if _as_planned(outcome, scheduler):
+        return differences
     full = outcome.num_tokens >= outcome.plan.token_budget
     if len(outcome.tokens) != len(outcome.plan.run) + len(outcome.admitted):
         for job in outcome.plan.run:
@@ -34,6 +36,14 @@ def compare(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
     if outcome.plan.prefetch:
         differences.update(_not_prefetched(outcome, scheduler))
     return differences
+
+
+def _as_planned(outcome: StepOutcome, scheduler: Any) -> bool:
+    """Whether a step of nothing but decodes went to all whom the plan names: most steps of an engine that keeps up."""
+    plan = outcome.plan
+    if plan.admit or plan.prefetch or scheduler._inflight_prefills or scheduler.admission.over_adapters:
+        return False
+    return len(outcome.tokens) == len(plan.run)
 
 
 def _ended_by_returned(differences: dict[Job, Reason], scheduler: Any) -> bool:

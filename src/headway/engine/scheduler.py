@@ -67,6 +67,12 @@ class _Filled:
     now_s: float
     dispatched_s: float
 
+    def as_before(self, before: _Filled | None) -> bool:
+        """Whether the step before had the same plan and grants."""
+        if before is None or self.plan is not before.plan:
+            return False
+        return bool(self.output.num_scheduled_tokens == before.output.num_scheduled_tokens)
+
 
 class PolicyScheduler(Scheduler):  # type: ignore[misc]
     """vLLM's scheduler under a policy: view -> plan -> shaped `schedule()` -> outcome -> observe.
@@ -112,6 +118,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.preempted: dict[Job, Fate] = {}
         self._planned_fate: Fate | None = None
         self._filled: _Filled | None = None
+        self._followed: _Filled | None = None
+        self._tokens: dict[Job, int] = {}
         self.shaped_plan = StepPlan()
         self._not_offloaded: dict[Job, Reason] = {}
         self._departing: dict[str, Departure] = {}
@@ -381,11 +389,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def _outcome(self, filled: _Filled) -> StepOutcome:
         """What vLLM made of the plan: admissions stand at the end of `running`, victims are missing there."""
         plan, output = filled.plan, filled.output
-        jobs, granted = self.jobs, output.num_scheduled_tokens
         outcome = StepOutcome(
             now_s=filled.now_s,
             plan=plan,
-            tokens=dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True)),
+            tokens=self._granted(filled),
             num_tokens=output.total_num_scheduled_tokens,
             preempted=dict(self.preempted),
             offloaded=[
@@ -399,6 +406,15 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         for job in outcome.admitted:
             outcome.cached_tokens[job] = self._found_tokens(job, outcome)
         return outcome
+
+    def _granted(self, filled: _Filled) -> dict[Job, int]:
+        """Who got how many tokens: of a kept plan that was filled as before, the same mapping, so that nobody looks twice."""
+        granted = filled.output.num_scheduled_tokens
+        if not filled.as_before(self._followed):
+            jobs = self.jobs
+            self._tokens = dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True))
+        self._followed = filled
+        return self._tokens
 
     def _admitted(self, shaped: int) -> list[Job]:
         """Who became resident: those behind the `shaped` requests, but where some come back by way of the host."""
