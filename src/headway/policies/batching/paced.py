@@ -33,7 +33,7 @@ _HARDLY_LONGER = 1.2
 """Where even those break the target, as many more as make the step at most so many times as long: to a GPU a tile of a
 few dozen is as good as one token."""
 DEFAULT_MOST_DEARER = 0.05
-"""So much more may a token cost for the sake of shorter steps."""
+"""So much more may prompts cost those who decode and wait for the sake of shorter steps."""
 _STEADY_STEPS = 64
 """Steps that are looked ahead for whether those who decode stay within the target between tokens."""
 
@@ -50,8 +50,8 @@ class Paced:
     what the prediction leaves out. Where predictions are wrong or no pause helps, a step with such a target has
     SAFE_BUDGET_TOKENS; while steps have no predicted time the engine's own budget holds.
 
-    Where nobody who decodes has such a target, steps are as short as they may be for a token to cost at most
-    `most_dearer` more than in any longer one (`ShortSteps`).
+    Where nobody who decodes has such a target, steps are as short as they may be at hardly more cost to those who decode
+    and those who wait, at most `most_dearer` more than of any longer one (`ShortSteps`).
 
     As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target or there are
     prompts.

@@ -39,8 +39,9 @@ class ShortSteps:
       in the mean (M/M/1) n (1 + n) jobs are as much later as one of them is held up.
 
     So where prompts come now and then steps are as long as adds least to the decodes, and where many wait throughput
-    decides. `most_dearer` is the share that the shorter step may cost more than any longer one. Who is alone is served
-    at once.
+    decides. `most_dearer` is the share that a shorter step may cost more than any longer one for the sake of those that
+    need not wait for others' prompts then, which are all but one of the n: (n - 1) / n of it. Who is alone is served at
+    once.
 
     Source: the knee of throughput over tokens a step that Sarathi-Serve (OSDI 2024, section 3) has its users measure,
     here read off the step-time model.
@@ -51,7 +52,7 @@ class ShortSteps:
             raise ConfigError(
                 f"most_dearer is {most_dearer}; accepted: 0, which is as long as they come, to below 1"
             )
-        self._dearest = 1 + most_dearer
+        self._most_dearer = most_dearer
         self._cost = cost
 
     def most_tokens(self, view: StepView, plan: StepPlan) -> int:
@@ -60,7 +61,7 @@ class ShortSteps:
         O(prompts that have begun or have room), and where there are some O(decodes) with five predictions of a step's
         time, and two more for each that is a quarter shorter and still worth it: O(log tokens).
         """
-        if self._dearest == 1:
+        if not self._most_dearer:
             return plan.token_budget
         decodes, begun = split_decodes(plan.run)
         prompts = [*begun, *starting(view, plan)]
@@ -77,6 +78,7 @@ class ShortSteps:
         """The fewest of these prompt tokens worth a step with these decodes, where so many jobs wait for prompts."""
         many = prompts.num_tokens
         alone_s = self._cost.step_s(decodes) if decodes.num_jobs else 0.0
+        dearest = 1 + self._most_dearer * (behind - 1) / behind
         share, least = 1.0, inf
         while share * many >= GRAIN_TOKENS:
             part = scaled(prompts, share)
@@ -84,7 +86,7 @@ class ShortSteps:
             more_s = self._cost.step_s(together(decodes, part)) - alone_s
             cost = (behind * (1 + behind) * whole_s + decodes.num_jobs * more_s) / share
             least = min(least, cost)
-            if not whole_s or cost > self._dearest * least:
+            if not whole_s or cost > dearest * least:
                 break
             share *= _SHORTER
         return int(min(1.0, share / _SHORTER) * many)
