@@ -408,7 +408,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         return outcome
 
     def _granted(self, filled: _Filled) -> dict[Job, int]:
-        """Who got how many tokens: of a kept plan that was filled as before, the same mapping, so that nobody looks twice."""
+        """Who got how many tokens: the same mapping for a kept plan that was filled as before; nobody looks twice."""
         granted = filled.output.num_scheduled_tokens
         if not filled.as_before(self._followed):
             jobs = self.jobs

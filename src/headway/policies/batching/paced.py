@@ -50,8 +50,8 @@ class Paced:
     what the prediction leaves out. Where predictions are wrong or no pause helps, a step with such a target has
     SAFE_BUDGET_TOKENS; while steps have no predicted time the engine's own budget holds.
 
-    Where nobody who decodes has such a target, steps are as short as they may be at hardly more cost to those who decode
-    and those who wait, at most `most_dearer` more than of any longer one (`ShortSteps`).
+    Where nobody who decodes has such a target, steps are as short as they may be at hardly more cost to those who
+    decode and those who wait, at most `most_dearer` more than of any longer one (`ShortSteps`).
 
     As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target or there are
     prompts.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from math import inf
 
 from headway.core.cost import CostModel, UnknownCost
@@ -62,7 +62,7 @@ class LatestStart:
         """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on."""
         began_s, ran = self._last_s, self._ran
         self._last_s, self._ran = outcome.now_s, outcome.tokens
-        if not _any_goes_on(ran):
+        if not any(job.state is JobState.RESIDENT for job in ran):
             return 0.0  # the engine may have been idle since
         step_s = outcome.now_s - began_s
         self._step_s += (step_s - self._step_s) * (_NEWEST_SHARE if self._step_s else 1.0)
@@ -72,13 +72,6 @@ class LatestStart:
         """Keep nothing of a job that is gone."""
         if job in self._ran:
             self._ran = [one for one in self._ran if one is not job]
-
-
-def _any_goes_on(ran: Iterable[Job]) -> bool:
-    for job in ran:  # `any`, without making a generator for the first, who mostly does
-        if job.state is JobState.RESIDENT:
-            return True
-    return False
 
 
 def missed_first_token(job: Job) -> bool:
