@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -427,3 +428,21 @@ def test_what_the_prefix_cache_holds_of_who_waits_is_known_and_found() -> None:
 )
 def test_nobody_looks_where_it_makes_no_difference(policy: str, prefix_caching: bool) -> None:
     assert scheduler(prefix_caching=prefix_caching, policy=policy)._prefixes is None
+
+
+def test_a_kept_plan_that_is_filled_as_before_is_told_by_the_same_mapping_and_no_other_is() -> None:
+    built = scheduler(policy="headway")
+    engine = HearingEngine(built)
+    told: list[dict[Job, int]] = []
+    observe = built.guard.observe
+
+    def heard(outcome: StepOutcome) -> None:
+        told.append(outcome.tokens)
+        observe(outcome)
+
+    built.guard.observe = heard
+    granted = [log.tokens for log in replay(engine, stream(count=6, mean_gap_steps=30), 2_000)]
+    assert [{job.id: tokens for job, tokens in step.items()} for step in told] == granted
+    kept = sum(before is now for before, now in pairwise(told))
+    assert len(told) / 2 < kept < len(told) - 12, "most steps, but none in which one of six comes or ends"
+    assert_empty(built)
