@@ -1,10 +1,11 @@
 """CPU time Headway adds to stock vLLM's scheduling, per step: `python bench/plan_overhead.py --json`.
 
 Stock's scheduler and ours run in turn in one process, without a model, on the same kind of stream: 256
-running, 1,000 or 10,000 waiting, 10 arrivals and about 10 finishes a step. A step is add_request for the
-arrivals, schedule and update_from_output; what is reported is the difference of process CPU time, ours
+running, 1,000 or 10,000 waiting, `--arrivals` (10) arrivals and about as many finishes a step. A step is add_request
+for the arrivals, schedule and update_from_output; what is reported is the difference of process CPU time, ours
 minus stock's, step by step (in microseconds): `added_us` of all of it, `held_us` without what is done while the workers
-compute. Real engines spend milliseconds a step.
+compute. Real engines spend milliseconds a step, and have few arrivals in most: with one a step answers are 256 tokens
+long in the mean. Of every order, or of the presets of `--preset` as a whole.
 
 `plans` is the CPU time of a policy's own part of it, `plan` and `observe`, on a clock on which a step takes
 25 ms, so that quanta end: every preset of `--plan` with as many worker slots as run, and, for those that
@@ -55,9 +56,9 @@ from headway.policies.presets import build_policy, find_preset
 RUNNING = 256
 WAITING = (1_000, 10_000)
 ARRIVALS_A_STEP = 10
-MEAN_OUTPUT_TOKENS = RUNNING // ARRIVALS_A_STEP
-WARM_STEPS = 250
-"""Until as many end as come, and what orders learn of work has settled after a thousand that came at once."""
+WARM_STEPS, WARM_ANSWERS = 250, 4
+"""So many steps, and as many as take so many answers: until as many end as come, and what orders learn of work has
+settled after a thousand that came at once."""
 NUM_BLOCKS = 8_000
 PLANNED = ("vllm", "fastserve")
 LIGHT = ("vllm", "headway")
@@ -69,25 +70,36 @@ TTFT_CLASSES_MS = (200, 1_000, 5_000, 60_000)
 
 
 def main() -> None:
-    """Print `{"<order>": {"added_us_256_1000": {"p50": a, "p99": b}, "held_us_256_1000": {...}, ...}}`."""
+    """Print `{"<order or preset>": {"added_us_256_1000": {"p50": a, "p99": b}, "held_us_256_1000": {...}, ...}}`."""
     parser = options(__doc__)
     parser.add_argument(
         "--order", action="append", choices=sorted(ORDERS), metavar="ORDER", help="measure only this order"
+    )
+    preset_option(parser, "--preset", "measure all that these presets add")
+    parser.add_argument(
+        "--arrivals",
+        type=int,
+        default=ARRIVALS_A_STEP,
+        choices=range(1, RUNNING + 1),
+        metavar="N",
+        help=f"arrivals a step of --order and --preset (default {ARRIVALS_A_STEP})",
     )
     preset_option(parser, "--plan", "measure these presets'")
     preset_option(parser, "--light", "measure these presets at light load")
     arguments = parser.parse_args()
     model = str(ensure_demo_random())
     table: dict[str, Any] = {}
-    chosen = arguments.order or arguments.plan or arguments.light
+    chosen = arguments.order or arguments.preset or arguments.plan or arguments.light
     presets = arguments.plan or (() if chosen else PLANNED)
-    for order in arguments.order or (() if chosen else ORDERS):
-        table[order] = {}
+    whole = {order: headway_builder(order=order) for order in arguments.order or (() if chosen else ORDERS)}
+    whole |= {preset: headway_builder(policy=preset) for preset in arguments.preset or ()}
+    for name, build in whole.items():
+        table[name] = {}
         for waiting in WAITING:
-            print(f"{order}, {waiting} waiting ...", file=sys.stderr)
-            stock, ours = _warm_lanes(model, order, waiting)
-            for kind, figures in added_quantiles(stock, ours, arguments.steps).items():
-                table[order][f"{kind}_us_{RUNNING}_{waiting}"] = figures
+            print(f"{name}, {waiting} waiting ...", file=sys.stderr)
+            lanes = [Lane(model, each, waiting, arrivals=arguments.arrivals) for each in (Scheduler, build)]
+            for kind, figures in warmed_quantiles(*lanes, arguments.steps).items():
+                table[name][f"{kind}_us_{RUNNING}_{waiting}"] = figures
     if presets:
         table["plans"] = {preset: plan_times(model, preset, arguments.steps) for preset in presets}
     light = arguments.light or (() if chosen else LIGHT)
@@ -123,17 +135,7 @@ def light_times(model: str, preset: str, steps: int) -> dict[str, dict[str, floa
     host_kv = HostKv(blocks=HOST_BLOCKS) if build_policy(find_preset(preset)).uses_host else None
     stock = _LightLane(model, Scheduler, 0)
     ours = _LightLane(model, headway_builder(policy=preset), 0, host_kv=host_kv)
-    for lane in (stock, ours):
-        lane.warm()
-    return {f"{kind}_us": figures for kind, figures in added_quantiles(stock, ours, steps).items()}
-
-
-def _warm_lanes(model: str, order: str, waiting: int) -> tuple[Lane, Lane]:
-    """Stock's and ours."""
-    lanes = Lane(model, Scheduler, waiting), Lane(model, headway_builder(order=order), waiting)
-    for lane in lanes:
-        lane.warm()
-    return lanes
+    return {f"{kind}_us": figures for kind, figures in warmed_quantiles(stock, ours, steps).items()}
 
 
 class Added(NamedTuple):
@@ -143,8 +145,10 @@ class Added(NamedTuple):
     held: float
 
 
-def added_quantiles(without: Lane, with_it: Lane, steps: int) -> dict[str, dict[str, float]]:
-    """Quantiles of either kind of `Added`, over so many steps."""
+def warmed_quantiles(without: Lane, with_it: Lane, steps: int) -> dict[str, dict[str, float]]:
+    """Quantiles of either kind of `Added`, over so many steps once both are warm."""
+    for lane in (without, with_it):
+        lane.warm()
     found = list(added_us(without, with_it, steps))
     return {kind: quantiles(getattr(step, kind) for step in found) for kind in Added._fields}
 
@@ -165,7 +169,6 @@ class Lane:
 
     running = RUNNING
     arrivals_a_step: float = ARRIVALS_A_STEP
-    mean_output_tokens = MEAN_OUTPUT_TOKENS
     beside_s = 0.0
     _due = 0.0
 
@@ -177,7 +180,10 @@ class Lane:
         *,
         slots: int = RUNNING,
         host_kv: HostKv | None = None,
+        arrivals: int | None = None,
     ) -> None:
+        if arrivals is not None:
+            self.arrivals_a_step = arrivals
         config = engine_config(model, max_num_seqs=slots, max_num_batched_tokens=4096, host_kv=host_kv)
         self.engine = ModelFreeEngine(make_scheduler(build, config, NUM_BLOCKS), copy_steps=1)
         self._random = random.Random(0)
@@ -193,10 +199,15 @@ class Lane:
             id=str(self.count),
             arrival_step=0,
             prompt_token_ids=range(self.count * 200, self.count * 200 + tokens),
-            output_tokens=self._random.randint(1, 2 * self.mean_output_tokens),
+            output_tokens=self._random.randint(1, 2 * self._mean_output_tokens),
             priority=self._random.randint(0, 3),
             extra_args=self.targets(),
         )
+
+    @property
+    def _mean_output_tokens(self) -> int:
+        """With which as many end as come; 0 where nobody comes."""
+        return int(self.running / self.arrivals_a_step) if self.arrivals_a_step else 0
 
     def targets(self) -> dict[str, Any]:
         """What the next request asks for."""
@@ -223,7 +234,7 @@ class Lane:
 
     def warm(self) -> None:
         """Steps until all is as it stays."""
-        for _ in range(WARM_STEPS):
+        for _ in range(max(WARM_STEPS, WARM_ANSWERS * self._mean_output_tokens)):
             self.step_s()
 
 
@@ -248,8 +259,7 @@ class _LightLane(_ClockedLane):
 
     tick_s = 0.01
     running = 8
-    mean_output_tokens = 64
-    arrivals_a_step = running / mean_output_tokens
+    arrivals_a_step = running / 64
 
     def targets(self) -> dict[str, Any]:
         """Such as are kept easily."""

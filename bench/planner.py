@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 
 from bench.progress import say
 from headway.core.slo import Slo
+from headway.errors import ConfigError, HeadwayError
 from headway.experiments.planning.ask import SEEDS, Ask, prepare
 from headway.experiments.planning.deploy import command
 from headway.experiments.planning.planner import Effort, Planned, make_plan
@@ -50,6 +51,7 @@ GENERATED = {
     "output=lognormal:mean=28,sigma=1,max=900/count=6000",
 }
 """What takes its place where there are none."""
+DATA = Path("../shared/data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +66,15 @@ class Bench:
     seeds: int = SEEDS
 
     def source(self, trace: str) -> str:
-        """The shared file, or what takes its place."""
+        """The shared file, or what takes its place. Raises ConfigError where another folder was named, and has none."""
         file = self.data / "traces" / SHARED[trace]
-        return str(file) if file.exists() else GENERATED[trace]
+        if file.exists():
+            return str(file)
+        if self.data != DATA:
+            raise ConfigError(
+                f"data is {self.data}, which has no {file}; accepted: the folder that holds traces/"
+            )
+        return GENERATED[trace]
 
     def ask(self, trace: str) -> Ask:
         """The plan of a trace."""
@@ -88,7 +96,7 @@ def row(source: str, planned: Planned, wall_s: float) -> dict[str, Any]:
     data = plan_data(planned)
     points = data["gain"]["points"]
     return {
-        "trace": Path(source).name,
+        "trace": source if planned.prepared.task.stream.is_drawn else Path(source).name,
         "configurations": planned.tried,
         "possible": planned.prepared.space.size,
         "runs": data["runs"],
@@ -131,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
     parser.add_argument("--out", type=Path, help="folder that keeps runs (default: none is kept)")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="shared data")
+    parser.add_argument("--data", type=Path, default=DATA, help=f"shared data (default {DATA})")
     parser.add_argument("--budget", type=int, default=BUDGET, help=f"configurations (default {BUDGET})")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_BUDGET} configurations")
     parser.add_argument(
@@ -140,7 +148,15 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="only so many requests of each trace")
     parser.add_argument("--verify", action="store_true", help="deploy each choice here and compare")
     parser.add_argument("--verify-seconds", type=float, default=30.0, help="seconds compared (default 30)")
-    given = parser.parse_args()
+    try:
+        print(json.dumps(planned_traces(parser.parse_args())))
+    except HeadwayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def planned_traces(given: argparse.Namespace) -> dict[str, Any]:
+    """Plan what is asked for; what all of it came to."""
     with TemporaryDirectory(prefix="headway-planner-") as temporary:
         bench = Bench(
             out=given.out or Path(temporary),
@@ -154,7 +170,7 @@ def main() -> None:
             planned, rows[trace] = bench.plan(trace)
             if given.verify:
                 rows[trace]["verify"] = verified(planned, bench.out / trace, given.verify_seconds)
-    print(json.dumps({"cores": os.cpu_count(), "jobs": bench.jobs, "traces": rows}))
+    return {"cores": os.cpu_count(), "jobs": bench.jobs, "traces": rows}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +40,7 @@ VERIFIED = Verified(
         "goodput": 0.95,
     },
     achieved={"mean_jct_s": 1.0, "p99_jct_s": 2.5, "mean_ttft_s": 0.1, "mean_tbt_s": None, "goodput": 0.95},
+    client_late_s=0.031,
 )
 
 
@@ -60,6 +67,7 @@ def test_predicted_stands_beside_achieved() -> None:
     assert "-20.0%" in text
     assert "+1.0%" in text
     assert "1.10 times as long as the profile has them, and adds 4.0 ms" in text
+    assert "the client sent its requests up to 31 ms late" in text
     assert "TBT mean" not in text
 
 
@@ -75,6 +83,43 @@ def test_a_deployment_that_does_not_start_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(UpstreamError, match=says), deployed(words, free_port(), log):
         pytest.fail("it got ready")
     assert "unknown policy 'nope'" in log.read_text()
+
+
+DEPLOYING = """
+import sys
+from pathlib import Path
+from headway.experiments.planning.deployed import deployed
+
+with deployed(("headway", "serve", "demo", "--"), int(sys.argv[1]), Path(sys.argv[2])):
+    sys.exit("it was not to get ready")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+def test_a_killed_check_leaves_no_server_behind(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", DEPLOYING, str(free_port()), str(tmp_path / "server.log")]
+    with subprocess.Popen(words) as checking:
+        children = Path(f"/proc/{checking.pid}/task/{checking.pid}/children")
+        _soon(lambda: bool(children.read_text()))
+        server = int(children.read_text())
+        _soon(lambda: b"headway.cli" in Path(f"/proc/{server}/cmdline").read_bytes())
+        os.kill(checking.pid, signal.SIGKILL)
+    _soon(lambda: not _lives(server))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _soon(happened: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if happened():
+            return
+        time.sleep(0.02)
+    pytest.fail("it did not happen within ten seconds")
 
 
 @pytest.mark.engine
@@ -94,6 +139,7 @@ def test_a_choice_is_deployed_replayed_and_compared(tmp_path: Path) -> None:
     assert all(errors[key] is not None for key in ("mean_jct_s", "p99_jct_s", "mean_ttft_s", "mean_tbt_s"))
     assert errors["goodput"] is None
     assert found.served.step_factor > 0
+    assert found.client_late_s > 0
     assert [line.partition(" ")[0] for line in told] == ["deploying:", "serving", "serving"]
 
 

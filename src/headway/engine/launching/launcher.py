@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from importlib import metadata
 from headway.engine import register
 from headway.engine.launching.last_words import hear_reason
 from headway.engine.questions import allow
+from headway.with_parent import signal_with_parent
 
 PARENT_FLAG = "--end-with-parent"
 """First argument, followed by a process id: end as by Ctrl-C when that parent dies, however it dies."""
@@ -20,7 +20,6 @@ PARENT_FLAG = "--end-with-parent"
 ORPHAN_GRACE_S = 20.0
 """How long a server may take to end by itself once its parent is dead."""
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _POLL_S = 1.0
 
 
@@ -69,7 +68,7 @@ def end_with_parent(parent_pid: int, grace_s: float = ORPHAN_GRACE_S) -> None:
     if sys.platform != "linux":
         return
     threading.Thread(target=_kill_orphans, args=(parent_pid, grace_s), daemon=True).start()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    signal_with_parent(signal.SIGINT)
     if os.getppid() != parent_pid:  # it died before the kernel was asked
         raise KeyboardInterrupt
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +26,7 @@ from headway.experiments.ascendra.real_systems import SERVICES, SYSTEMS, Service
 from headway.experiments.paper import Tell
 from headway.experiments.policy_bench import START_TIMEOUT_S, free_port
 from headway.routing.pools import instance_names, pool_of
+from headway.with_parent import signal_with_parent
 
 VLLM_FLAGS = ("--no-enable-prefix-caching", "--kv-cache-memory-bytes", str(256 << 20))
 """Everything else is vLLM's default. A stream is sent to the same instances more than once, so no prefix is kept."""
@@ -101,7 +104,13 @@ def gateway(name: str, system: System, instances: Mapping[str, Place], logs: Pat
     port = free_port()
     command = gateway_command(system, instances, port)
     with (logs / f"{name.replace(' ', '-')}-gateway.log").open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=partial(signal_with_parent, signal.SIGTERM),
+        )
         try:
             place = Place(f"http://127.0.0.1:{port}", process.pid)
             wait_until_ready(place, process, len(instances))

@@ -10,9 +10,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from headway.errors import UpstreamError
+from headway.with_parent import signal_with_parent
 
 HOST = "127.0.0.1"
 START_S = 300.0
@@ -30,13 +32,19 @@ def with_port(words: Sequence[str], port: int) -> list[str]:
 def deployed(words: Sequence[str], port: int, log: Path) -> Iterator[str]:
     """The URL of what a deploy command serves, once it is ready; it and all it started end with the block.
 
-    Raises UpstreamError if it does not get ready; its log says why.
+    They end too if this process is killed (`signal_with_parent`). Raises UpstreamError if it does not get ready; its
+    log says why.
     """
     command = [sys.executable, "-m", "headway.cli", *with_port(words, port)]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=partial(signal_with_parent, signal.SIGTERM),
         )
         try:
             # A gateway is alive before its instances are; a single server is ready once it is alive.

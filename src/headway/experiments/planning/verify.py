@@ -23,7 +23,7 @@ from headway.experiments.planning.planner import Planned
 from headway.experiments.planning.scaled_down import MODEL, scaled_down
 from headway.experiments.planning.stage import Served, served_beyond, set_stage, step_factor
 from headway.experiments.policy_bench import free_port, warm_up
-from headway.gateway import ReplayOptions, replay
+from headway.gateway import ReplayOptions, ReplayReport, replay
 from headway.results import summarize
 from headway.results.metrics import measured
 from headway.traces import TraceRequest
@@ -39,7 +39,8 @@ Values = dict[str, float | None]
 class Verified:
     """What came of it. `predicted` is with what serving adds, as measured on another part of the trace; `by_profile`
     without; `at_own_speed` with steps as long as they were meanwhile, so that what is left is not the machine's drift.
-    Errors are predicted / achieved - 1, of goodput the difference in points; None where not measured.
+    Errors are predicted / achieved - 1, of goodput the difference in points; None where not measured. The client, which
+    shares the cores, sent its requests up to `client_late_s` late, which counts as time to first token.
     """
 
     configuration: Configuration
@@ -51,6 +52,7 @@ class Verified:
     by_profile: Values
     at_own_speed: Values
     achieved: Values
+    client_late_s: float
 
     def errors(self, predicted: Mapping[str, float | None]) -> Values:
         """How far from what came."""
@@ -66,6 +68,7 @@ class Verified:
             "served": asdict(self.served),
             "predicted": self.predicted,
             "achieved": self.achieved,
+            "client_late_s": self.client_late_s,
             "errors": self.errors(self.predicted),
             "by_profile": self.by_profile,
             "errors_by_profile": self.errors(self.by_profile),
@@ -98,11 +101,11 @@ def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verifi
     with deployed(words, free_port(), folder / "verify-server.log") as url:
         asyncio.run(warm_up(stage.before, ReplayOptions(url=url)))
         tell(f"serving {len(stage.before)} requests, to know what serving adds")
-        served = served_beyond(stage, _replayed(url, stage.before))
+        served = served_beyond(stage, _replayed(url, stage.before).records)
         stage = stage.slowed(served)
         tell(f"serving {len(stage.requests)} requests, to compare")
-        achieved = _replayed(url, stage.requests)
-    own = replace(served, step_factor=step_factor(stage, stage.requests, achieved))
+        came = _replayed(url, stage.requests)
+    own = replace(served, step_factor=step_factor(stage, stage.requests, came.records))
     return Verified(
         configuration=here,
         words=words,
@@ -112,7 +115,8 @@ def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verifi
         predicted=_mean(stage.simulated(stage.requests, served)),
         by_profile=_mean(stage.simulated(stage.requests, Served())),
         at_own_speed=_mean(stage.simulated(stage.requests, own)),
-        achieved=_values(achieved),
+        achieved=_values(came.records),
+        client_late_s=max(0.0, *came.lateness_s),
     )
 
 
@@ -141,13 +145,13 @@ def _machine(planned: Planned, here: Configuration, folder: Path, tell: Tell) ->
 # ---- what came -----------------------------------------------------------------------------------------
 
 
-def _replayed(url: str, requests: Sequence[TraceRequest]) -> list[Record]:
+def _replayed(url: str, requests: Sequence[TraceRequest]) -> ReplayReport:
     """The records of all requests, as their client saw them. Raises UpstreamError if one failed."""
-    records = asyncio.run(replay(requests, ReplayOptions(url=url))).records
-    for record in records:
+    report = asyncio.run(replay(requests, ReplayOptions(url=url)))
+    for record in report.records:
         if record.outcome is Outcome.FAILED:
             raise UpstreamError(f"request {record.id} failed: {record.error}; so nothing can be compared")
-    return records
+    return report
 
 
 def _values(records: Sequence[Record]) -> Values:

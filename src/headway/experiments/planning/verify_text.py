@@ -31,7 +31,8 @@ def verify_table(verified: Verified) -> RenderableType:
     lines = (
         f"{verified.requests:,} requests at {verified.rate_rps:.3g} a second; serving makes steps "
         f"{served.step_factor:.2f} times as long as the profile has them, and adds {served.first_token_s * 1e3:.1f} ms "
-        "to the first token (measured on another part of the trace)",
+        "to the first token (measured on another part of the trace); the client sent its requests up to "
+        f"{verified.client_late_s * 1e3:.0f} ms late",
         f"deployed: {command(verified.words)}",
     )
     return Group(table, *map(Text, lines))
