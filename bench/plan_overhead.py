@@ -97,8 +97,10 @@ def main() -> None:
         table[name] = {}
         for waiting in WAITING:
             print(f"{name}, {waiting} waiting ...", file=sys.stderr)
-            lanes = [Lane(model, each, waiting, arrivals=arguments.arrivals) for each in (Scheduler, build)]
-            for kind, figures in warmed_quantiles(*lanes, arguments.steps).items():
+            stock, ours = (
+                Lane(model, each, waiting, arrivals=arguments.arrivals) for each in (Scheduler, build)
+            )
+            for kind, figures in warmed_quantiles(stock, ours, arguments.steps).items():
                 table[name][f"{kind}_us_{RUNNING}_{waiting}"] = figures
     if presets:
         table["plans"] = {preset: plan_times(model, preset, arguments.steps) for preset in presets}
