@@ -137,3 +137,12 @@ def test_a_trace_of_few_requests_cannot_be_checked_with(here: Machine, tmp_path:
     plan = planned(tmp_path, prepared(trace=trace, policies=("vllm",)), budget=1)
     with pytest.raises(ConfigError, match="the trace has 30 requests; accepted with verify: 48 or more"):
         set_stage(plan, scaled_down(plan.choice), here, 10.0)
+
+
+def test_half_the_load_takes_as_long(stage: Stage) -> None:
+    eased = stage.eased()
+    assert eased.rate_rps == pytest.approx(stage.rate_rps / 2)
+    for before, after in ((stage.before, eased.before), (stage.requests, eased.requests)):
+        assert [each.id for each in after] == [each.id for each in before[: len(before) // 2]]
+        mean_rps = len(after) / (after[-1].arrival_s - after[0].arrival_s)
+        assert mean_rps == pytest.approx(eased.rate_rps)

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from headway.core.record import Outcome, Record
 from headway.errors import ConfigError, UpstreamError
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.deploy import arguments
 from headway.experiments.planning.deployed import deployed
 from headway.experiments.planning.stage import Served
-from headway.experiments.planning.verify import Verified, verify
+from headway.experiments.planning.verify import Verified, is_punctual, verify
 from headway.experiments.planning.verify_text import verify_table
 from headway.experiments.policy_bench import free_port
+from headway.gateway import ReplayReport
 from tests.experiments.planning.costs import write_costs
 from tests.experiments.planning.plans import planned, prepared
 
@@ -69,6 +71,24 @@ def test_predicted_stands_beside_achieved() -> None:
     assert "1.10 times as long as the profile has them, and adds 4.0 ms" in text
     assert "the client sent its requests up to 31 ms late" in text
     assert "TBT mean" not in text
+
+
+@pytest.mark.parametrize(("late_s", "punctual"), [(0.019, True), (0.021, False)])
+def test_a_client_later_than_a_fiftieth_of_mean_jct_measures_itself(late_s: float, punctual: bool) -> None:
+    """Requests that take a second, two of three sent at once and the third three times as late as in the mean."""
+    records = [
+        Record(
+            id=f"{n}",
+            arrival_s=float(n),
+            prompt_tokens=8,
+            outcome=Outcome.FINISHED,
+            output_tokens=2,
+            first_token_s=n + 0.5,
+            finished_s=n + 1.0,
+        )
+        for n in range(3)
+    ]
+    assert is_punctual(ReplayReport("demo", records, [0.0, 0.0, 3 * late_s])) is punctual
 
 
 def test_no_time_to_check_in_is_refused(tmp_path: Path) -> None:
@@ -140,7 +160,9 @@ def test_a_choice_is_deployed_replayed_and_compared(tmp_path: Path) -> None:
     assert errors["goodput"] is None
     assert found.served.step_factor > 0
     assert found.client_late_s > 0
-    assert [line.partition(" ")[0] for line in told] == ["deploying:", "serving", "serving"]
+    assert told[0].startswith("deploying:")
+    assert told[1].endswith("to know what serving adds")
+    assert told[-1].endswith("to compare")
 
 
 _TRACE = "gen:poisson:rate=10/input=constant:tokens=64/output=constant:tokens=16/count=400"

@@ -50,6 +50,12 @@ class Stage:
     requests: Sequence[TraceRequest]
     rate_rps: float
 
+    def eased(self) -> Stage:
+        """Half the load, for as long."""
+        count, rate_rps = max(FEWEST_REQUESTS, len(self.requests) // 2), self.rate_rps / 2
+        before, requests = (at_rate(part[:count], rate_rps) for part in (self.before, self.requests))
+        return replace(self, before=before, requests=requests, rate_rps=rate_rps)
+
     def slowed(self, served: Served) -> Stage:
         """The same load where steps take as long as they do when serving; the part before is as it was."""
         rate_rps = self.rate_rps / served.step_factor

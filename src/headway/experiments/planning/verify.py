@@ -21,7 +21,7 @@ from headway.experiments.planning.deployed import deployed
 from headway.experiments.planning.machine import Machine
 from headway.experiments.planning.planner import Planned
 from headway.experiments.planning.scaled_down import MODEL, scaled_down
-from headway.experiments.planning.stage import Served, served_beyond, set_stage, step_factor
+from headway.experiments.planning.stage import Served, Stage, served_beyond, set_stage, step_factor
 from headway.experiments.policy_bench import free_port, warm_up
 from headway.gateway import ReplayOptions, ReplayReport, replay
 from headway.results import summarize
@@ -29,6 +29,10 @@ from headway.results.metrics import measured
 from headway.traces import TraceRequest
 
 PROFILE_SECONDS = 20
+EASED = 3
+"""Times that the load is halved, at most, for a client that cannot keep up: it shares the engine's cores."""
+LATE_SHARE = 0.02
+"""Of mean JCT: a client that sends its requests later than that, in the mean, measures itself."""
 KEYS = ("mean_jct_s", "p99_jct_s", "mean_ttft_s", "mean_tbt_s", "goodput")
 
 Tell = Callable[[str], None]
@@ -100,8 +104,8 @@ def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verifi
     tell(f"deploying: {command(words)}")
     with deployed(words, free_port(), folder / "verify-server.log") as url:
         asyncio.run(warm_up(stage.before, ReplayOptions(url=url)))
-        tell(f"serving {len(stage.before)} requests, to know what serving adds")
-        served = served_beyond(stage, _replayed(url, stage.before).records)
+        stage, before = _kept_up(url, stage, tell)
+        served = served_beyond(stage, before)
         stage = stage.slowed(served)
         tell(f"serving {len(stage.requests)} requests, to compare")
         came = _replayed(url, stage.requests)
@@ -143,6 +147,26 @@ def _machine(planned: Planned, here: Configuration, folder: Path, tell: Tell) ->
 
 
 # ---- what came -----------------------------------------------------------------------------------------
+
+
+def _kept_up(url: str, stage: Stage, tell: Tell) -> tuple[Stage, list[Record]]:
+    """The stage at a load that the client can send in time, or the least tried; what came of the part before."""
+    for eased in range(EASED + 1):
+        tell(f"serving {len(stage.before)} requests, to know what serving adds")
+        report = _replayed(url, stage.before)
+        if is_punctual(report) or eased == EASED:
+            break
+        tell(
+            f"the client cannot send {stage.rate_rps:.3g} requests a second in time beside the engine: half the load"
+        )
+        stage = stage.eased()
+    return stage, report.records
+
+
+def is_punctual(report: ReplayReport) -> bool:
+    """Whether what came tells of the server, not of a client that had no core to send from."""
+    jct_s = summarize(report.records).mean_jct_s
+    return jct_s is None or fmean(report.lateness_s) <= LATE_SHARE * jct_s
 
 
 def _replayed(url: str, requests: Sequence[TraceRequest]) -> ReplayReport:
