@@ -56,21 +56,21 @@ DATA = Path("../shared/data")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What is planned, and where it is kept."""
+    """What is planned, and where it is kept; `data` is the folder of the shared data that was named."""
 
     out: Path
-    data: Path
+    data: Path | None
     budget: int
     jobs: int
     limit: int | None = None
     seeds: int = SEEDS
 
     def source(self, trace: str) -> str:
-        """The shared file, or what takes its place. Raises ConfigError where another folder was named, and has none."""
-        file = self.data / "traces" / SHARED[trace]
+        """The shared file, or what takes its place. Raises ConfigError where a folder was named that has none."""
+        file = (self.data or DATA) / "traces" / SHARED[trace]
         if file.exists():
             return str(file)
-        if self.data != DATA:
+        if self.data is not None:
             raise ConfigError(
                 f"data is {self.data}, which has no {file}; accepted: the folder that holds traces/"
             )
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
     parser.add_argument("--out", type=Path, help="folder that keeps runs (default: none is kept)")
-    parser.add_argument("--data", type=Path, default=DATA, help=f"shared data (default {DATA})")
+    parser.add_argument("--data", type=Path, help=f"shared data (default {DATA}, where it is)")
     parser.add_argument("--budget", type=int, default=BUDGET, help=f"configurations (default {BUDGET})")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_BUDGET} configurations")
     parser.add_argument(
