@@ -120,7 +120,7 @@ def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verifi
         by_profile=_mean(stage.simulated(stage.requests, Served())),
         at_own_speed=_mean(stage.simulated(stage.requests, own)),
         achieved=_values(came.records),
-        client_late_s=max(0.0, *came.lateness_s),
+        client_late_s=max(came.lateness_s, default=0.0),
     )
 
 
