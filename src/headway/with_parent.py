@@ -13,7 +13,8 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 def signal_with_parent(signum: int) -> None:
     """Ask the kernel to send this process a signal when its parent ends, however that ends; Linux only, else nothing.
 
-    The parent is the thread that started it, so that is to be one that stays. Called by a process for itself, or as a `preexec_fn`, and then kept over the exec.
+    The parent is the thread that started it, so that is to be one that stays. Called by a process for itself, or as a
+    `preexec_fn`, and then kept over the exec.
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signum)
