@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from headway.core.record import Record
@@ -18,13 +19,20 @@ def add_engine_side(client: Iterable[Record], engine: Iterable[Record]) -> list[
     The two clocks differ: when a request was first scheduled is carried over as time since its arrival.
     Requests the engine never saw stay as they are.
     """
-    seen = {match["id"]: record for record in engine if (match := _ENGINE_ID.fullmatch(record.id))}
-    return [_merged(record, seen.get(record.id)) for record in client]
+    seen = by_client_id(engine)
+    return [_merged(record, seen[record.id][-1]) if record.id in seen else record for record in client]
 
 
-def _merged(client: Record, engine: Record | None) -> Record:
-    if engine is None:
-        return client
+def by_client_id(engine: Iterable[Record]) -> Mapping[str, Sequence[Record]]:
+    """What engines wrote of each request, in their order, by the id that its client gave it."""
+    seen: dict[str, list[Record]] = defaultdict(list)
+    for record in engine:
+        if match := _ENGINE_ID.fullmatch(record.id):
+            seen[match["id"]].append(record)
+    return seen
+
+
+def _merged(client: Record, engine: Record) -> Record:
     waited_s = None if engine.first_scheduled_s is None else engine.first_scheduled_s - engine.arrival_s
     return replace(
         client,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.deploy import arguments, command
-from headway.experiments.planning.deployed import with_port
+from headway.experiments.planning.deployed import as_started, records_of_engines
 
 SINGLE = Configuration(gpus=2, policy="predicted", tp=2, instances=1, seats=64, tokens_a_step=4096)
 FULL = replace(SINGLE, host_gib=1.5, predictor="learned")
@@ -61,6 +62,16 @@ def test_one_instance_by_itself_needs_no_gateway() -> None:
     )
 
 
-def test_a_port_is_put_before_vllms_own_flags() -> None:
-    words = with_port(("headway", "serve", "demo", "--", "--max-num-seqs", "4"), 8123)
-    assert words == ["serve", "demo", "--port", "8123", "--", "--max-num-seqs", "4"]
+def test_a_port_and_records_are_put_before_vllms_own_flags(tmp_path: Path) -> None:
+    words = as_started(("headway", "serve", "demo", "--", "--max-num-seqs", "4"), 8123, tmp_path / "r.jsonl")
+    records = f"{tmp_path / 'r.jsonl'}"
+    assert words == ["serve", "demo", "--port", "8123", "--records", records, "--", "--max-num-seqs", "4"]
+
+
+def test_each_instance_of_a_deployment_has_a_file_of_records(tmp_path: Path) -> None:
+    for name in ("r-hp-0.jsonl", "r-lp-0.jsonl", "r.log", "other.jsonl"):
+        (tmp_path / name).touch()
+    assert [file.name for file in records_of_engines(tmp_path / "r.jsonl")] == [
+        "r-hp-0.jsonl",
+        "r-lp-0.jsonl",
+    ]

@@ -22,21 +22,29 @@ END_S = 60.0
 _POLL_S = 0.3
 
 
-def with_port(words: Sequence[str], port: int) -> list[str]:
-    """The words of a deploy command, without the program's name, for a port of this machine."""
+def as_started(words: Sequence[str], port: int, records: Path) -> list[str]:
+    """The words of a deploy command, without the program's name, for a port of this machine and a file of records."""
     flags = words.index("--")
-    return [*words[1:flags], "--port", f"{port}", *words[flags:]]
+    return [*words[1:flags], "--port", f"{port}", "--records", str(records), *words[flags:]]
+
+
+def records_of_engines(records: Path) -> list[Path]:
+    """The files of records of a deployment: the one it was given, or one of each instance."""
+    return sorted(records.parent.glob(f"{records.stem}*{records.suffix}"))
 
 
 @contextmanager
-def deployed(words: Sequence[str], port: int, log: Path) -> Iterator[str]:
+def deployed(words: Sequence[str], port: int, log: Path, records: Path) -> Iterator[str]:
     """The URL of what a deploy command serves, once it is ready; it and all it started end with the block.
 
+    Its engines write `records` (`records_of_engines`), from nothing.
     They end too if this process is killed (`signal_with_parent`). Raises UpstreamError if it does not get ready; its
     log says why.
     """
-    command = [sys.executable, "-m", "headway.cli", *with_port(words, port)]
+    command = [sys.executable, "-m", "headway.cli", *as_started(words, port, records)]
     log.parent.mkdir(parents=True, exist_ok=True)
+    for old in records_of_engines(records):
+        old.unlink()
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

@@ -10,6 +10,7 @@ from statistics import fmean
 from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.experiments.planning.configuration import Configuration
+from headway.experiments.planning.in_engine import InEngine
 from headway.experiments.planning.machine import Machine, planned_policies
 from headway.experiments.planning.planner import Planned
 from headway.experiments.planning.runs import capacity_rps
@@ -19,9 +20,9 @@ from headway.results.metrics import measured, tbt_s, ttft_s
 from headway.sim.simulation import simulate
 from headway.traces import TraceRequest
 
-LOAD = 0.5
-"""Of what the choice gets through here: high enough for requests to wait for one another, and not so high that a
-per cent in each step is ten in the waiting."""
+LOAD = 0.25
+"""Of what the choice gets through here by itself: a server and a client share its cores. High enough for requests to
+wait for one another, and not so high that a per cent in each step is ten in the waiting."""
 
 CLOCK_SEEDS = 3
 FEWEST_REQUESTS = 24
@@ -33,7 +34,7 @@ NEAR = 0.002
 @dataclass(frozen=True, slots=True)
 class Served:
     """What serving adds to an engine's own steps on this machine: how many times as long they take while a server and
-    a client share its cores, and seconds from a request's sending to its first token beyond the engine's.
+    a client share its cores, and seconds from a request's arrival to its first token beyond those steps.
     """
 
     step_factor: float = 1.0
@@ -49,12 +50,6 @@ class Stage:
     before: Sequence[TraceRequest]
     requests: Sequence[TraceRequest]
     rate_rps: float
-
-    def eased(self) -> Stage:
-        """Half the load, for as long."""
-        count, rate_rps = max(FEWEST_REQUESTS, len(self.requests) // 2), self.rate_rps / 2
-        before, requests = (at_rate(part[:count], rate_rps) for part in (self.before, self.requests))
-        return replace(self, before=before, requests=requests, rate_rps=rate_rps)
 
     def slowed(self, served: Served) -> Stage:
         """The same load where steps take as long as they do when serving; the part before is as it was."""
@@ -123,23 +118,23 @@ def at_rate(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceRequ
     return [replace(request, arrival_s=(request.arrival_s - first_s) * stretch) for request in requests]
 
 
-def served_beyond(stage: Stage, achieved: Sequence[Record]) -> Served:
-    """What serving adds, from what came of the requests before: the step factor first, by the time between tokens, then
-    what the first token still lacks. Raises ConfigError where no request had two tokens.
+def served_beyond(stage: Stage, came: InEngine) -> Served:
+    """What serving adds, from what came of requests: the step factor first, by the time between tokens, then what the
+    first token still lacks. Raises ConfigError where no request had two tokens.
     """
-    factor = step_factor(stage, stage.before, achieved)
-    lacking_s = _over([achieved], ttft_s) - _over(stage.simulated(stage.before, Served(factor)), ttft_s)
+    factor = step_factor(stage, came)
+    lacking_s = _over([came.records], ttft_s) - _over(stage.simulated(came.requests, Served(factor)), ttft_s)
     return Served(factor, max(0.0, lacking_s))
 
 
-def step_factor(stage: Stage, requests: Sequence[TraceRequest], achieved: Sequence[Record]) -> float:
+def step_factor(stage: Stage, came: InEngine) -> float:
     """The factor with which the simulator has the time between tokens that came of requests, by secants of the
     logarithms: slower steps make larger batches, which are slower still. Raises ConfigError as `served_beyond`.
     """
-    came_s = _over([achieved], tbt_s)
+    came_s = _over([came.records], tbt_s)
 
     def off(log_factor: float) -> float:
-        return log(_over(stage.simulated(requests, Served(exp(log_factor))), tbt_s) / came_s)
+        return log(_over(stage.simulated(came.requests, Served(exp(log_factor))), tbt_s) / came_s)
 
     before, now = 0.0, -off(0.0)
     off_before = -now

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,22 +18,20 @@ from headway.errors import ConfigError, UpstreamError
 from headway.experiments.engine_sizes import is_cost_file
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.deploy import arguments, command, vllm_flags
-from headway.experiments.planning.deployed import deployed
+from headway.experiments.planning.deployed import deployed, records_of_engines
+from headway.experiments.planning.in_engine import InEngine, in_engine
 from headway.experiments.planning.machine import Machine
 from headway.experiments.planning.planner import Planned
 from headway.experiments.planning.scaled_down import MODEL, scaled_down
-from headway.experiments.planning.stage import Served, Stage, served_beyond, set_stage, step_factor
+from headway.experiments.planning.stage import Served, served_beyond, set_stage, step_factor
 from headway.experiments.policy_bench import free_port, warm_up
 from headway.gateway import ReplayOptions, ReplayReport, replay
 from headway.results import summarize
 from headway.results.metrics import measured
+from headway.results.records import read_records
 from headway.traces import TraceRequest
 
 PROFILE_SECONDS = 20
-EASED = 3
-"""Times that the load is halved, at most, for a client that cannot keep up: it shares the engine's cores."""
-LATE_SHARE = 0.02
-"""Of mean JCT: a client that sends its requests later than that, in the mean, measures itself."""
 KEYS = ("mean_jct_s", "p99_jct_s", "mean_ttft_s", "mean_tbt_s", "goodput")
 
 Tell = Callable[[str], None]
@@ -41,10 +40,11 @@ Values = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What came of it. `predicted` is with what serving adds, as measured on another part of the trace; `by_profile`
-    without; `at_own_speed` with steps as long as they were meanwhile, so that what is left is not the machine's drift.
-    Errors are predicted / achieved - 1, of goodput the difference in points; None where not measured. The client, which
-    shares the cores, sent its requests up to `client_late_s` late, which counts as time to first token.
+    """What came of it in the engine, of requests at the times at which they came to it. `predicted` is with what
+    serving adds, as measured on another part of the trace; `by_profile` without; `at_own_speed` with steps as long as
+    they were meanwhile, so that what is left is not the machine's drift. Errors are predicted / achieved - 1, of
+    goodput the difference in points; None where not measured. `at_client` is what the client saw, whose time counts
+    from when a request was to be sent: it shares the cores, and was up to `client_late_s` late with that.
     """
 
     configuration: Configuration
@@ -56,6 +56,7 @@ class Verified:
     by_profile: Values
     at_own_speed: Values
     achieved: Values
+    at_client: Values
     client_late_s: float
 
     def errors(self, predicted: Mapping[str, float | None]) -> Values:
@@ -72,6 +73,7 @@ class Verified:
             "served": asdict(self.served),
             "predicted": self.predicted,
             "achieved": self.achieved,
+            "at_client": self.at_client,
             "client_late_s": self.client_late_s,
             "errors": self.errors(self.predicted),
             "by_profile": self.by_profile,
@@ -102,25 +104,29 @@ def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verifi
     stage = set_stage(planned, here, machine, seconds)
     words = arguments(MODEL, here, NO_TARGETS)
     tell(f"deploying: {command(words)}")
-    with deployed(words, free_port(), folder / "verify-server.log") as url:
+    records = folder / "verify-engine.jsonl"
+    with deployed(words, free_port(), folder / "verify-server.log", records) as url:
         asyncio.run(warm_up(stage.before, ReplayOptions(url=url)))
-        stage, before = _kept_up(url, stage, tell)
-        served = served_beyond(stage, before)
+        tell(f"serving {len(stage.before)} requests, to know what serving adds")
+        _replayed(url, stage.before)
+        served = served_beyond(stage, _in_engine(stage.before, records))
         stage = stage.slowed(served)
         tell(f"serving {len(stage.requests)} requests, to compare")
-        came = _replayed(url, stage.requests)
-    own = replace(served, step_factor=step_factor(stage, stage.requests, came.records))
+        client = _replayed(url, stage.requests)
+    came = _in_engine(stage.requests, records)
+    own = replace(served, step_factor=step_factor(stage, came))
     return Verified(
         configuration=here,
         words=words,
         requests=len(stage.requests),
         rate_rps=stage.rate_rps,
         served=served,
-        predicted=_mean(stage.simulated(stage.requests, served)),
-        by_profile=_mean(stage.simulated(stage.requests, Served())),
-        at_own_speed=_mean(stage.simulated(stage.requests, own)),
+        predicted=_mean(stage.simulated(came.requests, served)),
+        by_profile=_mean(stage.simulated(came.requests, Served())),
+        at_own_speed=_mean(stage.simulated(came.requests, own)),
         achieved=_values(came.records),
-        client_late_s=max(came.lateness_s, default=0.0),
+        at_client=_values(client.records),
+        client_late_s=max(client.lateness_s, default=0.0),
     )
 
 
@@ -149,24 +155,10 @@ def _machine(planned: Planned, here: Configuration, folder: Path, tell: Tell) ->
 # ---- what came -----------------------------------------------------------------------------------------
 
 
-def _kept_up(url: str, stage: Stage, tell: Tell) -> tuple[Stage, list[Record]]:
-    """The stage at a load that the client can send in time, or the least tried; what came of the part before."""
-    for eased in range(EASED + 1):
-        tell(f"serving {len(stage.before)} requests, to know what serving adds")
-        report = _replayed(url, stage.before)
-        if is_punctual(report) or eased == EASED:
-            break
-        tell(
-            f"the client cannot send {stage.rate_rps:.3g} requests a second in time beside the engine: half the load"
-        )
-        stage = stage.eased()
-    return stage, report.records
-
-
-def is_punctual(report: ReplayReport) -> bool:
-    """Whether what came tells of the server, not of a client that had no core to send from."""
-    jct_s = summarize(report.records).mean_jct_s
-    return jct_s is None or fmean(report.lateness_s) <= LATE_SHARE * jct_s
+def _in_engine(requests: Sequence[TraceRequest], records: Path) -> InEngine:
+    """What the engines, which write a request's record before they answer its end, say of requests answered."""
+    written = [file for file in records_of_engines(records) if file.stat().st_size]
+    return in_engine(requests, chain.from_iterable(map(read_records, written)))
 
 
 def _replayed(url: str, requests: Sequence[TraceRequest]) -> ReplayReport:

@@ -17,8 +17,16 @@ GOODPUT = "goodput"
 
 def verify_table(verified: Verified) -> RenderableType:
     """Predicted beside achieved, with the errors; then what was served how."""
-    table = Table(box=SIMPLE_HEAD, header_style="", title="on this machine's engine", title_justify="left")
-    for heading in ("", "predicted", "achieved", "error", "by the\nprofile alone", "at its\nown speed"):
+    table = Table(box=SIMPLE_HEAD, header_style="", title="in this machine's engine", title_justify="left")
+    for heading in (
+        "",
+        "predicted",
+        "achieved",
+        "error",
+        "by the\nprofile alone",
+        "at its\nown speed",
+        "at the\nclient",
+    ):
         table.add_column(heading, justify="right" if heading else "left", vertical="bottom")
     errors = [
         verified.errors(each) for each in (verified.predicted, verified.by_profile, verified.at_own_speed)
@@ -26,7 +34,8 @@ def verify_table(verified: Verified) -> RenderableType:
     for key in KEYS:
         if verified.achieved[key] is not None:
             shown = (_value(verified.predicted[key]), _value(verified.achieved[key]))
-            table.add_row(Text(COLUMNS[key].heading), *shown, *(_error(key, each[key]) for each in errors))
+            off = [_error(key, each[key]) for each in errors]
+            table.add_row(Text(COLUMNS[key].heading), *shown, *off, _value(verified.at_client[key]))
     served = verified.served
     lines = (
         f"{verified.requests:,} requests at {verified.rate_rps:.3g} a second; serving makes steps "
