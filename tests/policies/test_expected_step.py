@@ -24,6 +24,15 @@ def test_by_hand() -> None:
     assert sorted(ids(step.starting)) == ["a", "b"]
 
 
+def test_what_the_prefix_cache_holds_is_read_and_not_computed() -> None:
+    jobs = [make_job(name, prompt=40, num_cached_tokens=32) for name in "ab"]
+    step = expect_step(ENGINE, StepPlan(admit=jobs, token_budget=16))
+    expected = BatchShape()
+    expected.add(8, 32)
+    expected.add(8, 32)
+    assert (step.shape, sorted(ids(step.starting))) == (expected, ["a", "b"])
+
+
 def test_seats_end_it_too() -> None:
     jobs = [make_job(name, prompt=1) for name in "abcdef"]
     view = StepView(residents=[decoding("x")], max_run=3, max_resident=4)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway.core.batch_shape import BatchShape
-from headway.core.fill import uncomputed_tokens
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
+from headway.policies.batching.step_shapes import left_tokens
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ def expect_step(view: StepView, plan: StepPlan) -> ExpectedStep:
 
 def _grant(shape: BatchShape, job: Job, budget: int, caps: Mapping[Job, int]) -> int:
     """Put a job into the shape, and return the tokens it gets."""
-    granted = min(uncomputed_tokens(job), budget, caps.get(job, budget))
+    granted = min(left_tokens(job), budget, caps.get(job, budget))
     if granted <= 0:
         return 0
-    shape.add(granted, job.num_computed_tokens)
+    shape.add(granted, job.num_found_tokens)
     return granted

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import takewhile
 
-from headway.core.fill import uncomputed_tokens
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.decode_first import split_decodes
+from headway.policies.batching.step_shapes import left_tokens
 from headway.policies.order import Order
 
 _MOST_NEWCOMERS = 4
@@ -18,19 +18,19 @@ _MOST_NEWCOMERS = 4
 
 def by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
     """The plan with its prompt tokens given by rank: a step serves who has begun first, so those that rank behind
-    a newcomer get no more than it leaves, and pause if that is nothing.
+    a newcomer get no more than it leaves, and pause if that is nothing. What the prefix cache holds is no work.
     """
     begun = split_decodes(plan.run)[1] if plan.admit else ()
     if not begun:
         return plan
-    left = plan.token_budget - (len(plan.run) - len(begun))
-    if sum(map(uncomputed_tokens, begun)) + uncomputed_tokens(plan.admit[0]) <= left:
+    left = plan.token_budget - (len(plan.run) - len(begun)) * view.tokens_a_decode
+    if sum(map(left_tokens, begun)) + left_tokens(plan.admit[0]) <= left:
         return plan
     newcomers = list(takewhile(view.admissible, plan.admit[:_MOST_NEWCOMERS]))
     granted: dict[Job, int] = {}
     for job in order.rank([*begun, *newcomers], view.now_s):
-        granted[job] = min(uncomputed_tokens(job), max(0, left))
+        granted[job] = min(left_tokens(job), max(0, left))
         left -= granted[job]
     paused = {job for job in begun if not granted[job]}
-    caps = {job: granted[job] for job in begun if 0 < granted[job] < uncomputed_tokens(job)}
+    caps = {job: granted[job] for job in begun if 0 < granted[job] < left_tokens(job)}
     return replace(plan, run=[job for job in plan.run if job not in paused], chunk_cap=caps)
