@@ -95,6 +95,21 @@ def test_a_swapped_request_pauses_until_its_memory_is_back() -> None:
     assert found.displaced[0].by == ()
 
 
+def test_who_room_was_made_for_is_named_before_it_starts() -> None:
+    scene = Scene()
+    for id_ in "abc":
+        scene.come(id_)
+    scene.step({"a": 4, "b": 4}, admitted="ab")
+    scene.step({"a": 1}, preempted={"b": Fate.RECOMPUTE}, room_for="c")
+    found = explain(scene.trail, "b", scene.now_s)
+    assert found is not None
+    [displaced] = found.displaced
+    assert (displaced.by, displaced.why) == (
+        ("c",),
+        "the policy made room for c; its KV is to be computed again",
+    )
+
+
 def test_a_shortage_names_those_who_grew() -> None:
     # At 1 both have 4 tokens computed; a's fifth opens its second block, which is b's.
     scene = Scene()

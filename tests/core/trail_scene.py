@@ -37,6 +37,7 @@ class Scene:
         admitted: str = "",
         preempted: dict[str, Fate] | None = None,
         planned: bool = True,
+        room_for: str = "",
         passed_over: dict[str, Reason] | None = None,
         seconds: float = 1.0,
     ) -> None:
@@ -59,6 +60,7 @@ class Scene:
             admit=new,
             token_budget=64,
             preempt=gone if planned else {},
+            room_for=jobs[room_for] if room_for else None,
         )
         outcome = StepOutcome(
             now_s=self.now_s,

@@ -71,6 +71,19 @@ def test_every_preset_serves_every_request_to_its_length(
     assert_empty(built)
 
 
+@MODES
+def test_blocks_are_missing_where_memory_keeps_a_job_out(asynchronous: bool, prefix_caching: bool) -> None:
+    built = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching, policy="sjf")
+    missing: Counter[bool] = Counter()
+    for _ in replay(HearingEngine(built), stream(), 5_000):
+        for job in built.ledger.waiting.values():
+            lacks = built.view.missing_blocks(job) > 0
+            assert lacks == (built.admission.misfit(built.requests[job.id]) is not None)
+            missing[lacks] += 1
+    assert missing[True]
+    assert missing[False]
+
+
 @dataclass
 class Shaken(DecodeFirst):
     """Decode first, with seeded pauses, chunk caps and preemptions of whoever is paused."""

@@ -17,7 +17,7 @@ def test_the_explanation_as_text() -> None:
     assert told_text(found.story, found).splitlines()[-5:] == [
         "waited 2 s in all: 1 s its KV blocks did not fit the free ones; 1 s others were to start first",
         "behind b for 2 s; 0 overtook it",
-        "displaced at 2.0000 s, b ran in its stead: the policy made room for b; its KV is to be computed again",
+        "displaced at 2.0000 s by b: the policy made room for b; its KV is to be computed again",
         "slack: 3 s (first token) at 0.0000 s, -1 s (whole answer) at 5.0000 s",
         "KV moved: 5 tokens computed again (1.2 MiB)",
     ]

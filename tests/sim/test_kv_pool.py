@@ -63,6 +63,18 @@ def test_a_found_block_in_the_line_counts_against_the_free_ones() -> None:
     # 4 blocks in all, 2 found, both free: 2 new ones and the 2 found are 4, of 3 free.
     assert kv.cached_tokens(again) == 8
     assert kv.misfit(again) is Reason.ISL
+    assert kv.missing_blocks(again) == 1
+
+
+def test_a_found_block_that_somebody_holds_is_not_missing() -> None:
+    kv = pool(4)
+    start(kv, "a", 9, (1, 2))
+    again = make_job("c", prompt=17)
+    kv.add(again, (1, 2))
+    # Of 5 blocks two are held by a already, and one is free.
+    assert kv.missing_blocks(again) == 2
+    start(kv, "b", 1)
+    assert kv.missing_blocks(again) == 3
 
 
 def test_the_whole_sequence_must_fit_although_only_a_chunk_is_wanted() -> None:
@@ -79,6 +91,7 @@ def test_the_watermark_holds_only_beside_others() -> None:
     second = make_job("b", prompt=8)
     kv.add(second)
     assert kv.misfit(second) is Reason.WATERMARK
+    assert kv.missing_blocks(second) == 1
     alone = pool(3, watermark=1)
     start(alone, "c", 12)
 

@@ -68,7 +68,8 @@ class StepPlan:
     A swapped job comes back with what it had computed, and gets tokens when its KV has arrived. `offload`
     (paused residents) starts a copy of their KV to the host; they stay. `prefetch` (swapped jobs) brings KV
     back without a place in the batch, from the blocks and slots that are left; the job is then resident and
-    paused, and `preempt {job: SWAP}` puts it back at once.
+    paused, and `preempt {job: SWAP}` puts it back at once. `room_for` is whom the victims of `preempt` make room for
+    where it does not start in this step: to be told, not to be done.
     """
 
     run: Sequence[Job] = ()
@@ -80,6 +81,7 @@ class StepPlan:
     offload: Sequence[Job] = ()
     prefetch: Sequence[Job] = ()
     leave: Mapping[Job, Departure] = field(default_factory=dict)
+    room_for: Job | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,7 +30,8 @@ class StepView:
     takes `tokens_a_decode`: one, and its drafts where the engine makes some.
     `admissible(job)` says whether a waiting or swapped job would pass every check of this step but its
     rank; it costs a prefix lookup, so ask for a few jobs, not for all. `ready(job)` is the part of it that is not
-    about memory or seats: what freed blocks would not change.
+    about memory or seats: what freed blocks would not change. `missing_blocks(job)` is the part that is about memory:
+    how many blocks have to come free before a waiting job fits, less those found in the prefix cache; a lookup too.
 
     With a host tier: `swapped` jobs have their KV on the host or on its way there, unordered, in the same
     index of the order as the waiting; `restoring` are the residents whose KV is on its way back, who get no
@@ -59,6 +60,7 @@ class StepView:
     tokens_a_decode: int = 1
     admissible: Callable[[Job], bool] = _never
     ready: Callable[[Job], bool] = _always
+    missing_blocks: Callable[[Job], int] = _none
     uncopied_blocks: Callable[[Job], int] = _none
     unsent_blocks: Callable[[Job], int] = _none
 

@@ -55,11 +55,24 @@ class Admission:
         O(1) where it would even if nothing of it were found, else a prefix-cache lookup: O(blocks of the request).
         """
         scheduler = self._scheduler
-        manager = scheduler.kv_cache_manager
         if self._surely_fits(request):
             return None
+        needed, num_cached = self._needed(request)
+        free, watermark = self._free_blocks(), self._watermark()
+        if self._waits_for_copies(request, num_cached):
+            copied = needed - self._blocks_past_copy(request)
+            if copied + watermark + scheduler._inflight_prefill_reserved_blocks() > free:
+                return Reason.BLOCKS
+        if needed > free:
+            return Reason.ISL if scheduler.scheduler_reserve_full_isl else Reason.BLOCKS
+        return Reason.WATERMARK if needed + watermark > free else None
+
+    def _needed(self, request: Request) -> tuple[int, int]:
+        """Blocks that vLLM would take from the free ones for a whole request, and its tokens found in the cache."""
+        scheduler = self._scheduler
+        manager = scheduler.kv_cache_manager
         blocks, num_cached, *_ = manager.get_computed_blocks(request)
-        needed = manager.coordinator.get_num_blocks_to_allocate(
+        needed: int = manager.coordinator.get_num_blocks_to_allocate(
             request_id=request.request_id,
             num_tokens=min(request.num_tokens, scheduler.max_model_len),
             new_computed_blocks=blocks.blocks,
@@ -70,25 +83,26 @@ class Admission:
             apply_admission_cap=scheduler.scheduler_reserve_full_isl,
             prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
         )
-        free = manager.block_pool.get_num_free_blocks()
-        watermark = manager.watermark_blocks if scheduler.running else 0
-        if self._waits_for_copies(request, num_cached):
-            copied = needed - self._blocks_past_copy(request)
-            if copied + watermark + scheduler._inflight_prefill_reserved_blocks() > free:
-                return Reason.BLOCKS
-        if needed > free:
-            return Reason.ISL if scheduler.scheduler_reserve_full_isl else Reason.BLOCKS
-        return Reason.WATERMARK if needed + watermark > free else None
+        return needed, num_cached
+
+    def _free_blocks(self) -> int:
+        free: int = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return free
+
+    def _watermark(self) -> int:
+        """Blocks that an admission leaves free beside others."""
+        manager = self._scheduler.kv_cache_manager
+        return manager.watermark_blocks if self._scheduler.running else 0
 
     def _surely_fits(self, request: Request) -> bool:
         """Whether there are blocks for all of a request that nothing is copied for, found on the device or not."""
         scheduler = self._scheduler
         if not self.one_block_for_all_layers or scheduler.jobs[request.request_id].state is JobState.SWAPPED:
             return False
-        manager = scheduler.kv_cache_manager
-        most = -(-request.num_tokens // scheduler.block_size) + manager.watermark_blocks
-        fits: bool = most <= manager.block_pool.get_num_free_blocks()
-        return fits
+        most: int = (
+            -(-request.num_tokens // scheduler.block_size) + scheduler.kv_cache_manager.watermark_blocks
+        )
+        return most <= self._free_blocks()
 
     def _blocks_past_copy(self, request: Request) -> int:
         """Blocks of a swapped request's sequence that its copy back does not fill, and that are taken later."""
@@ -125,6 +139,11 @@ class Admission:
             and request in scheduler.waiting
             and self.not_ready(request) is None
         )
+
+    def missing_blocks(self, job: Job) -> int:
+        """Blocks that have to come free before a waiting job passes all memory checks; 0 if it would now."""
+        needed, _ = self._needed(self._scheduler.requests[job.id])
+        return max(0, needed + self._watermark() - self._free_blocks())
 
     def within_adapters(self, run: Sequence[Job]) -> Sequence[Job]:
         """`run` without the jobs whose LoRA adapter would be one too many in a step (invariant 11).

@@ -134,6 +134,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             tokens_a_decode=1 + self.num_spec_tokens,
             admissible=self.admission.admissible,
             ready=self.admission.ready,
+            missing_blocks=self.admission.missing_blocks,
         )
         self.swaps = swaps_of(self, serial=self.guard.policy.serial_copies)
         if self.swaps is not None:

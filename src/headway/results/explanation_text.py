@@ -81,8 +81,7 @@ def _waiting(explanation: Explanation) -> list[str]:
 
 def _displaced(explanation: Explanation, origin_s: float) -> list[str]:
     lines = [
-        f"displaced at {one.at_s - origin_s:.4f} s"
-        f"{f', {some(one.by)} ran in its stead' if one.by else ''}: {one.why}"
+        f"displaced at {one.at_s - origin_s:.4f} s{f' by {some(one.by)}' if one.by else ''}: {one.why}"
         for one in explanation.displaced[:_SHOWN]
     ]
     more = explanation.num_displaced - len(lines)

@@ -98,6 +98,8 @@ class SimulatedEngine:
             max_resident=limits.max_num_seqs,
             max_tokens=limits.max_num_batched_tokens,
             admissible=self._admissible,
+            ready=self._ready,
+            missing_blocks=self.pool.missing_blocks,
         )
         if self.tier is not None:
             self._view.host_total_blocks = limits.host_blocks
@@ -194,7 +196,10 @@ class SimulatedEngine:
 
     def _admissible(self, job: Job) -> bool:
         seat = len(self.ledger.residents) < self.limits.max_num_seqs
-        return seat and self._kv.ready(job) is None and (self.tier or self.pool).misfit(job) is None
+        return seat and self._ready(job) and (self.tier or self.pool).misfit(job) is None
+
+    def _ready(self, job: Job) -> bool:
+        return self._kv.ready(job) is None
 
     def _awaiting_token(self, outcome: StepOutcome) -> list[Job]:
         """Jobs whose last known token this step computes; under asynchronous scheduling they can go on."""

@@ -185,6 +185,11 @@ class KvPool:
         crowded = waits and self._crowds_out(job, found)
         return Reason.BLOCKS if crowded else self._misfit(job, found)
 
+    def missing_blocks(self, job: Job) -> int:
+        """Blocks that have to come free before a waiting job passes all memory checks; 0 if it would now."""
+        needed = self._needed(job.num_tokens, self._find(job)) + self._watermark()
+        return max(0, needed - len(self._free))
+
     def cache(self, job: Job, num_tokens: int) -> None:
         """Let the full blocks among a job's first `num_tokens` tokens be found."""
         table = self._tables[job]

@@ -21,8 +21,9 @@ def resident(id_: str, blocks: int, waited_s: float = 10.0) -> Job:
     return decoding(id_, prompt=4 * blocks, arrival_s=NOW_S - waited_s)
 
 
-def stage(*residents: Job, free: int = 0, host: int = 100, **fields: Any) -> StepView:
+def stage(*residents: Job, free: int = 0, host: int = 100, seats: int = 8, **fields: Any) -> StepView:
     """What a policy sees; nothing of anybody is on the host yet."""
+    fields.setdefault("missing_blocks", lambda job: -(-job.num_tokens // 4) - free)
     return StepView(
         now_s=NOW_S,
         residents=residents,
@@ -32,7 +33,7 @@ def stage(*residents: Job, free: int = 0, host: int = 100, **fields: Any) -> Ste
         host_total_blocks=100,
         block_size=4,
         max_run=8,
-        max_resident=8,
+        max_resident=seats,
         max_tokens=64,
         uncopied_blocks=_all_blocks,
         unsent_blocks=_all_blocks,

@@ -44,6 +44,7 @@ def test_as_many_leave_as_it_lacks_and_no_more() -> None:
     early, late = resident("early", 5, waited_s=20.0), resident("late", 5)
     made = room(*world(early, late, free=1))
     assert (made.preempt, ids(made.run), made.admit) == ({late: Fate.SWAP}, ["early"], ())
+    assert made.room_for is URGENT
     # It lacks 6 where there are none: both leave.
     view, order = world(early, late, newcomer=make_job("urgent", prompt=24, slo=Slo(ttft_s=900.0)))
     assert set(room(view, order).preempt) == {early, late}
@@ -59,7 +60,27 @@ def test_nobody_leaves_while_there_is_room_or_will_be(view: dict[str, Any]) -> N
     assert not room(*world(resident("a", 5), **view)).preempt
 
 
-@pytest.mark.parametrize("view", [{"admissible": lambda job: True}, {"ready": lambda job: False}])
+def test_one_leaves_for_a_seat_alone() -> None:
+    # There are blocks for it, and two that could go: the one that came last does.
+    early, late = resident("early", 5, waited_s=20.0), resident("late", 5)
+    for seats, made in ((2, {late: Fate.SWAP}), (3, {})):
+        assert room(*world(early, late, free=4, seats=seats)).preempt == made
+
+
+def test_the_last_seat_is_not_taken_from_one_in_time() -> None:
+    timed = resident("timed", 5)
+    timed.slo, timed.first_token_s = Slo(tbt_s=50.0), NOW_S
+    assert not room(*world(timed, free=4, seats=1)).preempt
+
+
+def test_what_the_prefix_cache_holds_for_it_in_residents_blocks_is_not_missing() -> None:
+    # Three of its four blocks are held by who runs: one block comes free with the first victim.
+    early, late = resident("early", 5, waited_s=20.0), resident("late", 1)
+    view, order = world(early, late, missing_blocks=lambda job: 1)
+    assert set(room(view, order).preempt) == {late}
+
+
+@pytest.mark.parametrize("view", [{"missing_blocks": lambda job: 0}, {"ready": lambda job: False}])
 def test_nobody_leaves_for_one_that_starts_without_or_waits_for_something_else(view: dict[str, Any]) -> None:
     # The prefix cache has the rest of it; its grammar is being compiled.
     assert not room(*world(resident("a", 5), free=1, **view)).preempt

@@ -111,7 +111,7 @@ def why_preempted(job: Job, view: StepView, outcome: StepOutcome) -> str:
     fate = outcome.preempted[job]
     after = "copied to the host" if fate is Fate.SWAP else "to be computed again"
     if job in outcome.plan.preempt:
-        first = next(iter(outcome.plan.admit), None)
+        first = outcome.plan.room_for or next(iter(outcome.plan.admit), None)
         return f"the policy made room{f' for {first.id}' if first else ''}; its KV is {after}"
     if not outcome.plan.token_budget:
         return f"the engine took its KV back between two steps; it is {after}"
@@ -119,10 +119,13 @@ def why_preempted(job: Job, view: StepView, outcome: StepOutcome) -> str:
     return f"blocks ran out ({view.free_blocks} free) as {others} before it grew; its KV is {after}"
 
 
-def who_ran_instead(view: StepView, outcome: StepOutcome) -> Sequence[str]:
-    """Ids of some that had tokens in a step that took a job's KV away: those that started in it, else those that
-    took a new block, else any that ran. At most MOST_NAMED; none where nobody ran. O(tokens) at worst.
+def who_displaced(view: StepView, outcome: StepOutcome) -> Sequence[str]:
+    """Ids of whom a step took KV away for: the one that the policy made room for, else some that had tokens in it,
+    those that started, else those that took a new block, else any that ran. At most MOST_NAMED; none where nobody ran.
+    O(tokens) at worst.
     """
+    if outcome.plan.room_for is not None:
+        return [outcome.plan.room_for.id]
     tokens, size = outcome.tokens, view.block_size
     new = [job.id for job in outcome.admitted if job in tokens]
     if new:

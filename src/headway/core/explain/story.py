@@ -46,7 +46,7 @@ class Chapter:
 
     Times are seconds of the run. `steps` it saw, `tokens` it was given in them. `ahead` is the least and the
     greatest number of waiting requests that would start before it, `beside` of others that got tokens. `by` are
-    the ids of those that stood in its way, one after another; of a preemption, of those that ran in its stead.
+    the ids of those that stood in its way, one after another; of a preemption, of those that displaced it.
     """
 
     kind: Kind

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.explain.reasons import (
-    who_ran_instead,
+    who_displaced,
     why_all_waited,
     why_others_ran,
     why_paused,
@@ -167,7 +167,7 @@ class Trail:
 
     def _follow_preempted(self, view: StepView, outcome: StepOutcome) -> None:
         now_s = outcome.now_s
-        by = tuple(who_ran_instead(view, outcome))
+        by = tuple(who_displaced(view, outcome))
         for job, fate in outcome.preempted.items():
             track = self.live.get(job.id)
             if track is None:
