@@ -51,6 +51,10 @@ def replay(refused: Refused, tmp_path: Path) -> Refused:
         ({"safety-factor": "2"}, "error: --safety-factor is accepted with --batches alone"),
         ({"batches": "vs", "length-model": "x"}, "error: --length-model is accepted with --predictor alone"),
         ({"out": "/proc/none/out.jsonl"}, "error: --out /proc/none/out.jsonl cannot be written"),
+        (
+            {"batches": "vs", "predictor": "hash", "length-model": "/proc/none/lengths"},
+            "error: --length-model /proc/none/lengths cannot be written",
+        ),
     ],
 )
 def test_flags_out_of_range_are_one_line_and_code_2(

@@ -159,6 +159,14 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
             ["demo", "--instances", "2", "--host-kv-gib", "1e9"],
             "error: host_kv.gib is 2e+09 but this machine has",
         ),
+        (
+            ["demo", "--instances", "1", "--records", "/proc/none/r.jsonl"],
+            "error: --records /proc/none/r-0.jsonl cannot be written",
+        ),
+        (
+            ["demo", "--pools", "lp=1,hp=1", "--records", "/proc/none/r.jsonl"],
+            "error: --records /proc/none/r-lp-0.jsonl cannot be written",
+        ),
         (["demo", "--instances", "1", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
         (
             ["demo", "--policy", "ascendra"],

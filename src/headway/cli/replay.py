@@ -25,7 +25,7 @@ from headway.cli.replay_batches import (
     WmaLimit,
     batch_remark,
 )
-from headway.errors import ConfigError
+from headway.cli.writable import check_file, check_replaceable
 
 if TYPE_CHECKING:
     from headway.core.record import Record
@@ -143,7 +143,7 @@ def replay(
         timeout_s=timeout,
     )
     flags.check(url)
-    _check_writable(out)
+    _check_output(out, length_model)
     with ExitStack() as files:
         plan = files.enter_context(flags.plan(url))
 
@@ -159,13 +159,11 @@ def replay(
         raise typer.Exit(EXIT_ALL_FAILED)
 
 
-def _check_writable(out: Path) -> None:
-    """Raise ConfigError if records cannot be written there; a file that is there stays as it is."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.open("ab").close()
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written ({error.strerror})") from None
+def _check_output(out: Path, length_model: Path | None) -> None:
+    """Raise ConfigError if what is to be written cannot be."""
+    check_file("--out", out)
+    if length_model is not None:
+        check_replaceable("--length-model", length_model)
 
 
 def send_with_progress(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from headway.cli.serve import base_url, targets
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_layout import POLICY, Layout, Place, read_layout
+from headway.cli.writable import check_engine_files
 from headway.engine.launching.instances_command import (
     InstancesPlan,
     LocalInstances,
@@ -160,7 +161,7 @@ def _local(asked: Request, layout: Layout, port: int) -> LocalInstances:
     check_memory(next(iter(settings.values())), count)
     local = LocalInstances(plan, bind_instances(plan, count), port + 1)
     for place in layout.launched:
-        local.prepare(place.name, place.pool)
+        check_engine_files(local.prepare(place.name, place.pool).settings)
     return local
 
 
