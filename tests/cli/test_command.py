@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,9 @@ HEAVY = (
     "headway.results",
     "headway.traces",
 )
+
+
+FULL_DISK = Path("/dev/full")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -76,6 +80,18 @@ def test_an_error_of_ours_is_one_line_and_code_2(refused: Refused) -> None:
     err = refused("serve", "demo", "--policy", "nope")
     assert err.startswith("error: unknown policy 'nope'; accepted: vllm, ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", [("policies",), ("policies", "--json"), ("--help",)])
+def test_a_full_disk_behind_stdout_is_one_line_and_code_2(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "headway.cli", *words]
+    with FULL_DISK.open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: output cannot be written (No space left on device); accepted: a disk or stream with room\n",
+    )
 
 
 def test_commands_are_named_as_their_modules() -> None:
