@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli import COMMANDS
+from headway.cli import COMMANDS, missing
 from tests.cli.conftest import Refused
 
 HEAVY = (
@@ -92,6 +92,17 @@ def test_a_full_disk_behind_stdout_is_one_line_and_code_2(words: tuple[str, ...]
         2,
         "error: output cannot be written (No space left on device); accepted: a disk or stream with room\n",
     )
+
+
+def test_a_module_that_is_missing_is_named_with_the_extras_that_bring_it() -> None:
+    program = "import sys; sys.modules['aiohttp'] = None; from headway.cli import main; main()"
+    words = ["shadow", "--url", "http://127.0.0.1:1", "--policies", "vllm"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, f"error: {missing('aiohttp')}\n")
+    assert missing("aiohttp") == "aiohttp is not installed; accepted: pip install 'headway[http]'"
+    assert missing("vllm").endswith("accepted: pip install 'headway[cuda]' or 'headway[cpu]'")
 
 
 def test_commands_are_named_as_their_modules() -> None:

@@ -32,8 +32,8 @@ COMMANDS = {
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
-EXTRAS = {"aiohttp": "http", "vllm": "cuda' or 'headway[cpu]"}
-"""Module that may be missing -> the extra of this package that brings it."""
+EXTRAS = {"aiohttp": ("http",), "vllm": ("cuda", "cpu")}
+"""Module that may be missing -> the extras of this package that bring it, one of which is enough."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """How a system says that what is written finds no place: the disk's, the user's or the file's limit, a broken disk."""
@@ -112,7 +112,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        _fail(f"{error.name} is not installed; pip install 'headway[{EXTRAS[error.name]}]'")
+        _fail(missing(error.name))
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -120,6 +120,12 @@ def main() -> None:
         _fail(f"output cannot be written ({error.strerror}); accepted: a disk or stream with room")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+
+
+def missing(module: str) -> str:
+    """What is said of a module that is not installed: the extras that bring it."""
+    bring_it = " or ".join(f"'headway[{extra}]'" for extra in EXTRAS[module])
+    return f"{module} is not installed; accepted: pip install {bring_it}"
 
 
 def _fail(why: str) -> NoReturn:
