@@ -145,6 +145,10 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         ),
         (["demo", "--max-queue", "4"], "error: --max-queue is for several instances behind one address"),
         (["demo", "--no-resume"], "error: --no-resume is for several instances"),
+        (
+            ["--join", "http://x", "--shadow", ","],
+            "error: --shadow is ','; accepted: names of the preset table",
+        ),
         (["demo", "--rebalance"], "error: --rebalance is for several instances"),
         (["demo", "--instances", "1", "--max-queue", "0"], "error: max_queue is 0; accepted: 1 or more"),
         (
