@@ -57,3 +57,33 @@ def test_a_place_that_cannot_be_written_is_an_error_and_stays_as_it_is(path: Pat
     with pytest.raises(OSError, match=re.escape(str(path))):
         write_whole(path, b"")
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("before", [b"old", None])
+def test_a_link_stays_one_and_what_it_leads_to_is_replaced(
+    tmp_path: Path, path: Path, before: bytes | None
+) -> None:
+    if before is not None:
+        write_whole(path, before)
+    link = tmp_path / "link.json"
+    link.symlink_to(Path("new") / "file.json")
+    write_whole(link, b"new")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"new"
+    assert not path.is_symlink()
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path, through_a_link: bool) -> None:
+    pipe = link = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if through_a_link:
+        link = tmp_path / "link"
+        link.symlink_to(pipe)
+    reader = os.open(pipe, os.O_RDWR)  # both ways: else opening it would wait for a writer
+    write_whole(link, b"all of it")
+    assert os.read(reader, 100) == b"all of it"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert link.is_symlink() == through_a_link

@@ -3,7 +3,7 @@
 HeadwayError
 ├── ConfigError      a flag, setting or combination that is not accepted (also a ValueError)
 ├── TraceError       a trace that cannot be read as requests (also a ValueError)
-├── RecordError      a records file that cannot be read back (also a ValueError)
+├── RecordError      a records file that cannot be written or read back (also a ValueError)
 ├── PlanError        a policy returned a plan that breaks the rules of `core.plan`
 ├── SimulationError  a simulation that cannot go on, such as a policy that leaves work lying
 ├── SeamError        the installed vLLM is not what `engine.vllm_seams` was written against
@@ -26,7 +26,7 @@ class TraceError(HeadwayError, ValueError):
 
 
 class RecordError(HeadwayError, ValueError):
-    """A records file cannot be read back."""
+    """A records file cannot be written or read back."""
 
 
 class PlanError(HeadwayError):

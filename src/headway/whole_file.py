@@ -22,14 +22,21 @@ def appearing(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which is at `path` once the block has ended without an error.
 
     Until then, and after an error or a kill, what was there stays; an error leaves nothing beside it. Folders on the
-    way are made, and the mode is what the umask gives any new file. Raises OSError if it cannot be written.
+    way are made, and the mode is what the umask gives any new file. A link stays one, and the file it leads to is
+    replaced; what is no file, such as a device or a pipe, is written to as it is. Raises OSError if it cannot be
+    written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_path(path)
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    place = Path(os.path.realpath(path))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_path(place)
     try:
         with partial.open("wb") as file:
             yield file
-        partial.replace(path)
+        partial.replace(place)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -4,10 +4,11 @@ import json
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
-from headway.cli import COMMANDS
+from headway.cli import COMMANDS, missing
 from tests.cli.conftest import Refused
 
 HEAVY = (
@@ -20,6 +21,9 @@ HEAVY = (
     "headway.results",
     "headway.traces",
 )
+
+
+FULL_DISK = Path("/dev/full")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -76,6 +80,29 @@ def test_an_error_of_ours_is_one_line_and_code_2(refused: Refused) -> None:
     err = refused("serve", "demo", "--policy", "nope")
     assert err.startswith("error: unknown policy 'nope'; accepted: vllm, ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", [("policies",), ("policies", "--json"), ("--help",)])
+def test_a_full_disk_behind_stdout_is_one_line_and_code_2(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "headway.cli", *words]
+    with FULL_DISK.open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: output cannot be written (No space left on device); accepted: a disk or stream with room\n",
+    )
+
+
+def test_a_module_that_is_missing_is_named_with_the_extras_that_bring_it() -> None:
+    program = "import sys; sys.modules['aiohttp'] = None; from headway.cli import main; main()"
+    words = ["shadow", "--url", "http://127.0.0.1:1", "--policies", "vllm"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, f"error: {missing('aiohttp')}\n")
+    assert missing("aiohttp") == "aiohttp is not installed; accepted: pip install 'headway[http]'"
+    assert missing("vllm").endswith("accepted: pip install 'headway[cuda]' or 'headway[cpu]'")
 
 
 def test_commands_are_named_as_their_modules() -> None:

@@ -96,7 +96,8 @@ def test_what_cannot_be_explained_is_one_line(refused: Refused, url: str) -> Non
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--policies", ""), "--policies names none; accepted: rows"),
+        (("--policies", ""), "--policies is ''; accepted: names of the preset table"),
+        (("--policies", ","), "--policies is ','; accepted: names of the preset table"),
         (("--policies", "nope"), "unknown policy 'nope'; accepted: "),
         (("--policies", "edf", "--window", "5"), "--window is 5 and --every 60; accepted: 10 s or more"),
         (("--policies", "edf", "--every", "0"), "accepted: 10 s or more, and 1 s or more"),

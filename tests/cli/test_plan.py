@@ -140,8 +140,11 @@ def test_what_is_not_accepted_is_one_line_and_nothing_is_written(
     assert complaint in refused_in_one_line(*command(**flags))
 
 
-def test_no_time_to_verify_in_is_refused_before_anything_is_searched(plan: Headway) -> None:
-    code, out, err = plan("--verify", verify_seconds=0)
+@pytest.mark.parametrize("asked", [("--verify",), ()])
+def test_no_time_to_verify_in_is_refused_before_anything_is_searched(
+    plan: Headway, asked: tuple[str, ...]
+) -> None:
+    code, out, err = plan(*asked, verify_seconds=0)
     assert (code, out) == (2, "")
     assert err == "error: --verify-seconds is 0.0; accepted: more than 0\n"
 

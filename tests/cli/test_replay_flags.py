@@ -51,6 +51,10 @@ def replay(refused: Refused, tmp_path: Path) -> Refused:
         ({"safety-factor": "2"}, "error: --safety-factor is accepted with --batches alone"),
         ({"batches": "vs", "length-model": "x"}, "error: --length-model is accepted with --predictor alone"),
         ({"out": "/proc/none/out.jsonl"}, "error: --out /proc/none/out.jsonl cannot be written"),
+        (
+            {"batches": "vs", "predictor": "hash", "length-model": "/proc/none/lengths"},
+            "error: --length-model /proc/none/lengths cannot be written",
+        ),
     ],
 )
 def test_flags_out_of_range_are_one_line_and_code_2(
@@ -75,6 +79,20 @@ def test_a_server_that_is_not_there_leaves_an_old_file_alone(
     err = replay(url=f"http://127.0.0.1:{unused_tcp_port}", out=out)
     assert "does not answer" in err
     assert out.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_records_are_not_written_over_the_trace(
+    replay: Refused, tmp_path: Path, through_a_link: bool
+) -> None:
+    trace = out = tmp_path / "mine.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,8,4\n")
+    if through_a_link:
+        out = tmp_path / "link.csv"
+        out.symlink_to(trace)
+    before = trace.read_bytes()
+    assert replay(trace=trace, out=out) == f"error: --out {out} is the trace itself; accepted: another file\n"
+    assert trace.read_bytes() == before
 
 
 def test_several_servers_are_accepted_with_batches_alone(refused: Refused, tmp_path: Path) -> None:

@@ -367,6 +367,11 @@ def test_the_introduction_states_policy_targets_choices_and_the_others(model: st
             ["demo", "--host-kv-gib", "1", "--", "--kv-transfer-config", "{}"],
             "error: --kv-transfer-config cannot be used under Headway: the only KV connector supported",
         ),
+        (["demo", "--records", "/proc/none/r"], "error: --records /proc/none/r cannot be written"),
+        (
+            ["demo", "--predict-lengths", "learned", "--length-model", "/proc/l"],
+            "error: --length-model /proc/l cannot be written",
+        ),
         (["./no-such-model"], "error: model './no-such-model' does not exist"),
         (["demo", "stray"], "error: unexpected argument 'stray'; vLLM's own flags come after `--`"),
         (["demo", "--", "--scheduler-cls", "x"], "error: --scheduler-cls cannot be used under Headway"),

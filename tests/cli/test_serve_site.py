@@ -145,6 +145,10 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         ),
         (["demo", "--max-queue", "4"], "error: --max-queue is for several instances behind one address"),
         (["demo", "--no-resume"], "error: --no-resume is for several instances"),
+        (
+            ["--join", "http://x", "--shadow", ","],
+            "error: --shadow is ','; accepted: names of the preset table",
+        ),
         (["demo", "--rebalance"], "error: --rebalance is for several instances"),
         (["demo", "--instances", "1", "--max-queue", "0"], "error: max_queue is 0; accepted: 1 or more"),
         (
@@ -158,6 +162,14 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         (
             ["demo", "--instances", "2", "--host-kv-gib", "1e9"],
             "error: host_kv.gib is 2e+09 but this machine has",
+        ),
+        (
+            ["demo", "--instances", "1", "--records", "/proc/none/r.jsonl"],
+            "error: --records /proc/none/r-0.jsonl cannot be written",
+        ),
+        (
+            ["demo", "--pools", "lp=1,hp=1", "--records", "/proc/none/r.jsonl"],
+            "error: --records /proc/none/r-lp-0.jsonl cannot be written",
         ),
         (["demo", "--instances", "1", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
         (

@@ -190,6 +190,7 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
             "policy 'ascendra' serves pools; give their sizes (of lp, hp), as lp=2,hp=1",
         ),
         ({"slo_ttft": -1}, "ttft_s is -1.0; accepted"),
+        ({"rate_scale": "1,1e-300"}, "rate factor is 1e-300, at which the last request arrives after "),
         ({"max_num_seqs": 0}, "max_num_seqs is 0; accepted: 1 or more"),
         ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),
         ({"tp": 3}, "tensor parallelism 3"),

@@ -8,7 +8,7 @@ from headway.core.batch_shape import BatchShape
 from headway.core.explain.explanation import explain
 from headway.core.explain.step_log import KEPT_CHANGES
 from headway.core.explain.story import Kind
-from headway.core.explain.telling import NOT_KEPT
+from headway.core.explain.telling import NOT_KEPT, _in_turn
 from headway.core.explain.track import KEPT_DISPLACEMENTS, KEPT_FIRST, KEPT_LAST
 from headway.core.plan import Fate, Reason
 from headway.core.record import Outcome
@@ -183,6 +183,13 @@ def test_reasons_that_alternate_are_one_chapter_and_each_ones_seconds_are_told()
     [chapter] = [each for each in found.story.chapters if each.kind is Kind.WAITED]
     assert chapter.why == f"in turn: {behind}; the policy let nobody start; others were to start first"
     assert (chapter.start_s, chapter.end_s, chapter.steps) == (0.0, 21.0, 21)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "told"), [("abcd", " and 1 other reason"), ("abcde", " and 2 other reasons")]
+)
+def test_of_many_reasons_the_longest_are_named_and_the_others_counted(reasons: str, told: str) -> None:
+    assert _in_turn(dict.fromkeys(reasons, 1.0)) == f"in turn: a; b; c{told}"
 
 
 def test_what_all_waited_for_too_long_ago_is_said_not_to_be_kept() -> None:

@@ -34,7 +34,8 @@ def test_a_full_disk_costs_the_records_and_no_request(caplog: pytest.LogCaptureF
             pass
     assert built.ledger.ended == {Outcome.FINISHED: len(script)}
     assert [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR] == [
-        "/dev/full: no record is written from here on (No space left on device)"
+        "/dev/full: cannot be written (No space left on device); accepted: a file that can, with room for it; "
+        "no record is written from here on"
     ]
     built.shutdown()
 

@@ -109,6 +109,7 @@ def test_settings_that_are_no_object_are_refused(given: object) -> None:
         ({"batch_width": 0}, "^batch_width is 0; accepted: 1 or more$"),
         ({"batch_width": -3}, "^batch_width is -3; accepted"),
         ({"explain": -1}, "^explain is -1; accepted: 0"),
+        ({"explain": 10**20}, f"^explain is {10**20}; accepted: 0 .* to 1,000,000 requests"),
         ({"slo_ttft_s": 0}, "^ttft_s is 0.0; accepted"),
         ({"slo_ttft_s": -1}, "^ttft_s is -1.0; accepted"),
         ({"slo_tbt_s": float("nan")}, "^tbt_s is nan; accepted"),

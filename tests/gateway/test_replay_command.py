@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tests.gateway.conftest import FakeServer, Stream
 
 
+FULL_DISK = Path("/dev/full")
+
+
 def workload(count: int, interval_s: float = 0.01) -> str:
     laws = "input=constant:tokens=8/output=constant:tokens=4"
     return f"gen:fixed:interval={interval_s}/{laws}/count={count}"
@@ -112,6 +115,15 @@ async def test_when_every_request_fails_the_command_fails_and_says_why(
     _, stderr = await process.communicate()
     assert process.returncode == 1
     assert b"5 of 5 requests: HTTP 503: queue is full" in stderr
+
+
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="this system has no /dev/full")
+async def test_a_full_disk_is_one_line_and_code_2(server: FakeServer) -> None:
+    process = await start(server.url, FULL_DISK)
+    _, stderr = await process.communicate()
+    assert process.returncode == 2
+    assert stderr.startswith(b"error: /dev/full: cannot be written (No space left on device); accepted: ")
+    assert stderr.count(b"\n") == 1
 
 
 async def test_a_key_is_sent_as_bearer_token(server: FakeServer, tmp_path: Path) -> None:

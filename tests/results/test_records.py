@@ -15,6 +15,7 @@ from headway.results.records import KEYS, OPTIONAL_KEYS, decode_record, encode_r
 
 from .examples import make, runs, worked_run
 
+FULL_DISK = Path("/dev/full")
 GOOD = encode_record(make()) + b"\n"
 
 
@@ -172,6 +173,17 @@ def test_a_file_without_records_is_an_error(
 def test_a_writer_that_cannot_open_its_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot be written"):
         RecordWriter(tmp_path)
+
+
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_a_record_error_when_written_and_when_closed() -> None:
+    writer = RecordWriter(FULL_DISK)
+    says = r"^/dev/full: cannot be written \(No space left on device\); accepted: "
+    with pytest.raises(RecordError, match=says):
+        writer.append(make())
+    with pytest.raises(RecordError, match=says):
+        writer.close()
+    writer.close()
 
 
 @given(line=st.binary(max_size=40))

@@ -85,6 +85,11 @@ BAD: dict[str, tuple[bytes, str, str]] = {  # what: file, where the error is, wh
         ", line 2",
         "ttft_s is 0.0; accepted: ",
     ),
+    "target below 0": (
+        b"arrival_s,input_tokens,output_tokens,ttft_s\n0,1,1,-1\n",
+        ", line 2",
+        "ttft_s is -1.0; accepted: a number of seconds in (0, ",
+    ),
     "limit below the output": (
         b"arrival_s,input_tokens,output_tokens,max_output_tokens\n0,1,8,7\n",
         ", line 2",

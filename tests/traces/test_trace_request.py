@@ -33,6 +33,7 @@ GOOD: dict[str, Any] = {"id": "a", "arrival_s": 0.0, "input_tokens": 5, "output_
         ({"arrival_s": -0.5}, "arrival_s is -0.5"),
         ({"arrival_s": float("nan")}, "arrival_s is nan"),
         ({"arrival_s": float("inf")}, "arrival_s is inf"),
+        ({"arrival_s": 1e10}, "arrival_s is 10000000000.0; accepted: seconds, 0 to 9.01e+09"),
         ({"arrival_s": True}, "arrival_s is True"),
         ({"input_tokens": 0}, "input_tokens is 0"),
         ({"input_tokens": 2.0}, "input_tokens is 2.0"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from headway.core.slo import Slo
 from headway.errors import TraceError
 from headway.traces import TraceRequest, scale_lengths, scale_rate, take
+from headway.traces.request import LATEST_S
 
 THREE = [TraceRequest(str(place), 2.0 * place, 10, 10, slo=Slo(ttft_s=1.0)) for place in range(3)]
 
@@ -26,6 +27,17 @@ def test_twice_the_rate_halves_the_times_and_leaves_the_rest() -> None:
 def test_a_rate_factor_out_of_range_is_refused(factor: float) -> None:
     with pytest.raises(TraceError, match=f"rate factor is {factor}; accepted: a finite number above 0"):
         scale_rate(THREE, factor)
+
+
+def test_a_rate_so_low_that_steps_would_take_no_time_is_refused() -> None:
+    latest = scale_rate(THREE, 4.0 / LATEST_S)
+    assert latest[-1].arrival_s == LATEST_S
+    with pytest.raises(
+        TraceError, match=r"1e-300, at which the last request arrives after 4e\+300 s; accepted: a "
+    ):
+        scale_rate(THREE, 1e-300)
+    with pytest.raises(TraceError, match=r"arrives after inf s"):
+        scale_rate(THREE, 1e-320)
 
 
 def test_take_keeps_the_first() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -30,8 +32,11 @@ COMMANDS = {
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
-EXTRAS = {"aiohttp": "http", "vllm": "cuda' or 'headway[cpu]"}
-"""Module that may be missing -> the extra of this package that brings it."""
+EXTRAS = {"aiohttp": ("http",), "vllm": ("cuda", "cpu")}
+"""Module that may be missing -> the extras of this package that bring it, one of which is enough."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""How a system says that what is written finds no place: the disk's, the user's or the file's limit, a broken disk."""
 
 EPILOG = """Try it without a download or a GPU:
 
@@ -99,19 +104,35 @@ def headway(
 
 
 def main() -> None:
-    """Run the command line; errors raised on purpose are one line on stderr and exit code 2."""
+    """Run the command line; errors raised on purpose, and a full disk, are one line on stderr and exit code 2."""
     try:
         app(prog_name="headway")
     except HeadwayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_ERROR)
+        _fail(str(error))
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        print(
-            f"error: {error.name} is not installed; pip install 'headway[{EXTRAS[error.name]}]'",
-            file=sys.stderr,
-        )
-        sys.exit(EXIT_ERROR)
+        _fail(missing(error.name))
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _drop_stdout()
+        _fail(f"output cannot be written ({error.strerror}); accepted: a disk or stream with room")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+
+
+def missing(module: str) -> str:
+    """What is said of a module that is not installed: the extras that bring it."""
+    bring_it = " or ".join(f"'headway[{extra}]'" for extra in EXTRAS[module])
+    return f"{module} is not installed; accepted: pip install {bring_it}"
+
+
+def _fail(why: str) -> NoReturn:
+    print(f"error: {why}", file=sys.stderr)
+    sys.exit(EXIT_ERROR)
+
+
+def _drop_stdout() -> None:
+    """Send what stdout still holds nowhere, since Python tries once more at exit, and would complain on its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

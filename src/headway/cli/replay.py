@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from headway.cli.replay_batches import (
     WmaLimit,
     batch_remark,
 )
+from headway.cli.writable import check_file, check_replaceable
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -143,7 +145,7 @@ def replay(
         timeout_s=timeout,
     )
     flags.check(url)
-    _check_writable(out)
+    _check_output(out, trace, length_model)
     with ExitStack() as files:
         plan = files.enter_context(flags.plan(url))
 
@@ -159,13 +161,13 @@ def replay(
         raise typer.Exit(EXIT_ALL_FAILED)
 
 
-def _check_writable(out: Path) -> None:
-    """Raise ConfigError if records cannot be written there; a file that is there stays as it is."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.open("ab").close()
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written ({error.strerror})") from None
+def _check_output(out: Path, trace: str, length_model: Path | None) -> None:
+    """Raise ConfigError if what is to be written cannot be, or would be written over the trace."""
+    if os.path.exists(out) and os.path.exists(trace) and os.path.samefile(out, trace):
+        raise ConfigError(f"--out {out} is the trace itself; accepted: another file")
+    check_file("--out", out)
+    if length_model is not None:
+        check_replaceable("--length-model", length_model)
 
 
 def send_with_progress(

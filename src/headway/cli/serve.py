@@ -11,6 +11,7 @@ import typer
 
 from headway.cli.host_memory import HostKvBytesPerS, HostKvGib, host_memory
 from headway.cli.serve_flags import GatewayFlags
+from headway.cli.writable import check_engine_files
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -242,6 +243,7 @@ def _serve_one(
 
     check_address(*address)
     command = server_command(model, settings, address, vllm_flags)
+    check_engine_files(command.settings)
     typer.echo(introduction(model, base_url(address), command), err=True)
     return _run(command, address)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from headway.cli.serve import base_url, targets
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_layout import POLICY, Layout, Place, read_layout
+from headway.cli.writable import check_engine_files
 from headway.engine.launching.instances_command import (
     InstancesPlan,
     LocalInstances,
@@ -19,6 +20,7 @@ from headway.engine.launching.server_command import ServerCommand
 from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
+from headway.experiments.grid import parse_policies
 from headway.gateway.instances.fleet import FleetOptions
 from headway.gateway.keys import read_keys
 from headway.gateway.options import MIB, GatewayOptions
@@ -160,7 +162,7 @@ def _local(asked: Request, layout: Layout, port: int) -> LocalInstances:
     check_memory(next(iter(settings.values())), count)
     local = LocalInstances(plan, bind_instances(plan, count), port + 1)
     for place in layout.launched:
-        local.prepare(place.name, place.pool)
+        check_engine_files(local.prepare(place.name, place.pool).settings)
     return local
 
 
@@ -187,10 +189,12 @@ def _upstream_key(vllm_flags: Sequence[str]) -> str | None:
 
 def _shadows(asked: Request, flags: GatewayFlags, layout: Layout) -> tuple[str, ...]:
     """The policies to simulate beside. Raises ConfigError for one that is none, or if none could be told anything."""
-    found = tuple(name.strip() for name in (flags.shadow or "").split(",") if name.strip())
+    if flags.shadow is None:
+        return ()
+    found = parse_policies(flags.shadow, "--shadow")
     for name in found:
         find_preset(name)
-    if found and layout.launched and not asked.settings(POLICY).explain:
+    if layout.launched and not asked.settings(POLICY).explain:
         raise ConfigError(
             "--shadow with --explain 0: shadows are told of followed requests; accepted: --explain N"
         )

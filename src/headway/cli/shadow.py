@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,11 +51,10 @@ def shadow(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each report.")] = False,
 ) -> None:
     """Serve a running server's requests again under other policies, simulated, and report goodput and latency."""
+    from headway.experiments.grid import parse_policies
     from headway.policies.presets import find_preset
 
-    names = [name.strip() for name in policies.split(",") if name.strip()]
-    if not names:
-        raise ConfigError("--policies names none; accepted: rows of `headway policies`, as sarathi,edf")
+    names = parse_policies(policies, "--policies")
     for name in names:
         find_preset(name)
     if not (_LEAST_WINDOW_S <= window < inf and _LEAST_EVERY_S <= every < inf):
@@ -70,7 +70,7 @@ class _Shadowing:
     """Asks each server every few seconds, and reports of those that answer."""
 
     def __init__(
-        self, urls: list[str], policies: list[str], window_s: float, api_key: str | None, as_json: bool
+        self, urls: list[str], policies: Sequence[str], window_s: float, api_key: str | None, as_json: bool
     ) -> None:
         from headway.experiments.shadow_feed import Feed
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.record import Record
+from headway.errors import RecordError
 from headway.results.records import RecordWriter
 
 logger = logging.getLogger(__name__)
@@ -25,15 +26,15 @@ class ServedRecords:
             return
         try:
             self._writer.append(record)
-        except OSError as error:
-            logger.error("%s: no record is written from here on (%s)", self._writer.path, error.strerror)
+        except RecordError as error:
+            logger.error("%s; no record is written from here on", error)
             self.close()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            with suppress(OSError):  # what could not be written cannot be flushed either
+            with suppress(RecordError):  # what could not be written cannot be flushed either
                 writer.close()
 
 

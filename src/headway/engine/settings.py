@@ -14,6 +14,9 @@ from headway.engine.kv.host import HostKv
 from headway.errors import ConfigError
 from headway.policies.presets import Preset, find_preset
 
+MOST_EXPLAINED = 1_000_000
+"""Requests that can be kept: each takes some kilobytes of the engine's memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -45,8 +48,10 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.batch_width is not None and self.batch_width < 1:
             raise ConfigError(f"batch_width is {self.batch_width}; accepted: 1 or more")
-        if self.explain < 0:
-            raise ConfigError(f"explain is {self.explain}; accepted: 0 (off) or more requests to keep")
+        if not 0 <= self.explain <= MOST_EXPLAINED:
+            raise ConfigError(
+                f"explain is {self.explain}; accepted: 0 (off) to {MOST_EXPLAINED:,} requests to keep"
+            )
         if self.length_model is not None and self.predict_lengths is None:
             raise ConfigError(
                 f"length_model is {self.length_model!r} but no lengths are predicted; accepted: a file beside "

@@ -52,11 +52,11 @@ class Grid:
         return range(self.num_seeds)
 
 
-def parse_policies(text: str) -> tuple[str, ...]:
-    """The names in `A,B,...`, as they are written; ConfigError if there are none."""
+def parse_policies(text: str, flag: str = "policies") -> tuple[str, ...]:
+    """The names in `A,B,...`, as they are written; ConfigError, which names the flag, if there are none."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise ConfigError(f"policies is {text!r}; accepted: names of the preset table, comma-separated")
+        raise ConfigError(f"{flag} is {text!r}; accepted: names of the preset table, comma-separated")
     return names
 
 

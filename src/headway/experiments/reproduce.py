@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
+
 from headway.errors import ConfigError
-from headway.experiments.adaptivellm.study import AdaptiveLlm
-from headway.experiments.ascendra.study import Ascendra
-from headway.experiments.fastserve.study import FastServe
-from headway.experiments.magnus.study import Magnus
 from headway.experiments.paper import Paper
 
-PAPERS: dict[str, Paper] = {
-    "adaptivellm": AdaptiveLlm(),
-    "fastserve": FastServe(),
-    "magnus": Magnus(),
-    "ascendra": Ascendra(),
+PAPERS = {
+    "adaptivellm": "headway.experiments.adaptivellm.study:AdaptiveLlm",
+    "fastserve": "headway.experiments.fastserve.study:FastServe",
+    "magnus": "headway.experiments.magnus.study:Magnus",
+    "ascendra": "headway.experiments.ascendra.study:Ascendra",
 }
-"""Another paper is a module of its own and a row here."""
+"""Another paper is a module of its own and a row here; it is read when asked for, as some need more than others."""
 
 ALL = "all"
 
@@ -23,7 +21,12 @@ ALL = "all"
 def papers(name: str) -> dict[str, Paper]:
     """The paper of that name, or every one for `all`. Raises ConfigError with the names that are accepted."""
     if name == ALL:
-        return dict(PAPERS)
+        return {each: _paper(each) for each in PAPERS}
     if name not in PAPERS:
         raise ConfigError(f"paper is {name!r}; accepted: {', '.join([*PAPERS, ALL])}")
-    return {name: PAPERS[name]}
+    return {name: _paper(name)}
+
+
+def _paper(name: str) -> Paper:
+    made: Paper = resolve_name(PAPERS[name])()
+    return made

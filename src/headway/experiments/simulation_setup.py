@@ -26,6 +26,7 @@ from headway.results import RunMeta
 from headway.routing import build_router
 from headway.routing.pools import PoolSizes
 from headway.sim.simulation import System
+from headway.traces import check_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,7 @@ def set_up(wish: Wish) -> Setup:
         predictor = DEFAULT if goes_by_it else NONE
     check_predictor(predictor)
     facts = stream_facts(wish.stream, wish.grid.seeds)
+    check_rate(facts.last_s, min(wish.grid.loads))
     scenario = Scenario(
         system=system,
         stream=wish.stream,

@@ -50,7 +50,7 @@ class StreamFacts:
 
     `declared_tokens` is the largest output limit that a request declares, `undeclared_tokens` the longest
     output among those that declare none; 0 where there is none. `longest_tokens` is prompt and answer together of
-    the longest.
+    the longest; the last arrives at `last_s`.
     """
 
     digest: str
@@ -58,6 +58,7 @@ class StreamFacts:
     declared_tokens: int
     undeclared_tokens: int
     longest_tokens: int
+    last_s: float = 0.0
 
     def output_limit(self, wanted: int | None) -> int:
         """The limit policies see for requests that declare none.
@@ -82,12 +83,14 @@ def stream_facts(stream: Stream, seeds: range) -> StreamFacts:
     digest = sha256()
     requests: list[TraceRequest] = []
     declared = undeclared = longest = 0
+    last_s = 0.0
     for seed in seeds if stream.is_drawn else seeds[:1]:
         requests = stream.requests(seed)
         for request in requests:
             digest.update(repr(request).encode())
+            last_s = max(last_s, request.arrival_s)
             longest = max(longest, request.input_tokens + request.output_tokens)
             declared = max(declared, request.max_output_tokens or 0)
             if request.max_output_tokens is None:
                 undeclared = max(undeclared, request.output_tokens)
-    return StreamFacts(digest.hexdigest(), len(requests), declared, undeclared, longest)
+    return StreamFacts(digest.hexdigest(), len(requests), declared, undeclared, longest, last_s)

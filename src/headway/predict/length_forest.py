@@ -64,5 +64,5 @@ def lightgbm() -> Any:
         return importlib.import_module("lightgbm")
     except (ImportError, OSError) as error:
         raise ConfigError(
-            f"learning answer lengths needs LightGBM ({error}); install headway[predict]"
+            f"learning answer lengths needs LightGBM ({error}); accepted: pip install 'headway[predict]'"
         ) from error

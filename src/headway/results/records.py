@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
@@ -103,25 +105,25 @@ class RecordWriter:
     """Writes records to a new file, each handed to the operating system before `append` returns.
 
     An existing file is replaced; missing folders are made. Use as a context manager, or call `close`.
-    Raises RecordError if the file cannot be opened.
+    Raises RecordError, here and in every call, if the file cannot be written, as on a full disk.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with _writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = path.open("wb")
-        except OSError as error:
-            raise RecordError(f"{path}: cannot be written ({error.strerror})") from error
 
     def append(self, record: Record) -> None:
         """Write one record. One write and a flush a line, so that a kill leaves at most one broken line."""
-        self._file.write(encode_record(record) + b"\n")
-        self._file.flush()
+        with _writing(self.path):
+            self._file.write(encode_record(record) + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        self._file.close()
+        with _writing(self.path):
+            self._file.close()
 
     def __enter__(self) -> RecordWriter:
         return self
@@ -130,6 +132,16 @@ class RecordWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(
+            f"{path}: cannot be written ({error.strerror}); accepted: a file that can, with room for it"
+        ) from error
 
 
 def read_records(path: Path) -> list[Record]:

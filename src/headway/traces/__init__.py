@@ -6,7 +6,7 @@ from headway.traces.formats import MOONCAKE_BLOCK_TOKENS
 from headway.traces.lengths import Constant, Empirical, LengthLaw, LogNormal, Quantiles, Zipf
 from headway.traces.reader import read_trace
 from headway.traces.request import TraceRequest
-from headway.traces.scale import scale_lengths, scale_rate, take
+from headway.traces.scale import check_rate, scale_lengths, scale_rate, take
 from headway.traces.spec import load_trace, parse_workload
 from headway.traces.workload import Workload, generate
 from headway.traces.writer import write_trace
@@ -29,6 +29,7 @@ __all__ = [
     "TraceRequest",
     "Workload",
     "Zipf",
+    "check_rate",
     "generate",
     "load_trace",
     "parse_workload",

@@ -52,6 +52,6 @@ def optional_whole(cells: Cells, column: str) -> int | None:
     return whole(cells, column) if cells.get(column) else None
 
 
-def optional_seconds(cells: Cells, column: str) -> float | None:
-    """The time in a cell; None where the column or its text is absent."""
-    return seconds(cells, column) if cells.get(column) else None
+def optional_number(cells: Cells, column: str) -> float | None:
+    """The finite decimal number in a cell; None where the column or its text is absent."""
+    return number(cells, column) if cells.get(column) else None

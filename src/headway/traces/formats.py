@@ -12,7 +12,7 @@ import msgspec
 
 from headway.core.slo import Slo
 from headway.errors import TraceError
-from headway.traces.cells import Cells, optional_seconds, optional_whole, seconds, shown, whole
+from headway.traces.cells import Cells, optional_number, optional_whole, seconds, shown, whole
 
 MOONCAKE_BLOCK_TOKENS = 512
 """Tokens of one block in Mooncake's `hash_ids`. Source: Qin et al. 2025, FAST 2025 trace release."""
@@ -73,8 +73,8 @@ def _headway(cells: Cells) -> tuple[float, Fields]:
 def _targets(cells: Cells) -> Slo:
     # Beside `api_s`, the measured server time, `ttft_s` is a measurement too: such a file is a log of
     # what happened, and a time it reports is no wish of the client's.
-    ttft_s = None if "api_s" in cells else optional_seconds(cells, "ttft_s")
-    return Slo(ttft_s, optional_seconds(cells, "tbt_s"), optional_seconds(cells, "deadline_s"))
+    ttft_s = None if "api_s" in cells else optional_number(cells, "ttft_s")
+    return Slo(ttft_s, optional_number(cells, "tbt_s"), optional_number(cells, "deadline_s"))
 
 
 def _blocks(text: str) -> tuple[int, ...]:

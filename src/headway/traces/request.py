@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import TraceError
+
+LATEST_S = 2**53 / 1e6
+"""The latest arrival: from then on a float does not tell microseconds apart, and steps would take no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class TraceRequest:
 
     def __post_init__(self) -> None:
         _require(isinstance(self.id, str) and self.id != "", "id", self.id, "text that is not empty")
-        known_time = _is_number(self.arrival_s) and isfinite(self.arrival_s) and self.arrival_s >= 0
-        _require(known_time, "arrival_s", self.arrival_s, "a finite number of seconds, 0 or more")
+        known_time = _is_number(self.arrival_s) and 0 <= self.arrival_s <= LATEST_S
+        _require(known_time, "arrival_s", self.arrival_s, f"seconds, 0 to {LATEST_S:.3g}")
         for name in ("input_tokens", "output_tokens"):
             tokens = getattr(self, name)
             _require(_is_whole(tokens) and tokens >= 1, name, tokens, "a whole number, 1 or more")

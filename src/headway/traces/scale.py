@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil, isfinite
 
 from headway.errors import TraceError
-from headway.traces.request import TraceRequest
+from headway.traces.request import LATEST_S, TraceRequest
 
 FITTED_SHARE = 0.99
 """The share of requests whose lengths are scaled to fit; the few beyond are clipped."""
@@ -21,10 +21,23 @@ def take(requests: Sequence[TraceRequest], limit: int) -> list[TraceRequest]:
 
 
 def scale_rate(requests: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
-    """The same requests arriving `factor` times as fast: every arrival time is divided by it."""
+    """The same requests arriving `factor` times as fast: every arrival time is divided by it.
+
+    Raises TraceError as `check_rate`.
+    """
+    check_rate(max((request.arrival_s for request in requests), default=0.0), factor)
+    return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]
+
+
+def check_rate(last_s: float, factor: float) -> None:
+    """Raise TraceError unless requests, the last of which arrives at `last_s`, can arrive `factor` times as fast."""
     if not (isfinite(factor) and factor > 0):
         raise TraceError(f"rate factor is {factor}; accepted: a finite number above 0")
-    return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]
+    if last_s / factor > LATEST_S:
+        raise TraceError(
+            f"rate factor is {factor}, at which the last request arrives after {last_s / factor:.3g} s; accepted: "
+            f"a factor that puts it within {LATEST_S:.3g} s"
+        )
 
 
 def scale_lengths(

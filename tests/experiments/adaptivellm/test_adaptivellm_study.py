@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -259,3 +261,10 @@ def test_without_the_engine_the_reason_is_given(tmp_path: Path, monkeypatch: pyt
 def test_papers_are_found_by_name() -> None:
     assert list(papers("adaptivellm")) == ["adaptivellm"]
     assert list(papers("all")) == ["adaptivellm", "fastserve", "magnus", "ascendra"]
+
+
+@pytest.mark.parametrize("name", ["adaptivellm", "fastserve"])
+def test_what_is_simulated_alone_needs_no_http_library(name: str) -> None:
+    without = "import sys; sys.modules['aiohttp'] = None"
+    program = f"{without}; from headway.experiments.reproduce import papers; papers({name!r})"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -358,7 +358,7 @@ def crowd(name: str) -> Run:
         ({"idle_jobs": -1}, "idle_jobs is -1; accepted: 0 or more"),
         ({"burst_levels": -1}, "burst_levels is -1"),
         ({"max_preemptions": -1}, "max_preemptions is -1"),
-        ({"min_residency": -1}, "min_residency is -1; accepted: 0 or more steps"),
+        ({"min_residency": -1}, "min_residency is -1; accepted: 0 to 1,000,000"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, int], message: str) -> None:

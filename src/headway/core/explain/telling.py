@@ -153,7 +153,8 @@ def _turns(trail: Trail, mark: Mark, following: Mark, changes: Sequence[Change])
 def _in_turn(spent_s: dict[str, float]) -> str:
     """Reasons that alternated, the one that took longest first."""
     longest = sorted(spent_s, key=lambda why: (-spent_s[why], why))
-    more = f" and {len(longest) - _NAMED} other reasons" if len(longest) > _NAMED else ""
+    others = len(longest) - _NAMED
+    more = f" and {others} other reason{'' if others == 1 else 's'}" if others > 0 else ""
     return f"in turn: {'; '.join(longest[:_NAMED])}{more}"
 
 

@@ -8,6 +8,7 @@ from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.policies.eviction.counts import check_count
 from headway.policies.eviction.fate import cheaper_fate
 from headway.policies.eviction.making_room import make_room
 from headway.policies.eviction.residency import Residency
@@ -40,6 +41,7 @@ class Cheapest:
         urgent: bool = False,
         max_preemptions: int = DEFAULT_MAX_PREEMPTIONS,
     ) -> None:
+        check_count("max_preemptions", max_preemptions)
         self.serial = serial
         self.min_residency = min_residency
         self.always_recompute = always_recompute

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
-from headway.errors import ConfigError
+from headway.policies.eviction.counts import check_count
 
 
 class Residency:
@@ -19,8 +19,7 @@ class Residency:
     """
 
     def __init__(self, min_residency: int) -> None:
-        if min_residency < 0:
-            raise ConfigError(f"min_residency is {min_residency}; accepted: 0 or more steps")
+        check_count("min_residency", min_residency)
         self._admitted: deque[list[Job]] = deque(maxlen=min_residency)
 
     def recent(self) -> Collection[Job]:
