@@ -30,7 +30,7 @@ def make_urgent_room(
     worker slot, and no more; none if all of them were not enough, if it is blocks that are coming free anyway, if it
     starts without, since the prefix cache holds the rest of it, or if room is not what it waits for. Those `spared`,
     and those that lost their KV `max_preemptions` times, stay. It starts in a later step, when there is room, if it
-    then still ranks first. O(log n) with room, else a memory check and a ranking of the residents.
+    then still ranks first. O(log n) with room, O(residents) where none may leave, else a memory check and a ranking.
     """
     if not knows_late(order) or not view.waiting:
         return plan
@@ -43,10 +43,11 @@ def make_urgent_room(
         return plan
     if not order.on_time([newcomer], view.now_s) or not view.ready(newcomer):
         return plan
-    lacking = Room(view.missing_blocks(newcomer), 1 - _free(view).slots)
-    if coming.covers(lacking):
+    leavable = _leavable(view, order, spared, max_preemptions)
+    if not leavable:
         return plan
-    victims = _victims(view, order, lacking, coming, spared, max_preemptions)
+    lacking = Room(view.missing_blocks(newcomer), 1 - _free(view).slots)
+    victims = _victims(view, order.rank(leavable, view.now_s), lacking, coming)
     host = HostRoom(view)
     preempt = {job: host.fate(job, choose) or Fate.RECOMPUTE for job in victims}
     if not preempt:
@@ -59,22 +60,20 @@ def _free(view: StepView) -> Room:
     return Room(view.free_blocks, view.max_resident - len(view.residents))
 
 
-def _victims(
-    view: StepView,
-    order: KnowsLate,
-    lacking: Room,
-    freed: Room,
-    spared: Collection[Job],
-    max_preemptions: int,
+def _leavable(
+    view: StepView, order: KnowsLate, spared: Collection[Job], max_preemptions: int
 ) -> Sequence[Job]:
-    """Those that leave, the lowest ranked first, beside what is `freed` anyway; nobody if that is not enough."""
-    in_time = set(order.on_time(view.residents, view.now_s))
+    """Residents that are late or have no target, and may leave. O(residents), without calls."""
+    staying = {*order.on_time(view.residents, view.now_s), *spared, *view.restoring}
+    return [job for job in view.residents if job not in staying and job.num_preemptions < max_preemptions]
+
+
+def _victims(view: StepView, leavable: Sequence[Job], lacking: Room, freed: Room) -> Sequence[Job]:
+    """Those that leave, the last first, beside what is `freed` anyway; nobody if that is not enough, or is."""
     victims: list[Job] = []
-    for job in reversed(order.rank(view.residents, view.now_s)):
+    for job in reversed(leavable):
         if freed.covers(lacking):
             break
-        may_stay = job in in_time or job in spared or job in view.restoring
-        if not may_stay and job.num_preemptions < max_preemptions:
-            victims.append(job)
-            freed = freed.plus(Room(view.blocks(job.num_computed_tokens), 1))
+        victims.append(job)
+        freed = freed.plus(Room(view.blocks(job.num_computed_tokens), 1))
     return victims if freed.covers(lacking) else ()
