@@ -16,7 +16,7 @@ from headway.experiments.planning.planner import Planned
 from headway.experiments.planning.runs import capacity_rps
 from headway.experiments.planning.scaled_down import MAX_OUTPUT_TOKENS, exchange, shortened
 from headway.experiments.predictor_choice import length_source
-from headway.results.metrics import measured, tbt_s, ttft_s
+from headway.results.metrics import measured, ttft_s
 from headway.sim.simulation import simulate
 from headway.traces import TraceRequest
 
@@ -28,7 +28,7 @@ CLOCK_SEEDS = 3
 FEWEST_REQUESTS = 24
 ROUNDS = 6
 NEAR = 0.002
-"""Of the logarithm of the time between tokens: a fifth of a per cent."""
+"""Of the logarithm of the time in service: a fifth of a per cent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,12 @@ def _later(record: Record, seconds: float) -> Record:
     def moved(time_s: float | None) -> float | None:
         return None if time_s is None else time_s + seconds
 
-    return replace(record, first_token_s=moved(record.first_token_s), finished_s=moved(record.finished_s))
+    return replace(
+        record,
+        first_scheduled_s=moved(record.first_scheduled_s),
+        first_token_s=moved(record.first_token_s),
+        finished_s=moved(record.finished_s),
+    )
 
 
 def set_stage(planned: Planned, here: Configuration, machine: Machine, seconds: float) -> Stage:
@@ -119,8 +124,8 @@ def at_rate(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceRequ
 
 
 def served_beyond(stage: Stage, came: InEngine) -> Served:
-    """What serving adds, from what came of requests: the step factor first, by the time between tokens, then what the
-    first token still lacks. Raises ConfigError where no request had two tokens.
+    """What serving adds, from what came of requests: the step factor first, then what the first token still lacks.
+    Raises ConfigError where no request was answered.
     """
     factor = step_factor(stage, came)
     lacking_s = _over([came.records], ttft_s) - _over(stage.simulated(came.requests, Served(factor)), ttft_s)
@@ -128,13 +133,14 @@ def served_beyond(stage: Stage, came: InEngine) -> Served:
 
 
 def step_factor(stage: Stage, came: InEngine) -> float:
-    """The factor with which the simulator has the time between tokens that came of requests, by secants of the
-    logarithms: slower steps make larger batches, which are slower still. Raises ConfigError as `served_beyond`.
+    """The factor with which the simulator has the time in service that came of requests, by secants of the logarithms:
+    slower steps make larger batches, which are slower still. Not the time between tokens: a policy that cuts prompts to
+    keep a target there keeps it on a slower machine too. Raises ConfigError as `served_beyond`.
     """
-    came_s = _over([came.records], tbt_s)
+    came_s = _over([came.records], _in_service_s)
 
     def off(log_factor: float) -> float:
-        return log(_over(stage.simulated(came.requests, Served(exp(log_factor))), tbt_s) / came_s)
+        return log(_over(stage.simulated(came.requests, Served(exp(log_factor))), _in_service_s) / came_s)
 
     before, now = 0.0, -off(0.0)
     off_before = -now
@@ -147,9 +153,16 @@ def step_factor(stage: Stage, came: InEngine) -> float:
     return exp(now)
 
 
+def _in_service_s(record: Record) -> float | None:
+    """Seconds from a request's first step to its end; None if it had none."""
+    if record.first_scheduled_s is None or record.finished_s is None:
+        return None
+    return record.finished_s - record.first_scheduled_s
+
+
 def _over(runs: Sequence[Sequence[Record]], value: Callable[[Record], float | None]) -> float:
     """The mean over all requests of all runs. Raises ConfigError where none has the value."""
     values = [found for records in runs for found in measured(map(value, records))]
     if not values:
-        raise ConfigError("no request was answered with two tokens or more, so nothing can be compared")
+        raise ConfigError("no request was answered, so nothing can be compared")
     return fmean(values)
