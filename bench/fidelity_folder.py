@@ -17,7 +17,7 @@ from headway.engine.profiling.profile import Measurements
 from headway.errors import ConfigError
 from headway.experiments.real_engine import ServedStep
 from headway.results import read_records
-from headway.results.records import encode_record
+from headway.results.records import write_records
 from headway.whole_file import write_whole
 
 
@@ -102,7 +102,7 @@ class Folder:
 
     def keep(self, name: str, records: Sequence[Record]) -> None:
         """The records of a run, real or simulated."""
-        write_whole(self._records_file(name), b"".join(encode_record(record) + b"\n" for record in records))
+        write_records(self._records_file(name), records)
 
     def steps(self, run: RealRun) -> list[Row]:
         """The steps of a real run."""

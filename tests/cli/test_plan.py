@@ -179,7 +179,10 @@ def test_ctrl_c_loses_nothing_and_the_same_command_goes_on(tmp_path: Path) -> No
     done = file.read_bytes().count(b"\n")
     assert running.returncode == 130
     assert stdout == ""
-    assert stderr.splitlines()[-1] == f"interrupted: {done} runs are kept in {out}; the same command goes on"
+    # One may have been written and not yet counted.
+    assert stderr.splitlines()[-1] in [
+        f"interrupted: {count} runs are kept in {out}; the same command goes on" for count in (done - 1, done)
+    ]
     assert done >= 1
 
 

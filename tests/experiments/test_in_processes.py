@@ -77,3 +77,16 @@ def test_each_item_is_worked_on_in_another_process() -> None:
     found = list(in_processes(process_number, range(3), jobs=2))
     assert len(found) == 3
     assert os.getpid() not in found
+
+
+def halved(number: int) -> int:
+    return number // 2
+
+
+def whole_half(half: int) -> int | None:
+    return half if half % 2 == 0 and half else None
+
+
+def test_what_follows_from_what_was_done_is_next() -> None:
+    # 8 becomes 4, 2 and 1, and only then 5 becomes 2 and 1.
+    assert list(in_processes(halved, [8, 5, 3], jobs=1, then=whole_half)) == [4, 2, 1, 2, 1, 1]

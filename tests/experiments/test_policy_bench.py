@@ -9,9 +9,12 @@ import pytest
 
 from headway.core.prediction_quality import kendall_tau
 from headway.engine.settings import EngineSettings
-from headway.errors import ConfigError
-from headway.experiments.policy_bench import PolicyBench, made_estimates
+from headway.errors import ConfigError, RecordError
+from headway.experiments.policy_bench import PolicyBench, made_estimates, merge_engine_side
+from headway.results import read_records, record_writer
+from headway.results.records import write_records
 from headway.traces import TraceRequest
+from tests.results.examples import make
 
 REQUESTS = [TraceRequest(str(number), 0.1 * number, 10, 5 + 3 * number, prompt="x") for number in range(40)]
 
@@ -57,6 +60,22 @@ def test_a_made_predictor_says_what_the_true_lengths_and_the_seed_make_it_say() 
     assert tau == pytest.approx(0.8, abs=0.03)
     assert made_estimates("noisy-oracle:tau=0.8", REQUESTS, seed=1) == said
     assert made_estimates("noisy-oracle:tau=0.8", REQUESTS, seed=2) != said
+
+
+def test_what_the_engine_wrote_is_added_to_what_the_client_wrote_or_nothing_is(tmp_path: Path) -> None:
+    client = make("a", first_scheduled_s=None)
+    with record_writer(tmp_path, "vllm") as writer:
+        writer.append(client)
+    file, engine = tmp_path / "vllm.records.jsonl", tmp_path / "vllm.engine.jsonl"
+    for unreadable in (None, b"", b"no record\n"):
+        if unreadable is not None:
+            engine.write_bytes(unreadable)
+        with pytest.raises(RecordError, match=r"vllm\.engine\.jsonl"):
+            merge_engine_side(tmp_path, "vllm", [client], engine)
+        assert read_records(file) == [client]
+    write_records(engine, [make("cmpl-a-0", preemptions=3)])
+    merge_engine_side(tmp_path, "vllm", [client], engine)
+    assert [record.preemptions for record in read_records(file)] == [3]
 
 
 def test_whether_the_model_stops_by_itself_is_up_to_the_stream_that_is_sent() -> None:

@@ -11,7 +11,7 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import RecordError
 from headway.results import RecordWriter, read_records
-from headway.results.records import KEYS, OPTIONAL_KEYS, decode_record, encode_record
+from headway.results.records import KEYS, OPTIONAL_KEYS, decode_record, encode_record, write_records
 
 from .examples import make, runs, worked_run
 
@@ -79,6 +79,14 @@ def test_each_record_is_on_disk_before_the_next_one(tmp_path: Path) -> None:
         for count, record in enumerate(worked_run(), start=1):
             writer.append(record)
             assert len(read_records(path)) == count
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "r.jsonl"
+    write_records(path, worked_run())
+    assert path.read_bytes() == write(tmp_path / "one by one", worked_run()).read_bytes()
+    with pytest.raises(RecordError, match=r"cannot be written \(Is a directory\)"):
+        write_records(tmp_path, worked_run())
 
 
 def test_an_old_file_is_replaced(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -111,37 +111,61 @@ def run_kept(
     processes ended and what is done kept. The first run that raises ends the others.
     """
     todo = [run for run in runs if kept.result(run) is None]
-    run_groups([(run,) for run in todo], kept, partial(_each, work), jobs=jobs, tick=tick)
+    run_groups([(run,) for run in todo], kept, partial(_only, work), jobs=jobs, tick=tick)
 
 
 def run_groups(
     groups: Sequence[Sequence[RunT]],
     kept: Kept[RunT, ResultT],
-    work: Callable[[Sequence[RunT]], Sequence[ResultT]],
+    work: Callable[[Sequence[RunT], Sequence[ResultT]], ResultT],
     *,
     jobs: int | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """The same for runs that are done a group at a time, each group in one process, and kept when all of it is done."""
+    """The same for groups of runs, in each of which one is done after another, since it may answer those behind it.
+
+    `work` is given a group and what the first of its runs came to, and says what the next one does.
+    """
     jobs = jobs or os.cpu_count() or 1
-    do = partial(_with_group, work)
+    do = partial(_one_more, work)
+    begun: list[_Begun[RunT, ResultT]] = [(group, ()) for group in groups]
     alone = min(jobs, len(groups)) <= 1
-    found = (do(group) for group in groups) if alone else in_processes(do, groups, jobs)
+    found = _here(do, begun) if alone else in_processes(do, begun, jobs, then=_unless_done)
     with kept.adding() as add, closing(found):
         for runs, results in found:
-            for run, result in zip(runs, results, strict=True):
-                add(run, result)
-                tick()
+            add(runs[len(results) - 1], results[-1])
+            tick()
 
 
-def _each(work: Callable[[RunT], ResultT], runs: Sequence[RunT]) -> list[ResultT]:
-    return [work(run) for run in runs]
+_Begun = tuple[Sequence[RunT], Sequence[ResultT]]
+"""A group, and what the first of its runs came to."""
 
 
-def _with_group(
-    work: Callable[[Sequence[RunT]], Sequence[ResultT]], runs: Sequence[RunT]
-) -> tuple[Sequence[RunT], Sequence[ResultT]]:
-    return runs, work(runs)
+def _only(work: Callable[[RunT], ResultT], runs: Sequence[RunT], results: Sequence[ResultT]) -> ResultT:
+    return work(runs[len(results)])
+
+
+def _one_more(
+    work: Callable[[Sequence[RunT], Sequence[ResultT]], ResultT], begun: _Begun[RunT, ResultT]
+) -> _Begun[RunT, ResultT]:
+    runs, results = begun
+    return runs, (*results, work(runs, results))
+
+
+def _unless_done(begun: _Begun[RunT, ResultT]) -> _Begun[RunT, ResultT] | None:
+    runs, results = begun
+    return begun if len(results) < len(runs) else None
+
+
+def _here(
+    do: Callable[[_Begun[RunT, ResultT]], _Begun[RunT, ResultT]], groups: Sequence[_Begun[RunT, ResultT]]
+) -> Generator[_Begun[RunT, ResultT], None, None]:
+    for group in groups:
+        begun = _unless_done(group)
+        while begun is not None:
+            done = do(begun)
+            yield done
+            begun = _unless_done(done)
 
 
 @lru_cache(maxsize=1)

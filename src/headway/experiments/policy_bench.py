@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +21,15 @@ from headway.experiments.predictor_choice import NONE, check_predictor, is_made,
 from headway.experiments.real_engine import own_prompt
 from headway.gateway import ReplayOptions, ReplayReport
 from headway.gateway.client.scrape import scrape
-from headway.results import RunInfo, RunMeta, read_records, record_writer, start_run, write_info
+from headway.results import (
+    RunInfo,
+    RunMeta,
+    read_records,
+    record_writer,
+    replace_records,
+    start_run,
+    write_info,
+)
 from headway.traces import TraceRequest, take
 
 START_TIMEOUT_S = 600.0
@@ -106,11 +114,17 @@ class PolicyBench:
             with record_writer(self.out, policy) as records:
                 report = send(self.requests, options, records.append)
             totals = asyncio.run(scrape(server.url, "headway_"))
-        with record_writer(self.out, policy) as records:
-            for record in add_engine_side(report.records, read_records(engine_file)):
-                records.append(record)
+        merge_engine_side(self.out, policy, report.records, engine_file)
         write_info(self.out, policy, RunInfo(scheduler_us_per_step=_scheduler_us_per_step(totals)))
         return not report.interrupted
+
+
+def merge_engine_side(out: Path, policy: str, client: Iterable[Record], engine_file: Path) -> None:
+    """Add to a policy's records what its engine wrote; if that cannot be read they stay as the client has written them.
+
+    Raises RecordError then, and if they cannot be written.
+    """
+    replace_records(out, policy, add_engine_side(client, read_records(engine_file)))
 
 
 def made_estimates(predictor: str, requests: Sequence[TraceRequest], seed: int) -> dict[str, LengthEstimate]:

@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from functools import partial
+from itertools import islice
 from threading import Thread
 from typing import TypeVar
 
@@ -100,21 +101,31 @@ def in_processes(
     jobs: int,
     start: Callable[..., None] = ignore_interrupts,
     *start_with: object,
+    then: Callable[[_Done], _Item | None] = lambda done: None,
 ) -> Generator[_Done, None, None]:
     """What `work` makes of each item, as it comes, in up to `jobs` processes that begin with `start`.
 
+    Where `then` makes another item of what was done, that is next, before those that have not begun.
     They are started afresh (spawn), so that nothing of this process leaks into them, and end with it, even if it is
     killed. Raises SimulationError if one of them is killed from outside.
     """
+    workers, waiting = min(jobs, len(items)), iter(items)
     executor = ProcessPoolExecutor(
-        max_workers=min(jobs, len(items)),
+        max_workers=workers,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=partial(_begin, start, *start_with),
     )
     try:
         with _ended_on_error():
-            for future in as_completed([executor.submit(work, item) for item in items]):
-                yield future.result()
+            running = {executor.submit(work, item) for item in islice(waiting, workers)}
+            while running:
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    done = future.result()
+                    following = then(done)
+                    more = islice(waiting, 1) if following is None else [following]
+                    running |= {executor.submit(work, item) for item in more}
+                    yield done
     except BrokenProcessPool:
         raise SimulationError(
             "a simulating process was killed, perhaps for want of memory; fewer --jobs need less. "

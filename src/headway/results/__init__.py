@@ -12,6 +12,7 @@ from headway.results.run_folder import (
     read_run,
     read_runs,
     record_writer,
+    replace_records,
     start_run,
     write_info,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "read_runs",
     "record_writer",
     "render_html",
+    "replace_records",
     "sections",
     "start_run",
     "summarize",

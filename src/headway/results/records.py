@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -15,6 +15,7 @@ import msgspec
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import RecordError
+from headway.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,12 @@ def _check(record: Record) -> None:
         raise RecordError(f"times go back: {times_s}; accepted: {' <= '.join(_TIME_KEYS)}")
     if record.outcome is Outcome.FINISHED and record.finished_s is None:
         raise RecordError("outcome is 'finished' but finished_s is null")
+
+
+def write_records(path: Path, records: Iterable[Record]) -> None:
+    """Put a file of these records at `path`, all of it or nothing. Raises RecordError if it cannot be written."""
+    with _writing(path):
+        write_whole(path, b"".join(encode_record(record) + b"\n" for record in records))
 
 
 class RecordWriter:

@@ -13,6 +13,7 @@ In file names a policy is percent-encoded, so that any name is a file name.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 from pathlib import Path
@@ -23,7 +24,7 @@ import msgspec
 
 from headway.core.record import Record
 from headway.errors import ConfigError, RecordError
-from headway.results.records import RecordWriter, read_records
+from headway.results.records import RecordWriter, read_records, write_records
 from headway.results.summary import RunInfo
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,11 @@ def start_run(folder: Path, meta: RunMeta) -> None:
 def record_writer(folder: Path, policy: str) -> RecordWriter:
     """A writer for one policy's records in a folder."""
     return RecordWriter(run_file(folder, policy, RECORDS_SUFFIX))
+
+
+def replace_records(folder: Path, policy: str, records: Iterable[Record]) -> None:
+    """Put these in the place of one policy's records, all of them or none. Raises RecordError as `write_records`."""
+    write_records(run_file(folder, policy, RECORDS_SUFFIX), records)
 
 
 def write_info(folder: Path, policy: str, info: RunInfo) -> None:

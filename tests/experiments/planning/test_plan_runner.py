@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headway.experiments.planning.configuration import Configuration
-from headway.experiments.planning.runner import answers, groups_of, simulate_group
+from headway.experiments.planning.runner import answers, groups_of, simulate_next
 from headway.experiments.planning.runs import PlanResult, PlanRun, simulate_plan_run
 from headway.experiments.planning.samples import Sample
 from tests.experiments.planning.plans import TARGETS, prepared
@@ -70,6 +70,8 @@ def test_a_group_differs_in_seats_and_host_memory_and_begins_with_the_most_of_bo
 def test_only_what_another_does_not_answer_takes_time() -> None:
     few = replace(ROOMY, seats=2)
     group = [run(each) for each in (ROOMY, replace(ROOMY, seats=512), few)]
-    roomy, same, short = simulate_group(group)
+    roomy = simulate_next(group, [])
+    same = simulate_next(group, [roomy])
+    short = simulate_next(group, [roomy, same])
     assert [each.wall_s > 0 for each in (roomy, same, short)] == [True, False, True]
     assert same.summary == roomy.summary != short.summary

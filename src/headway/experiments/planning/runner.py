@@ -62,7 +62,7 @@ class Runner:
         what = f"{len(runs):,} runs of {window_s:.0f} s"
         self._advance((len(runs) - len(todo)) * window_s, what)
         tick = partial(self._advance, window_s, what)
-        run_groups(groups_of(todo), self.kept, simulate_group, jobs=self.jobs, tick=tick)
+        run_groups(groups_of(todo), self.kept, simulate_next, jobs=self.jobs, tick=tick)
         self._count(todo, len(runs) - len(todo))
         return runs
 
@@ -89,7 +89,7 @@ class Runner:
 
 def groups_of(runs: Sequence[PlanRun]) -> list[list[PlanRun]]:
     """Runs together that differ in seats and host memory alone, the roomiest first; the largest groups first, since
-    one process does a whole group.
+    of a group one is done after another.
     """
     groups: dict[PlanRun, list[PlanRun]] = {}
     for run in runs:
@@ -103,14 +103,13 @@ def _room(run: PlanRun) -> tuple[float, int]:
     return run.configuration.host_gib, run.configuration.seats
 
 
-def simulate_group(runs: Sequence[PlanRun]) -> list[PlanResult]:
-    """What each of a group came to; those that one before them answers take no time."""
-    done: list[tuple[Configuration, PlanResult]] = []
-    for run in runs:
-        known = next((result for each, result in done if answers(each, result, run.configuration)), None)
-        result = simulate_plan_run(run) if known is None else replace(known, wall_s=0.0)
-        done.append((run.configuration, result))
-    return [result for _, result in done]
+def simulate_next(runs: Sequence[PlanRun], results: Sequence[PlanResult]) -> PlanResult:
+    """What the next of a group comes to, those before it having come to `results`; one of them may answer it."""
+    run = runs[len(results)]
+    for before, result in zip(runs, results, strict=False):
+        if answers(before.configuration, result, run.configuration):
+            return replace(result, wall_s=0.0)
+    return simulate_plan_run(run)
 
 
 def answers(configuration: Configuration, result: PlanResult, other: Configuration) -> bool:
