@@ -147,7 +147,7 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=int, help="only so many requests of each trace")
     parser.add_argument("--verify", action="store_true", help="deploy each choice here and compare")
-    parser.add_argument("--verify-seconds", type=float, default=30.0, help="seconds compared (default 30)")
+    parser.add_argument("--verify-seconds", type=float, default=60.0, help="seconds of requests (default 60)")
     try:
         print(json.dumps(planned_traces(parser.parse_args())))
     except HeadwayError as error:

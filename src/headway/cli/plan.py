@@ -94,7 +94,7 @@ def plan(
     verify: Annotated[
         bool, _check(None, "Deploy the choice on this machine, replay, and compare.", "--verify")
     ] = False,
-    verify_seconds: Annotated[float, _check("S", "Seconds of requests that are compared.")] = 30.0,
+    verify_seconds: Annotated[float, _check("S", "Seconds for which requests are sent.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object on stdout.")] = False,
 ) -> None:
     """Find what serves a trace best on so many GPUs: policy, pools, TP, seats, token budget, host memory."""

@@ -37,7 +37,7 @@ def test_requests_come_when_the_engine_saw_them() -> None:
         ],
     )
     assert [(request.id, request.arrival_s) for request in came.requests] == [("b", 0.0), ("a", 0.75)]
-    assert [record.finished_s for record in came.records] == [104.0, 109.0]
+    assert [(record.id, record.finished_s) for record in came.records] == [("b", 104.0), ("a", 109.0)]
 
 
 def test_one_that_was_handed_off_came_to_the_first_engine_and_ended_in_the_last() -> None:

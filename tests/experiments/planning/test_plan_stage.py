@@ -20,7 +20,14 @@ from headway.experiments.planning.scaled_down import (
     scaled_down,
     shortened,
 )
-from headway.experiments.planning.stage import Served, Stage, at_rate, served_beyond, set_stage
+from headway.experiments.planning.stage import (
+    FEWEST_REQUESTS,
+    Served,
+    Stage,
+    at_rate,
+    served_beyond,
+    set_stage,
+)
 from headway.results.metrics import measured, tbt_s, ttft_s
 from headway.traces import TraceRequest
 from tests.experiments.planning.costs import write_costs
@@ -91,21 +98,22 @@ def test_between_a_machine_and_itself_targets_stay(here: Machine) -> None:
     assert slower.ttft != 1.0
 
 
-def test_the_stage_has_two_parts_at_a_rate_that_can_be_served(stage: Stage) -> None:
-    assert len(stage.before) == len(stage.requests) >= 24
-    assert {each.id for each in stage.before}.isdisjoint(each.id for each in stage.requests)
-    for part in (stage.before, stage.requests):
-        assert part[0].arrival_s == 0
-        assert len(part) / part[-1].arrival_s == pytest.approx(stage.rate_rps)
+def test_the_stage_has_a_rate_that_can_be_served(stage: Stage) -> None:
+    assert len(stage.requests) >= FEWEST_REQUESTS
+    assert stage.requests[0].arrival_s == 0
+    assert len(stage.requests) / stage.requests[-1].arrival_s == pytest.approx(stage.rate_rps)
     records = stage.simulated(stage.requests, Served())[0]
     assert len(records) == len(stage.requests)
 
 
-def test_slower_steps_are_asked_for_less(stage: Stage) -> None:
-    slowed = stage.slowed(Served(step_factor=1.25))
-    assert slowed.rate_rps == pytest.approx(0.8 * stage.rate_rps)
-    assert slowed.requests[-1].arrival_s == pytest.approx(1.25 * stage.requests[-1].arrival_s)
-    assert slowed.before == stage.before
+def test_every_other_request_tells_how_fast_the_machine_is(stage: Stage) -> None:
+    ids = [request.id for request in stage.requests]
+    assert stage.telling == set(ids[::2])
+    # What the others took makes no difference.
+    came = stage.simulated(stage.requests, Served())[0]
+    others = [replace(r, finished_s=1e9) if r.id not in stage.telling else r for r in came]
+    found = [served_beyond(stage, InEngine(stage.requests, records)) for records in (came, others)]
+    assert found[0] == found[1]
 
 
 def test_at_a_rate_the_rhythm_stays() -> None:
@@ -119,16 +127,14 @@ def test_at_a_rate_the_rhythm_stays() -> None:
 
 def test_what_serving_adds_is_found_again(stage: Stage) -> None:
     added = Served(step_factor=1.3, first_token_s=0.02)
-    came = stage.simulated(stage.before, added)[0]
-    found = served_beyond(stage, InEngine(stage.before, came))
+    came = stage.simulated(stage.requests, added)[0]
+    found = served_beyond(stage, InEngine(stage.requests, came))
     assert found.step_factor == pytest.approx(1.3, rel=0.03)
     assert found.first_token_s == pytest.approx(0.02, rel=0.15)
-    assert mean_of(stage, came) == pytest.approx(
-        mean_of(stage, stage.simulated(stage.before, found)[0]), rel=0.03
-    )
+    assert means_of(came) == pytest.approx(means_of(stage.simulated(stage.requests, found)[0]), rel=0.03)
 
 
-def mean_of(stage: Stage, records: list[Record]) -> tuple[float, float]:
+def means_of(records: list[Record]) -> tuple[float, float]:
     """Mean times between tokens and to the first."""
     return fmean(measured(map(tbt_s, records))), fmean(measured(map(ttft_s, records)))
 

@@ -14,7 +14,9 @@ from headway.traces import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class InEngine:
-    """Requests at the times at which they came to an engine, the first at 0 s, and the engine's record of each."""
+    """Requests at the times at which they came to an engine, the first at 0 s, and the engine's record of each, by the
+    id that its client gave it.
+    """
 
     requests: Sequence[TraceRequest]
     records: Sequence[Record]
@@ -33,7 +35,7 @@ def in_engine(requests: Iterable[TraceRequest], engine: Iterable[Record]) -> InE
             raise UpstreamError(
                 f"the engine's records do not have request {request.id}, so nothing can be compared"
             )
-        pairs.append((_whole(seen[request.id]), request))
+        pairs.append((replace(_whole(seen[request.id]), id=request.id), request))
     pairs.sort(key=lambda pair: pair[0].arrival_s)
     return InEngine(
         [replace(request, arrival_s=record.arrival_s - pairs[0][0].arrival_s) for record, request in pairs],

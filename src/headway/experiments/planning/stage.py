@@ -1,4 +1,4 @@
-"""What is served to check a plan: two parts of its trace fitted to this machine, and what is simulated of them."""
+"""What is served to check a plan: a part of its trace fitted to this machine, and what is simulated of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOAD = 0.25
 wait for one another, and not so high that a per cent in each step is ten in the waiting."""
 
 CLOCK_SEEDS = 3
-FEWEST_REQUESTS = 24
+FEWEST_REQUESTS = 48
 ROUNDS = 6
 NEAR = 0.002
 """Of the logarithm of the time in service: a fifth of a per cent."""
@@ -43,18 +43,19 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What serves here, by which costs, and two parts of the trace: one `before`, and the one that is predicted."""
+    """What serves here, by which costs, and a part of the trace. Every other request is `telling`: it says how fast the
+    machine was meanwhile, so that the rest can be compared although a machine is never as fast as a minute ago.
+    """
 
     machine: Machine
     configuration: Configuration
-    before: Sequence[TraceRequest]
     requests: Sequence[TraceRequest]
     rate_rps: float
 
-    def slowed(self, served: Served) -> Stage:
-        """The same load where steps take as long as they do when serving; the part before is as it was."""
-        rate_rps = self.rate_rps / served.step_factor
-        return replace(self, requests=at_rate(self.requests, rate_rps), rate_rps=rate_rps)
+    @property
+    def telling(self) -> frozenset[str]:
+        """The ids of those that say how fast the machine was."""
+        return frozenset(request.id for request in self.requests[::2])
 
     def simulated(self, requests: Sequence[TraceRequest], served: Served) -> list[list[Record]]:
         """What the simulator says of requests, with each seed of its clock's noise."""
@@ -102,16 +103,15 @@ def set_stage(planned: Planned, here: Configuration, machine: Machine, seconds: 
     ours = [replace(request, slo=rates.targets(request.slo)) for request in ours]
     ours_task = replace(task, machine=machine, max_output_tokens=MAX_OUTPUT_TOKENS)
     rate_rps = LOAD * capacity_rps(ours_task, here, ours)
-    count = min(max(FEWEST_REQUESTS, round(rate_rps * seconds)), len(ours) // 2)
-    if count < FEWEST_REQUESTS:
+    if len(ours) < FEWEST_REQUESTS:
         raise ConfigError(
-            f"the trace has {len(ours)} requests; accepted with verify: {2 * FEWEST_REQUESTS} or more"
+            f"the trace has {len(ours)} requests; accepted with verify: {FEWEST_REQUESTS} or more"
         )
+    count = max(FEWEST_REQUESTS, round(rate_rps * seconds))
     return Stage(
         machine=machine,
         configuration=here,
-        before=at_rate(ours[:count], rate_rps),
-        requests=at_rate(ours[count : 2 * count], rate_rps),
+        requests=at_rate(ours[:count], rate_rps),
         rate_rps=rate_rps,
     )
 
@@ -124,23 +124,24 @@ def at_rate(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceRequ
 
 
 def served_beyond(stage: Stage, came: InEngine) -> Served:
-    """What serving adds, from what came of requests: the step factor first, then what the first token still lacks.
-    Raises ConfigError where no request was answered.
+    """What serving adds, from what came of the telling requests: the step factor first, then what the first token still
+    lacks. Raises ConfigError where none was answered.
     """
-    factor = step_factor(stage, came)
-    lacking_s = _over([came.records], ttft_s) - _over(stage.simulated(came.requests, Served(factor)), ttft_s)
-    return Served(factor, max(0.0, lacking_s))
+    factor = _step_factor(stage, came)
+    simulated = stage.simulated(came.requests, Served(factor))
+    return Served(factor, max(0.0, _told(stage, [came.records], ttft_s) - _told(stage, simulated, ttft_s)))
 
 
-def step_factor(stage: Stage, came: InEngine) -> float:
+def _step_factor(stage: Stage, came: InEngine) -> float:
     """The factor with which the simulator has the time in service that came of requests, by secants of the logarithms:
     slower steps make larger batches, which are slower still. Not the time between tokens: a policy that cuts prompts to
-    keep a target there keeps it on a slower machine too. Raises ConfigError as `served_beyond`.
+    keep a target there keeps it on a slower machine too.
     """
-    came_s = _over([came.records], _in_service_s)
+    came_s = _told(stage, [came.records], _in_service_s)
 
     def off(log_factor: float) -> float:
-        return log(_over(stage.simulated(came.requests, Served(exp(log_factor))), _in_service_s) / came_s)
+        simulated = stage.simulated(came.requests, Served(exp(log_factor)))
+        return log(_told(stage, simulated, _in_service_s) / came_s)
 
     before, now = 0.0, -off(0.0)
     off_before = -now
@@ -160,9 +161,10 @@ def _in_service_s(record: Record) -> float | None:
     return record.finished_s - record.first_scheduled_s
 
 
-def _over(runs: Sequence[Sequence[Record]], value: Callable[[Record], float | None]) -> float:
-    """The mean over all requests of all runs. Raises ConfigError where none has the value."""
-    values = [found for records in runs for found in measured(map(value, records))]
+def _told(stage: Stage, runs: Sequence[Sequence[Record]], value: Callable[[Record], float | None]) -> float:
+    """The mean over the telling requests of all runs. Raises ConfigError where none has the value."""
+    telling = stage.telling
+    values = measured(value(record) for records in runs for record in records if record.id in telling)
     if not values:
         raise ConfigError("no request was answered, so nothing can be compared")
     return fmean(values)

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +23,7 @@ from headway.experiments.planning.in_engine import InEngine, in_engine
 from headway.experiments.planning.machine import Machine
 from headway.experiments.planning.planner import Planned
 from headway.experiments.planning.scaled_down import MODEL, scaled_down
-from headway.experiments.planning.stage import Served, served_beyond, set_stage, step_factor
+from headway.experiments.planning.stage import Served, served_beyond, set_stage
 from headway.experiments.policy_bench import free_port, warm_up
 from headway.gateway import ReplayOptions, ReplayReport, replay
 from headway.results import summarize
@@ -40,9 +40,8 @@ Values = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What came of it in the engine, of requests at the times at which they came to it. `predicted` is with what
-    serving adds, as measured on another part of the trace; `by_profile` without; `at_own_speed` with steps as long as
-    they were meanwhile, so that what is left is not the machine's drift. Errors are predicted / achieved - 1, of
+    """What came of it in the engine, of half of the requests, at the times at which they came to it. `predicted` is
+    with what serving adds, as the other half tells; `by_profile` without. Errors are predicted / achieved - 1, of
     goodput the difference in points; None where not measured. `at_client` is what the client saw, whose time counts
     from when a request was to be sent: it shares the cores, and was up to `client_late_s` late with that.
     """
@@ -54,7 +53,6 @@ class Verified:
     served: Served
     predicted: Values
     by_profile: Values
-    at_own_speed: Values
     achieved: Values
     at_client: Values
     client_late_s: float
@@ -78,8 +76,6 @@ class Verified:
             "errors": self.errors(self.predicted),
             "by_profile": self.by_profile,
             "errors_by_profile": self.errors(self.by_profile),
-            "at_own_speed": self.at_own_speed,
-            "errors_at_own_speed": self.errors(self.at_own_speed),
         }
 
 
@@ -94,8 +90,8 @@ def _error(key: str, predicted: float | None, achieved: float | None) -> float |
 def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verified:
     """Profile this machine (unless it is what was planned for), predict, deploy, replay, compare. Minutes.
 
-    One stream of about so many seconds measures what serving adds, another one is predicted. Raises ConfigError
-    without vLLM, UpstreamError if the deployment does not get ready or loses a request.
+    Of a stream of about so many seconds every other request tells what serving adds, and the rest is compared. Raises
+    ConfigError without vLLM, UpstreamError if the deployment does not get ready or loses a request.
     """
     if not seconds > 0:
         raise ConfigError(f"verify_seconds is {seconds}; accepted: more than 0")
@@ -106,26 +102,26 @@ def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verifi
     tell(f"deploying: {command(words)}")
     records = folder / "verify-engine.jsonl"
     with deployed(words, free_port(), folder / "verify-server.log", records) as url:
-        asyncio.run(warm_up(stage.before, ReplayOptions(url=url)))
-        tell(f"serving {len(stage.before)} requests, to know what serving adds")
-        _replayed(url, stage.before)
-        served = served_beyond(stage, _in_engine(stage.before, records))
-        stage = stage.slowed(served)
+        asyncio.run(warm_up(stage.requests, ReplayOptions(url=url)))
         tell(f"serving {len(stage.requests)} requests, to compare")
         client = _replayed(url, stage.requests)
     came = _in_engine(stage.requests, records)
-    own = replace(served, step_factor=step_factor(stage, came))
+    served = served_beyond(stage, came)
+    telling = stage.telling
+
+    def compared(*runs: Sequence[Record]) -> Values:
+        return _mean([[record for record in records if record.id not in telling] for records in runs])
+
     return Verified(
         configuration=here,
         words=words,
         requests=len(stage.requests),
         rate_rps=stage.rate_rps,
         served=served,
-        predicted=_mean(stage.simulated(came.requests, served)),
-        by_profile=_mean(stage.simulated(came.requests, Served())),
-        at_own_speed=_mean(stage.simulated(came.requests, own)),
-        achieved=_values(came.records),
-        at_client=_values(client.records),
+        predicted=compared(*stage.simulated(came.requests, served)),
+        by_profile=compared(*stage.simulated(came.requests, Served())),
+        achieved=compared(came.records),
+        at_client=compared(client.records),
         client_late_s=max(client.lateness_s, default=0.0),
     )
 

@@ -18,19 +18,9 @@ GOODPUT = "goodput"
 def verify_table(verified: Verified) -> RenderableType:
     """Predicted beside achieved, with the errors; then what was served how."""
     table = Table(box=SIMPLE_HEAD, header_style="", title="in this machine's engine", title_justify="left")
-    for heading in (
-        "",
-        "predicted",
-        "achieved",
-        "error",
-        "by the\nprofile alone",
-        "at its\nown speed",
-        "at the\nclient",
-    ):
+    for heading in ("", "predicted", "achieved", "error", "by the\nprofile alone", "at the\nclient"):
         table.add_column(heading, justify="right" if heading else "left", vertical="bottom")
-    errors = [
-        verified.errors(each) for each in (verified.predicted, verified.by_profile, verified.at_own_speed)
-    ]
+    errors = [verified.errors(each) for each in (verified.predicted, verified.by_profile)]
     for key in KEYS:
         if verified.achieved[key] is not None:
             shown = (_value(verified.predicted[key]), _value(verified.achieved[key]))
@@ -40,7 +30,7 @@ def verify_table(verified: Verified) -> RenderableType:
     lines = (
         f"{verified.requests:,} requests at {verified.rate_rps:.3g} a second; serving makes steps "
         f"{served.step_factor:.2f} times as long as the profile has them, and adds {served.first_token_s * 1e3:.1f} ms "
-        "to the first token (measured on another part of the trace); the client sent its requests up to "
+        "to the first token (as every other one tells; the rest is compared); the client sent its requests up to "
         f"{verified.client_late_s * 1e3:.0f} ms late",
         f"deployed: {command(verified.words)}",
     )
