@@ -355,7 +355,7 @@ def crowd(name: str) -> Run:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"idle_jobs": -1}, "idle_jobs is -1; accepted: 0 or more"),
+        ({"idle_jobs": -1}, "idle_jobs is -1; accepted: 0 to 1,000,000"),
         ({"burst_levels": -1}, "burst_levels is -1"),
         ({"max_preemptions": -1}, "max_preemptions is -1"),
         ({"min_residency": -1}, "min_residency is -1; accepted: 0 to 1,000,000"),

@@ -10,6 +10,8 @@ from headway.errors import ConfigError
 _SHARES = {"p50": 0.5, "p90": 0.9}
 STATISTICS = ("mean", *_SHARES)
 WINDOW = 1000
+MOST_WINDOW = 1_000_000
+"""Answers long past say nothing of late ones."""
 
 
 class AnswerLengths:
@@ -21,8 +23,8 @@ class AnswerLengths:
     def __init__(self, statistic: str = "mean", window: int = WINDOW) -> None:
         if statistic not in STATISTICS:
             raise ConfigError(f"statistic is {statistic!r}; accepted: {', '.join(STATISTICS)}")
-        if window < 1:
-            raise ConfigError(f"window is {window}; accepted: 1 or more answers")
+        if not 1 <= window <= MOST_WINDOW:
+            raise ConfigError(f"window is {window}; accepted: 1 to {MOST_WINDOW:,} answers")
         self._share = _SHARES.get(statistic)
         self._lengths: deque[int] = deque(maxlen=window)
         self._ascending: list[int] = []

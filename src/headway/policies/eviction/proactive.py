@@ -10,7 +10,7 @@ from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
-from headway.errors import ConfigError
+from headway.policies.eviction.counts import check_count
 from headway.policies.eviction.exchange import Exchange, Room, Turn, Worth
 from headway.policies.eviction.making_room import make_room
 from headway.policies.eviction.residency import Residency
@@ -57,8 +57,8 @@ class Proactive:
     ) -> None:
         given = {"idle_jobs": idle_jobs, "burst_levels": burst_levels, "max_preemptions": max_preemptions}
         for name, value in given.items():
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} is {value}; accepted: 0 or more")
+            if value is not None:
+                check_count(name, value)
         self.idle_jobs = idle_jobs
         self.burst_levels = burst_levels
         self.max_preemptions = max_preemptions
