@@ -158,10 +158,47 @@ def test_where_decodes_alone_take_too_long_those_without_a_target_pause() -> Non
     at = scene([*others, *hurried], max_run=20, max_resident=20).wait(make_job("a", prompt=50))
     plan = at.plan()
     assert ids(plan.run) == ["x0", "x1", "x2", *(f"o{n:02}" for n in range(7))]
-    assert plan.admit == ()
+    assert not plan.admit
     # A prompt that has begun goes on, by the least.
     at.view.residents = [*others, *hurried, prefilling("b", prompt=500, computed=100)]
     assert at.plan().token_budget == 10 + 16
+
+
+def knowing(residents: list[Job], *newcomers: Job, **view: Any) -> Scene:
+    """A scene whose order knows who can be in time; nobody is late yet at 1 s."""
+    order = OnTime(LinearCost(), patience_s=1e9)
+    for job in residents:
+        order.add(job)
+        order.remove(job)
+    at = scene(residents, max_run=40, max_resident=40, **view)
+    at.order = order  # type: ignore[assignment]
+    at.view.now_s = 1.0
+    return at.wait(*newcomers)
+
+
+def test_prompts_in_time_have_three_tenths_of_the_step_from_decodes_that_can_wait() -> None:
+    # 3.05 s are 30 tokens, and there are 28 decodes: 21 of them, and 9 tokens of prompts, of which 16 are the least.
+    others = [decoding(f"o{n:02}", arrival_s=float(n) / 100) for n in range(26)]
+    hurried = [timed(f"x{n}", 3.05, first_token_s=1.0) for n in range(2)]
+    urgent, late = (
+        make_job(name, prompt=50, slo=Slo(ttft_s=ttft_s)) for name, ttft_s in (("a", 900.0), ("z", 0.1))
+    )
+    plan = knowing([*others, *hurried], urgent, late).plan()
+    assert (len(plan.run), ids(plan.admit), plan.token_budget) == (21, ["a"], 21 + 16)
+    assert {"x0", "x1"} < set(ids(plan.run))
+    # Without one in time nobody pauses: all the decodes take less than the whole step.
+    assert len(knowing([*others, *hurried], late).plan().run) == 28
+
+
+@pytest.mark.parametrize(
+    ("prompts", "free_blocks", "budget"), [(3, 500, 3 + 16), (4, 500, 512), (4, 499, 3 + 16)]
+)
+def test_few_in_a_hurry_do_not_make_more_prompts_late(prompts: int, free_blocks: int, budget: int) -> None:
+    # Three take 0.3 of 0.35 s. Of prompts count those that there is room for: at least as many, or the three go on.
+    hurried = [timed(f"x{n}", 0.35, first_token_s=1.0) for n in range(3)]
+    newcomers = [make_job(f"a{n}", prompt=500, slo=Slo(ttft_s=900.0)) for n in range(prompts)]
+    plan = knowing(hurried, *newcomers, free_blocks=free_blocks).plan()
+    assert (len(plan.run), plan.token_budget) == (3, budget)
 
 
 def test_those_in_a_hurry_all_run_however_long_it_takes() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate
 from math import inf
 
@@ -32,6 +32,8 @@ SAFE_BUDGET_TOKENS = 512
 _HARDLY_LONGER = 1.2
 """Where even those break the target, as many more as make the step at most so many times as long: to a GPU a tile of a
 few dozen is as good as one token."""
+_PROMPTS_SHARE = 0.3
+"""Of the longest step, kept for prompts in time from decodes that can wait."""
 DEFAULT_MOST_DEARER = 0.05
 """So much more may prompts cost those who decode and wait for the sake of shorter steps."""
 _STEADY_STEPS = 64
@@ -46,9 +48,11 @@ class Paced:
     takes, stalls nobody, and keeps no short one waiting. Where there is time for none, a few tokens of prompts go
     through all the same; if those break the target, as many as take hardly longer. Where the decodes alone would take
     too long, those pause that have no such target, or one at least twice as long that they are ahead of, the lowest
-    ranked first, and nobody starts; where no pause helps, nobody pauses. `share` of the target is used: the rest is for
-    what the prediction leaves out. Where predictions are wrong or no pause helps, a step with such a target has
-    SAFE_BUDGET_TOKENS; while steps have no predicted time the engine's own budget holds.
+    ranked first, and nobody starts but who is in time; where no pause helps, nobody pauses. While prompts in time wait,
+    seven tenths of that are too long: they get the rest, unless those in a hurry alone take more; and if those are
+    fewer than the prompts with room, they may miss their pace, for the many would be late. `share` of the target is
+    used: the rest is for what the prediction leaves out. Where predictions are wrong or no pause helps, a step with
+    such a target has SAFE_BUDGET_TOKENS; while steps have no predicted time the engine's own budget holds.
 
     Where nobody who decodes has such a target, steps are as short as they may be at hardly more cost to those who
     decode and those who wait, at most `most_dearer` more than of any longer one (`ShortSteps`).
@@ -89,16 +93,30 @@ class Paced:
         if longest_s == inf:
             return _within(plan, self._short.most_tokens(view, plan))
         alone = shape_of_decodes(decodes, view.tokens_a_decode)
-        if self._cost.step_s(alone) > longest_s:
-            return self._fewer(view, plan, decodes, longest_s, order)
         prompts = [*begun, *plan.admit[: view.max_run - len(plan.run)]]
+        alone_s = self._cost.step_s(alone)
+        if alone_s > longest_s * (1 - _PROMPTS_SHARE):
+            in_time = set(order.on_time(prompts, view.now_s)) if knows_late(order) else frozenset()
+            decodes_s = longest_s * (1 - _PROMPTS_SHARE) if in_time else longest_s
+            if alone_s > decodes_s:
+                return self._fewer(view, plan, (longest_s, decodes_s), in_time, order)
         tokens = self._prompt_tokens(alone, prompts, plan.token_budget - decode_tokens, longest_s)
         return _within(plan, decode_tokens + tokens)
 
     def _fewer(
-        self, view: StepView, plan: StepPlan, decodes: Sequence[Job], longest_s: float, order: Order
+        self,
+        view: StepView,
+        plan: StepPlan,
+        within_s: tuple[float, float],
+        in_time: Collection[Job],
+        order: Order,
     ) -> StepPlan:
-        """Of the decodes those in a hurry, and as many others as there is time for; the least of prompts."""
+        """Of the decodes those in a hurry, and as many others as there is time for; of newcomers those `in_time`.
+
+        `within_s` are the longest step, and what of it the decodes may take.
+        """
+        longest_s, decodes_s = within_s
+        decodes, prompts = split_decodes(plan.run)
         others = [
             job
             for job in order.rank(decodes, view.now_s)
@@ -112,14 +130,16 @@ class Paced:
             return decode_shape(len(hurried) + count, contexts[count], view.tokens_a_decode)
 
         def too_long(count: int) -> bool:
-            return self._cost.step_s(beside(count)) > longest_s
+            return self._cost.step_s(beside(count)) > decodes_s
 
-        if too_long(0 if hurried else 1):
-            # Nobody's pause would help: such a target is not kept by starving the others.
+        least_s = self._cost.step_s(beside(0 if hurried else 1))
+        if least_s > longest_s or (least_s > decodes_s and _with_room(view, in_time) > len(hurried)):
+            # Nobody's pause would help: such a target is not kept by starving the others, nor by more being late.
             return _safely(plan, len(decodes) * view.tokens_a_decode)
         kept = others[: _last_short(len(others), too_long)]
-        prompts = plan.run[len(decodes) :]
-        plan.run, plan.admit = [*hurried, *kept, *prompts], ()
+        plan.run = [*hurried, *kept, *prompts]
+        plan.admit = [job for job in plan.admit if job in in_time][: view.max_run - len(plan.run)]
+        prompts = [*prompts, *plan.admit]
         alone = beside(len(kept))
         most_tokens = plan.token_budget - alone.num_tokens
         return _within(plan, alone.num_tokens + self._prompt_tokens(alone, prompts, most_tokens, longest_s))
@@ -196,6 +216,12 @@ def _within(plan: StepPlan, tokens: int) -> StepPlan:
 def _safely(plan: StepPlan, decode_tokens: int) -> StepPlan:
     """The plan with a budget that needs no predictions, for every decode and a little of prompts: none starves."""
     return _within(plan, max(SAFE_BUDGET_TOKENS, decode_tokens + GRAIN_TOKENS))
+
+
+def _with_room(view: StepView, prompts: Iterable[Job]) -> int:
+    """How many of these prompts there are blocks for now, the shortest first; those that have begun have theirs."""
+    needed = sorted(view.blocks(job.num_tokens - job.num_computed_tokens) for job in prompts)
+    return bisect_right(list(accumulate(needed)), view.free_blocks)
 
 
 def _is_ahead(job: Job, longest_s: float, now_s: float, order: Order) -> bool:
