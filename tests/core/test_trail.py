@@ -110,6 +110,17 @@ def test_who_room_was_made_for_is_named_before_it_starts() -> None:
     )
 
 
+def test_who_room_was_made_for_displaced_only_those_that_the_policy_took() -> None:
+    scene = Scene()
+    for id_ in "abc":
+        scene.come(id_)
+    scene.step({"a": 4, "b": 4}, admitted="ab")
+    scene.step({"a": 1}, preempted={"b": Fate.RECOMPUTE}, planned=False, room_for="c")
+    found = explain(scene.trail, "b", scene.now_s)
+    assert found is not None
+    assert found.displaced[0].by == ("a",)
+
+
 def test_a_shortage_names_those_who_grew() -> None:
     # At 1 both have 4 tokens computed; a's fifth opens its second block, which is b's.
     scene = Scene()

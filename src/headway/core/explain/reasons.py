@@ -119,20 +119,21 @@ def why_preempted(job: Job, view: StepView, outcome: StepOutcome) -> str:
     return f"blocks ran out ({view.free_blocks} free) as {others} before it grew; its KV is {after}"
 
 
-def who_displaced(view: StepView, outcome: StepOutcome) -> Sequence[str]:
-    """Ids of whom a step took KV away for: the one that the policy made room for, else some that had tokens in it,
-    those that started, else those that took a new block, else any that ran. At most MOST_NAMED; none where nobody ran.
-    O(tokens) at worst.
+def who_displaced(job: Job, view: StepView, outcome: StepOutcome) -> Sequence[str]:
+    """Ids of whom a step took a job's KV away for: the one that the policy made room for, else some that had tokens in
+    it, those that started, else those that took a new block, else any that ran. At most MOST_NAMED; none where nobody
+    ran. O(tokens) at worst.
     """
-    if outcome.plan.room_for is not None:
-        return [outcome.plan.room_for.id]
+    newcomer = outcome.plan.room_for
+    if newcomer is not None and job in outcome.plan.preempt:
+        return [newcomer.id]
     tokens, size = outcome.tokens, view.block_size
-    new = [job.id for job in outcome.admitted if job in tokens]
+    new = [started.id for started in outcome.admitted if started in tokens]
     if new:
         return new[:MOST_NAMED]
     grew = [
-        job.id
-        for job, granted in tokens.items()
-        if (job.num_computed_tokens - 1) // size != (job.num_computed_tokens - granted - 1) // size
+        ran.id
+        for ran, granted in tokens.items()
+        if (ran.num_computed_tokens - 1) // size != (ran.num_computed_tokens - granted - 1) // size
     ]
-    return (grew or [job.id for job in tokens])[:MOST_NAMED]
+    return (grew or [ran.id for ran in tokens])[:MOST_NAMED]

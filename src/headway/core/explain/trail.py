@@ -167,7 +167,6 @@ class Trail:
 
     def _follow_preempted(self, view: StepView, outcome: StepOutcome) -> None:
         now_s = outcome.now_s
-        by = tuple(who_displaced(view, outcome))
         for job, fate in outcome.preempted.items():
             track = self.live.get(job.id)
             if track is None:
@@ -175,7 +174,7 @@ class Trail:
             swapped = fate is Fate.SWAP
             moved = job.num_computed_tokens if swapped else job.recomputed_tokens - track.lost_tokens
             track.lost_tokens = job.recomputed_tokens
-            why = why_preempted(job, view, outcome)
+            why, by = why_preempted(job, view, outcome), tuple(who_displaced(job, view, outcome))
             track.displace(Displacement(now_s, moved, swapped, why, by))
             track.waits_from_s = now_s
             self._mark(track, now_s, Kind.PREEMPTED, f"{why} ({moved:,} tokens)", then=_queued(job))

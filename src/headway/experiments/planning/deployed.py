@@ -37,9 +37,8 @@ def records_of_engines(records: Path) -> list[Path]:
 def deployed(words: Sequence[str], port: int, log: Path, records: Path) -> Iterator[str]:
     """The URL of what a deploy command serves, once it is ready; it and all it started end with the block.
 
-    Its engines write `records` (`records_of_engines`), from nothing.
-    They end too if this process is killed (`signal_with_parent`). Raises UpstreamError if it does not get ready; its
-    log says why.
+    They end too if this process is killed (`signal_with_parent`). Its engines begin `records` anew
+    (`records_of_engines`). Raises UpstreamError if it does not get ready; its log says why.
     """
     command = [sys.executable, "-m", "headway.cli", *as_started(words, port, records)]
     log.parent.mkdir(parents=True, exist_ok=True)

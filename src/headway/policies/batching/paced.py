@@ -219,7 +219,7 @@ def _safely(plan: StepPlan, decode_tokens: int) -> StepPlan:
 
 
 def _with_room(view: StepView, prompts: Iterable[Job]) -> int:
-    """How many of these prompts there are blocks for now, the shortest first; those that have begun have theirs."""
+    """How many of these prompts there are blocks for now, those that lack the fewest first. O(prompts log)."""
     needed = sorted(view.blocks(job.num_tokens - job.num_computed_tokens) for job in prompts)
     return bisect_right(list(accumulate(needed)), view.free_blocks)
 
