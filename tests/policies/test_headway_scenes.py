@@ -31,17 +31,26 @@ def stream(
     ]
 
 
-def served(*streams: list[TraceRequest], policy: str = "headway", seats: int | None = None) -> list[Record]:
-    """What becomes of them on an engine with vLLM's own sizes, or so many seats."""
+def served(
+    *streams: list[TraceRequest],
+    policy: str = "headway",
+    seats: int | None = None,
+    blocks: int | None = None,
+    max_output_tokens: int = 4096,
+) -> list[Record]:
+    """What becomes of them on an engine with vLLM's own sizes, or so many seats, or blocks of memory."""
     requests = sorted((each for one in streams for each in one), key=lambda each: each.arrival_s)
     costs = calibration("h100", model_shape("Llama-3.1-8B"))
     records: list[Record] = []
     simulate(
         requests,
         policy_factory(policy, OWN_PARTS, requests),
-        System(limits=engine_limits(Sizes(max_num_seqs=seats), "h100", costs), calibration=costs),
+        System(
+            limits=engine_limits(Sizes(max_num_seqs=seats, num_blocks=blocks), "h100", costs),
+            calibration=costs,
+        ),
         on_record=records.append,
-        max_output_tokens=4096,
+        max_output_tokens=max_output_tokens,
     )
     return records
 
@@ -71,3 +80,63 @@ def test_one_in_a_hurry_does_not_shut_the_others_out() -> None:
     records = served(hurried, chats)
     assert kept(records, "chat") >= 0.95
     assert kept(records, "hurried") == 1.0
+
+
+def test_answers_without_targets_make_way_as_often_as_it_costs_little() -> None:
+    # Their KV stays in the prefix cache, so that little of them is computed again.
+    long = stream("long", 4, since_s=0.0, every_s=0.0, tokens=(200, 4000), slo=NO_TARGETS)
+    chats = stream("chat", 60, since_s=1.0, every_s=0.5, tokens=(200, 20), slo=CHAT)
+    records = served(long, chats, seats=4)
+    assert kept(records, "chat") == 1.0
+    assert sum(record.preemptions for record in records) > 4 * len(long)
+    assert sum(record.recomputed_tokens for record in records) < 1000
+
+
+def test_work_with_a_far_deadline_makes_way_and_is_in_time_all_the_same() -> None:
+    batch = stream("batch", 40, since_s=0.0, every_s=0.01, tokens=(1000, 2000), slo=Slo(deadline_s=60.0))
+    chats = stream("chat", 150, since_s=2.0, every_s=0.2, tokens=(300, 50), slo=CHAT)
+    records = served(batch, chats, seats=32)
+    assert kept(records, "chat") == kept(records, "batch") == 1.0
+
+
+def test_a_prompt_that_has_waited_too_long_holds_nobody_up_until_memory_drains() -> None:
+    # 4,200 blocks; at 30 s the answers hold more than is left beside the prompt's 3,125, which is overdue at 90 s.
+    long = [
+        request
+        for n in range(4)
+        for request in stream(
+            f"long{n}-", 4, since_s=40.0 * n, every_s=0.01, tokens=(1000, 9000), slo=Slo(tbt_s=0.1)
+        )
+    ]
+    giant = stream("giant", 1, since_s=30.0, every_s=0.0, tokens=(50_000, 50), slo=NO_TARGETS)
+    chats = stream("chat", 700, since_s=2.0, every_s=0.2, tokens=(300, 50), slo=CHAT)
+    records = served(long, giant, chats, blocks=4200, max_output_tokens=16384)
+    assert kept(records, "chat") >= 0.98
+    assert kept(records, "long") == 1.0
+    (waited,) = [record for record in records if record.id == "giant0"]
+    assert waited.first_token_s is not None
+    assert waited.first_token_s < 100.0
+
+
+def test_latest_starts_follow_what_a_queue_makes_of_steps() -> None:
+    # What a step takes is known of an engine that was idle; then two hundred come at once.
+    def of_five_lengths(name: str, since_s: float, slo: Slo) -> list[TraceRequest]:
+        each = [
+            stream(
+                f"{name}{n}-",
+                20,
+                since_s=since_s + 0.002 * n,
+                every_s=0.01,
+                tokens=(1500, 100 + 50 * n),
+                slo=slo,
+            )
+            for n in range(5)
+        ]
+        return [request for one in each for request in one]
+
+    before = stream("before", 20, since_s=0.0, every_s=0.01, tokens=(300, 200), slo=Slo(deadline_s=60.0))
+    loose = of_five_lengths("loose", 10.0, Slo(deadline_s=30.0))
+    tight = of_five_lengths("tight", 10.2, Slo(deadline_s=12.0))
+    records = served(before, loose, tight, seats=16)
+    assert kept(records, "loose") == 1.0
+    assert kept(records, "tight") >= 0.65

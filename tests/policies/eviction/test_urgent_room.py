@@ -1,4 +1,4 @@
-"""Who leaves for a newcomer that can be in time: blocks of 4, 100 in all."""
+"""Who leaves for a newcomer that is overdue or can be in time: blocks of 4, 100 in all."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from headway.policies.eviction.urgent_room import make_urgent_room
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.on_time import OnTime
 from tests.policies.eviction.stage import NOW_S, Prices, resident, stage
-from tests.strategies import ids, make_job
+from tests.strategies import decoding, ids, make_job
 
 URGENT = make_job("urgent", prompt=16, arrival_s=NOW_S, slo=Slo(ttft_s=60.0))
 """Four blocks; 16 s of prompt."""
 
 
-def world(*residents: Job, newcomer: Job = URGENT, **view: Any) -> tuple[StepView, OnTime]:
-    order = OnTime(Prices(), patience_s=1e9)
+def world(
+    *residents: Job, newcomer: Job = URGENT, patience_s: float = 1e9, **view: Any
+) -> tuple[StepView, OnTime]:
+    order = OnTime(Prices(), patience_s=patience_s)
     for job in residents:
         order.add(job)
         order.remove(job)
@@ -34,9 +36,9 @@ def choose(job: Job, has_room: bool) -> Fate:
     return Fate.SWAP if has_room else Fate.RECOMPUTE
 
 
-def room(view: StepView, order: Any, spared: tuple[Job, ...] = (), max_preemptions: int = 9) -> StepPlan:
+def room(view: StepView, order: Any, spared: tuple[Job, ...] = ()) -> StepPlan:
     plan = StepPlan(run=list(view.residents), admit=(), token_budget=64)
-    return make_urgent_room(view, plan, order, choose, spared=spared, max_preemptions=max_preemptions)
+    return make_urgent_room(view, plan, order, choose, spared=spared, max_recomputed=1.0)
 
 
 def test_as_many_leave_as_it_lacks_and_no_more() -> None:
@@ -97,12 +99,46 @@ def test_nobody_leaves_for_one_that_is_late_or_has_no_target() -> None:
         assert not room(*world(resident("a", 9), newcomer=newcomer)).preempt
 
 
-def test_the_spared_and_the_tired_stay() -> None:
+@pytest.mark.parametrize(("deadline_s", "leaves"), [(57.0, False), (58.0, True)])
+def test_one_with_a_deadline_alone_can_spare_its_place_for_three_seconds(
+    deadline_s: float, leaves: bool
+) -> None:
+    # The urgent one has to start at 144. This one came at 90 and has a second to go: at 146, or 147.
+    slo = Slo(deadline_s=deadline_s)
+    patient = decoding("patient", prompt=20, output=1, limit=2, arrival_s=90.0, slo=slo)
+    view, order = world(patient, free=1)
+    assert order.latest_start_s(URGENT) == 144.0
+    assert bool(room(view, order).preempt) is leaves
+
+
+def test_the_spared_stay_and_those_computed_again_as_often_as_is_fair() -> None:
     other = resident("a", 5)
     view, order = world(other, free=1)
     assert not room(view, order, spared=(other,)).preempt
-    other.num_preemptions = 9
-    assert not room(view, order).preempt
+    # It has 21 tokens.
+    for again, made in ((21, {other: Fate.SWAP}), (22, {})):
+        other.recomputed_tokens = again
+        assert room(view, order).preempt == made
+
+
+def test_anybody_leaves_for_the_one_that_is_overdue_the_lowest_first() -> None:
+    # `old` came a minute before and has no target: it needs 4 blocks. The one in time that may wait longest goes,
+    # whatever was computed of it again; the other stays.
+    old = make_job("old", prompt=16, arrival_s=NOW_S - 60.0)
+    soon, later = (
+        decoding(name, prompt=19, output=1, limit=9, first_token_s=NOW_S, slo=Slo(tbt_s=tbt_s))
+        for name, tbt_s in (("soon", 50.0), ("later", 90.0))
+    )
+    later.recomputed_tokens = 99
+    made = room(*world(soon, later, newcomer=old, patience_s=60.0))
+    assert (made.preempt, made.room_for) == ({later: Fate.SWAP}, old)
+    assert not room(*world(soon, later, newcomer=old, patience_s=61.0)).preempt
+
+
+def test_the_one_that_is_overdue_leaves_for_nobody() -> None:
+    old = resident("old", 5, waited_s=60.0)
+    assert room(*world(old, free=1)).preempt
+    assert not room(*world(old, free=1, patience_s=60.0)).preempt
 
 
 def test_without_room_on_the_host_they_are_computed_again() -> None:

@@ -214,6 +214,21 @@ def test_while_plans_rank_latest_starts_are_taken_anew_beside_the_step() -> None
     assert cost.asked == beside
 
 
+def test_latest_starts_of_those_that_wait_with_a_deadline_follow_what_steps_take_eight_a_step() -> None:
+    # Ten tokens of a second each until 100; then steps turn out to take two seconds.
+    jobs = [make_job(f"{n}", prompt=1, limit=10, slo=Slo(deadline_s=100.0)) for n in range(10)]
+    order, other = on_time(*jobs), decoding("other", prompt=4, limit=99)
+    other.state = JobState.RESIDENT
+    order.add(other)
+    order.remove(other)
+    assert [order.latest_start_s(job) for job in jobs] == [90.0] * 10
+    run(order, other, at_s=1.0)
+    run(order, other, at_s=3.0)
+    assert sorted(order.latest_start_s(job) for job in jobs) == [80.0] * 8 + [90.0] * 2
+    run(order, other, at_s=5.0)
+    assert [order.latest_start_s(job) for job in jobs] == [80.0] * 10
+
+
 def test_a_prompt_that_has_begun_in_time_stays_in_time_while_it_goes_on() -> None:
     job = due("a", 10.0, 6)
     order = on_time(job)

@@ -8,11 +8,11 @@ from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
-from headway.policies.eviction.counts import check_count
+from headway.errors import ConfigError
 from headway.policies.eviction.fate import cheaper_fate
 from headway.policies.eviction.making_room import make_room
 from headway.policies.eviction.residency import Residency
-from headway.policies.eviction.urgent_room import DEFAULT_MAX_PREEMPTIONS, make_urgent_room
+from headway.policies.eviction.urgent_room import DEFAULT_MAX_RECOMPUTED, make_urgent_room
 from headway.policies.order import Order
 
 
@@ -24,8 +24,8 @@ class Cheapest:
     it, as in the paper, so that both ways count; else they go beside the steps, and the longer way counts.
     `min_residency`: steps for which a job that was just admitted is spared. With `always_recompute` both costs
     are predicted and the answer is left unused: what predicting costs by itself. With `urgent` residents that
-    cannot be in time also leave for a newcomer that can, each at most `max_preemptions` times, where the order
-    knows.
+    can spare their place also leave for a newcomer that is overdue or can be in time, where the order knows
+    (`make_urgent_room`).
     Source: AdaptiveLLM Algorithm 1 (section 1.3).
     """
 
@@ -39,14 +39,15 @@ class Cheapest:
         min_residency: int = 0,
         always_recompute: bool = False,
         urgent: bool = False,
-        max_preemptions: int = DEFAULT_MAX_PREEMPTIONS,
+        max_recomputed: float = DEFAULT_MAX_RECOMPUTED,
     ) -> None:
-        check_count("max_preemptions", max_preemptions)
+        if not max_recomputed >= 0:
+            raise ConfigError(f"max_recomputed is {max_recomputed}; accepted: 0 or more times a job's tokens")
         self.serial = serial
         self.min_residency = min_residency
         self.always_recompute = always_recompute
         self.urgent = urgent
-        self.max_preemptions = max_preemptions
+        self.max_recomputed = max_recomputed
         self._cost: CostModel = cost or UnknownCost()
         self._residency = Residency(min_residency)
 
@@ -61,7 +62,7 @@ class Cheapest:
         plan = make_room(view, plan, order, fate, serial=self.serial, spared=recent)
         if plan.preempt or not self.urgent:
             return plan
-        return make_urgent_room(view, plan, order, fate, spared=recent, max_preemptions=self.max_preemptions)
+        return make_urgent_room(view, plan, order, fate, spared=recent, max_recomputed=self.max_recomputed)
 
     def next_change_s(self, view: StepView) -> float:
         """Never: it acts when blocks run out, and what is stepped over ends before that."""

@@ -1,4 +1,4 @@
-"""Blocks and a seat for a newcomer that can be in time, from those that cannot."""
+"""Blocks and a seat for a newcomer whose turn it is, from those who can spare theirs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from headway.policies.eviction.exchange import Room, needed_room
 from headway.policies.eviction.host_room import ChooseFate, HostRoom
 from headway.policies.order import KnowsLate, Order, knows_late
 
-DEFAULT_MAX_PREEMPTIONS = 4
+DEFAULT_MAX_RECOMPUTED = 1.0
+SPARE_S = 3.0
+"""A resident in time can spare its place if it may go on so much later than the newcomer has to start."""
 
 
 def make_urgent_room(
@@ -22,15 +24,17 @@ def make_urgent_room(
     choose: ChooseFate,
     *,
     spared: Collection[Job],
-    max_preemptions: int,
+    max_recomputed: float,
 ) -> StepPlan:
-    """The plan with victims for the first newcomer that can be in time and has no room; the same object for nobody.
+    """The plan with victims for the first newcomer, if it has no room and is overdue or can be in time; else the same.
 
-    Victims are residents that are late or have no target, the lowest ranked first, as many as it lacks blocks, or a
-    worker slot, and no more; none if all of them were not enough, if it is blocks that are coming free anyway, if it
-    starts without, since the prefix cache holds the rest of it, or if room is not what it waits for. Those `spared`,
-    and those that lost their KV `max_preemptions` times, stay. It starts in a later step, when there is room, if it
-    then still ranks first. O(log n) with room, O(residents) where none may leave, else a memory check and a ranking.
+    For one in time those leave that are late or have no target, then those of whom nobody reads along, with only a
+    deadline to meet that is far enough; none that has had more tokens computed again than `max_recomputed` times those
+    that it has, so harm is bounded. For one that is overdue, as few are in a time, anybody leaves. The lowest ranked go
+    first, as many as it lacks blocks, or a worker slot, and no more; none if all of them were not enough, if it is
+    blocks that are coming free anyway, if it starts without, since the prefix cache holds the rest of it, or if room is
+    not what it waits for. Those `spared` stay. It starts in a later step, when there is room, if it then still ranks
+    first. O(log n) with room, O(residents) where none may leave, else a memory check and a ranking.
     """
     if not knows_late(order) or not view.waiting:
         return plan
@@ -41,9 +45,8 @@ def make_urgent_room(
     coming = Room(view.blocks_coming_free, 0)
     if _free(view).plus(coming).covers(needed_room(view, newcomer)):
         return plan
-    if not order.on_time([newcomer], view.now_s) or not view.ready(newcomer):
-        return plan
-    leavable = _leavable(view, order, spared, max_preemptions)
+    leavable = _leavable(view, order, newcomer, max_recomputed) if view.ready(newcomer) else ()
+    leavable = [job for job in leavable if job not in spared and job not in view.restoring]
     if not leavable:
         return plan
     lacking = Room(view.missing_blocks(newcomer), 1 - _free(view).slots)
@@ -60,12 +63,25 @@ def _free(view: StepView) -> Room:
     return Room(view.free_blocks, view.max_resident - len(view.residents))
 
 
-def _leavable(
-    view: StepView, order: KnowsLate, spared: Collection[Job], max_preemptions: int
-) -> Sequence[Job]:
-    """Residents that are late or have no target, and may leave. O(residents), without calls."""
-    staying = {*order.on_time(view.residents, view.now_s), *spared, *view.restoring}
-    return [job for job in view.residents if job not in staying and job.num_preemptions < max_preemptions]
+def _leavable(view: StepView, order: KnowsLate, newcomer: Job, max_recomputed: float) -> Sequence[Job]:
+    """Residents that may leave for this newcomer. O(residents)."""
+    overdue = order.overdue(view.now_s)
+    if newcomer in overdue:
+        return view.residents
+    if not order.on_time([newcomer], view.now_s):
+        return ()
+    later_s = order.latest_start_s(newcomer) + SPARE_S
+    staying = {
+        job
+        for job in order.on_time(view.residents, view.now_s)
+        if job.slo.tbt_s is not None or job.ttft_deadline_s is not None or order.latest_start_s(job) < later_s
+    }
+    staying.update(overdue)
+    return [
+        job
+        for job in view.residents
+        if job not in staying and job.recomputed_tokens <= max_recomputed * job.num_tokens
+    ]
 
 
 def _victims(view: StepView, leavable: Sequence[Job], lacking: Room, freed: Room) -> Sequence[Job]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from math import inf
 from operator import attrgetter
 
@@ -26,6 +27,8 @@ MOST_WEIGHED = 128
 """Jobs on time that are weighed against each other, the first by latest start; who comes behind them is not urgent."""
 _COMPARED_EVERY = 4
 """Steps from one comparison of a predicted step time to the next: a comparison sums over the batch."""
+_RENEWED_A_STEP = 8
+"""Jobs that wait with a deadline whose latest start is taken anew beside a step: some fifty microseconds."""
 _RULE = TrustRule()
 
 
@@ -98,6 +101,7 @@ class OnTime:
         self._latest_s: dict[Job, float] = {}
         self._candidates: dict[Job, Candidate] = {}
         self._waiting: set[Job] = set()
+        self._deadlines: dict[Job, None] = {}
         self._urgent = SortedIndex()
         self._worth_starting = WorthStarting(started_share)
         self._now_s = 0.0
@@ -143,11 +147,14 @@ class OnTime:
         if job.slo:
             self._time(job)
             self._urgent.insert(job, self._key(job))
+        if job.slo.deadline_s is not None:
+            self._deadlines[job] = None
 
     def remove(self, job: Job) -> None:
         """A job no longer waits."""
         self._rest.remove(job)
         self._waiting.remove(job)
+        self._deadlines.pop(job, None)
         self._weighed.clear()
         if job.slo:
             self._urgent.remove(job, self._key(job))
@@ -205,9 +212,14 @@ class OnTime:
 
     # ---- who comes first ----------------------------------------------------------------------------
 
+    @property
+    def _goes_by_targets(self) -> bool:
+        """Whether anybody has a target, and it means something to be in time."""
+        return bool(self._latest_s) and self.steps.trusted
+
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs."""
-        if not self._latest_s or not self.steps.trusted:
+        if not self._goes_by_targets:
             return self._rest.top(k, now_s)
         first = [job for job in self.overdue(now_s) if job in self._waiting]
         first += self._waiting_worth_serving(max(k, MOST_WEIGHED), now_s)
@@ -221,7 +233,7 @@ class OnTime:
         """`jobs` by the same rule."""
         self._num_ranked = max(self._num_ranked, len(jobs))
         self._look_again(jobs)
-        if not self._latest_s or not self.steps.trusted:
+        if not self._goes_by_targets:
             return self._rest.ranked(jobs)
         first = [job for job in self.overdue(now_s) if job in jobs]
         first += self._worth_serving(self._on_time(jobs, now_s), now_s)
@@ -249,7 +261,7 @@ class OnTime:
 
     def overdue(self, now_s: float) -> list[Job]:
         """The job that ranks before those in time, since it has waited too long: one, or none, resident or not."""
-        return self._overdue.of(now_s, self.on_time)
+        return self._overdue.of(now_s, self.on_time) if self._goes_by_targets else []
 
     def _waiting_worth_serving(self, most: int, now_s: float) -> list[Job]:
         """Of the first by latest start that wait and can be in time. A step asks twice: once for it until a change."""
@@ -312,6 +324,17 @@ class OnTime:
         self._overdue.observe(outcome, self.on_time)
         # A prompt that has begun may start the rest of it later than it had to start the whole.
         self._renew([job for job, tokens in outcome.tokens.items() if tokens > 1 and job in self._latest_s])
+        self._renew(self._longest_unrenewed())
+
+    def _longest_unrenewed(self) -> Sequence[Job]:
+        """The next to be taken anew of those that wait with a deadline: what they need changes with steps and lengths.
+
+        First tokens are due whatever these are.
+        """
+        turn = list(islice(self._deadlines, _RENEWED_A_STEP))
+        for job in turn:
+            self._deadlines[job] = self._deadlines.pop(job)
+        return turn
 
     def _compare(self, outcome: StepOutcome, step_s: float) -> None:
         """Hold what the step before took against what was predicted of it, every few steps."""
