@@ -111,6 +111,18 @@ def test_one_with_a_deadline_alone_can_spare_its_place_for_three_seconds(
     assert bool(room(view, order).preempt) is leaves
 
 
+def test_for_one_with_a_deadline_alone_nobody_with_a_target_gives_up_blocks() -> None:
+    # Two have a target, one of which is late already. For a seat the late one leaves: nothing is computed again.
+    newcomer = make_job("batch", prompt=16, arrival_s=NOW_S, slo=Slo(deadline_s=90.0))
+    patient = decoding("patient", prompt=20, output=1, limit=2, slo=Slo(deadline_s=900.0))
+    late = decoding("late", prompt=20, output=1, limit=2, slo=Slo(deadline_s=9.0))
+    assert not room(*world(patient, late, newcomer=newcomer, free=1)).preempt
+    assert room(*world(patient, late, newcomer=newcomer, free=4, seats=2)).preempt == {late: Fate.SWAP}
+    assert room(*world(patient, resident("free", 5), newcomer=newcomer, free=1)).preempt
+    # Somebody waits for the first token of this one.
+    assert set(room(*world(patient, late, free=1)).preempt) == {late}
+
+
 def test_the_spared_stay_and_those_computed_again_as_often_as_is_fair() -> None:
     other = resident("a", 5)
     view, order = world(other, free=1)

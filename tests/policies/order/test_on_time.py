@@ -251,6 +251,18 @@ def test_what_a_tenant_has_had_more_counts_as_if_it_were_due_later() -> None:
     assert ids(order.top(2, 0.0)) == ids(order.rank(jobs, 0.0)) == ["b", "a"]
 
 
+def test_what_a_tenant_has_had_more_counts_as_cost_where_one_is_given_up() -> None:
+    # Two prompts of 2 and 3 s, due at 4: not both. The longer is given up, unless the other's tenant had 2 s more.
+    jobs = due("short", 4.0, 2, tenant="flood"), due("long", 4.0, 3, tenant="calm")
+    ran = make_job("ran", prompt=1, tenant="flood", limit=99)
+    order = on_time(*jobs, ran, prompt_share=1.0)
+    assert ids(order.top(1, 0.0)) == ["short"]
+    order.remove(ran)
+    ran.num_output_tokens = 16
+    order.touch(ran)
+    assert ids(order.top(2, 0.0)) == ["long", "short"]
+
+
 def test_without_targets_it_is_governed_and_says_so() -> None:
     order = on_time(make_job("a"))
     assert order.next_change_s(StepView()) == order._rest.next_change_s(StepView())

@@ -14,6 +14,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
+from headway.policies.batching.first_tokens import tokens_for_first_tokens
 from headway.policies.batching.prompts_by_rank import by_rank
 from headway.policies.batching.short_steps import ShortSteps
 from headway.policies.batching.step_shapes import (
@@ -55,7 +56,8 @@ class Paced:
     such a target has SAFE_BUDGET_TOKENS; while steps have no predicted time the engine's own budget holds.
 
     Where nobody who decodes has such a target, steps are as short as they may be at hardly more cost to those who
-    decode and those who wait, at most `most_dearer` more than of any longer one (`ShortSteps`).
+    decode and those who wait, at most `most_dearer` more than of any longer one (`ShortSteps`), and longer where first
+    tokens would be late otherwise (`tokens_for_first_tokens`).
 
     As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target or there are
     prompts.
@@ -91,7 +93,7 @@ class Paced:
         if knows_late(order) and not order.trusts_step_times:
             return plan if longest_s == inf else _safely(plan, decode_tokens)
         if longest_s == inf:
-            return _within(plan, self._short.most_tokens(view, plan))
+            return _within(plan, self._short_tokens(view, plan, order))
         alone = shape_of_decodes(decodes, view.tokens_a_decode)
         prompts = [*begun, *plan.admit[: view.max_run - len(plan.run)]]
         alone_s = self._cost.step_s(alone)
@@ -102,6 +104,13 @@ class Paced:
                 return self._fewer(view, plan, (longest_s, decodes_s), in_time, order)
         tokens = self._prompt_tokens(alone, prompts, plan.token_budget - decode_tokens, longest_s)
         return _within(plan, decode_tokens + tokens)
+
+    def _short_tokens(self, view: StepView, plan: StepPlan, order: Order) -> int:
+        """The tokens of a step that no target between tokens bounds: few, but first tokens are to come in time."""
+        tokens = self._short.most_tokens(view, plan)
+        if tokens >= plan.token_budget or not knows_late(order):
+            return tokens
+        return tokens_for_first_tokens(self._cost, view, plan, order, tokens)
 
     def _fewer(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from headway.core.job import Job, JobState
@@ -28,13 +28,15 @@ def make_urgent_room(
 ) -> StepPlan:
     """The plan with victims for the first newcomer, if it has no room and is overdue or can be in time; else the same.
 
-    For one in time those leave that are late or have no target, then those of whom nobody reads along, with only a
+    For one in time those leave that are late or have no target, then those in time that nobody reads along with, only a
     deadline to meet that is far enough; none that has had more tokens computed again than `max_recomputed` times those
-    that it has, so harm is bounded. For one that is overdue, as few are in a time, anybody leaves. The lowest ranked go
-    first, as many as it lacks blocks, or a worker slot, and no more; none if all of them were not enough, if it is
-    blocks that are coming free anyway, if it starts without, since the prefix cache holds the rest of it, or if room is
-    not what it waits for. Those `spared` stay. It starts in a later step, when there is room, if it then still ranks
-    first. O(log n) with room, O(residents) where none may leave, else a memory check and a ranking.
+    that it has, so harm is bounded. For one that nobody reads along with either, nobody with a target gives up blocks,
+    which would have to be computed again, and so from job to job; only a worker slot. For the one that is overdue
+    anybody leaves. The lowest ranked go first, as many as it lacks blocks, or a worker slot, and no more;
+    none if all of them were not enough, if it is blocks that are coming free anyway, if it starts without, since the
+    prefix cache holds the rest of it, or if room is not what it waits for. Those `spared` stay. It starts in a later
+    step, when there is room, if it then still ranks first. O(log n) with room, O(residents) where none may leave, else
+    a memory check and a ranking.
     """
     if not knows_late(order) or not view.waiting:
         return plan
@@ -70,18 +72,26 @@ def _leavable(view: StepView, order: KnowsLate, newcomer: Job, max_recomputed: f
         return view.residents
     if not order.on_time([newcomer], view.now_s):
         return ()
-    later_s = order.latest_start_s(newcomer) + SPARE_S
-    staying = {
-        job
-        for job in order.on_time(view.residents, view.now_s)
-        if job.slo.tbt_s is not None or job.ttft_deadline_s is not None or order.latest_start_s(job) < later_s
-    }
-    staying.update(overdue)
+    staying = {*overdue, *_unsparing(view, order, newcomer)}
     return [
         job
         for job in view.residents
         if job not in staying and job.recomputed_tokens <= max_recomputed * job.num_tokens
     ]
+
+
+def _unsparing(view: StepView, order: KnowsLate, newcomer: Job) -> Iterable[Job]:
+    """Residents that cannot spare what this newcomer, which can be in time, lacks."""
+    if not _is_read(newcomer) and view.missing_blocks(newcomer) > view.blocks_coming_free:
+        return (job for job in view.residents if job.slo)
+    later_s = order.latest_start_s(newcomer) + SPARE_S
+    in_time = order.on_time(view.residents, view.now_s)
+    return (job for job in in_time if _is_read(job) or order.latest_start_s(job) < later_s)
+
+
+def _is_read(job: Job) -> bool:
+    """Whether somebody waits for its first token in time, or for each of the others."""
+    return job.ttft_deadline_s is not None or job.slo.tbt_s is not None
 
 
 def _victims(view: StepView, leavable: Sequence[Job], lacking: Room, freed: Room) -> Sequence[Job]:

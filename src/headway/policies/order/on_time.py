@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
 from operator import attrgetter
@@ -40,7 +40,7 @@ class OnTime:
     the more work their answers are yet: of two that may wait as long, the one that makes room sooner goes first (with
     `by_work`; else by due time). A job that is between tokens and ahead of its schedule may wait as long as it could
     pause. Where there are several tenants, one that has had more service than another comes as much later among those
-    in time (`TenantShares`), and after it among the rest.
+    in time (`TenantShares`), costs as much more where some are given up, and comes after it among the rest.
 
     Where not all who wait for their first token can have it in time, those that cost most are given up (`triage`), as
     if the engine computed prompts one after another for `prompt_share` of its time, and decoded for the rest. While
@@ -275,33 +275,26 @@ class OnTime:
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
         """Those of `on_time` that are served before the rest, in turn: all but who is given up."""
-        candidates = self._in_order([self._candidates[job] for job in on_time], "due_s")
-        # Only prompts hold others up.
-        lost = given_up((one for one in candidates if one.service_s), now_s) if self.triage else ()
+        candidates = [self._candidates[job] for job in on_time]
+        lead_s = self._leads_s(candidates)
+        candidates = _in_order(candidates, "due_s", lead_s)
+        lost = given_up(_prompts(candidates, lead_s), now_s) if self.triage else ()
         kept = [one for one in candidates if one.job not in lost]
         if self.by_work:
-            kept = self._in_order(kept, "turn_s")
+            kept = _in_order(kept, "turn_s", lead_s)
         most_s = self._worth_starting.most_s
         if most_s < inf:
-            kept.sort(key=lambda one: one.cost_s > most_s and self._is_unstarted(one))
+            kept.sort(key=lambda one: one.cost_s > most_s and self._is_unstarted(one, lead_s))
         return [one.job for one in kept]
 
-    def _is_unstarted(self, one: Candidate) -> bool:
-        return one.service_s > 0 and one.job in self._waiting
-
-    def _in_order(self, candidates: list[Candidate], when: str) -> list[Candidate]:
-        """By a time of theirs; what a tenant has had more than the least served counts as if it were so much later."""
-        turn = attrgetter(when, "arrival_s", "id")
+    def _leads_s(self, candidates: Iterable[Candidate]) -> Mapping[str, float]:
+        """What each tenant of these has had more than the least served of them; empty where there is but one."""
         shares = self._rest.shares
-        if not shares.several:
-            return sorted(candidates, key=turn)
-        lead_s = shares.leads_s({one.job.tenant for one in candidates})
+        return shares.leads_s({one.job.tenant for one in candidates}) if shares.several else {}
 
-        def later(one: Candidate) -> Key:
-            when_s, arrival_s, id_ = turn(one)
-            return (when_s + lead_s[one.job.tenant], arrival_s, id_)
-
-        return sorted(candidates, key=later)
+    def _is_unstarted(self, one: Candidate, lead_s: Mapping[str, float]) -> bool:
+        """Whether it is a newcomer, and not of the tenant that has had least: what others start in vain is not its."""
+        return one.service_s > 0 and one.job in self._waiting and (not lead_s or lead_s[one.job.tenant] > 0)
 
     def next_change_s(self, view: StepView) -> float:
         """Not known while anybody has a target: answers grow, and time passes."""
@@ -343,3 +336,24 @@ class OnTime:
         self._num_observed += 1
         compared = outcome.tokens and self._num_observed % _COMPARED_EVERY == 0
         self._predicted_s = self._cost.step_s(shape_of(outcome.tokens)) if compared else 0.0
+
+
+def _in_order(candidates: Iterable[Candidate], when: str, lead_s: Mapping[str, float]) -> list[Candidate]:
+    """By a time of theirs; what a tenant has had more than the least served counts as if it were so much later."""
+    turn = attrgetter(when, "arrival_s", "id")
+    if not lead_s:
+        return sorted(candidates, key=turn)
+
+    def later(one: Candidate) -> Key:
+        when_s, arrival_s, id_ = turn(one)
+        return (when_s + lead_s[one.job.tenant], arrival_s, id_)
+
+    return sorted(candidates, key=later)
+
+
+def _prompts(candidates: Iterable[Candidate], lead_s: Mapping[str, float]) -> Iterable[Candidate]:
+    """Those that hold others up; what their tenants have had more counts as if they cost so much more."""
+    prompts = (one for one in candidates if one.service_s)
+    return (
+        (one._replace(cost_s=one.cost_s + lead_s[one.job.tenant]) for one in prompts) if lead_s else prompts
+    )

@@ -1,0 +1,79 @@
+"""How long a step has to be for first tokens to come in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+
+from headway.core.cost import CostModel
+from headway.core.job import Job
+from headway.core.plan import StepPlan
+from headway.core.view import StepView
+from headway.policies.batching.decode_first import split_decodes
+from headway.policies.batching.fitting import starting
+from headway.policies.batching.step_shapes import (
+    left_tokens,
+    scaled,
+    shape_of_decodes,
+    shape_of_prompts,
+    together,
+)
+from headway.policies.order import KnowsLate
+
+_OTHERS_COME = 3.0
+"""Prompts go through so many times as fast as those that are here need: others that come will be due before some."""
+_LONGER = 4 / 3
+"""Steps are tried each with so many times the prompt tokens of the one before."""
+
+_Due = tuple[float, int]
+"""In how many seconds a first token is due, and the prompt tokens that are still to compute for it."""
+
+
+def tokens_for_first_tokens(
+    cost: CostModel, view: StepView, plan: StepPlan, order: KnowsLate, least_tokens: int
+) -> int:
+    """The tokens that a planned step is to have, decodes and all, at least so many and at most the plan's own.
+
+    As few as let the prompts that can have their first token in time, begun or with room, get through in a third of the
+    time that they have, all in steps like this; those that even the longest steps could not save are left out.
+    O(prompts), and where some have such a target O(decodes) with a prediction of a step's time for each that is a third
+    longer: O(log tokens).
+    """
+    decodes, begun = split_decodes(plan.run)
+    prompts = [*begun, *starting(view, plan)]
+    dues = _dues(order.on_time(prompts, view.now_s), view.now_s)
+    if not dues:
+        return least_tokens
+    alone = shape_of_decodes(decodes, view.tokens_a_decode)
+    whole = shape_of_prompts(prompts, plan.token_budget - alone.num_tokens)
+
+    def token_s(prompt_tokens: int) -> float:
+        """Seconds that a prompt token takes in steps with so many of them."""
+        part = scaled(whole, prompt_tokens / whole.num_tokens)
+        return cost.step_s(together(alone, part)) / prompt_tokens
+
+    return alone.num_tokens + _fewest(whole.num_tokens, least_tokens - alone.num_tokens, dues, token_s)
+
+
+def _dues(in_time: Iterable[Job], now_s: float) -> Sequence[_Due]:
+    """What is due of these, the first due first."""
+    deadlines = [(job.ttft_deadline_s, left_tokens(job)) for job in in_time]
+    return sorted((due_s - now_s, left) for due_s, left in deadlines if due_s is not None)
+
+
+def _fewest(most: int, tokens: int, dues: Sequence[_Due], token_s: Callable[[int], float]) -> int:
+    """Prompt tokens a step, from `tokens` on and at most `most`, that get all through in time, and others that come."""
+    enough_s = _slowest_s(dues, token_s(most)) / _OTHERS_COME
+    while tokens < most and token_s(tokens) > enough_s:
+        tokens = min(most, int(tokens * _LONGER) + 1)
+    return tokens
+
+
+def _slowest_s(dues: Sequence[_Due], fastest_s: float) -> float:
+    """Seconds that a prompt token may take at most, one prompt after another; without those lost at the fastest."""
+    ahead, slowest_s = 0, inf
+    for due_s, left in dues:
+        if (ahead + left) * fastest_s <= due_s:
+            ahead += left
+            slowest_s = min(slowest_s, due_s / ahead)
+    return slowest_s
