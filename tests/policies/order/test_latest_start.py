@@ -75,6 +75,15 @@ def test_the_pace_is_that_of_the_steps_of_late() -> None:
     assert latest.step_s == pytest.approx(0.55)
 
 
+def test_the_step_under_way_ends_before_a_prompt_begins() -> None:
+    # Steps take half a second: the first token due at 120 s, after 8 s of prompt, has to be begun at 112 less that.
+    latest = latest_start()
+    job = decoding("a")
+    for at_s in (1.0, 1.5):
+        latest.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens={job: 1}))
+    assert latest.of(due(20.0, prompt=8)) == 111.5
+
+
 def test_an_idle_engine_is_no_long_step() -> None:
     latest = latest_start()
     job = decoding("a")

@@ -19,7 +19,8 @@ _NEWEST_SHARE = 0.1
 class LatestStart:
     """The instant after which a job, served in every step from then on, misses a target.
 
-    Before the first token: the time it is due, less the prefill still to compute. After it, with a target for the time
+    Before the first token: the time it is due, less the prefill still to compute, at least a step, and less the step
+    that is under way while it is decided (asynchronous scheduling). After it, with a target for the time
     between tokens: the time at which the last token is due at that pace, less what the tokens still to come take at
     the pace of the steps of late; so a job that is ahead of its token schedule may wait, by as much as it is
     ahead. With a deadline: that, less all that is still to do. The earliest counts. TOO_LATE if a target is missed
@@ -46,7 +47,8 @@ class LatestStart:
         latest_s = NO_TARGET
         prefill_s = self._work.prompt_s(job)
         if slo.ttft_s is not None and not job.num_output_tokens:
-            latest_s = job.arrival_s + slo.ttft_s - max(prefill_s, self.step_s)
+            # The step under way comes to its end first: `_step_s` is 0 until steps have been seen.
+            latest_s = job.arrival_s + slo.ttft_s - max(prefill_s, self.step_s) - self._step_s
         if slo.deadline_s is None and (slo.tbt_s is None or job.first_token_s is None):
             return latest_s
         to_come = self._work.expected_tokens(job)
