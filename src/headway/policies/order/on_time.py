@@ -322,7 +322,7 @@ class OnTime:
     def _longest_unrenewed(self) -> Sequence[Job]:
         """The next to be taken anew of those that wait with a deadline: what they need changes with steps and lengths.
 
-        First tokens are due whatever these are.
+        What a first token needs changes by a step's time alone.
         """
         turn = list(islice(self._deadlines, _RENEWED_A_STEP))
         for job in turn:
