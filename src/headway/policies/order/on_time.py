@@ -284,7 +284,7 @@ class OnTime:
             kept = _in_order(kept, "turn_s", lead_s)
         most_s = self._worth_starting.most_s
         if most_s < inf:
-            kept.sort(key=lambda one: one.cost_s > most_s and self._is_unstarted(one, lead_s))
+            kept.sort(key=lambda one: one.cost_s > most_s and self._may_be_put_off(one, lead_s))
         return [one.job for one in kept]
 
     def _leads_s(self, candidates: Iterable[Candidate]) -> Mapping[str, float]:
@@ -292,7 +292,7 @@ class OnTime:
         shares = self._rest.shares
         return shares.leads_s({one.job.tenant for one in candidates}) if shares.several else {}
 
-    def _is_unstarted(self, one: Candidate, lead_s: Mapping[str, float]) -> bool:
+    def _may_be_put_off(self, one: Candidate, lead_s: Mapping[str, float]) -> bool:
         """Whether it is a newcomer, and not of the tenant that has had least: what others start in vain is not its."""
         return one.service_s > 0 and one.job in self._waiting and (not lead_s or lead_s[one.job.tenant] > 0)
 
