@@ -44,6 +44,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/gpu_step_times.py --json
 	$(BIN)/python bench/e2e_runs.py --json
 	$(BIN)/python bench/sim_speed.py --json
+	$(BIN)/python bench/load_sweep.py --out $(OUT)/sweep --json
 	$(BIN)/python bench/fidelity.py --out $(OUT)/fidelity --json
 	$(BIN)/python bench/fidelity.py --swaps --out $(OUT)/fidelity-swaps --json
 	$(BIN)/python bench/swap.py --json
@@ -61,6 +62,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/regret.py --race --json
 	$(BIN)/python bench/headway_real.py --out $(OUT)/headway-real --json
 	$(BIN)/python bench/headway_real.py --out $(OUT)/headway-real --broken --json
+	$(BIN)/python bench/shared_prefixes.py --json
 	$(BIN)/python bench/broken_predictions.py --json
 	$(BIN)/python bench/tenants.py --json
 	$(BIN)/python bench/long_prompt.py --out $(OUT)/long-prompt --json

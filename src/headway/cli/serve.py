@@ -31,7 +31,7 @@ EPILOG = """Examples:
 
   headway serve Qwen/Qwen3-8B --policy adaptivellm-plus --host-kv-gib 16
 
-  headway serve ./model --policy predicted --predict-lengths hash --length-model lengths.npz
+  headway serve ./model --policy predicted --predict-lengths hash --length-model lengths.headway
 
 Several instances behind one address (the page is at /dashboard):
 

@@ -14,10 +14,10 @@ class LengthSettings:
     """Which forest is fitted, from what, and when.
 
     `forest` is `quantile` (boosted trees for the median and both ends of the interval) or `rf` (the paper's random
-    forest). A fit is due `period_s` after the last, if there is anything new, and earlier while the answers seen
-    double. The first `every_answer` answers are all learned from, like the paper's initial set (2,500 requests a
-    task); after that those alone that were off by more than `least_error_tokens` and `least_error_share` of the
-    answer. Of `max_rows` rows (the paper's 20,000) a new one takes the place of any. Source: Magnus, continuous
+    forest). A fit is due `period_s` after the last, if there is anything new, and earlier once half as many answers
+    again were seen. The first `every_answer` answers are all learned from, like the paper's initial set (2,500
+    requests a task); after that those alone that were off by more than `least_error_tokens` and `least_error_share` of
+    the answer. Of `max_rows` rows (the paper's 20,000) a new one takes the place of any. Source: Magnus, continuous
     learning (spec 2.3); where the paper is silent the value is ours.
     """
 

@@ -25,7 +25,7 @@ class Cheapest:
     `min_residency`: steps for which a job that was just admitted is spared. With `always_recompute` both costs
     are predicted and the answer is left unused: what predicting costs by itself. With `urgent` residents that
     can spare their place also leave for a newcomer that is overdue or can be in time, where the order knows
-    (`make_urgent_room`).
+    (`make_urgent_room`, which says what `max_recomputed` bounds).
     Source: AdaptiveLLM Algorithm 1 (section 1.3).
     """
 

@@ -23,8 +23,8 @@ class GittinsWork(RemainingWork):
 
     Ranked by it, mean JCT on one server is the least that can be had without knowing more (Gittins 1989; Aalto, Ayesta
     and Righter 2009). Here a job's memory counts as work (`memory`), and answers share steps, so it is a
-    rule of thumb; adr/0023 has what it is worth. An estimate holds as long as there, so that an answer was none of the
-    short is seen up to a quarter of what was to come late. It costs O(POINTS), some 10 us.
+    rule of thumb; adr/0023 has what it is worth. An estimate is kept as long as `RemainingWork` keeps it: that an
+    answer is none of the short may be seen late, by up to a quarter of what was to come. O(POINTS), some 10 us.
     """
 
     def _until_end_s(self, job: Job, to_come: float) -> float:
