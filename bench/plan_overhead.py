@@ -12,6 +12,8 @@ long in the mean. Of every order, or of the presets of `--preset` as a whole.
 swap, with twice as many and host memory, where most residents pause. Aim: plan within 200 us (p50) and
 500 us (p99).
 
+With `--tenants` each request names one of so many tenants.
+
 `light` is what a preset of `--light` adds where next to nothing is to be decided: some 8 running, nobody waiting, a
 step each 10 ms, targets, and host memory where the preset uses it.
 """
@@ -84,6 +86,14 @@ def main() -> None:
         metavar="N",
         help=f"arrivals a step of --order and --preset (default {ARRIVALS_A_STEP})",
     )
+    parser.add_argument(
+        "--tenants",
+        type=int,
+        default=0,
+        choices=range(1_000_001),
+        metavar="N",
+        help="each request is of one of N tenants (default 0: they name none)",
+    )
     preset_option(parser, "--plan", "measure these presets'")
     preset_option(parser, "--light", "measure these presets at light load")
     arguments = parser.parse_args()
@@ -98,12 +108,15 @@ def main() -> None:
         for waiting in WAITING:
             print(f"{name}, {waiting} waiting ...", file=sys.stderr)
             stock, ours = (
-                Lane(model, each, waiting, arrivals=arguments.arrivals) for each in (Scheduler, build)
+                Lane(model, each, waiting, arrivals=arguments.arrivals, tenants=arguments.tenants)
+                for each in (Scheduler, build)
             )
             for kind, figures in warmed_quantiles(stock, ours, arguments.steps).items():
                 table[name][f"{kind}_us_{RUNNING}_{waiting}"] = figures
     if presets:
-        table["plans"] = {preset: plan_times(model, preset, arguments.steps) for preset in presets}
+        table["plans"] = {
+            preset: plan_times(model, preset, arguments.steps, arguments.tenants) for preset in presets
+        }
     light = arguments.light or (() if chosen else LIGHT)
     if light:
         table["light"] = {preset: light_times(model, preset, arguments.steps) for preset in light}
@@ -118,12 +131,14 @@ def options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def plan_times(model: str, preset: str, steps: int) -> dict[str, dict[str, float]]:
+def plan_times(model: str, preset: str, steps: int, tenants: int) -> dict[str, dict[str, float]]:
     """CPU times of a preset's plans, by how many of the residents run."""
-    lanes = {f"{RUNNING}_of_{RUNNING}": _PlanLane(model, preset)}
+    lanes = {f"{RUNNING}_of_{RUNNING}": _PlanLane(model, preset, tenants=tenants)}
     if build_policy(find_preset(preset)).uses_host:
         slots, host_kv = 2 * RUNNING, HostKv(blocks=HOST_BLOCKS)
-        lanes[f"{RUNNING}_of_{slots}"] = _PlanLane(model, preset, slots=slots, host_kv=host_kv)
+        lanes[f"{RUNNING}_of_{slots}"] = _PlanLane(
+            model, preset, slots=slots, host_kv=host_kv, tenants=tenants
+        )
     table = {}
     for name, lane in lanes.items():
         print(f"plans of {preset}, {name} ...", file=sys.stderr)
@@ -183,12 +198,14 @@ class Lane:
         slots: int = RUNNING,
         host_kv: HostKv | None = None,
         arrivals: int | None = None,
+        tenants: int = 0,
     ) -> None:
         if arrivals is not None:
             self.arrivals_a_step = arrivals
         config = engine_config(model, max_num_seqs=slots, max_num_batched_tokens=4096, host_kv=host_kv)
         self.engine = ModelFreeEngine(make_scheduler(build, config, NUM_BLOCKS), copy_steps=1)
         self._random = random.Random(0)
+        self._tenants = tenants
         self.count = 0
         for _ in range(self.running + waiting):
             self.engine.add(self.next())
@@ -203,7 +220,7 @@ class Lane:
             prompt_token_ids=range(self.count * 200, self.count * 200 + tokens),
             output_tokens=self._random.randint(1, 2 * self._mean_output_tokens),
             priority=self._random.randint(0, 3),
-            extra_args=self.targets(),
+            extra_args={**self.targets(), **self._tenant()},
         )
 
     @property
@@ -214,6 +231,9 @@ class Lane:
     def targets(self) -> dict[str, Any]:
         """What the next request asks for."""
         return {"headway_ttft_ms": self._random.choice(TTFT_CLASSES_MS)}
+
+    def _tenant(self) -> dict[str, Any]:
+        return {"headway_tenant": str(self._random.randrange(self._tenants))} if self._tenants else {}
 
     def step_s(self) -> float:
         """CPU seconds of one step with its arrivals; making requests and tokens is not counted."""
@@ -291,10 +311,16 @@ class _PlanLane(_ClockedLane):
     """A preset at the same load."""
 
     def __init__(
-        self, model: str, preset: str, *, slots: int = RUNNING, host_kv: HostKv | None = None
+        self,
+        model: str,
+        preset: str,
+        *,
+        slots: int = RUNNING,
+        host_kv: HostKv | None = None,
+        tenants: int = 0,
     ) -> None:
         build = headway_builder(policy=preset, batch_width=RUNNING)
-        super().__init__(model, build, max(WAITING), slots=slots, host_kv=host_kv)
+        super().__init__(model, build, max(WAITING), slots=slots, host_kv=host_kv, tenants=tenants)
         scheduler = self.engine.scheduler
         scheduler.guard = self._timed = _Timed(scheduler.guard.policy, scheduler.ledger, scheduler.counters)
 

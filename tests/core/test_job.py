@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.job import Job
+from headway.core.job import Job, is_decode
 from headway.core.slo import Slo
 from tests.strategies import decoding, make_job
 
@@ -34,6 +34,24 @@ def test_prefilling_until_only_the_newest_token_is_left(computed: int, output: i
     job = make_job(prompt=10, num_computed_tokens=computed, num_output_tokens=output)
     assert job.prefilling is expected
     assert job.num_tokens == 10 + output
+
+
+@pytest.mark.parametrize(
+    ("computed", "output", "tokens", "expected"),
+    [
+        (8, 0, 8, False),
+        (10, 0, 10, False),
+        (11, 0, 1, True),  # scheduled before the first token is known
+        (13, 3, 1, True),
+        (16, 3, 4, True),  # a token and three drafts
+        (13, 3, 13, False),  # computed again
+    ],
+)
+def test_a_step_extends_an_answer_or_computes_a_prompt(
+    computed: int, output: int, tokens: int, expected: bool
+) -> None:
+    job = make_job(prompt=10, num_computed_tokens=computed, num_output_tokens=output)
+    assert is_decode(job, tokens) is expected
 
 
 @pytest.mark.parametrize(

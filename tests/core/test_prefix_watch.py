@@ -90,6 +90,7 @@ def test_who_starts_or_ends_is_no_longer_looked_at_and_who_loses_its_kv_is() -> 
     cache = Cache(a=1, b=1)
     a, b = cache.come("a", "b")
     a.state, b.state = JobState.RESIDENT, JobState.ENDED
+    cache.watch.end(b)
     cache.watch.follow(prompts(admitted=[a]))
     assert a.num_cached_tokens == 0  # what was found of it is computed now
     cache.blocks["a"] = 4
@@ -99,6 +100,17 @@ def test_who_starts_or_ends_is_no_longer_looked_at_and_who_loses_its_kv_is() -> 
     a.state = JobState.WAITING
     cache.watch.follow(prompts(preempted={a: Fate.RECOMPUTE}))
     assert (a.num_cached_tokens, cache.changed) == (40, [])
+
+
+def test_nobody_is_kept_who_does_not_wait_even_if_no_step_ever_has_prompts() -> None:
+    # Whoever sends prompts of which a single token is left to compute never has such a step.
+    cache = Cache()
+    starts, gives_up = cache.come("a", "b")
+    starts.state, gives_up.state = JobState.RESIDENT, JobState.ENDED
+    one = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={starts: 1}, num_tokens=1, admitted=[starts])
+    cache.watch.follow(one)
+    cache.watch.end(gives_up)
+    assert not cache.watch._line
 
 
 @UNTIMED

@@ -23,5 +23,12 @@ def test_seats_are_what_batch_width_and_worker_slots_leave(
     assert view.seats == seats
 
 
+@pytest.mark.parametrize(("num_run", "seats"), [(4, 0), (3, 1), (1, 2), (0, 2)])
+def test_those_that_pause_leave_a_place_in_the_step_and_keep_their_slot(num_run: int, seats: int) -> None:
+    residents = [decoding(str(number)) for number in range(4)]
+    view = StepView(max_run=4, max_resident=6, residents=residents)
+    assert view.seats_beside(residents[:num_run]) == seats
+
+
 def test_nobody_is_admissible_until_an_engine_says_so() -> None:
     assert not StepView().admissible(make_job())

@@ -337,6 +337,25 @@ def test_a_resident_adapter_too_many_sits_the_step_out() -> None:
     scene.finish()
 
 
+def test_a_waiting_adapter_too_many_is_not_ready_so_that_nobody_makes_way_for_it() -> None:
+    scene = Scene(vllm={"enable_lora": True, "max_loras": 1, "max_cpu_loras": 3})
+    scene.add("a", 10, output_tokens=3, lora=1)
+    scene.step()
+    for name, lora in (("other", 2), ("same", 1), ("none", 0)):
+        scene.add(name, 10, output_tokens=1, lora=lora)
+    jobs, admission = scene.scheduler.jobs, scene.scheduler.admission
+    assert {name: admission.ready(jobs[name]) for name in ("other", "same", "none")} == {
+        "other": False,
+        "same": True,
+        "none": True,
+    }
+    assert not admission.admissible(jobs["other"])
+    while "a" in jobs:
+        scene.step()
+    assert admission.ready(jobs["other"])
+    scene.finish()
+
+
 def test_an_adapter_is_not_to_blame_when_blocks_are_short() -> None:
     scene = Scene(num_blocks=SMALL, vllm={"enable_lora": True, "max_loras": 2, "max_cpu_loras": 3})
     scene.add("a", 200, lora=1)

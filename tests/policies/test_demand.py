@@ -15,6 +15,14 @@ def test_a_decode_opens_a_block_when_the_last_one_is_full() -> None:
     assert new_blocks(StepView(block_size=4), [full, half], 9) == {full: 1}
 
 
+def test_a_decode_with_drafts_takes_them_all() -> None:
+    # Four tokens each: full's third block holds them, and of half's two are in a third. Of 5 tokens half gets one.
+    full, half = decoding("full", prompt=8), decoding("half", prompt=6)
+    view = StepView(block_size=4, tokens_a_decode=4)
+    assert new_blocks(view, [full, half], 9) == {full: 1, half: 1}
+    assert new_blocks(view, [full, half], 5) == {full: 1}
+
+
 def test_a_prompt_opens_as_many_as_its_chunk_fills() -> None:
     # 30 tokens, 6 computed in two blocks. 24 more fill 30: 8 blocks, so 6 new; capped to 7, 13 tokens: 2 new.
     # With a budget of 10, 16 tokens: 2 new.

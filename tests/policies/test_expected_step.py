@@ -34,9 +34,18 @@ def test_what_the_prefix_cache_holds_is_read_and_not_computed() -> None:
 
 
 def test_seats_end_it_too() -> None:
-    jobs = [make_job(name, prompt=1) for name in "abcdef"]
-    view = StepView(residents=[decoding("x")], max_run=3, max_resident=4)
-    assert sorted(ids(expect_step(view, StepPlan(admit=jobs, token_budget=64)).starting)) == ["a", "b"]
+    jobs, x = [make_job(name, prompt=1) for name in "abcdef"], decoding("x")
+    view = StepView(residents=[x], max_run=3, max_resident=4)
+    plan = StepPlan(run=[x], admit=jobs, token_budget=64)
+    assert sorted(ids(expect_step(view, plan).starting)) == ["a", "b"]
+
+
+def test_newcomers_take_the_places_of_those_that_pause() -> None:
+    # Two run at a time and four may be resident: of three residents one runs, so one may start.
+    x, y, z = (decoding(name) for name in "xyz")
+    view = StepView(residents=[x, y, z], max_run=2, max_resident=4)
+    plan = StepPlan(run=[x], admit=[make_job("a", prompt=1), make_job("b", prompt=1)], token_budget=64)
+    assert ids(expect_step(view, plan).starting) == ["a"]
 
 
 def test_whole_prompts_do_not_start_in_part() -> None:
@@ -44,3 +53,17 @@ def test_whole_prompts_do_not_start_in_part() -> None:
     plan = StepPlan(admit=jobs, token_budget=64, whole_prompts=True)
     assert ids(expect_step(ENGINE, plan).starting) == ["a"]
     assert expect_step(ENGINE, plan).shape.num_tokens == 40
+
+
+def test_a_whole_prompt_longer_than_a_step_starts_as_its_first_work_alone() -> None:
+    # 64 tokens a step, one of which is x's: the 80 of a would start in a step of their own.
+    x, a = decoding("x"), make_job("a", prompt=80)
+    for run, starting in (([x], []), ([], ["a"])):
+        plan = StepPlan(run=run, admit=[a], token_budget=64, whole_prompts=True)
+        assert ids(expect_step(ENGINE, plan).starting) == starting
+
+
+def test_a_whole_prompt_is_fitted_by_all_its_tokens_found_or_not() -> None:
+    jobs = [make_job(name, prompt=40, num_cached_tokens=32) for name in "ab"]
+    plan = StepPlan(admit=jobs, token_budget=64, whole_prompts=True)
+    assert ids(expect_step(ENGINE, plan).starting) == ["a"]

@@ -94,7 +94,7 @@ def fill(
         outcome.preempted[job] = kv.release(job, fate)
     if plan.offload:
         _offload(plan, kv, outcome)
-    paused = _paused(plan, residents)
+    paused = paused_by(plan, residents)
     kept = len(plan.run) + len(paused)
     budget = _fill_run(plan, paused, kv, outcome)
     if budget is not None:
@@ -111,8 +111,8 @@ def fill(
     return outcome
 
 
-def _paused(plan: StepPlan, residents: Sequence[Job]) -> list[Job]:
-    """Residents in neither `run` nor `preempt`."""
+def paused_by(plan: StepPlan, residents: Sequence[Job]) -> list[Job]:
+    """Residents in neither `run` nor `preempt`. O(1) where there are none."""
     if len(plan.run) + len(plan.preempt) == len(residents):
         return []
     running = set(plan.run)

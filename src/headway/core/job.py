@@ -97,3 +97,12 @@ class Job:
     def __repr__(self) -> str:
         progress = f"{self.num_computed_tokens}/{self.num_tokens}"
         return f"Job({self.id!r}, {self.state.value}, computed {progress})"
+
+
+def is_decode(job: Job, tokens: int) -> bool:
+    """Whether the `tokens` a step granted a job, which it counts as computed already, extend its answer, drafts or not.
+
+    Asked once the ledger has followed the step. A prompt, or one computed again after a preemption, is a prefill.
+    """
+    before = job.num_computed_tokens - tokens
+    return before >= job.num_prompt_tokens + max(0, job.num_output_tokens - 1)

@@ -92,7 +92,8 @@ class StepOutcome:
     back first, prefetched ones included. `cached_tokens` are the leading tokens an admitted job found
     computed on the device already. `offloaded` are those whose copy to the host is complete
     or under way now. `preempted` are the jobs whose KV left the device, wanted by the plan or not;
-    `passed_over` names why a job of the plan got nothing or less than its share.
+    `passed_over` names why a job of the plan got nothing or less than its share. `decoded_tokens` is what a decode's
+    step brings, in the mean of late: more than one where drafts are right.
     """
 
     now_s: float
@@ -106,6 +107,7 @@ class StepOutcome:
     left: dict[Job, Departure] = field(default_factory=dict)
     passed_over: dict[Job, Reason] = field(default_factory=dict)
     free_blocks: int = 0
+    decoded_tokens: float = 1.0
 
 
 _RESIDENT = (JobState.RESIDENT,)

@@ -40,27 +40,27 @@ class PrefixWatch:
         """A step was filled and the ledger follows it; who was preempted is not ranked yet."""
         for job in outcome.admitted:
             job.num_cached_tokens = 0
+            self._line.pop(job, None)
         for job in outcome.preempted:
             if job.state is JobState.WAITING:
                 self.come(job)
         if outcome.num_tokens > len(outcome.tokens):
             self._look_again()
 
+    def end(self, job: Job) -> None:
+        """A job is gone; nothing to do if it did not wait."""
+        self._line.pop(job, None)
+
     def _look_again(self) -> None:
-        """Look at the next few that still wait, and forget those that do not. O(LOOKS + forgotten)."""
-        line, looked = self._line, 0
-        for _ in range(len(line)):
+        """Look at the next few that wait. O(LOOKS)."""
+        line = self._line
+        for _ in range(min(LOOKS, len(line))):
             job, _ = line.popitem(last=False)
-            if job.state is not JobState.WAITING:
-                continue
             line[job] = None
             found = self._found_tokens(job)
             if found != job.num_cached_tokens:
                 job.num_cached_tokens = found
                 self._changed(job)
-            looked += 1
-            if looked == LOOKS:
-                break
 
     def _found_tokens(self, job: Job) -> int:
         """Leading tokens found, in whole blocks: at most all but one, which has to be computed anyway."""

@@ -27,7 +27,8 @@ class StepView:
     `residents` hold KV, in the engine's order (run order of the last step, then newcomers); `waiting` is
     unordered, since orders keep their own index of it. `max_run` is the batch width, `max_resident` the
     number of worker slots (paused jobs use one), `max_tokens` the most one step may compute, of which a decode
-    takes `tokens_a_decode`: one, and its drafts where the engine makes some.
+    takes `tokens_a_decode`: one, and its drafts where the engine makes some; `decoded_tokens` of them are right, in the
+    mean of late.
     `admissible(job)` says whether a waiting or swapped job would pass every check of this step but its
     rank; it costs a prefix lookup, so ask for a few jobs, not for all. `ready(job)` is the part of it that is not
     about memory or seats: what freed blocks would not change. `missing_blocks(job)` is the part that is about memory:
@@ -58,6 +59,7 @@ class StepView:
     max_resident: int = 1
     max_tokens: int = 1
     tokens_a_decode: int = 1
+    decoded_tokens: float = 1.0
     admissible: Callable[[Job], bool] = _never
     ready: Callable[[Job], bool] = _always
     missing_blocks: Callable[[Job], int] = _none
@@ -71,4 +73,8 @@ class StepView:
     @property
     def seats(self) -> int:
         """How many more jobs may become resident without exceeding batch width or worker slots."""
-        return max(0, min(self.max_run, self.max_resident) - len(self.residents))
+        return self.seats_beside(self.residents)
+
+    def seats_beside(self, run: Sequence[Job]) -> int:
+        """How many jobs may start in a step that runs these residents, while the others pause."""
+        return max(0, min(self.max_run - len(run), self.max_resident - len(self.residents)))

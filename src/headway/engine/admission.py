@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -21,6 +21,7 @@ class Admission:
         self._scheduler = scheduler
         self.cut: Job | None = None
         self.over_adapters: list[Job] = []
+        self._adapters: set[int] = set()
         groups = scheduler.kv_cache_config.kv_cache_groups
         self.one_block_for_all_layers = len(groups) == 1 and isinstance(
             groups[0].kv_cache_spec, FullAttentionSpec
@@ -130,7 +131,7 @@ class Admission:
         )
 
     def ready(self, job: Job) -> bool:
-        """Whether nothing but seats and memory keeps a waiting job from starting in this step. O(1)."""
+        """Whether nothing but seats and memory keeps a waiting job from starting now. O(1)."""
         scheduler = self._scheduler
         request = scheduler.requests[job.id]
         return (
@@ -138,7 +139,22 @@ class Admission:
             and not scheduler.defers_prefills
             and request in scheduler.waiting
             and self.not_ready(request) is None
+            and self._has_adapter(job)
         )
+
+    def look_at_adapters(self, ran: Iterable[Job]) -> None:
+        """Note which LoRA adapters ran in the last step, before a plan asks who is ready. O(jobs of that step)."""
+        self._adapters = {job.lora_id for job in ran if job.lora_id and job.state is JobState.RESIDENT}
+
+    def _has_adapter(self, job: Job) -> bool:
+        """Whether a waiting job's LoRA adapter ran in the last step, or could join those that did.
+
+        vLLM passes over whoever brings one too many; nobody is to pause, or to lose its KV, for such a one.
+        """
+        if not job.lora_id or job.lora_id in self._adapters:
+            return True
+        limit: int = self._scheduler.lora_config.max_loras
+        return len(self._adapters) < limit
 
     def missing_blocks(self, job: Job) -> int:
         """Blocks that have to come free before a waiting job passes all memory checks; 0 if it would now."""

@@ -12,6 +12,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
+from headway.core.fill import paused_by
 from headway.core.host_copies import HostCopies
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
 
+_NEWEST_DECODE_SHARE = 0.01
+"""Weight of the newest decode in the running mean of what one with drafts brings."""
 STATS_INTERVAL_S = 0.5
 """How often the totals' growth is sent to the process that serves metrics; the last one always is."""
 
@@ -212,6 +215,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             view.returned = self.swaps.copies.returned
             view.blocks_coming_free = self.swaps.device.coming_free
             view.host_free_blocks = self.swaps.copies.host.free_blocks
+        if self.lora_config is not None:
+            self.admission.look_at_adapters(self._tokens)
         plan = self.guard.plan(view)
         if self._rescue.remedy is Remedy.RECOMPUTE_PAUSED:
             running = set(plan.run)
@@ -246,7 +251,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def _shape(self, plan: StepPlan) -> None:
         """Put vLLM's queues, caps and budget so that its own loops carry out the plan."""
-        paused = self._paused(plan)
+        paused = paused_by(plan, self.ledger.residents)
         self._caps = {job.id: cap for job, cap in plan.chunk_cap.items()}
         self._caps.update((job.id, 0) for job in paused)
         self.counters.pauses += len(paused)
@@ -312,13 +317,6 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """Let vLLM start or resume nobody more in this step, which ran out of blocks that copies will free."""
         self.admission_closed = True
         self.max_num_active_reqs = 0
-
-    def _paused(self, plan: StepPlan) -> list[Job]:
-        residents = self.ledger.residents
-        if len(plan.run) + len(plan.preempt) == len(residents):
-            return []
-        running = set(plan.run)
-        return [job for job in residents if job not in running and job not in plan.preempt]
 
     def _unshape(self) -> None:
         self.waiting.close()
@@ -401,6 +399,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             ],
             left=dict(plan.leave),
             free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
+            decoded_tokens=self.view.decoded_tokens,
         )
         self.preempted.clear()
         outcome.admitted = self._admitted(filled.shaped)
@@ -555,6 +554,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def _sampled_rarer(self, job: Job, num_tokens: int, now_s: float) -> None:
         """A first token, a token of a job preempted meanwhile, or one beside drafts that may be refused."""
         is_first = self.ledger.sampled(job, num_tokens, now_s)
+        if not is_first:
+            self.view.decoded_tokens += (num_tokens - self.view.decoded_tokens) * _NEWEST_DECODE_SHARE
         if self.num_spec_tokens and job.state is JobState.RESIDENT:
             job.num_computed_tokens = self.requests[job.id].num_computed_tokens
         if is_first or job.state is not JobState.RESIDENT:
@@ -582,6 +583,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         departure = self._departing.pop(job.id, None)
         outcome = _ENDED_AS[request.status] if departure is None else LEFT_AS[departure]
         self.guard.end(job, finished=outcome is Outcome.FINISHED)
+        if self._prefixes is not None:
+            self._prefixes.end(job)
         if self.swaps is not None:
             self.swaps.forget(job)
         record = self.ledger.end(job, outcome, now_s)

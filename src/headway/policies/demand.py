@@ -17,17 +17,18 @@ def new_blocks(
     """The blocks each job of `run` opens with what `core.fill` would grant it; those that open none are left out.
 
     Grants are min(uncomputed tokens, chunk cap, what is left of the budget), in order; a job that came back from
-    the host has its first step after the others, in what these leave. Demand is the increase for this step,
-    not the total (AdaptiveLLM section 1.3, gap A8). O(run).
+    the host has its first step after the others, in what these leave. A decode is taken to bring all the drafts that
+    it may. Demand is the increase for this step, not the total (AdaptiveLLM section 1.3, gap A8). O(run).
     """
     demand: dict[Job, int] = {}
-    size, returned = view.block_size, view.returned
+    size, returned, decode_tokens = view.block_size, view.returned, view.tokens_a_decode
     for job in run:
         if token_budget <= 0:
             break
         if returned and job in returned:
             continue
-        granted = min(uncomputed_tokens(job), token_budget)
+        granted = uncomputed_tokens(job)
+        granted = min(decode_tokens if granted == 1 else granted, token_budget)
         if chunk_cap:
             granted = min(granted, chunk_cap.get(job, granted))
         if granted <= 0:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway.core.batch_shape import BatchShape
-from headway.core.job import Job
+from headway.core.fill import starts_whole
+from headway.core.job import Job, JobState
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.step_shapes import left_tokens
@@ -26,10 +27,15 @@ def expect_step(view: StepView, plan: StepPlan) -> ExpectedStep:
     budget = plan.token_budget
     for job in plan.run:
         budget -= _grant(step.shape, job, budget, plan.chunk_cap)
-    for job in plan.admit[: view.seats]:
-        if budget <= 0 or (plan.whole_prompts and step.starting and job.num_tokens > budget):
+    room = budget
+    for job in plan.admit[: view.seats_beside(plan.run)]:
+        swapped = job.state is JobState.SWAPPED
+        cut = plan.whole_prompts and not (swapped or starts_whole(job.num_tokens, room, plan.token_budget))
+        if budget <= 0 or cut:
             break
-        budget -= _grant(step.shape, job, budget, plan.chunk_cap)
+        granted = _grant(step.shape, job, budget, plan.chunk_cap)
+        budget -= granted
+        room -= granted if swapped else job.num_tokens
         step.starting.add(job)
     return step
 

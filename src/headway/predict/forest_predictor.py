@@ -163,6 +163,7 @@ class ForestPredictor:
         for row, answer in zip(rows, tokens, strict=True):
             self.rows.add(row, float(answer))
         self.num_answers = num_answers
+        self.interval.restore(interval)  # an interval that is settled needs no answers held out of the fit
         self.refit()
         self.interval.restore(interval)
 

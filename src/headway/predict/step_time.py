@@ -194,7 +194,7 @@ class StepTimeModel:
 class _Recursive:
     """Weighted least squares over non-negative coefficients, as sums that old rows fade from.
 
-    The last coefficient is bounded by the two of matrix products. Solved by coordinate descent from the last
+    The last coefficient is bounded by the sum of those of matrix products. Solved by coordinate descent from the last
     solution, so a coefficient no row speaks of stays as it is.
     """
 

@@ -8,8 +8,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from headway.core.explain.story import is_decode
-from headway.core.job import Job
+from headway.core.job import Job, is_decode
 from headway.core.plan import StepOutcome
 from headway.core.record import Outcome, Record
 from headway.sim.watcher import Sight

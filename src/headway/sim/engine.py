@@ -306,6 +306,8 @@ class SimulatedEngine:
     def _end(self, job: Job, outcome: Outcome, now_s: float, error: str | None = None) -> None:
         self.steady = None
         self.policy.end(job, finished=outcome is Outcome.FINISHED)
+        if self._prefixes is not None:
+            self._prefixes.end(job)
         self._forget(job)
         self._fresh(job)
         del self._output_tokens[job]

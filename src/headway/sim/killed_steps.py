@@ -8,8 +8,7 @@ from math import inf, nextafter
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
-from headway.core.explain.story import is_decode
-from headway.core.job import Job
+from headway.core.job import Job, is_decode
 from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq

@@ -201,6 +201,25 @@ def test_few_in_a_hurry_do_not_make_more_prompts_late(prompts: int, free_blocks:
     assert (len(plan.run), plan.token_budget) == (3, budget)
 
 
+def test_where_drafts_are_right_a_step_may_be_so_many_times_as_long() -> None:
+    # 0.5 s are 5 tokens: a decode with its draft, and beside it the least of a prompt. Where a step brings 16 tokens of
+    # a longer decode, 8 s are 80: 64 in whole grains.
+    for tokens_a_decode, decoded_tokens, budget in (
+        (2, 1.0, 2 + 16),
+        (16, 16.0, 16 + 64),
+        (16, 8.0, 16 + 16),
+    ):
+        at = scene([timed("x", 0.5)], tokens_a_decode=tokens_a_decode, decoded_tokens=decoded_tokens)
+        assert at.wait(make_job("a", prompt=500)).plan().token_budget == budget
+
+
+def test_the_only_decode_does_not_pause_for_prompts_without_room() -> None:
+    # Half of 0.25 s are 0.125: its step takes 0.1, more than seven tenths of that. It is far ahead, and a has no block.
+    alone, newcomer = timed("x", 0.25, first_token_s=1.0), make_job("a", prompt=500, slo=Slo(ttft_s=900.0))
+    at = knowing([alone], newcomer, settings={"share": 0.5}, free_blocks=0).admissible(lambda job: False)
+    assert ids(at.plan().run) == ["x"]
+
+
 def test_those_in_a_hurry_all_run_however_long_it_takes() -> None:
     hurried = [timed(f"x{n:02}", 1.0) for n in range(14)]
     assert len(scene(hurried).plan().run) == 14

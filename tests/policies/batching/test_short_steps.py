@@ -16,6 +16,7 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.paced import Paced
 from headway.policies.batching.short_steps import ShortSteps
+from headway.policies.batching.step_work import step_work
 from headway.policies.order.on_time import OnTime
 from tests.policies.batching.scene import Scene
 from tests.policies.instance import LinearCost
@@ -48,7 +49,7 @@ def most_tokens(
         max_run=256, max_resident=256, total_blocks=8000, free_blocks=free_blocks, waiting=waiting
     )
     plan = StepPlan(run=list(run), admit=list(admit), token_budget=token_budget)
-    return ShortSteps(cost or WithOverhead(), most_dearer).most_tokens(view, plan)
+    return ShortSteps(cost or WithOverhead(), most_dearer).most_tokens(step_work(view, plan))
 
 
 def test_a_token_may_cost_a_tenth_more_than_in_longer_steps_where_one_of_two_gains() -> None:

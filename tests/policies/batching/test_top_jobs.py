@@ -16,7 +16,7 @@ from headway.policies.order.prompt_length import ShortestPrompt
 from headway.policies.presets import PRESETS, find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset, workloads
-from tests.policies.eviction.timetable import Timetable
+from tests.policies.eviction.foretold import Foretold
 from tests.policies.instance import small_engine
 from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
 
@@ -49,6 +49,13 @@ SHORT, MIDDLE, LONG = decoding("s", prompt=2), decoding("m", prompt=6), decoding
 def test_the_highest_run_and_the_other_residents_pause() -> None:
     plan = scene(residents=[LONG, MIDDLE, SHORT]).plan()
     assert (run_and_admit(plan), plan.preempt, plan.token_budget) == (("sm", ""), {}, 64)
+
+
+def test_where_not_all_have_their_drafts_the_highest_have_the_tokens() -> None:
+    # Three times four are more than the 8 tokens of a step; two each fit.
+    for tokens_a_decode, run in ((4, "sml"), (2, "lms")):
+        at = scene(residents=[LONG, MIDDLE, SHORT], max_run=3, max_tokens=8, tokens_a_decode=tokens_a_decode)
+        assert run_and_admit(at.plan()) == (run, "")
 
 
 def test_a_newcomer_takes_the_place_of_a_running_job_that_ranks_lower() -> None:
@@ -144,7 +151,7 @@ def test_nobody_starts_past_a_higher_ranked_job_that_lacks_blocks(
     # ever; if it is not ready for another reason, c takes the place of m. They rank l, b, c, m.
     jobs = [make_job("b", prompt=21), make_job("c", prompt=8)]
     made = scene(residents=[LONG, MIDDLE], free_blocks=free)
-    made.order = Timetable({job: place for place, job in enumerate([LONG, *jobs, MIDDLE])})  # type: ignore[assignment]
+    made.order = Foretold({job: place for place, job in enumerate([LONG, *jobs, MIDDLE])})  # type: ignore[assignment]
     made.view.waiting = jobs
     plan = made.admissible(lambda job: job.id == "c").plan()
     assert (run_and_admit(plan)[0], run_and_admit(plan)[1][:1]) == expected

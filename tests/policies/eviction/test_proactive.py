@@ -16,8 +16,8 @@ from headway.policies.eviction.proactive import Proactive
 from headway.policies.order.prompt_length import ShortestPrompt
 from headway.policies.presets import PRESETS, find_preset
 from tests.policies.contract import Arrival, Run, Workload, drive, from_preset, workloads
+from tests.policies.eviction.foretold import Foretold
 from tests.policies.eviction.stage import NOW_S, Prices, copied, resident, stage
-from tests.policies.eviction.timetable import Timetable
 from tests.policies.instance import small_engine
 from tests.strategies import FEW, decoding, ids, make_job
 
@@ -62,7 +62,7 @@ def plan(
     return made.evict(
         world(soon_s, free=free, **(view or {})),
         StepPlan(run=[RUNS], token_budget=64),
-        Timetable(soon_s, at_first),
+        Foretold(soon_s, at_first),
     )
 
 
@@ -123,9 +123,9 @@ def test_what_is_copied_already_costs_nothing_to_leave() -> None:
     eviction = Proactive(Prices(), idle_jobs=2, burst_levels=0)
     soon_s = {RUNS: 0.0, LATE: 6.5, newcomer("n", 6): 6.0}
     view = world(soon_s, free=5)
-    assert eviction.evict(view, StepPlan(run=[RUNS]), Timetable(soon_s)).preempt == {}
+    assert eviction.evict(view, StepPlan(run=[RUNS]), Foretold(soon_s)).preempt == {}
     copied(view, LATE)
-    assert eviction.evict(view, StepPlan(run=[RUNS]), Timetable(soon_s)).preempt == {LATE: SWAP}
+    assert eviction.evict(view, StepPlan(run=[RUNS]), Foretold(soon_s)).preempt == {LATE: SWAP}
 
 
 def test_among_those_whose_turn_is_now_the_rank_decides() -> None:
@@ -137,7 +137,7 @@ def test_among_those_whose_turn_is_now_the_rank_decides() -> None:
 def test_whoever_runs_stays() -> None:
     soon_s = {RUNS: 99.0, EARLY: 1.0}
     made = Proactive(Prices(), idle_jobs=2, burst_levels=0).evict(
-        world(soon_s, free=0), StepPlan(run=[RUNS], token_budget=64), Timetable(soon_s)
+        world(soon_s, free=0), StepPlan(run=[RUNS], token_budget=64), Foretold(soon_s)
     )
     assert made.preempt == {EARLY: SWAP}
 
@@ -147,7 +147,7 @@ def test_where_blocks_run_out_that_alone_is_dealt_with() -> None:
     grows = resident("grows", 2)
     soon_s = {grows: 0.0, EARLY: 5.0, LATE: 9.0}
     made = Proactive(Prices(), idle_jobs=9, burst_levels=0).evict(
-        world(soon_s, free=0), StepPlan(run=[grows], token_budget=64), Timetable(soon_s)
+        world(soon_s, free=0), StepPlan(run=[grows], token_budget=64), Foretold(soon_s)
     )
     assert made.preempt == {LATE: SWAP}
 
@@ -185,7 +185,7 @@ def test_without_a_host_nobody_leaves_ahead_of_need() -> None:
     view = world(soon_s, free=0, host=0)
     view.host_total_blocks = 0
     wanted = StepPlan(run=[RUNS], token_budget=64)
-    assert Proactive(Prices(), burst_levels=0).evict(view, wanted, Timetable(soon_s)) is wanted
+    assert Proactive(Prices(), burst_levels=0).evict(view, wanted, Foretold(soon_s)) is wanted
 
 
 # ---- who comes back, and who is copied beforehand --------------------------------------------------
@@ -208,7 +208,7 @@ def test_whoever_is_admitted_by_its_rank_is_not_named_again() -> None:
     back = swapped("a", 4)
     soon_s = {RUNS: 0.0, back: 1.0}
     made = Proactive(Prices(), idle_jobs=2, burst_levels=0).evict(
-        world(soon_s, free=50), StepPlan(run=[RUNS], admit=[back], token_budget=64), Timetable(soon_s)
+        world(soon_s, free=50), StepPlan(run=[RUNS], admit=[back], token_budget=64), Foretold(soon_s)
     )
     assert (ids(made.admit), list(made.prefetch)) == (["a"], [])
 
@@ -253,7 +253,7 @@ def test_with_drop_no_host_is_needed() -> None:
     view = world(soon_s, free=0, host=0)
     view.host_total_blocks = 0
     made = Proactive(Prices(), idle_jobs=2, burst_levels=0, drop=True).evict(
-        view, StepPlan(run=[RUNS], token_budget=64), Timetable(soon_s)
+        view, StepPlan(run=[RUNS], token_budget=64), Foretold(soon_s)
     )
     assert made.preempt == {LATE: RECOMPUTE}
 

@@ -57,6 +57,13 @@ def test_between_tokens_a_job_may_wait_by_as_much_as_it_is_ahead() -> None:
     assert latest_start().of(answering(tbt_s=3.0, deadline_s=15.0)) == pytest.approx(112.0, abs=0.2)
 
 
+def test_where_drafts_are_right_a_step_brings_more_than_a_token() -> None:
+    # As above, but steps of a second bring two tokens: the three to come take 1.5 s.
+    latest = latest_start()
+    latest.observe(StepOutcome(now_s=111.0, plan=StepPlan(), decoded_tokens=2.0))
+    assert latest.of(answering(tbt_s=3.0)) == pytest.approx(120.5, abs=0.2)
+
+
 def test_a_first_token_in_time_is_no_longer_a_target_and_one_too_late_ends_them_all() -> None:
     assert latest_start().of(answering(ttft_s=10.0)) == NO_TARGET
     assert latest_start().of(answering(ttft_s=10.0, tbt_s=3.0)) > 100.0

@@ -15,7 +15,7 @@ from tests.policies.contract import jobs_held_by
 from tests.policies.order.per_token import PerToken, exactly
 from tests.policies.order.test_governed import RIGHT, teach
 from tests.policies.order.test_index_properties import Desk, moves
-from tests.strategies import UNTIMED, ids, make_job, waiting_jobs
+from tests.strategies import UNTIMED, decoding, ids, make_job, waiting_jobs
 
 
 class SmallMemory(PerToken):
@@ -84,6 +84,18 @@ def test_what_a_tenant_brought_alone_is_not_held_against_it() -> None:
     alone.num_output_tokens = 1280
     order.touch(alone)
     assert order.shares.leads_s(["first", "second"])["first"] == pytest.approx(80.0, abs=1.0)
+
+
+def test_drafts_are_no_prompts_of_the_tenant_whose_answer_they_extend() -> None:
+    # 80 tokens of an eighth of a second each, since it came; a prompt of four would be 3 s.
+    order, drafting = LeastWork(PerToken()), decoding("drafting", limit=999, tenant="first")
+    order.add(drafting)
+    order.remove(drafting)
+    order.add(make_job("other", tenant="second"))
+    drafting.num_output_tokens += 80
+    drafting.num_computed_tokens += 80 + 4
+    order.observe(StepOutcome(now_s=0.0, plan=StepPlan(), tokens={drafting: 4}))
+    assert order.shares.leads_s(["first"]) == {"first": 10.0}
 
 
 class Attending(PerToken):

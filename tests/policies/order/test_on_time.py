@@ -56,8 +56,8 @@ def test_which_protocols_it_keeps() -> None:
 
 
 def test_those_in_time_by_due_time_then_the_rest_by_their_queues() -> None:
-    # a may start until 6 and b until 3; d, 5 s of prompt due at 3, is late, and c has no target. By the queues of
-    # `governed` the short c is before d.
+    # a may start until 6 and b until 3; d, 5 s of prompt due at 3, is late, and c has no target. By work the short c is
+    # before d.
     jobs = due("a", 10.0, 4), due("b", 5.0, 2), make_job("c", prompt=1), due("d", 3.0, 5)
     order = on_time(*jobs, prompt_share=1.0)
     assert ids(order.top(9, 0.0)) == ["b", "a", "c", "d"]
@@ -76,6 +76,15 @@ def test_the_work_of_its_answer_puts_off_the_turn_of_one_in_time() -> None:
     assert order.latest_start_s(b) == 9.0
     assert ids(order.top(2, 0.0)) == ids(order.rank([a, b], 0.0)) == ["b", "a"]
     assert ids(on_time(a, b, by_work=False).top(2, 0.0)) == ["a", "b"]
+
+
+def test_work_that_is_estimated_anew_beside_a_step_counts_for_the_turn_of_one_that_waits() -> None:
+    # As above b is first; once eighty share a step ten tokens are an eighth of a second, and a's turn is before b's.
+    a, b = due("a", 10.0, 2, limit=10), due("b", 11.0, 2, limit=1)
+    order = on_time(a, b)
+    assert ids(order.top(2, 0.0)) == ["b", "a"]
+    run(order, *(decoding(f"{n}") for n in range(80)), at_s=0.0)
+    assert ids(order.top(2, 0.0)) == ids(order.rank([a, b], 0.0)) == ["a", "b"]
 
 
 def test_who_stops_waiting_is_missed_at_once() -> None:
@@ -149,6 +158,17 @@ def test_a_job_ahead_of_its_tokens_ranks_by_how_long_it_could_pause() -> None:
     assert ids(order.rank([slow, fast], 0.0)) == ["fast", "slow"]
 
 
+def test_one_that_keeps_its_pace_stays_in_time_from_one_estimate_to_the_next() -> None:
+    # A hundred tokens, the last due at 99 x 1.1 s; 61 of a second each are to come. Its work is estimated anew at 55.
+    job = decoding(output=39, limit=999, first_token_s=0.0, slo=Slo(tbt_s=1.1), predicted_length=exactly(100))
+    order = on_time(job, trusted_at_first=True)
+    order.remove(job)
+    assert order.latest_start_s(job) == pytest.approx(47.9)
+    job.num_output_tokens, job.num_computed_tokens = 49, 58
+    assert order.latest_start_s(job) == pytest.approx(57.9)
+    assert order.on_time([job], 48.0) == [job]
+
+
 def test_who_waits_longest_without_a_chance_comes_first_in_the_end() -> None:
     late = due("late", 1.0, 5, arrival_s=0.0)
     patient = make_job("patient", prompt=1, arrival_s=1.0)
@@ -174,6 +194,20 @@ def test_one_that_was_overdue_and_can_be_in_time_after_all_is_named_once() -> No
     order.observe(StepOutcome(now_s=5.0, plan=StepPlan(), tokens={job: 4}))
     assert order.on_time([job], 5.0) == [job]
     assert ids(order.top(9, 5.0)) == ids(order.rank([other, job], 5.0)) == ["job", "other"]
+
+
+def test_nobody_takes_the_rank_of_the_overdue_while_step_times_are_not_trusted() -> None:
+    # `runs` is older than `old`, and in time: then nobody is taken to be, and nobody ranks by it either.
+    runs = decoding("runs", first_token_s=0.0, slo=Slo(deadline_s=1e5))
+    old = make_job("old", prompt=1, arrival_s=1.0)
+    order = on_time(runs, old, patience_s=60.0)
+    order.remove(runs)
+    for predicted_s in (3.0, 1.0):
+        for _ in range(99):
+            order.steps.observe(predicted_s, 1.0)
+        run(order, runs, at_s=70.0)
+    assert order.trusts_step_times
+    assert order.overdue(71.0) == [old]
 
 
 def test_nobody_is_in_time_while_steps_take_something_else_than_predicted() -> None:
@@ -204,6 +238,7 @@ def test_while_plans_rank_latest_starts_are_taken_anew_beside_the_step() -> None
     job = decoding(slo=Slo(deadline_s=100.0), limit=1_000, predicted_length=exactly(80))
     order.add(job)
     order.remove(job)
+    run(order, job, at_s=0.0)
     order.rank([job], 0.0)
     job.num_output_tokens, job.num_computed_tokens = 40, 49
     asked = cost.asked
@@ -263,7 +298,7 @@ def test_what_a_tenant_has_had_more_counts_as_cost_where_one_is_given_up() -> No
     assert ids(order.top(2, 0.0)) == ["long", "short"]
 
 
-def test_without_targets_it_is_governed_and_says_so() -> None:
+def test_without_targets_it_is_least_work_and_says_so() -> None:
     order = on_time(make_job("a"))
     assert order.next_change_s(StepView()) == order._rest.next_change_s(StepView())
     order.add(due("b", 5.0, 1))

@@ -42,13 +42,8 @@ def in_turn(counted: TenantShares, *jobs: Job, work_s: float = 1.0) -> list[str]
     queues: dict[str, list[Job]] = {}
     for job in jobs:
         queues.setdefault(job.tenant, []).append(job)
-    return ids(
-        counted.in_turn(
-            {tenant: iter(queue) for tenant, queue in queues.items()},
-            lambda job: (job.arrival_s, job.id),
-            lambda job: work_s,
-        )
-    )
+    heads = sorted(queues.values(), key=lambda queue: (counted.quantum(queue[0].tenant), queue[0].arrival_s))
+    return ids(counted.in_turn(heads, lambda job: (job.arrival_s, job.id), lambda job: work_s))
 
 
 def test_the_least_served_comes_first_until_it_has_caught_up() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headway.core.job import Job
 from headway.core.record import Record
 
 LOOK_AHEAD = 100
@@ -70,15 +69,6 @@ class Story:
     record: Record
     chapters: Sequence[Chapter]
     live: bool = False
-
-
-def is_decode(job: Job, tokens: int) -> bool:
-    """Whether the `tokens` a step granted a job, which it counts as computed already, extend its answer.
-
-    Asked once the ledger has followed the step. A prompt, or one computed again after a preemption, is a prefill.
-    """
-    before = job.num_computed_tokens - tokens
-    return before >= job.num_prompt_tokens + max(0, job.num_output_tokens - 1)
 
 
 def joined(chapters: Iterable[Chapter]) -> list[Chapter]:

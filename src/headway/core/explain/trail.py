@@ -18,9 +18,9 @@ from headway.core.explain.reasons import (
     why_waiting,
 )
 from headway.core.explain.step_log import ChangeLog, StepLog
-from headway.core.explain.story import Kind, is_decode
+from headway.core.explain.story import Kind
 from headway.core.explain.track import Displacement, Mark, Surroundings, Track
-from headway.core.job import Job, JobState
+from headway.core.job import Job, JobState, is_decode
 from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
 from headway.core.view import StepView

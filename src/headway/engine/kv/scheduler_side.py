@@ -48,8 +48,10 @@ class VllmBlocks:
 
     def unpin(self, blocks: Sequence[int]) -> None:
         """Give the references back, as vLLM does: the last block is taken first."""
-        self._pins.subtract(blocks)
-        self._pins = +self._pins
+        for block in blocks:
+            self._pins[block] -= 1
+            if not self._pins[block]:
+                del self._pins[block]
         self._pool.free_blocks([self._pool.blocks[block] for block in reversed(blocks)])
 
     @contextmanager

@@ -7,17 +7,8 @@ from math import inf
 
 from headway.core.cost import CostModel
 from headway.core.job import Job
-from headway.core.plan import StepPlan
-from headway.core.view import StepView
-from headway.policies.batching.decode_first import split_decodes
-from headway.policies.batching.fitting import starting
-from headway.policies.batching.step_shapes import (
-    left_tokens,
-    scaled,
-    shape_of_decodes,
-    shape_of_prompts,
-    together,
-)
+from headway.policies.batching.step_shapes import left_tokens, scaled, shape_of_prompts, together
+from headway.policies.batching.step_work import StepWork
 from headway.policies.order import KnowsLate
 
 _OTHERS_COME = 3.0
@@ -30,22 +21,20 @@ _Due = tuple[float, int]
 
 
 def tokens_for_first_tokens(
-    cost: CostModel, view: StepView, plan: StepPlan, order: KnowsLate, least_tokens: int
+    cost: CostModel, order: KnowsLate, now_s: float, work: StepWork, least_tokens: int
 ) -> int:
     """The tokens that a planned step is to have, decodes and all, at least so many and at most the plan's own.
 
     As few as let the prompts that can have their first token in time, begun or with room, get through in a third of the
     time that they have, all in steps like this; those that even the longest steps could not save are left out.
-    O(prompts), and where some have such a target O(decodes) with a prediction of a step's time for each that is a third
-    longer: O(log tokens).
+    O(prompts), and where some have such a target a prediction of a step's time for each that is a third longer: O(log
+    tokens).
     """
-    decodes, begun = split_decodes(plan.run)
-    prompts = [*begun, *starting(view, plan)]
-    dues = _dues(order.on_time(prompts, view.now_s), view.now_s)
+    dues = _dues(order.on_time(work.prompts, now_s), now_s)
     if not dues:
         return least_tokens
-    alone = shape_of_decodes(decodes, view.tokens_a_decode)
-    whole = shape_of_prompts(prompts, plan.token_budget - alone.num_tokens)
+    alone = work.decodes
+    whole = shape_of_prompts(work.prompts, work.most_tokens - alone.num_tokens)
 
     def token_s(prompt_tokens: int) -> float:
         """Seconds that a prompt token takes in steps with so many of them."""

@@ -58,4 +58,4 @@ def fitting_or_ready(
 
 def starting(view: StepView, plan: StepPlan) -> list[Job]:
     """The first of those a plan admits, as many as have a place and blocks. O(them)."""
-    return fitting(view, plan.admit[: view.max_run - len(plan.run)], view.free_blocks, head_room=0)
+    return fitting(view, plan.admit[: view.seats_beside(plan.run)], view.free_blocks, head_room=0)

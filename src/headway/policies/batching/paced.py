@@ -25,6 +25,7 @@ from headway.policies.batching.step_shapes import (
     shape_of_decodes,
     with_prompt,
 )
+from headway.policies.batching.step_work import step_work
 from headway.policies.batching.top_jobs import DEFAULT_HEADROOM, TopJobs
 from headway.policies.order import Order, knows_late
 
@@ -89,13 +90,13 @@ class Paced:
         plan = self._top.plan(view, order, leaving)
         decodes, begun = split_decodes(plan.run)
         decode_tokens = len(decodes) * view.tokens_a_decode
-        longest_s = self._longest_s(decodes)
+        longest_s = self._longest_s(view, decodes)
         if knows_late(order) and not order.trusts_step_times:
             return plan if longest_s == inf else _safely(plan, decode_tokens)
         if longest_s == inf:
             return _within(plan, self._short_tokens(view, plan, order))
         alone = shape_of_decodes(decodes, view.tokens_a_decode)
-        prompts = [*begun, *plan.admit[: view.max_run - len(plan.run)]]
+        prompts = [*begun, *plan.admit[: view.seats_beside(plan.run)]]
         alone_s = self._cost.step_s(alone)
         if alone_s > longest_s * (1 - _PROMPTS_SHARE):
             in_time = set(order.on_time(prompts, view.now_s)) if knows_late(order) else frozenset()
@@ -107,10 +108,13 @@ class Paced:
 
     def _short_tokens(self, view: StepView, plan: StepPlan, order: Order) -> int:
         """The tokens of a step that no target between tokens bounds: few, but first tokens are to come in time."""
-        tokens = self._short.most_tokens(view, plan)
+        if not plan.admit and not (plan.run and plan.run[-1].prefilling):
+            return plan.token_budget  # there are no prompts
+        work = step_work(view, plan)
+        tokens = self._short.most_tokens(work)
         if tokens >= plan.token_budget or not knows_late(order):
             return tokens
-        return tokens_for_first_tokens(self._cost, view, plan, order, tokens)
+        return tokens_for_first_tokens(self._cost, order, view.now_s, work, tokens)
 
     def _fewer(
         self,
@@ -129,7 +133,7 @@ class Paced:
         others = [
             job
             for job in order.rank(decodes, view.now_s)
-            if job.slo.tbt_s is None or _is_ahead(job, longest_s, view.now_s, order)
+            if job.slo.tbt_s is None or _is_ahead(job, longest_s, view, order)
         ]
         patient = set(others)
         hurried = [job for job in decodes if job not in patient]
@@ -145,9 +149,10 @@ class Paced:
         if least_s > longest_s or (least_s > decodes_s and _with_room(view, in_time) > len(hurried)):
             # Nobody's pause would help: such a target is not kept by starving the others, nor by more being late.
             return _safely(plan, len(decodes) * view.tokens_a_decode)
-        kept = others[: _last_short(len(others), too_long)]
+        # Somebody decodes: prompts in time may have no room, and then nobody would run.
+        kept = others[: max(0 if hurried else 1, _last_short(len(others), too_long))]
         plan.run = [*hurried, *kept, *prompts]
-        plan.admit = [job for job in plan.admit if job in in_time][: view.max_run - len(plan.run)]
+        plan.admit = [job for job in plan.admit if job in in_time][: view.seats_beside(plan.run)]
         prompts = [*prompts, *plan.admit]
         alone = beside(len(kept))
         most_tokens = plan.token_budget - alone.num_tokens
@@ -193,7 +198,7 @@ class Paced:
         That is for half of what the steps looked ahead at take as predicted: those that take less than half keep it
         anyway. Not known while steps have no predicted time.
         """
-        longest_s = self._longest_s(view.residents)
+        longest_s = self._longest_s(view, view.residents)
         if longest_s == inf:
             return self._top.next_change_s(view)
         count = len(view.residents)
@@ -204,9 +209,10 @@ class Paced:
         first_s = self._cost.step_s(decode_shape(count, contexts))
         return min(view.now_s + _STEADY_STEPS * first_s / 2, self._top.next_change_s(view))
 
-    def _longest_s(self, decodes: Sequence[Job]) -> float:
+    def _longest_s(self, view: StepView, decodes: Sequence[Job]) -> float:
         """What a step with these may take; inf where nobody has a target between tokens."""
-        return self.share * min([job.slo.tbt_s or inf for job in decodes], default=inf)
+        tightest_s = min([job.slo.tbt_s or inf for job in decodes], default=inf)
+        return self.share * tightest_s * view.decoded_tokens
 
     def ranks_nobody(self, view: StepView) -> bool:
         """As `top-jobs`, which decides unless somebody has a target between tokens."""
@@ -233,10 +239,10 @@ def _with_room(view: StepView, prompts: Iterable[Job]) -> int:
     return bisect_right(list(accumulate(needed)), view.free_blocks)
 
 
-def _is_ahead(job: Job, longest_s: float, now_s: float, order: Order) -> bool:
+def _is_ahead(job: Job, longest_s: float, view: StepView, order: Order) -> bool:
     """Whether a decode's own pace is so much slower that it may sit a step out."""
-    tbt_s = job.slo.tbt_s or inf
-    return knows_late(order) and tbt_s >= 2 * longest_s and order.latest_start_s(job) > now_s + tbt_s
+    own_s = (job.slo.tbt_s or inf) * view.decoded_tokens
+    return knows_late(order) and own_s >= 2 * longest_s and order.latest_start_s(job) > view.now_s + own_s
 
 
 def _with_prompt(step: BatchShape, job: Job, tokens: int) -> BatchShape:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import takewhile
 
 from headway.core.job import Job
 from headway.core.plan import StepPlan
@@ -18,7 +17,8 @@ _MOST_NEWCOMERS = 4
 
 def by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
     """The plan with its prompt tokens given by rank: a step serves who has begun first, so those that rank behind
-    a newcomer get no more than it leaves, and pause if that is nothing. What the prefix cache holds is no work.
+    a newcomer get no more than it leaves, and pause if that is nothing; of newcomers count those that start in this
+    step, beside each other. What the prefix cache holds is no work.
     """
     begun = split_decodes(plan.run)[1] if plan.admit else ()
     if not begun:
@@ -26,7 +26,7 @@ def by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
     left = plan.token_budget - (len(plan.run) - len(begun)) * view.tokens_a_decode
     if sum(map(left_tokens, begun)) + left_tokens(plan.admit[0]) <= left:
         return plan
-    newcomers = list(takewhile(view.admissible, plan.admit[:_MOST_NEWCOMERS]))
+    newcomers = _starting(view, plan)
     granted: dict[Job, int] = {}
     for job in order.rank([*begun, *newcomers], view.now_s):
         granted[job] = min(left_tokens(job), max(0, left))
@@ -34,3 +34,19 @@ def by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
     paused = {job for job in begun if not granted[job]}
     caps = {job: granted[job] for job in begun if 0 < granted[job] < left_tokens(job)}
     return replace(plan, run=[job for job in plan.run if job not in paused], chunk_cap=caps)
+
+
+def _starting(view: StepView, plan: StepPlan) -> list[Job]:
+    """The first newcomers of a plan, as long as each passes the engine's checks and has blocks beside those before it.
+
+    The first is weighed by the engine alone, which knows what it would find computed already.
+    """
+    found: list[Job] = []
+    room = view.free_blocks
+    for job in plan.admit[: min(_MOST_NEWCOMERS, view.seats_beside(plan.run))]:
+        needed = view.blocks(job.num_tokens)
+        if (found and needed > room) or not view.admissible(job):
+            break
+        found.append(job)
+        room -= needed
+    return found

@@ -6,19 +6,15 @@ from math import inf
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
-from headway.core.plan import StepPlan
-from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.batching.decode_first import split_decodes
-from headway.policies.batching.fitting import starting
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
     left_tokens,
     scaled,
-    shape_of_decodes,
     shape_of_prompts,
     together,
 )
+from headway.policies.batching.step_work import StepWork
 
 _SHORTER = 0.75
 """Steps are tried each so much shorter than the one before."""
@@ -55,24 +51,20 @@ class ShortSteps:
         self._most_dearer = most_dearer
         self._cost = cost
 
-    def most_tokens(self, view: StepView, plan: StepPlan) -> int:
+    def most_tokens(self, work: StepWork) -> int:
         """The tokens that a planned step may have, decodes and all; the plan's own while step times are unknown.
 
-        O(prompts that have begun or have room), and where there are some O(decodes) with five predictions of a step's
-        time, and two more for each that is a quarter shorter and still worth it: O(log tokens).
+        O(prompts), and where there are some five predictions of a step's time, and two more for each that is a quarter
+        shorter and still worth it: O(log tokens).
         """
         if not self._most_dearer:
-            return plan.token_budget
-        decodes, begun = split_decodes(plan.run)
-        prompts = [*begun, *starting(view, plan)]
-        decode_tokens = len(decodes) * view.tokens_a_decode
-        many = min(sum(map(left_tokens, prompts)), plan.token_budget - decode_tokens)
-        if len(decodes) + len(prompts) < 2 or many * _SHORTER < GRAIN_TOKENS:
-            return plan.token_budget
-        alone = shape_of_decodes(decodes, view.tokens_a_decode)
-        behind = len(begun) + len(view.waiting) + len(view.swapped)
-        enough = self._enough(alone, shape_of_prompts(prompts, many), behind)
-        return plan.token_budget if enough == many else decode_tokens + enough
+            return work.most_tokens
+        decodes, prompts = work.decodes, work.prompts
+        many = min(sum(map(left_tokens, prompts)), work.most_tokens - decodes.num_tokens)
+        if decodes.num_jobs + len(prompts) < 2 or many * _SHORTER < GRAIN_TOKENS:
+            return work.most_tokens
+        enough = self._enough(decodes, shape_of_prompts(prompts, many), work.behind)
+        return work.most_tokens if enough == many else decodes.num_tokens + enough
 
     def _enough(self, decodes: BatchShape, prompts: BatchShape, behind: int) -> int:
         """The fewest of these prompt tokens worth a step with these decodes, where so many jobs wait for prompts."""

@@ -10,6 +10,7 @@ from headway.core.cost import CostModel
 from headway.core.fill import uncomputed_tokens
 from headway.core.job import Job
 from headway.core.view import StepView
+from headway.policies.batching.step_shapes import decode_shape, with_prompt
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,17 +96,7 @@ class StepBudgets:
 
     def _shape_with(self, job: Job, chunk: int) -> BatchShape:
         """A second piece of one prompt counts as a job of its own: it costs next to nothing more."""
-        shape = self.shape
-        grown = BatchShape(
-            num_jobs=shape.num_jobs,
-            num_tokens=shape.num_tokens,
-            num_decodes=shape.num_decodes,
-            decode_context_tokens=shape.decode_context_tokens,
-            prefill_context_tokens=shape.prefill_context_tokens,
-            prefill_pairs=shape.prefill_pairs,
-        )
-        grown.add(chunk, job.num_computed_tokens + self.granted.get(job, 0))
-        return grown
+        return with_prompt(self.shape, chunk, job.num_computed_tokens + self.granted.get(job, 0))
 
     def _grant(self, job: Job, chunk: int) -> None:
         self.shape = self._shape_with(job, chunk)
@@ -132,12 +123,9 @@ def begin_step(view: StepView, cost: CostModel, token_budget: int, *, least_toke
         target_s = job.slo.tbt_s
         if target_s is not None and target_s < step.longest_s:
             step.longest_s = target_s
-    count = len(step.decodes)
-    step.shape = BatchShape(
-        num_jobs=count, num_tokens=count, num_decodes=count, decode_context_tokens=context + count
-    )
-    step.tokens -= count
-    step.blocks = view.free_blocks - count - unfinished_blocks
+    step.shape = decode_shape(len(step.decodes), context, view.tokens_a_decode)
+    step.tokens -= step.shape.num_tokens
+    step.blocks = view.free_blocks - len(step.decodes) - unfinished_blocks
     return step
 
 

@@ -12,7 +12,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.fitting import fitting, residents_next_blocks
 from headway.policies.batching.queues import ranked_queues
-from headway.policies.order import Order, Valued
+from headway.policies.order import Order, values
 from headway.policies.order.waited_over_length import WaitedOverLength
 
 _BY_WAIT = WaitedOverLength()
@@ -49,7 +49,7 @@ class SwappedOrWaiting:
         """One decode of all, with or without swapped jobs back, or a prefill of waiting ones."""
         prefills = [job for job in view.residents if job.prefilling and job not in view.restoring]
         swapped, waiting = ([], []) if prefills else self._lists(view, order, leaving)
-        value = order.value if isinstance(order, Valued) else _BY_WAIT.value
+        value = order.value if values(order) else _BY_WAIT.value
         prefill = _mean(value, waiting, view.now_s) > _mean(value, swapped, view.now_s)
         return StepPlan(
             run=prefills or (() if prefill else order.rank(view.residents, view.now_s)),

@@ -171,9 +171,9 @@ def _all_run_on(view: StepView, pending: Sequence[Job]) -> bool:
 
 
 def _all_served(view: StepView, pending: Sequence[Job], queued: Sequence[Job]) -> bool:
-    """Whether each of these residents has a seat, a token and a block, whoever of the queued starts."""
+    """Whether each of these residents has a seat, its tokens and a block, whoever of the queued starts."""
     starting = min(view.max_resident - len(view.residents), len(queued))
-    most = min(view.max_run - starting, view.max_tokens, view.free_blocks)
+    most = min(view.max_run - starting, view.max_tokens // view.tokens_a_decode, view.free_blocks)
     return not view.returned and len(pending) <= most
 
 

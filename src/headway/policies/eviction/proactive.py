@@ -14,7 +14,7 @@ from headway.policies.eviction.counts import check_count
 from headway.policies.eviction.exchange import Exchange, Room, Turn, Worth
 from headway.policies.eviction.making_room import make_room
 from headway.policies.eviction.residency import Residency
-from headway.policies.order import Foreseeing, Order
+from headway.policies.order import Order, foresees
 
 DEFAULT_MAX_PREEMPTIONS = 16
 DEFAULT_MIN_RESIDENCY = 8
@@ -117,7 +117,7 @@ class Proactive:
             return Room(0, 0)
         jobs = view.max_run if self.idle_jobs is None else self.idle_jobs
         blocks = jobs
-        if self.burst_levels and isinstance(order, Foreseeing):
+        if self.burst_levels and foresees(order):
             burst = min(order.num_at_first(self.burst_levels), view.max_run)
             held = view.total_blocks - view.free_blocks
             blocks = max(blocks, burst * held // max(1, len(view.residents)))
@@ -143,7 +143,7 @@ class Proactive:
     def _turns(self, view: StepView, order: Order, jobs: Sequence[Job]) -> list[Turn]:
         """When each is served next, the soonest first."""
         ranked = order.rank(jobs, view.now_s)
-        if self.by_rank or not isinstance(order, Foreseeing):
+        if self.by_rank or not foresees(order):
             return list(zip(repeat(0.0), count(), ranked))
         # Places differ, so jobs are never compared.
         return sorted(zip(order.next_service_s(ranked, view.now_s, view.max_run), count(), ranked))

@@ -28,7 +28,7 @@ class AtRisk:
     the less is known, the earlier a job leaves.
 
     O(log n + leaving) where everybody has the same target, with O(running) for the step while somebody is watched;
-    with unlike targets also those within the largest threshold seen are looked at.
+    with unlike targets also those within the largest threshold seen since nobody was watched are looked at.
     Source: Ascendra (Ikram et al. 2025, arXiv:2504.20828), section on offloading; the formula is spec 3.6.
     """
 
@@ -69,6 +69,8 @@ class AtRisk:
         key = self._keys.pop(job, None)
         if key is not None:
             self._by_latest_start.remove(job, key)
+            if not self._keys:
+                self._widest_margin_s = 0.0
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
         """Nobody before it is known who starts in this step."""

@@ -20,9 +20,11 @@ from headway.policies.order.protocol import (
     Order,
     Predicting,
     Valued,
+    foresees,
     knows_late,
     learns,
     predicts,
+    values,
 )
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 from headway.policies.order.slack import LeastSlack
@@ -37,9 +39,11 @@ __all__ = [
     "Order",
     "Predicting",
     "Valued",
+    "foresees",
     "knows_late",
     "learns",
     "predicts",
+    "values",
 ]
 
 ORDERS: dict[str, type[Order]] = {

@@ -10,7 +10,7 @@ from math import inf
 from headway.core.job import Job
 from headway.core.view import StepView
 from headway.policies.order.keyed import KeyedOrder
-from headway.policies.order.sorted_index import Key
+from headway.policies.order.sorted_index import Key, SortedIndex
 
 
 class DueOrder(KeyedOrder):
@@ -19,6 +19,8 @@ class DueOrder(KeyedOrder):
     A target that can no longer be met is never "most urgent" (invariant 10): a late job waits behind
     every job that can still make it, and among the late the earliest due comes first. top is O(log n + k).
     """
+
+    _index: SortedIndex
 
     @abstractmethod
     def due_s(self, job: Job) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Protocol
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
@@ -12,11 +13,35 @@ from headway.core.view import StepView
 from headway.policies.order.sorted_index import Key, SortedIndex
 
 
+class Index(Protocol):
+    """What waiting jobs stand in, by key (see `SortedIndex`)."""
+
+    def insert(self, job: Job, key: Key) -> None:
+        """Put a job in its place."""
+        ...
+
+    def remove(self, job: Job, key: Key) -> None:
+        """Take out a job that is in, under the key it was inserted with."""
+        ...
+
+    def holds(self, job: Job, key: Key) -> bool:
+        """Whether a job is in under this key."""
+        ...
+
+    def rekey(self, keys: Mapping[Job, Key]) -> None:
+        """Put all that are in where these keys have them."""
+        ...
+
+    def slice(self, start: int, stop: int) -> list[Job]:
+        """Jobs `start` to `stop` in order."""
+        ...
+
+
 class KeyedOrder(ABC):
     """Ascending `key`; a subclass says only what the key is. top is O(k), rank O(n log n) without calls."""
 
     def __init__(self) -> None:
-        self._index = SortedIndex()
+        self._index: Index = SortedIndex()
         self._keys: dict[Job, Key] = {}
 
     def __contains__(self, job: Job) -> bool:
@@ -26,22 +51,14 @@ class KeyedOrder(ABC):
     def key(self, job: Job) -> Key:
         """Smallest first; must end in (arrival_s, id)."""
 
-    def _queue_of(self, job: Job) -> SortedIndex:
-        """The index that a job waits in."""
-        return self._index
-
-    def _all_queues(self) -> Iterable[SortedIndex]:
-        """Every index that jobs wait in."""
-        return (self._index,)
-
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
         self._keys[job] = self.key(job)
-        self._queue_of(job).insert(job, self._keys[job])
+        self._index.insert(job, self._keys[job])
 
     def remove(self, job: Job) -> None:
         """Take a job that no longer waits out of the index; its key still ranks it as a resident."""
-        self._queue_of(job).remove(job, self._keys[job])
+        self._index.remove(job, self._keys[job])
 
     def end(self, job: Job) -> None:
         """Forget a job."""
@@ -51,10 +68,9 @@ class KeyedOrder(ABC):
         """Take a job's key anew."""
         old, new = self._keys[job], self.key(job)
         self._keys[job] = new
-        queue = self._queue_of(job)
-        if queue.holds(job, old):
-            queue.remove(job, old)
-            queue.insert(job, new)
+        if self._index.holds(job, old):
+            self._index.remove(job, old)
+            self._index.insert(job, new)
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs."""

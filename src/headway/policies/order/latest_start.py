@@ -31,6 +31,7 @@ class LatestStart:
         self._work = work
         self._cost: CostModel = cost or UnknownCost()
         self._step_s = 0.0
+        self._decoded_tokens = 1.0
         self._last_s = 0.0
         self._ran: Collection[Job] = ()
 
@@ -38,6 +39,11 @@ class LatestStart:
     def step_s(self) -> float:
         """What a step takes of late; before any was seen, one of a single token."""
         return self._step_s or self._cost.prefill_s(1) or ASSUMED_STEP_S
+
+    @property
+    def token_s(self) -> float:
+        """What a token of an answer takes of late: a step, or less of one where drafts are right."""
+        return self.step_s / self._decoded_tokens
 
     def of(self, job: Job) -> float:
         """A job's latest start, as things are now."""
@@ -52,7 +58,7 @@ class LatestStart:
         if slo.deadline_s is None and (slo.tbt_s is None or job.first_token_s is None):
             return latest_s
         to_come = self._work.expected_tokens(job)
-        rest_s = prefill_s + to_come * self.step_s
+        rest_s = prefill_s + to_come * self.token_s
         if slo.tbt_s is not None and job.first_token_s is not None:
             last_due_s = job.first_token_s + (job.num_output_tokens + to_come - 1) * slo.tbt_s
             latest_s = min(latest_s, last_due_s - rest_s)
@@ -62,6 +68,7 @@ class LatestStart:
 
     def observe(self, outcome: StepOutcome) -> float:
         """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on."""
+        self._decoded_tokens = outcome.decoded_tokens
         began_s, ran = self._last_s, self._ran
         self._last_s, self._ran = outcome.now_s, outcome.tokens
         if not any(job.state is JobState.RESIDENT for job in ran):

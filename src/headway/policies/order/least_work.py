@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from math import inf
 
 from headway.core.cost import CostModel
-from headway.core.job import Job
+from headway.core.job import Job, is_decode
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.policies.order.gittins_work import GittinsWork
 from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S, PredictedRemaining
 from headway.policies.order.remaining_work import LEAST_STRIDE_TOKENS
-from headway.policies.order.sorted_index import SortedIndex
+from headway.policies.order.sorted_index import Key
+from headway.policies.order.tenant_queues import TenantQueues
 from headway.policies.order.tenant_shares import TenantShares
 
 _RULE = TrustRule()
@@ -27,7 +27,7 @@ class LeastWork(PredictedRemaining):
     are known, wait for short ones. When trust changes every live job is estimated anew, 64 a step; one's own key also
     grows as it turns out to be none of the short. With jobs of several tenants, the tenant that has had least service
     comes first (`TenantShares`), and its jobs by least work. Nobody is overtaken for ever, as in
-    `predicted-remaining`. Costs: as there; with several tenants O(tenants + k log tenants) for the top k.
+    `predicted-remaining`. Costs: as there; with several tenants O(k log k) for the top k.
     """
 
     uses_prefixes = True
@@ -48,7 +48,7 @@ class LeastWork(PredictedRemaining):
         self.quality = PredictionQuality(TrustRule(least_tau=least_tau, trusted_at_first=trusted_at_first))
         self.work.believes_predictions = self.quality.trusted
         self.shares = TenantShares()
-        self._queues: dict[str, SortedIndex] = {}
+        self._index = self._queues = TenantQueues(self.shares, key=self._last_key, work_s=self.work.of)
         self._counted_tokens: dict[Job, int] = {}
 
     @property
@@ -57,12 +57,6 @@ class LeastWork(PredictedRemaining):
         return self.quality.trusted
 
     # ---- tenants ------------------------------------------------------------------------------------
-
-    def _queue_of(self, job: Job) -> SortedIndex:
-        return self._queues.setdefault(job.tenant, SortedIndex())
-
-    def _all_queues(self) -> Iterable[SortedIndex]:
-        return self._queues.values()
 
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
@@ -90,8 +84,6 @@ class LeastWork(PredictedRemaining):
         super().end(job)
         del self._counted_tokens[job]
         self.shares.go(job.tenant)
-        if not self.shares.present(job.tenant):
-            del self._queues[job.tenant]
 
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step as `predicted-remaining` does; count what each tenant has had, while there are several."""
@@ -99,22 +91,23 @@ class LeastWork(PredictedRemaining):
         if not self.shares.several:
             return
         for job, tokens in outcome.tokens.items():
-            if tokens > 1 and job in self:
-                self.shares.serve(job.tenant, self.work.prefill_s(tokens))
+            if tokens > 1 and job in self and not is_decode(job, tokens):
+                self._serve(job.tenant, self.work.prefill_s(tokens))
             elif job.num_output_tokens >= self._counted_tokens.get(job, inf) + LEAST_STRIDE_TOKENS:
                 self._count(job)
 
     def _count(self, job: Job) -> None:
         new = job.num_output_tokens - self._counted_tokens[job]
         if new > 0:
-            self.shares.serve(job.tenant, new * self.work.token_s)
+            self._serve(job.tenant, new * self.work.token_s)
             self._counted_tokens[job] = job.num_output_tokens
 
-    def top(self, k: int, now_s: float) -> list[Job]:
-        """The first k waiting jobs."""
-        if self.shares.several:
-            return list(islice(self._in_turn(self._queues), k))
-        return [job for queue in self._queues.values() for job in queue.slice(0, k)]
+    def _last_key(self, job: Job) -> Key:
+        return self._keys[job]
+
+    def _serve(self, tenant: str, seconds: float) -> None:
+        if self.shares.serve(tenant, seconds):
+            self._queues.place(tenant)
 
     def ranked(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """`jobs` by the same rule, by the keys as they are."""
@@ -124,11 +117,9 @@ class LeastWork(PredictedRemaining):
         queues: dict[str, list[Job]] = {}
         for job in ranked:
             queues.setdefault(job.tenant, []).append(job)
-        return list(self._in_turn(queues))
-
-    def _in_turn(self, queues: Mapping[str, Iterable[Job]]) -> Iterator[Job]:
-        each = {tenant: iter(queue) for tenant, queue in queues.items()}
-        return self.shares.in_turn(each, self._keys.__getitem__, self.work.of)
+        keys, quantum = self._keys, self.shares.quantum
+        by_turn = sorted(queues.values(), key=lambda queue: (quantum(queue[0].tenant), keys[queue[0]]))
+        return list(self.shares.in_turn(by_turn, keys.__getitem__, self.work.of))
 
     # ---- lengths ------------------------------------------------------------------------------------
 

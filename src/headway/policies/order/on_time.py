@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from math import inf
 from operator import attrgetter
 
@@ -15,11 +14,11 @@ from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.core.step_quality import StepTimeQuality
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.order.latest_start import LatestStart
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.overdue import Overdue
 from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S
-from headway.policies.order.sorted_index import Key, SortedIndex
+from headway.policies.order.sorted_index import Key
+from headway.policies.order.timetable import Timetable
 from headway.policies.order.triage import Candidate, given_up
 from headway.policies.order.worth_starting import WorthStarting
 
@@ -27,8 +26,6 @@ MOST_WEIGHED = 128
 """Jobs on time that are weighed against each other, the first by latest start; who comes behind them is not urgent."""
 _COMPARED_EVERY = 4
 """Steps from one comparison of a predicted step time to the next: a comparison sums over the batch."""
-_RENEWED_A_STEP = 8
-"""Jobs that wait with a deadline whose latest start is taken anew beside a step: some fifty microseconds."""
 _RULE = TrustRule()
 
 
@@ -97,15 +94,11 @@ class OnTime:
             trusted_at_first=trusted_at_first,
         )
         self._work = self._rest.work
-        self._latest = LatestStart(self._work, cost)
-        self._latest_s: dict[Job, float] = {}
-        self._candidates: dict[Job, Candidate] = {}
-        self._waiting: set[Job] = set()
-        self._deadlines: dict[Job, None] = {}
-        self._urgent = SortedIndex()
+        self._times = Timetable(self._work, cost, prompt_share)
         self._worth_starting = WorthStarting(started_share)
         self._now_s = 0.0
         self._weighed: dict[tuple[float, int], list[Job]] = {}
+        self._has_waited: dict[float, list[Job]] = {}
         self._num_ranked = 0
         self._num_observed = 0
         self._predicted_s = 0.0
@@ -142,86 +135,56 @@ class OnTime:
         self._rest.add(job)
         if newcomer and job.slo:
             self._worth_starting.come(self._work.of(job))
-        self._waiting.add(job)
-        self._weighed.clear()
-        if job.slo:
-            self._time(job)
-            self._urgent.insert(job, self._key(job))
-        if job.slo.deadline_s is not None:
-            self._deadlines[job] = None
+        self._times.add(job)
+        self._changed()
 
     def remove(self, job: Job) -> None:
         """A job no longer waits."""
         self._rest.remove(job)
-        self._waiting.remove(job)
-        self._deadlines.pop(job, None)
-        self._weighed.clear()
-        if job.slo:
-            self._urgent.remove(job, self._key(job))
+        self._times.remove(job)
+        self._changed()
 
     def end(self, job: Job) -> None:
         """Forget a job."""
         self._rest.end(job)
         self._overdue.end(job)
-        self._latest.forget(job)
-        self._weighed.clear()
-        if job.slo:
-            del self._latest_s[job], self._candidates[job]
+        self._times.end(job)
+        self._changed()
 
     def finished(self, job: Job) -> None:
         """Learn of an answer that came to its end."""
-        trusted = self._rest.trusts_predictions
-        self._weighed.clear()
+        self._changed()
         self._rest.finished(job)
         self._worth_starting.finished(job, self._now_s)
-        if self._rest.trusts_predictions is not trusted:
-            self._renew([job for job in self._latest_s if job in self._waiting])
 
     def touch(self, job: Job) -> None:
         """Take a job's rank anew: at once if it waits, else when it is asked for."""
         self._rest.touch(job)
+        self._changed()
+        if self._times.waits(job):
+            self._times.renew([job])
+
+    def _changed(self) -> None:
+        """What was found for this step is found no longer."""
         self._weighed.clear()
-        if job.slo and job in self._waiting:
-            self._renew([job])
+        self._has_waited.clear()
 
     def _look_again(self, jobs: Iterable[Job], coming_tokens: int = 0) -> None:
         """Take anew what is outdated, or will be, of those whose rank, or latest start, is asked for."""
-        self._renew([job for job in self._rest.renew(jobs, coming_tokens) if job in self._latest_s])
-
-    def _renew(self, jobs: Iterable[Job]) -> None:
-        """Take latest starts anew, of jobs that have a target."""
-        for job in jobs:
-            if job in self._waiting:
-                self._urgent.remove(job, self._key(job))
-                self._time(job)
-                self._urgent.insert(job, self._key(job))
-            else:
-                self._time(job)
-
-    def _time(self, job: Job) -> None:
-        """Note a job's latest start, and when its prompt is due; a job that decodes is due when it has to go on."""
-        latest_s = self._latest_s[job] = self._latest.of(job)
-        prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
-        due_s, service_s = latest_s + prefill_s, prefill_s / self.prompt_share
-        cost_s = self._work.of(job)
-        turn_s = latest_s + cost_s - prefill_s
-        self._candidates[job] = Candidate(due_s, job.arrival_s, job.id, service_s, cost_s, turn_s, job)
-
-    def _key(self, job: Job) -> Key:
-        return (self._latest_s[job], job.arrival_s, job.id)
+        self._times.renew(self._rest.renew(jobs, coming_tokens))
 
     # ---- who comes first ----------------------------------------------------------------------------
 
     @property
     def _goes_by_targets(self) -> bool:
         """Whether anybody has a target, and it means something to be in time."""
-        return bool(self._latest_s) and self.steps.trusted
+        return bool(self._times) and self.steps.trusted
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs."""
         if not self._goes_by_targets:
             return self._rest.top(k, now_s)
-        first = [job for job in self.overdue(now_s) if job in self._waiting]
+        first = [job for job in self.overdue(now_s) if self._times.waits(job)]
         first += self._waiting_worth_serving(max(k, MOST_WEIGHED), now_s)
         if len(first) < k:
             named = set(first)
@@ -236,7 +199,7 @@ class OnTime:
         if not self._goes_by_targets:
             return self._rest.ranked(jobs)
         first = [job for job in self.overdue(now_s) if job in jobs]
-        first += self._worth_serving(self._on_time(jobs, now_s), now_s)
+        first += self._worth_serving(self._times.in_time(jobs, now_s), now_s)
         if len(first) == len(jobs):
             return first
         named = set(first)
@@ -244,38 +207,41 @@ class OnTime:
 
     def latest_start_s(self, job: Job) -> float:
         """Until when a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
-        if job not in self._waiting:
+        if not self._times.waits(job):
             self._look_again([job])
-        return self._latest_s.get(job, inf)
+        return self._times.latest_start_s(job)
 
     def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
-        """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs), without calls."""
+        """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs)."""
         if not self.steps.trusted:
             return []
         self._look_again(jobs)
-        return self._on_time(jobs, now_s)
-
-    def _on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
-        latest_s = self._latest_s
-        return [job for job in jobs if job in latest_s and now_s <= latest_s[job] < inf]
+        return self._times.in_time(jobs, now_s)
 
     def overdue(self, now_s: float) -> list[Job]:
-        """The job that ranks before those in time, since it has waited too long: one, or none, resident or not."""
-        return self._overdue.of(now_s, self.on_time) if self._goes_by_targets else []
+        """The job that ranks before those in time, since it has waited too long: one, or none, resident or not.
+
+        A step asks several times: it is looked for once, until a change.
+        """
+        if not self._goes_by_targets:
+            return []
+        found = self._has_waited.get(now_s)
+        if found is None:
+            found = self._overdue.of(now_s, self.on_time)
+            self._has_waited = {now_s: found}
+        return found
 
     def _waiting_worth_serving(self, most: int, now_s: float) -> list[Job]:
         """Of the first by latest start that wait and can be in time. A step asks twice: once for it until a change."""
         found = self._weighed.get((now_s, most))
         if found is None:
-            start = self._urgent.position((now_s,))
-            stop = min(start + most, self._urgent.position((inf,)))
-            found = self._worth_serving(self._urgent.slice(start, stop), now_s)
+            found = self._worth_serving(self._times.waiting_in_time(most, now_s), now_s)
             self._weighed = {(now_s, most): found}
         return found
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
         """Those of `on_time` that are served before the rest, in turn: all but who is given up."""
-        candidates = [self._candidates[job] for job in on_time]
+        candidates = self._times.candidates(on_time)
         lead_s = self._leads_s(candidates)
         candidates = _in_order(candidates, "due_s", lead_s)
         lost = given_up(_prompts(candidates, lead_s), now_s) if self.triage else ()
@@ -294,40 +260,28 @@ class OnTime:
 
     def _may_be_put_off(self, one: Candidate, lead_s: Mapping[str, float]) -> bool:
         """Whether it is a newcomer, and not of the tenant that has had least: what others start in vain is not its."""
-        return one.service_s > 0 and one.job in self._waiting and (not lead_s or lead_s[one.job.tenant] > 0)
+        return one.service_s > 0 and self._times.waits(one.job) and (not lead_s or lead_s[one.job.tenant] > 0)
 
     def next_change_s(self, view: StepView) -> float:
         """Not known while anybody has a target: answers grow, and time passes."""
-        return -inf if self._latest_s else self._rest.next_change_s(view)
+        return -inf if self._times else self._rest.next_change_s(view)
 
     # ---- what steps teach ---------------------------------------------------------------------------
 
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step: how long they take, and whose latest start is to be taken anew."""
-        self._weighed.clear()
+        self._changed()
         self._now_s = outcome.now_s
         self._rest.observe(outcome)
-        step_s = self._latest.observe(outcome)
+        step_s = self._times.observe(outcome)
         self._compare(outcome, step_s)
         num_ranked, self._num_ranked = self._num_ranked, 0
         if num_ranked >= len(outcome.tokens):  # the next plan will rank them too
             self._look_again([job for job in outcome.tokens if job in self._rest], coming_tokens=1)
-        if not self._latest_s:
-            return
-        self._overdue.observe(outcome, self.on_time)
-        # A prompt that has begun may start the rest of it later than it had to start the whole.
-        self._renew([job for job, tokens in outcome.tokens.items() if tokens > 1 and job in self._latest_s])
-        self._renew(self._longest_unrenewed())
-
-    def _longest_unrenewed(self) -> Sequence[Job]:
-        """The next to be taken anew of those that wait with a deadline: what they need changes with steps and lengths.
-
-        What a first token needs changes by a step's time alone.
-        """
-        turn = list(islice(self._deadlines, _RENEWED_A_STEP))
-        for job in turn:
-            self._deadlines[job] = self._deadlines.pop(job)
-        return turn
+        if self._goes_by_targets:  # else nobody ranks by it
+            self._overdue.observe(outcome, self.on_time)
+        self._times.renew(self._rest.renewed)
+        self._times.renew_after(outcome)
 
     def _compare(self, outcome: StepOutcome, step_s: float) -> None:
         """Hold what the step before took against what was predicted of it, every few steps."""

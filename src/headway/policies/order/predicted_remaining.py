@@ -63,6 +63,8 @@ class PredictedRemaining(KeyedOrder):
         self.usual = UsualWork()
         self._num_ranked = 0
         self._in_doubt: deque[Job] = deque()
+        self.renewed: Sequence[Job] = ()
+        """Whose work was estimated anew beside the last step."""
 
     def key(self, job: Job) -> Key:
         """(arrival + give_way_s x work, arrival, id), with the work estimated now."""
@@ -82,6 +84,8 @@ class PredictedRemaining(KeyedOrder):
         """Forget a job."""
         super().end(job)
         self.work.forget(job)
+        if job in self.renewed:
+            self.renewed = [one for one in self.renewed if one is not job]
 
     def finished(self, job: Job) -> None:
         """Learn how long answers are that nobody predicts."""
@@ -89,7 +93,7 @@ class PredictedRemaining(KeyedOrder):
 
     def touch(self, job: Job) -> None:
         """Take a job's key anew: at once if it waits, else when its rank is asked for."""
-        if self._queue_of(job).holds(job, self._keys[job]):
+        if self._index.holds(job, self._keys[job]):
             super().touch(job)
         else:
             self.work.doubt(job)
@@ -98,18 +102,19 @@ class PredictedRemaining(KeyedOrder):
         """Take every key by the unit that is usual now, and the work last estimated."""
         work_s = self.work.of
         self._keys = {job: self._key(job, work_s(job)) for job in self._keys}
-        for queue in self._all_queues():
-            queue.rekey(self._keys)
+        self._index.rekey(self._keys)
 
     def _doubt_all(self) -> None:
         """What is known of work has changed: estimate all anew, some beside each step."""
         self._in_doubt = deque(self._keys)
 
     def _renew_some(self) -> None:
-        for _ in range(min(len(self._in_doubt), _RENEWED_A_STEP)):
-            job = self._in_doubt.popleft()
-            if job in self:
-                self.touch(job)
+        """Estimate the next of those in doubt; `renewed` has those that are live."""
+        in_doubt = self._in_doubt
+        turn = [in_doubt.popleft() for _ in range(min(len(in_doubt), _RENEWED_A_STEP))]
+        self.renewed = [job for job in turn if job in self]
+        for job in self.renewed:
+            self.touch(job)
 
     def renew(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
         """Take anew, and return, those of `jobs` whose keys are outdated, or will be with so many tokens more.

@@ -129,6 +129,16 @@ class KnowsLate(Order, Protocol):
         ...
 
 
+def values(order: Order) -> TypeGuard[Valued]:
+    """Whether an order is `Valued`, at the price of a look-up."""
+    return offers(order, Valued)
+
+
+def foresees(order: Order) -> TypeGuard[Foreseeing]:
+    """Whether an order is `Foreseeing`, at the price of a look-up."""
+    return offers(order, Foreseeing)
+
+
 def predicts(order: Order) -> TypeGuard[Predicting]:
     """Whether an order is `Predicting`, at the price of a look-up."""
     return offers(order, Predicting)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from heapq import heapify, heappop, heapreplace
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush, heapreplace
 
 from headway.core.job import Job
 from headway.policies.order.sorted_index import Key
@@ -12,6 +12,9 @@ from headway.policies.order.sorted_index import Key
 QUANTUM_S = 1.0
 """Seconds of service by which tenants may differ before it is anybody's turn: else they would change places at every
 token, and all be slowed down."""
+
+_Turn = tuple[int, Key, Job, Iterator[Job]]
+"""Quanta that a job's tenant has had, the job's key, which no other has, the job, and those behind it."""
 
 
 class TenantShares:
@@ -28,6 +31,7 @@ class TenantShares:
 
     def __init__(self) -> None:
         self._served_s: dict[str, float] = {}
+        self._ascending: list[tuple[float, str]] = []
         self._live: Counter[str] = Counter()
 
     @property
@@ -42,62 +46,84 @@ class TenantShares:
     def come(self, tenant: str) -> None:
         """One more job of a tenant lives."""
         if tenant not in self._live:
-            self._served_s[tenant] = max(self._served_s.get(tenant, 0.0), self._least_s())
+            least_s = self._least_s()
+            if tenant not in self._served_s:
+                self._served_s[tenant] = least_s
+                heappush(self._ascending, (least_s, tenant))
         self._live[tenant] += 1
 
     def go(self, tenant: str) -> None:
-        """A job of a tenant is gone. O(tenants) with its last."""
+        """A job of a tenant is gone."""
         self._live[tenant] -= 1
         if not self._live[tenant]:
             del self._live[tenant]
-            self._forget()
+            self._least_s()
 
-    def _forget(self) -> None:
-        """Keep nothing of those that are away and would come back to what the least served has had."""
-        least_s = self._least_s()
-        self._served_s = {
-            tenant: served_s
-            for tenant, served_s in self._served_s.items()
-            if tenant in self._live or (self._live and served_s > least_s)
-        }
-
-    def serve(self, tenant: str, seconds: float) -> None:
-        """A tenant with live jobs was served."""
+    def serve(self, tenant: str, seconds: float) -> bool:
+        """A tenant with live jobs was served; returns whether it has had another quantum by that."""
+        before = self.quantum(tenant)
         self._served_s[tenant] += seconds
+        return self.quantum(tenant) > before
+
+    def quantum(self, tenant: str) -> int:
+        """How many whole quanta a tenant with live jobs has had."""
+        return int(self._served_s[tenant] // QUANTUM_S)
 
     def leads_s(self, tenants: Iterable[str]) -> dict[str, float]:
-        """Whole quanta by which each has had more than the least served, in seconds. O(live tenants + asked)."""
-        least_s = self._least_s()
-        return {tenant: (self._served_s[tenant] - least_s) // QUANTUM_S * QUANTUM_S for tenant in tenants}
+        """The quanta that each has had more than the least served, in seconds. O(asked)."""
+        least = self._least_s() // QUANTUM_S
+        return {tenant: (self.quantum(tenant) - least) * QUANTUM_S for tenant in tenants}
 
     def _least_s(self) -> float:
-        return min((self._served_s[tenant] for tenant in self._live), default=0.0)
+        """What the least served of those present has had; forgets those away that have not had more. O(1), amortized.
+
+        Everybody known has an entry, which may be out of date: nobody has ever had less than it says.
+        """
+        ascending = self._ascending
+        while ascending:
+            noted_s, tenant = ascending[0]
+            served_s = self._served_s[tenant]
+            if served_s > noted_s:
+                heapreplace(ascending, (served_s, tenant))
+            elif tenant in self._live:
+                return served_s
+            else:
+                heappop(ascending)
+                del self._served_s[tenant]
+        return 0.0
 
     def in_turn(
         self,
-        queues: Mapping[str, Iterator[Job]],
+        queues: Iterable[Iterable[Job]],
         key: Callable[[Job], Key],
         work_s: Callable[[Job], float],
     ) -> Iterator[Job]:
         """The jobs of all queues, each in its order, the tenants in turn as if each job were served when it is named.
 
-        Between tenants of one quantum by `key`. O(log tenants) a job that is taken from it.
+        Each queue is of one tenant and not empty, and they come by the turn of their first jobs: by quanta that the
+        tenant has had, then by `key`. O(log n) for the n-th job, however many queues there are.
         """
-        least_s = self._least_s()
-        served_s = {tenant: self._served_s[tenant] - least_s for tenant in queues}
+        served_s: dict[str, float] = {}
 
-        def turn(tenant: str) -> tuple[float, Key, str, Job] | None:
-            job = next(queues[tenant], None)
-            return None if job is None else (served_s[tenant] // QUANTUM_S, key(job), tenant, job)
+        def turn(queue: Iterator[Job]) -> _Turn | None:
+            job = next(queue, None)
+            if job is None:
+                return None
+            had_s = served_s.setdefault(job.tenant, self._served_s[job.tenant])
+            return (int(had_s // QUANTUM_S), key(job), job, queue)
 
-        heads = [head for head in map(turn, queues) if head is not None]
-        heapify(heads)
-        while heads:
-            _, _, tenant, job = heads[0]
+        unopened = map(turn, map(iter, queues))
+        coming = next(unopened, None)
+        opened: list[_Turn] = []
+        while coming or opened:
+            if coming and (not opened or coming < opened[0]):
+                heappush(opened, coming)
+                coming = next(unopened, None)
+            _, _, job, queue = opened[0]
             yield job
-            served_s[tenant] += work_s(job)
-            head = turn(tenant)
-            if head is None:
-                heappop(heads)
+            served_s[job.tenant] += work_s(job)
+            following = turn(queue)
+            if following is None:
+                heappop(opened)
             else:
-                heapreplace(heads, head)
+                heapreplace(opened, following)

@@ -9,7 +9,7 @@ from headway.policies.order.keyed import KeyedOrder
 from headway.policies.order.sorted_index import Key
 
 
-class Timetable(KeyedOrder):
+class Foretold(KeyedOrder):
     """Ranks by the seconds told for each id, then by id; `at_first` jobs are at the first levels."""
 
     def __init__(self, soon_s: Mapping[Job, float], at_first: int = 0) -> None:

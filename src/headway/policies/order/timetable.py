@@ -1,0 +1,144 @@
+"""Until when each job may be left alone, and those that wait by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import inf
+
+from headway.core.cost import CostModel
+from headway.core.job import Job, is_decode
+from headway.core.plan import StepOutcome
+from headway.policies.order.latest_start import LatestStart
+from headway.policies.order.remaining_work import RemainingWork
+from headway.policies.order.sorted_index import Key, SortedIndex
+from headway.policies.order.triage import Candidate
+
+_RENEWED_A_STEP = 8
+"""Jobs that wait with a deadline whose latest start is taken anew beside a step: some fifty microseconds."""
+
+
+class Timetable:
+    """Latest starts (`LatestStart`) of live jobs that have a target, as they were when last taken.
+
+    Each token that an answer has brought since leaves one less to come, so it may go on a step later than was taken.
+    What a prompt needs is computed for `prompt_share` of the time; what is decoded, in steps as they are of late. True
+    while anybody has a target. Costs: an insertion for each job that waits and has a target, whenever its latest start
+    is taken anew.
+    """
+
+    def __init__(self, work: RemainingWork, cost: CostModel | None, prompt_share: float) -> None:
+        self._work = work
+        self._latest = LatestStart(work, cost)
+        self._prompt_share = prompt_share
+        self._latest_s: dict[Job, float] = {}
+        self._taken_at: dict[Job, int] = {}
+        self._candidates: dict[Job, Candidate] = {}
+        self._queue = SortedIndex()
+        self._waiting: set[Job] = set()
+        self._deadlines: dict[Job, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._latest_s)
+
+    # ---- jobs that come, change and go --------------------------------------------------------------
+
+    def add(self, job: Job) -> None:
+        """A job starts to wait."""
+        self._waiting.add(job)
+        if job.slo:
+            self._time(job)
+            self._queue.insert(job, self._key(job))
+        if job.slo.deadline_s is not None:
+            self._deadlines[job] = None
+
+    def remove(self, job: Job) -> None:
+        """A job no longer waits."""
+        self._waiting.remove(job)
+        self._deadlines.pop(job, None)
+        if job.slo:
+            self._queue.remove(job, self._key(job))
+
+    def end(self, job: Job) -> None:
+        """Forget a job."""
+        self._latest.forget(job)
+        if job.slo:
+            del self._latest_s[job], self._taken_at[job], self._candidates[job]
+
+    def renew(self, jobs: Iterable[Job]) -> None:
+        """Take latest starts anew, of those of these jobs that have a target."""
+        for job in jobs:
+            if job not in self._latest_s:
+                continue
+            if job in self._waiting:
+                self._queue.remove(job, self._key(job))
+                self._time(job)
+                self._queue.insert(job, self._key(job))
+            else:
+                self._time(job)
+
+    def _time(self, job: Job) -> None:
+        """Note a job's latest start, and when its prompt is due; a job that decodes is due when it has to go on."""
+        latest_s = self._latest_s[job] = self._latest.of(job)
+        self._taken_at[job] = job.num_output_tokens
+        prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
+        due_s, service_s = latest_s + prefill_s, prefill_s / self._prompt_share
+        cost_s = self._work.of(job)
+        turn_s = latest_s + cost_s - prefill_s
+        self._candidates[job] = Candidate(due_s, job.arrival_s, job.id, service_s, cost_s, turn_s, job)
+
+    def _key(self, job: Job) -> Key:
+        return (self._latest_s[job], job.arrival_s, job.id)
+
+    def observe(self, outcome: StepOutcome) -> float:
+        """Learn from a step how long they take; returns the seconds, 0 if nobody knows."""
+        return self._latest.observe(outcome)
+
+    def renew_after(self, outcome: StepOutcome) -> None:
+        """Take anew what a step changed.
+
+        A prompt that has begun may start its rest later than it had to start all of it. Of those that wait with a
+        deadline, what they need changes with steps and lengths, so the next eight are taken in turn; what a first token
+        needs changes by a step's time alone.
+        """
+        if self._latest_s:
+            granted = outcome.tokens.items()
+            self.renew([job for job, tokens in granted if tokens > 1 and not is_decode(job, tokens)])
+            self.renew(self._longest_unrenewed())
+
+    def _longest_unrenewed(self) -> Sequence[Job]:
+        turn = list(islice(self._deadlines, _RENEWED_A_STEP))
+        for job in turn:
+            self._deadlines[job] = self._deadlines.pop(job)
+        return turn
+
+    # ---- what it says -------------------------------------------------------------------------------
+
+    def waits(self, job: Job) -> bool:
+        """Whether a job waits, with a target or without."""
+        return job in self._waiting
+
+    def latest_start_s(self, job: Job) -> float:
+        """Until when a job may be left alone; inf without any target, -inf if one is missed."""
+        if job not in self._latest_s:
+            return inf
+        return self._latest_s[job] + (job.num_output_tokens - self._taken_at[job]) * self._latest.token_s
+
+    def candidates(self, jobs: Iterable[Job]) -> list[Candidate]:
+        """What has to be known of these to weigh them against each other; each has a target."""
+        return [self._candidates[job] for job in jobs]
+
+    def in_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
+        """Those of `jobs` that have a target and can still meet all they have. O(jobs), without calls."""
+        latest_s, taken_at, token_s = self._latest_s, self._taken_at, self._latest.token_s
+        return [
+            job
+            for job in jobs
+            if job in latest_s
+            and now_s <= latest_s[job] + (job.num_output_tokens - taken_at[job]) * token_s < inf
+        ]
+
+    def waiting_in_time(self, most: int, now_s: float) -> list[Job]:
+        """The first by latest start of those that wait and can be in time, at most so many."""
+        start = self._queue.position((now_s,))
+        return self._queue.slice(start, min(start + most, self._queue.position((inf,))))
