@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,6 +38,7 @@ from bench.headway_real_measured import capacity_afterwards_rps, measure, side_b
 from bench.headway_real_plan import SWEEP_SEED, SYSTEMS, Plan, Prepared, best_seats, stock_name
 from bench.headway_real_simulated import Engine
 from bench.serving_engine import Served
+from bench.side_by_side import placed
 from bench.taught_lengths import TAUGHT, estimates_of, lessons, untaught_stream
 from bench.versus import GOODPUT, MEAN_JCT, Runs
 from bench.wrong_cost import wrong_by
@@ -182,6 +185,13 @@ def test_capacity_afterwards_is_kept_until_more_is_run(plan: Plan) -> None:
     plan.afterwards.write_text("9.5")
     measure(plan, plan.sweep())  # all of it is there
     assert capacity_afterwards_rps(plan) == 9.5
+
+
+def test_equal_engines_change_places_from_group_to_group() -> None:
+    lanes: Any = [SimpleNamespace(engine=kind) for kind in "xyxx"]
+    pools: Any = {"x": ["x1", "x2", "x3"], "y": ["y1"]}
+    found = [" ".join(map(str, placed(lanes, pools, number))) for number in range(4)]
+    assert found == ["x1 y1 x2 x3", "x2 y1 x3 x1", "x3 y1 x1 x2", "x1 y1 x2 x3"]
 
 
 def test_what_is_compared_serves_side_by_side(plan: Plan) -> None:
