@@ -12,7 +12,7 @@ long in the mean. Of every order, or of the presets of `--preset` as a whole.
 swap, with twice as many and host memory, where most residents pause. Aim: plan within 200 us (p50) and
 500 us (p99).
 
-With `--tenants` each request names one of so many tenants.
+With `--tenants` each request of these names one of so many tenants.
 
 `light` is what a preset of `--light` adds where next to nothing is to be decided: some 8 running, nobody waiting, a
 step each 10 ms, targets, and host memory where the preset uses it.
@@ -92,7 +92,7 @@ def main() -> None:
         default=0,
         choices=range(1_000_001),
         metavar="N",
-        help="each request is of one of N tenants (default 0: they name none)",
+        help="requests of --order, --preset and --plan are each of one of N tenants (default 0: they name none)",
     )
     preset_option(parser, "--plan", "measure these presets'")
     preset_option(parser, "--light", "measure these presets at light load")

@@ -163,7 +163,8 @@ class ForestPredictor:
         for row, answer in zip(rows, tokens, strict=True):
             self.rows.add(row, float(answer))
         self.num_answers = num_answers
-        self.interval.restore(interval)  # an interval that is settled needs no answers held out of the fit
+        # Before the fit, since one that is settled needs no answers held out; after it, for one that is not.
+        self.interval.restore(interval)
         self.refit()
         self.interval.restore(interval)
 

@@ -98,7 +98,7 @@ class OnTime:
         self._worth_starting = WorthStarting(started_share)
         self._now_s = 0.0
         self._weighed: dict[tuple[float, int], list[Job]] = {}
-        self._has_waited: dict[float, list[Job]] = {}
+        self._overdue_now: dict[float, list[Job]] = {}
         self._num_ranked = 0
         self._num_observed = 0
         self._predicted_s = 0.0
@@ -167,7 +167,7 @@ class OnTime:
     def _changed(self) -> None:
         """What was found for this step is found no longer."""
         self._weighed.clear()
-        self._has_waited.clear()
+        self._overdue_now.clear()
 
     def _look_again(self, jobs: Iterable[Job], coming_tokens: int = 0) -> None:
         """Take anew what is outdated, or will be, of those whose rank, or latest start, is asked for."""
@@ -225,10 +225,10 @@ class OnTime:
         """
         if not self._goes_by_targets:
             return []
-        found = self._has_waited.get(now_s)
+        found = self._overdue_now.get(now_s)
         if found is None:
             found = self._overdue.of(now_s, self.on_time)
-            self._has_waited = {now_s: found}
+            self._overdue_now = {now_s: found}
         return found
 
     def _waiting_worth_serving(self, most: int, now_s: float) -> list[Job]:
