@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli import COMMANDS, missing
+from headway.cli import COMMANDS, _load, missing
 from tests.cli.conftest import Refused
 
 HEAVY = (
@@ -45,6 +46,21 @@ def test_every_command_has_help_with_examples(name: str) -> None:
     assert done.returncode == 0
     assert f"headway {name}" in done.stdout
     assert "Examples" in done.stdout
+
+
+def examples(text: str) -> list[list[str]]:
+    """The words of each command of a help text, read as a shell would read it if it was copied there."""
+    shown = [line for line in text.replace("\\\n", " ").splitlines() if line.startswith("  headway ")]
+    return [shlex.split(line, comments=True) for line in shown]
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_every_example_can_be_copied_from_the_help(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = examples(run(*([name] if name else []), "--help").stdout)
+    assert shown
+    for _, command, *words in shown:
+        _load(command).make_context(command, words)  # raises for words that it would not accept
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -19,6 +19,7 @@ def test_a_folder_that_is_named_stays_and_another_is_gone_afterwards(tmp_path: P
     before = signal.getsignal(signal.SIGTERM)
     with kept_or_temporary(tmp_path) as named:
         assert named == tmp_path
+        assert signal.getsignal(signal.SIGTERM) != before
     with kept_or_temporary(None) as made:
         (made / "runs").touch()
     assert named.exists()

@@ -122,6 +122,7 @@ def test_what_is_longer_than_the_model_reads_is_left_out(plan: Headway, tmp_path
             "fits the 2,048 tokens that facebook/opt-6.7b reads; accepted: shorter requests or another model",
         ),
         ({"gpus": 0}, "gpus is 0; accepted: 1 or more"),
+        ({"gpus": 513}, "gpus is 513; accepted: 1 to 512"),
         ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),
         ({"budget": 0}, "budget is 0; accepted: 1 configuration or more"),
         ({"minutes": 1}, "budget and minutes are given; accepted: one of the two"),

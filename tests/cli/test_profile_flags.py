@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.measuring import check_target
+from headway.errors import ConfigError
 from headway.predict.cost_file import load_cost_file
 from tests.cli.conftest import Refused
 from tests.engine.demo_kv import KV_BYTES_PER_TOKEN
@@ -68,6 +70,21 @@ def test_a_place_that_cannot_be_written_is_refused_first(profile: Refused, tmp_p
     (tmp_path / "file").write_text("")
     err = profile("--model", "demo", "--out", str(tmp_path / "file" / "cost.json"))
     assert "is not a folder that can be written to" in err
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_place_that_lets_root_in_but_takes_no_file_is_refused_first(force: bool) -> None:
+    with pytest.raises(ConfigError, match=r"^--out /proc/cost\.json cannot be written \(.+\); accepted: "):
+        check_target(Path("/proc/cost.json"), force)
+
+
+def test_what_is_tried_of_a_new_file_leaves_none(tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("mine")
+    check_target(tmp_path / "cost.json", force=False)
+    check_target(old, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
+    assert old.read_text() == "mine"
 
 
 # ---- on the real engine ------------------------------------------------------------------------------

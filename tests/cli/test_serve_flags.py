@@ -392,6 +392,11 @@ def test_a_port_in_use_is_refused(refused: Refused) -> None:
     check_address("127.0.0.1", port)
 
 
+def test_no_host_is_not_every_address(refused: Refused) -> None:
+    err = refused("serve", "demo", "--host", "")
+    assert err == "error: --host is empty; accepted: an address of this machine, 0.0.0.0 for all\n"
+
+
 def test_an_unknown_flag_before_the_dashes_is_a_usage_error(
     refused: Refused,
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from headway.cli import serve_shadow
 from headway.cli.serve_shadow import shadow_beside
 from headway.gateway.instances.fleet import Member
 from headway.gateway.shadow_board import ShadowBoard
+from tests.cli.test_serve_gateway import is_alive, wait_for
 from tests.gateway.fleets import running, until
 from tests.gateway.shadow_reports import REPORT
 from tests.gateway.upstream import upstream
@@ -60,6 +63,27 @@ async def test_its_reports_are_on_the_board_and_serving_goes_on_when_it_ends(
 async def test_it_ends_with_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     task = await asyncio.wait_for(beside(f"{PRINTS}; time.sleep(600)", ShadowBoard(), monkeypatch), 30)
     assert task.cancelled()
+
+
+# A gateway as far as its shadow goes, and a shadow that says who it is.
+OWNER = """
+import asyncio, sys
+import uvloop
+from headway.cli.serve_shadow import _run
+from headway.gateway.shadow_board import ShadowBoard
+
+shadow = "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()}\\\\n'); time.sleep(600)"
+uvloop.run(_run([sys.executable, "-c", shadow, sys.argv[1]], ShadowBoard(), None))
+"""
+
+
+def test_it_ends_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(file)])
+    wait_for(lambda: file.exists() and file.read_text().endswith("\n"))
+    owner.kill()
+    owner.wait()
+    wait_for(lambda: not is_alive(int(file.read_text())))
 
 
 async def test_a_shadow_that_cannot_be_run_harms_nobody(

@@ -83,6 +83,17 @@ def test_policies_that_swap_do_so_where_there_is_host_memory(simulate: Headway) 
     assert {summary["swapped_out_blocks"] for summary in json.loads(out).values()} == {0}
 
 
+def test_policies_that_find_no_host_to_swap_to_are_named(simulate: Headway) -> None:
+    policies = "vllm,adaptivellm,fastserve,srpt-oracle"
+    _, _, err = simulate(policies=policies)
+    assert (
+        "no host memory (--host-blocks), so KV is computed again, not swapped: adaptivellm, fastserve\n"
+        in err
+    )
+    assert "no host memory" not in simulate(policies=policies, host_blocks=40).err
+    assert "no host memory" not in simulate("--eviction", "recompute", policies="vllm,adaptivellm").err
+
+
 def test_a_host_of_less_than_no_blocks_is_refused(simulate: Headway) -> None:
     code, _, err = simulate(host_blocks=-1)
     assert code == 2

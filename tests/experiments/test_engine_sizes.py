@@ -50,6 +50,15 @@ def test_no_more_seats_than_tokens_by_default() -> None:
     assert limits("h100", max_num_batched_tokens=64).max_num_seqs == 64
 
 
+@pytest.mark.parametrize(("sizes", "tokens"), [({"max_num_batched_tokens": 64}, 64), ({}, 8192)])
+def test_more_seats_than_tokens_are_refused_as_vllm_does(sizes: dict[str, int], tokens: int) -> None:
+    assert limits("h100", max_num_seqs=tokens, **sizes).max_num_seqs == tokens
+    with pytest.raises(
+        ConfigError, match=f"max_num_seqs is {tokens + 1} with max_num_batched_tokens {tokens}, which"
+    ):
+        limits("h100", max_num_seqs=tokens + 1, **sizes)
+
+
 def test_pipeline_stages_bring_their_memory_and_schedule_synchronously() -> None:
     one, two = limits("h100"), limits("h100", pp=2)
     assert two.num_blocks > 2 * one.num_blocks  # the weights are there once

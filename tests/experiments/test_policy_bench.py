@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from headway.core.prediction_quality import kendall_tau
+from headway.core.record import Outcome
 from headway.engine.settings import EngineSettings
-from headway.errors import ConfigError, RecordError
-from headway.experiments.policy_bench import PolicyBench, made_estimates, merge_engine_side
+from headway.errors import ConfigError, RecordError, UpstreamError
+from headway.experiments.policy_bench import PolicyBench, made_estimates, merge_engine_side, why_not_ready
 from headway.results import read_records, record_writer
 from headway.results.records import write_records
 from headway.traces import TraceRequest
-from tests.results.examples import make
+from tests.results.examples import make, unfinished
 
 REQUESTS = [TraceRequest(str(number), 0.1 * number, 10, 5 + 3 * number, prompt="x") for number in range(40)]
 
@@ -78,6 +79,15 @@ def test_what_the_engine_wrote_is_added_to_what_the_client_wrote_or_nothing_is(t
     assert [record.preemptions for record in read_records(file)] == [3]
 
 
+def test_a_request_that_was_started_after_its_client_had_left_can_be_read(tmp_path: Path) -> None:
+    """As when a bench is interrupted while requests wait."""
+    client = unfinished("a", Outcome.CANCELLED, 1.0, 3.0)
+    file, engine = tmp_path / "vllm.records.jsonl", tmp_path / "vllm.engine.jsonl"
+    write_records(engine, [unfinished("cmpl-a-0", Outcome.CANCELLED, 10.0, 12.2, first_scheduled_s=12.1)])
+    merge_engine_side(tmp_path, "vllm", [client], engine)
+    assert [record.first_scheduled_s for record in read_records(file)] == [3.0]
+
+
 def test_whether_the_model_stops_by_itself_is_up_to_the_stream_that_is_sent() -> None:
     assert bench(own_stops=True)._options("http://127.0.0.1:1").own_stops
     assert not bench()._options("http://127.0.0.1:1").own_stops
@@ -89,3 +99,27 @@ def test_a_stream_without_prompts_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(ConfigError, match="request 'a' has no prompt"):
         chosen.run(lambda *_: pytest.fail("sent"), print)
     assert not out.exists()
+
+
+def test_a_server_that_does_not_come_up_is_told_of_and_leaves_the_folder_free(tmp_path: Path) -> None:
+    chosen = bench(out=tmp_path / "out", vllm_flags=("--no-such-flag",))
+    for _ in range(2):
+        with pytest.raises(UpstreamError) as refused:
+            chosen.run(lambda *_: pytest.fail("sent"), print)
+        assert str(refused.value).startswith("policy 'vllm': the server at http://127.0.0.1:")
+        assert "unrecognized arguments: --no-such-flag; its messages are in " in str(refused.value)
+    assert [path.name for path in chosen.out.iterdir()] == ["vllm.server.log"]
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("", "; "),
+        ("one\nValueError: a\nerror: b\nbye\n", ": b; "),
+        ("(Worker pid=3) OSError: c\n", ": OSError: c; "),
+    ],
+)
+def test_why_a_server_is_not_ready_is_the_last_error_in_its_log(tmp_path: Path, log: str, told: str) -> None:
+    file = tmp_path / "vllm.server.log"
+    file.write_text(log)
+    assert why_not_ready(UpstreamError("it ended"), file) == f"it ended{told}its messages are in {file}"

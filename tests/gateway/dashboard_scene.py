@@ -31,6 +31,7 @@ class Scene:
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self.clock = Time()
+        self.wall_ahead_s = 0.0
         self.accounts = Accounts()
         members = [Member("lp-0", "lp", "http://lp"), Member("hp-0", "hp", "http://hp")]
         self.fleet = Fleet(members, session=session, clock=self.clock)
@@ -43,7 +44,7 @@ class Scene:
             max_queue=8,
             shadows=self.shadows,
             clock=self.clock,
-            wall_clock=lambda: WALL_S + self.clock.now_s,
+            wall_clock=lambda: WALL_S + self.clock.now_s + self.wall_ahead_s,
         )
         self._requests = 0
 

@@ -7,6 +7,8 @@ import base64
 import gzip
 import json
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +341,51 @@ async def test_what_does_not_end_in_time_is_cut_with_a_clear_error(begun: bool) 
         await front.task
         await asyncio.wait_for(instance.gone.wait(), 1)
         assert front.accounts.totals.failed == 1
+
+
+@asynccontextmanager
+async def deaf_client(front: Front, body: bytes, sent: bytes) -> AsyncIterator[None]:
+    """A client that has sent so much of a request's body, sends no more, and reads nothing."""
+    port = int(front.url.rpartition(":")[2])
+    _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: gateway\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + sent)
+    await writer.drain()
+    try:
+        yield
+    finally:
+        writer.transport.abort()
+
+
+async def test_who_does_not_send_on_does_not_hold_up_the_end() -> None:
+    body = json.dumps(STREAM).encode()
+    async with (
+        upstream() as instance,
+        gateway(instance, drain_s=0.1) as front,
+        deaf_client(front, body, body[:1]),
+    ):
+        await asyncio.sleep(0.1)
+        front.stop.set()
+        await asyncio.wait_for(asyncio.shield(front.task), 5)
+
+
+async def test_who_does_not_read_on_does_not_hold_up_the_end() -> None:
+    async def without_end(turn: Turn) -> None:
+        await turn.begin()
+        while True:
+            await turn.raw(b'data: {"choices": [{"text": "%b"}]}\n\n' % (b"w" * 2**16))
+
+    body = json.dumps(STREAM).encode()
+    async with (
+        upstream(act=without_end) as instance,
+        gateway(instance, drain_s=0.1) as front,
+        deaf_client(front, body, body),
+    ):
+        await until(lambda: front.accounts.live)
+        await asyncio.sleep(0.5)  # until all buffers on the way are full
+        front.stop.set()
+        await asyncio.wait_for(asyncio.shield(front.task), 5)
+        assert front.accounts.totals.failed + front.accounts.totals.cancelled == 1
 
 
 async def test_a_gateway_that_is_stopped_while_it_starts_leaves_nothing_open() -> None:

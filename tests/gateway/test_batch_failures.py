@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -174,6 +176,58 @@ async def test_with_no_server_left_everything_fails_once_also_what_comes_later(s
     records, report = await send(server, trace, batch_size=2)
     assert {(record.outcome, record.error) for record in records.values()} == {(Outcome.FAILED, NOBODY_LEFT)}
     assert counts(report) == BatchCounts(batches=1, lost_instances=1)
+
+
+async def test_the_only_server_comes_back_and_serves_what_comes_then(server: FakeServer) -> None:
+    def come_back() -> None:
+        server.gone, server.answer = False, None
+
+    async def die_for_a_while(stream: Stream) -> None:
+        server.gone = True
+        stream.cut()
+        asyncio.get_running_loop().call_later(0.2, come_back)
+
+    server.answer = die_for_a_while
+    trace = [*requests(5), TraceRequest("late", 0.8, 20, 4)]
+    records, report = await send(server, trace, batch_size=2, silence_s=0.05)
+    assert records.pop("late").outcome is Outcome.FINISHED
+    assert {(record.outcome, record.error) for record in records.values()} == {(Outcome.FAILED, NOBODY_LEFT)}
+    assert counts(report) == BatchCounts(batches=2, lost_instances=1)
+
+
+async def test_who_failed_while_it_was_judged_is_not_served_by_a_server_that_comes_back(
+    server: FakeServer,
+) -> None:
+    judging, back = threading.Event(), threading.Event()
+
+    class Slow(Told):
+        def predict(self, facts: RequestFacts) -> LengthEstimate | None:
+            if facts.num_prompt_tokens == 30:
+                judging.set()
+                back.wait(10)
+                time.sleep(0.2)  # until it is taken in again
+            return super().predict(facts)
+
+    def come_back() -> None:
+        server.gone, server.answer = False, None
+        back.set()
+
+    async def die_for_a_while(stream: Stream) -> None:
+        while not judging.is_set():
+            await asyncio.sleep(0.01)
+        server.gone = True
+        stream.cut()
+        asyncio.get_running_loop().call_later(0.2, come_back)
+
+    server.answer = die_for_a_while
+    trace = [
+        TraceRequest("served", 0.0, 20, 4),
+        TraceRequest("judged", 0.02, 30, 4),
+        TraceRequest("late", 0.8, 20, 4),
+    ]
+    records, _ = await send(server, trace, predictor=Slow(), silence_s=0.05)
+    assert records.pop("late").outcome is Outcome.FINISHED
+    assert {record.error for record in records.values()} == {NOBODY_LEFT}
 
 
 async def test_a_cut_connection_to_a_server_that_lives_halves_the_batch_and_then_fails(

@@ -151,6 +151,19 @@ async def test_refusals_have_the_time_of_day(scene: Scene) -> None:
     assert (refusal.status, refusal.code, refusal.reason) == (429, "queue_full", "8 wait already")
 
 
+async def test_times_stay_as_they_are_while_the_clocks_go_on(scene: Scene) -> None:
+    """The page knows its rows by them: others would take the focus from a button once a second."""
+    scene.accounts.refuse(RefusalNote(scene.clock.now_s, 429, "queue_full", "8 wait already", "none", "a"))
+    scene.serve(ttft_s=0.5)
+    scene.wall_ahead_s = 1e-6  # it is read a little later than the other clock
+    before = scene.state
+    scene.clock.now_s += 1.0
+    scene.wall_ahead_s = 2e-6
+    after = scene.state
+    assert [one.at_s for one in before.recent] == [one.at_s for one in after.recent]
+    assert [one.at_s for one in before.refusals] == [one.at_s for one in after.refusals]
+
+
 async def test_many_who_look_share_one_state_for_half_a_second(scene: Scene) -> None:
     first = scene.dashboard.state_json()
     scene.offer()

@@ -160,6 +160,16 @@ def test_a_line_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.Monk
         lines.take(b"x")
 
 
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_an_answer_that_quotes_the_end_mark_is_not_at_its_end(with_ids: bool) -> None:
+    events = PassedEvents(with_ids=with_ids)
+    said = event("a stream ends in\ndata: [DONE]\n", [1, 2])
+    assert events.take(said) == said
+    assert not events.done
+    events.take(b"data: [DONE]\n\n")
+    assert events.done
+
+
 def test_what_follows_the_last_line_is_the_rest() -> None:
     events = PassedEvents()
     assert events.take(b"data: [DONE]\n\n: bye") == b"data: [DONE]\n\n"

@@ -14,6 +14,8 @@ import pytest
 from aiohttp import web
 
 from headway.core.record import Outcome
+from headway.core.slo import Slo
+from headway.experiments.demo_stream import demo_stream
 from headway.results import read_records
 
 if TYPE_CHECKING:
@@ -55,6 +57,28 @@ async def test_without_json_stdout_is_empty(server: FakeServer, tmp_path: Path) 
     stdout, _ = await process.communicate()
     assert (process.returncode, stdout) == (0, b"")
     assert len(server.bodies) == 2
+
+
+async def test_requests_that_name_no_target_are_given_the_commands_and_judged_by_them(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    process = await start(server.url, out, "--json", "--slo-ttft", "5", "--slo-tbt", "0.00000001")
+    stdout, stderr = await process.communicate()
+    assert process.returncode == 0, stderr.decode()
+    assert json.loads(stdout)["replay"]["goodput"] == 0
+    assert {record.slo for record in read_records(out)} == {Slo(ttft_s=5.0, tbt_s=0.00000001)}
+    assert [body["vllm_xargs"]["headway_ttft_ms"] for body in server.bodies] == [5000] * 5
+
+
+async def test_the_demos_stream_is_a_trace_here_too(server: FakeServer, tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    process = await start(server.url, out, "--trace", "demo", "--limit", "3")
+    _, stderr = await process.communicate()
+    assert process.returncode == 0, stderr.decode()
+    assert [(record.tenant, record.slo) for record in read_records(out)] == [
+        (request.tenant, request.slo) for request in demo_stream()[:3]
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -114,6 +114,23 @@ async def test_however_it_breaks_the_text_is_whole(kind: str, how: str) -> None:
         assert answer.events[-1]["usage"]["completion_tokens"] == LIMIT
 
 
+async def test_an_answer_that_quotes_the_end_mark_goes_on_too() -> None:
+    async def act(turn: Turn) -> None:
+        await turn.begin()
+        await turn.token()
+        choice = {"index": 0, "delta": {"content": "data: [DONE]"}, "finish_reason": None, "token_ids": [5]}
+        await turn.event({**turn.head, "choices": [choice]})
+        await asyncio.sleep(0.01)  # so that the gateway has read what was sent
+        turn.die()
+
+    async with upstream("a", act=act) as first, upstream("b") as second, gateway(first, second) as front:
+        answer = await front.post(streamed("chat"), PATHS["chat"])
+        assert answer.events[-1]["usage"]["completion_tokens"] == LIMIT
+        assert len(second.turns) == 1
+        await front.idle()
+        assert (front.accounts.totals.finished, front.accounts.resumed) == (1, 1)
+
+
 async def test_a_second_break_is_survived_too() -> None:
     async with (
         upstream("a") as first,
@@ -333,6 +350,9 @@ def an_ask(**fields: Any) -> Ask:
         ({"stop": "\n\n"}, False),
         ({"echo": False, "logprobs": None, "best_of": 0, "frequency_penalty": 0.0}, True),
         ({"echo": True}, False),
+        ({"logprobs": 0}, False),
+        ({"prompt_logprobs": 0}, False),
+        ({"logprobs": False}, True),
         ({"frequency_penalty": 0.1}, False),
         ({"response_format": {"type": "text"}}, True),
         ({"tools": []}, True),

@@ -11,6 +11,8 @@ from headway.results import (
     Run,
     RunInfo,
     RunMeta,
+    forget_run_without_records,
+    has_run,
     load_folder,
     read_run,
     read_runs,
@@ -18,7 +20,7 @@ from headway.results import (
     start_run,
     write_info,
 )
-from headway.results.run_folder import seed_folder
+from headway.results.run_folder import RECORDS_SUFFIX, run_file, seed_folder
 
 from .examples import make, worked_run
 
@@ -144,6 +146,23 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "vllm")
     with pytest.raises(ConfigError, match="holds a run already"):
         start_run(folder, META)
+
+
+def test_a_run_without_a_record_is_forgotten_and_no_other(tmp_path: Path) -> None:
+    start_run(tmp_path, META)
+    run_file(tmp_path, "vllm", RECORDS_SUFFIX).touch()
+    forget_run_without_records(tmp_path)
+    assert not has_run(tmp_path)
+    folder = write_run(tmp_path, "vllm")
+    forget_run_without_records(folder)
+    assert has_run(folder)
+
+
+@pytest.mark.parametrize("of_a_sweep", [load_folder(Path(), 0.5), seed_folder(Path(), 1)])
+def test_a_run_is_not_put_beside_a_sweep_where_nobody_would_read_it(tmp_path: Path, of_a_sweep: Path) -> None:
+    write_run(tmp_path / of_a_sweep, "vllm")
+    with pytest.raises(ConfigError, match="holds a sweep; accepted: another folder"):
+        start_run(tmp_path, META)
 
 
 @pytest.mark.parametrize("policies", [("vllm", "vllm"), ("",)])

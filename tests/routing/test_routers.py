@@ -62,6 +62,17 @@ def test_an_answer_counts_as_long_as_those_that_have_ended_were() -> None:
     assert work.tokens("y") == 0
 
 
+def test_who_got_no_answer_says_nothing_of_how_long_answers_are() -> None:
+    work = OutstandingWork()
+    answered, refused, live = (make_job(name, prompt=10) for name in "abc")
+    answered.num_output_tokens = 6
+    for job in (answered, refused):
+        work.place(job, "x")
+        work.end(job)
+    work.place(live, "x")
+    assert work.tokens("x") == 16
+
+
 def test_a_job_placed_again_is_outstanding_where_it_is_now() -> None:
     work = OutstandingWork()
     job = make_job("a", prompt=10)

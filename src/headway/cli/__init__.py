@@ -43,14 +43,31 @@ EPILOG = """Try it without a download or a GPU:
   headway serve demo --port 8000
 
   headway replay --url http://127.0.0.1:8000 --out records.jsonl \\
-
       --trace gen:poisson:rate=8/input=sharegpt/output=sharegpt/count=200
 
 `headway COMMAND --help` has more examples. stdout is data, stderr is for people.
 """
 
 
-class LazyGroup(TyperGroup):
+class AsWritten:
+    """Ends `--help` with the epilog as it is written: its examples can be copied, which Rich would break and pad."""
+
+    epilog: str | None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """All but the epilog by Rich, which prints; then the epilog."""
+        epilog, self.epilog = self.epilog, None
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+        self.epilog = epilog
+        if epilog:
+            formatter.write(epilog)
+
+
+class Command(AsWritten, TyperCommand):
+    """A subcommand."""
+
+
+class LazyGroup(AsWritten, TyperGroup):
     """Lists the subcommands without importing them, so that `--help` is quick and one cannot break another."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -73,7 +90,7 @@ class LazyGroup(TyperGroup):
 def _load(name: str) -> Any:
     module = import_module(f"{__name__}.{name}")
     single = typer.Typer(add_completion=False)
-    single.command(name, epilog=getattr(module, "EPILOG", None))(getattr(module, name))
+    single.command(name, cls=Command, epilog=getattr(module, "EPILOG", None))(getattr(module, name))
     return typer.main.get_command(single)
 
 

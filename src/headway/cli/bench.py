@@ -16,11 +16,9 @@ EPILOG = """Examples:
   headway bench --model demo --trace demo --policies vllm,sjf --out out/demo
 
   headway bench --model Qwen/Qwen3-8B --trace azure.csv --rate-scale 0.5 --limit 2000 \\
-
       --policies vllm,sarathi,edf --slo-ttft 1 --slo-tbt 0.05 --out out/azure -- --max-num-seqs 128
 
   headway bench --model demo --trace tasks.csv --policies fastserve,predicted --own-stops \\
-
       --predictor noisy-oracle:tau=0.8 --batch-width 16 --out out/predicted
 
 Every policy gets a fresh server with the same flags and the same requests at the same times.
@@ -76,7 +74,7 @@ def bench(
     from headway.experiments.grid import parse_policies
     from headway.experiments.policy_bench import PolicyBench
     from headway.experiments.stream import Stream
-    from headway.results import compare, read_run, summarize, terminal_table, to_json
+    from headway.results import compare, has_run, read_run, summarize, terminal_table, to_json
     from headway.traces import scale_rate
 
     stream = Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt))
@@ -98,7 +96,12 @@ def bench(
         trace=trace,
         command=" ".join(["headway", *sys.argv[1:]]),
     )
-    finished = experiment.run(send_with_progress, lambda line: typer.echo(line, err=True))
+    try:
+        finished = experiment.run(send_with_progress, lambda line: typer.echo(line, err=True))
+    except KeyboardInterrupt:
+        kept = f"what was recorded is in {out}" if has_run(out) else "nothing was recorded"
+        typer.echo(f"interrupted: {kept}", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     run = read_run(out)
     summaries = {name: summarize(records, run=run.infos[name]) for name, records in run.records.items()}
     if as_json:

@@ -11,11 +11,11 @@ import typer
 
 EPILOG = """Examples:
 
-  headway explain --url http://127.0.0.1:8000                       the last requests, newest first
+  headway explain --url http://127.0.0.1:8000                       # the last requests, newest first
 
-  headway explain --url http://127.0.0.1:8000 cmpl-5f3a             one of them, as its answer's `id` named it
+  headway explain --url http://127.0.0.1:8000 cmpl-5f3a             # one of them, as its answer's `id` named it
 
-  headway explain --url http://127.0.0.1:8000 my-request-7 --json   as the client named it (X-Request-Id)
+  headway explain --url http://127.0.0.1:8000 my-request-7 --json   # as the client named it (X-Request-Id)
 
 URL is a server that `headway serve` started, or a gateway, which asks the instances the request was at. Live requests
 and the last ended ones (500; `headway serve --explain N`) can be explained. Of a request of the simulator:

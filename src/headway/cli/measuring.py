@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headway.cli.writable import check_replaceable
 from headway.errors import ConfigError
 
 Tell = Callable[[float, str], None]
@@ -20,10 +21,10 @@ def check_target(out: Path, force: bool) -> None:
     if out.exists() and not force:
         raise ConfigError(f"--out {out} exists; accepted: a new file, or --force to replace it")
     for parent in out.absolute().parents:
-        if parent.exists():
-            if not parent.is_dir() or not os.access(parent, os.W_OK):
-                raise ConfigError(f"--out {out}: {parent} is not a folder that can be written to")
-            return
+        if parent.exists() and not parent.is_dir():
+            raise ConfigError(f"--out {out}: {parent} is not a folder that can be written to")
+    if out.is_file() or not out.exists():
+        check_replaceable("--out", out)
 
 
 @contextmanager

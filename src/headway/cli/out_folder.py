@@ -12,12 +12,13 @@ from tempfile import TemporaryDirectory
 
 @contextmanager
 def kept_or_temporary(out: Path | None) -> Iterator[Path]:
-    """The folder the user named, or one that is gone afterwards, after SIGTERM too."""
-    if out is not None:
-        yield out
-        return
-    with _terminated_in_order(), TemporaryDirectory(prefix="headway-") as folder:
-        yield Path(folder)
+    """The folder the user named, or one that is gone afterwards; in the block SIGTERM is an exit that cleans up."""
+    with _terminated_in_order():
+        if out is not None:
+            yield out
+            return
+        with TemporaryDirectory(prefix="headway-") as folder:
+            yield Path(folder)
 
 
 @contextmanager

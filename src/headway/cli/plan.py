@@ -24,8 +24,7 @@ EPILOG = """Examples:
   headway plan --trace azure.csv --hardware h100 --model Llama-3.1-8B --gpus 4 --slo-ttft 1 --slo-tbt 0.05
 
   headway plan --trace azure.csv --hardware a100-80g --model Qwen/Qwen3-8B --gpus 8 --slo-ttft 1 --load 1.2 \\
-
-      --minutes 10 --out out/plan                     as much as ten minutes allow; again to go on with it
+      --minutes 10 --out out/plan                     # as much as ten minutes allow; again to go on with it
 
   headway plan --trace azure.csv --hardware h100 --model Llama-3.1-8B --gpus 8 --slo-ttft 0.5 --fewest
 

@@ -37,23 +37,20 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
 
   headway replay --url http://127.0.0.1:8000 --out records.jsonl \\
-
       --trace gen:poisson:rate=8/input=sharegpt/output=sharegpt/count=200
 
   headway replay --url http://127.0.0.1:8000 --out records.jsonl \\
-
       --trace azure.csv --rate-scale 0.5 --limit 1000 --skip-too-long
 
   headway replay --url https://api.example.com --plain --out records.jsonl \\
-
       --trace mine.csv
 
   headway replay --url http://127.0.0.1:8000 --url http://127.0.0.1:8001 \\
-
       --batches magnus --predictor hash --out records.jsonl --trace mine.jsonl
 
 Requests are sent at their own times, whatever became of earlier ones. Prompts that the trace does not have
-are made up to its lengths, and every answer is forced to the trace's length. Ctrl-C keeps what there is.
+are made up to its lengths, and every answer is forced to the trace's length. Goodput is of requests with targets:
+those of the trace, or --slo-ttft and --slo-tbt, which are also sent (not with --plain). Ctrl-C keeps what there is.
 """
 
 EXIT_ALL_FAILED = 1
@@ -65,7 +62,10 @@ def replay(
     ],
     trace: Annotated[
         str,
-        typer.Option(metavar="FILE|gen:SPEC", help="Trace file (CSV, JSONL, .gz) or a generated workload."),
+        typer.Option(
+            metavar="FILE|gen:SPEC|demo",
+            help="Trace file (CSV, JSONL, .gz), generated workload, or the demo's.",
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="RECORDS", help="Write one JSON line per request here.")],
     rate_scale: Annotated[
@@ -73,6 +73,12 @@ def replay(
     ] = 1.0,
     limit: Annotated[
         int | None, typer.Option(metavar="N", help="Only the first N requests of the trace.")
+    ] = None,
+    slo_ttft: Annotated[
+        float | None, typer.Option(metavar="S", help="Target for requests that name none: first token.")
+    ] = None,
+    slo_tbt: Annotated[
+        float | None, typer.Option(metavar="S", help="Target for requests that name none: between tokens.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model to ask for; default: the first that is served.")
@@ -118,11 +124,14 @@ def replay(
     With --batches, to one or several servers in whole batches from one queue: a server gets its next batch
     when the last has ended.
     """
+    from headway.core.slo import Slo
+    from headway.experiments.stream import Stream
     from headway.gateway import ReplayOptions
     from headway.results import RecordWriter
-    from headway.traces import load_trace, scale_rate
+    from headway.traces import scale_rate
 
-    requests = scale_rate(load_trace(trace, limit), rate_scale)
+    stream = Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt))
+    requests = scale_rate(stream.requests(), rate_scale)
     flags = BatchFlags(
         batches=batches,
         predictor=predictor,

@@ -20,6 +20,15 @@ from headway.results import (
     to_json,
 )
 
+EPILOG = """Examples:
+
+  headway report out/demo --out out/demo/report.html
+
+  headway report out/monday out/tuesday --json      # runs of two days beside one another
+
+DIR is what --out of `headway bench` or `headway simulate` named: a run, or a sweep over loads and seeds.
+"""
+
 
 def report(
     dirs: Annotated[

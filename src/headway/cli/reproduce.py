@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 EPILOG = """Examples:
 
-  headway reproduce adaptivellm --quick --out out/adaptivellm      under two minutes on two cores
+  headway reproduce adaptivellm --quick --out out/adaptivellm      # under two minutes on two cores
 
-  headway reproduce adaptivellm --out out/adaptivellm              all of it; goes on with what is there
+  headway reproduce adaptivellm --out out/adaptivellm              # all of it; goes on with what is there
 
-  headway reproduce fastserve --quick --json                       the same for FastServe
+  headway reproduce fastserve --quick --json                       # the same for FastServe
 
-  headway reproduce magnus --quick --data ../shared/data --json    Magnus, on text pairs of its eight tasks
+  headway reproduce magnus --quick --data ../shared/data --json    # Magnus, on text pairs of its eight tasks
 
-  headway reproduce ascendra --quick --json                        Ascendra: pools of instances against vLLM's
+  headway reproduce ascendra --quick --json                        # Ascendra: pools of instances against vLLM's
 
   headway reproduce all --quick --json
 

@@ -280,6 +280,8 @@ def _run(command: ServerCommand, address: tuple[str, int]) -> int:
 
 def check_address(host: str, port: int) -> None:
     """Raise ConfigError for an address on which a server cannot listen now."""
+    if not host:
+        raise ConfigError("--host is empty; accepted: an address of this machine, 0.0.0.0 for all")
     if port not in PORTS:
         raise ConfigError(f"--port is {port}; accepted: {PORTS.start} to {PORTS.stop - 1}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -17,6 +17,7 @@ import uvloop
 from headway.cli.serve_layout import Place
 from headway.cli.serve_shadow import shadow_beside
 from headway.cli.serve_site import Site
+from headway.engine.launching.server_process import end_signals
 from headway.gateway.app import Gateway, gateway_app, serve
 from headway.gateway.endpoint import open_session
 from headway.gateway.instances.fleet import Fleet, Member
@@ -27,7 +28,6 @@ from headway.routing import build_router
 if TYPE_CHECKING:
     from headway.engine.launching.instances_command import LocalInstances
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 STARTS = 2
@@ -40,7 +40,7 @@ _LOG = logging.getLogger(__name__)
 def run_gateway(site: Site) -> int:
     """Exit code for the shell once the gateway and all it launched have ended.
 
-    The first SIGINT, SIGTERM or SIGHUP lets running requests finish for `drain_s`, a second one ends everything at
+    The first of the `end_signals` lets running requests finish for `drain_s`, a second one ends everything at
     once. Interrupted: 130; terminated: 0; no instance could be started: 1.
     """
     _show_progress()
@@ -82,7 +82,7 @@ class _Run:
 
     async def run(self) -> int:
         """Serve until a signal, or until nothing can be served; exit code."""
-        for number in SIGNALS:
+        for number in end_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
         site = self._site
         async with (

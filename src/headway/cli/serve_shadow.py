@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from headway.errors import UpstreamError
 from headway.gateway.instances.fleet import Fleet
 from headway.gateway.shadow_board import ShadowBoard
+from headway.with_parent import signal_with_parent
 
 _LOG = logging.getLogger(__name__)
 _KEY = "OPENAI_API_KEY"
@@ -36,13 +39,15 @@ async def shadow_beside(
 
 
 async def _run(command: Sequence[str], board: ShadowBoard, api_key: str | None) -> int:
-    """Put every line that the command prints on the board; its exit code. It ends with this task."""
+    """Put every line that the command prints on the board; its exit code. It ends with this task, and this process."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env={**os.environ, **({} if api_key is None else {_KEY: api_key})},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         limit=_LONGEST_LINE_BYTES,
+        # One whose gateway was killed would ask for ever.
+        preexec_fn=partial(signal_with_parent, signal.SIGTERM),
     )
     try:
         assert process.stdout is not None

@@ -14,6 +14,7 @@ from headway.engine.launching.instances_command import (
     InstancesPlan,
     LocalInstances,
     bind_instances,
+    check_kv_caches,
     check_memory,
 )
 from headway.engine.launching.server_command import ServerCommand
@@ -160,6 +161,7 @@ def _local(asked: Request, layout: Layout, port: int) -> LocalInstances:
     plan = InstancesPlan(asked.model, settings, asked.vllm_flags)
     count = len(layout.launched)
     check_memory(next(iter(settings.values())), count)
+    check_kv_caches(plan, count)
     local = LocalInstances(plan, bind_instances(plan, count), port + 1)
     for place in layout.launched:
         check_engine_files(local.prepare(place.name, place.pool).settings)

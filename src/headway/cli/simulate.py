@@ -27,26 +27,21 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
 
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm,sjf,edf --slo-ttft 1 \\
-
       --trace gen:poisson:rate=12/input=sharegpt/output=sharegpt/count=2000
 
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm,sjf --trace azure.csv \\
-
-      --rate-scale 0.5..1.5 --steps 5 --seeds 3 --out out/sweep      a sweep; again to go on with it
+      --rate-scale 0.5..1.5 --steps 5 --seeds 3 --out out/sweep      # a sweep; again to go on with it
 
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies fastserve,predicted,srpt-oracle \\
-
-      --trace azure.csv --predictor noisy-oracle:tau=0.8             how good must predictions be?
+      --trace azure.csv --predictor noisy-oracle:tau=0.8             # how good must predictions be?
 
   headway simulate --hardware a100-80g --model Llama-3.1-8B --policies ascendra,vllm,sarathi --pools lp=2,hp=1 \\
-
-      --slo-ttft 1 --slo-tbt 0.15 --trace azure.csv                  low- and high-priority instances
+      --slo-ttft 1 --slo-tbt 0.15 --trace azure.csv                  # low- and high-priority instances
 
   headway simulate --hardware cost.json --model demo --policies edf --trace demo --explain 17
 
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm --trace azure.csv --limit 500 \\
-
-      --chrome-trace schedule.json.gz                                for ui.perfetto.dev
+      --chrome-trace schedule.json.gz                                # for ui.perfetto.dev
 
 HARDWARE is a GPU of the catalogue, or a file that `headway profile` wrote on a machine of yours. The same
 command gives the same bytes, whatever --jobs. `headway report DIR --out FILE.html` draws what --out wrote.
@@ -233,6 +228,10 @@ def _introduce(setup: Setup) -> None:
     lengths = setup.lengths()
     if lengths is not None:
         lines.append(f"answer lengths predicted by: {lengths}")
+    if idle := setup.without_host():
+        lines.append(
+            f"no host memory (--host-blocks), so KV is computed again, not swapped: {', '.join(idle)}"
+        )
     for line in lines:
         typer.echo(line, err=True)
 

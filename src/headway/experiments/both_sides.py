@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from headway.core.record import Record
+from headway.results.metrics import measured
 
 _ENGINE_ID = re.compile(r"cmpl-(?P<id>.+)-0(-[0-9a-f]{8})?")
 """vLLM's id of a completion's first choice: the client's own, wrapped."""
@@ -33,12 +34,22 @@ def by_client_id(engine: Iterable[Record]) -> Mapping[str, Sequence[Record]]:
 
 
 def _merged(client: Record, engine: Record) -> Record:
-    waited_s = None if engine.first_scheduled_s is None else engine.first_scheduled_s - engine.arrival_s
     return replace(
         client,
-        first_scheduled_s=None if waited_s is None else client.arrival_s + max(0.0, waited_s),
+        first_scheduled_s=_scheduled_s(client, engine),
         predicted_output_tokens=engine.predicted_output_tokens,
         preemptions=engine.preemptions,
         swapped_blocks=engine.swapped_blocks,
         recomputed_tokens=engine.recomputed_tokens,
     )
+
+
+def _scheduled_s(client: Record, engine: Record) -> float | None:
+    """When a request was first scheduled, by the client's clock.
+
+    An engine hears a moment late that a client has left, and may start its request meanwhile: that is at its end.
+    """
+    if engine.first_scheduled_s is None:
+        return None
+    waited_s = max(0.0, engine.first_scheduled_s - engine.arrival_s)
+    return min([client.arrival_s + waited_s, *measured((client.first_token_s, client.finished_s))])

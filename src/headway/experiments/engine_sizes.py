@@ -47,12 +47,18 @@ class Sizes:
 def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLimits:
     """The limits of one engine of this calibration: what was given, and vLLM's defaults for `name` else.
 
-    Raises ConfigError for a size that is not accepted, or a KV cache of less than one block. Reads a cost file.
+    Raises ConfigError for a size that is not accepted, for more seats than tokens a step, which vLLM refuses, or for a
+    KV cache of less than one block. Reads a cost file.
     """
     measured = is_cost_file(name)
     tokens, seqs = _measured_defaults(sizes.tp * sizes.pp) if measured else _gpu_defaults(name)
     if sizes.max_num_batched_tokens is not None:
         tokens = sizes.max_num_batched_tokens
+    if sizes.max_num_seqs is not None and sizes.max_num_seqs > tokens:
+        raise ConfigError(
+            f"max_num_seqs is {sizes.max_num_seqs} with max_num_batched_tokens {tokens}, which vLLM refuses; accepted: "
+            "no more seats than tokens a step"
+        )
     asynchronous = sizes.asynchronous
     block_size = _block_tokens(name) if sizes.block_size is None else sizes.block_size
     num_blocks = sizes.num_blocks

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Record
+from headway.engine.launching.labelled_output import error_told
 from headway.engine.launching.server_command import server_command
 from headway.engine.launching.server_process import ServerProcess
 from headway.engine.machine import processors
 from headway.engine.settings import EngineSettings
+from headway.errors import UpstreamError
 from headway.experiments.both_sides import add_engine_side
 from headway.experiments.predictor_choice import NONE, check_predictor, is_made, length_source
 from headway.experiments.real_engine import own_prompt
@@ -24,6 +26,7 @@ from headway.gateway.client.scrape import scrape
 from headway.results import (
     RunInfo,
     RunMeta,
+    forget_run_without_records,
     read_records,
     record_writer,
     replace_records,
@@ -64,8 +67,8 @@ class PolicyBench:
 
         `send` replays a stream against a URL; `tell` hears in a line what is going on. Each policy gets a
         fresh server and a short warm-up that is not recorded. Raises ConfigError before the first server
-        starts if any policy, predictor or flag is not accepted, or a prompt is missing; UpstreamError if a server
-        does not come up.
+        starts if any policy, predictor or flag is not accepted, or a prompt is missing; UpstreamError, with the
+        reason, if a server does not come up. Where no request ended the folder may be given again.
         """
         if self.own_stops:
             for request in self.requests:
@@ -75,7 +78,10 @@ class PolicyBench:
         for policy in self.policies:
             server_command(self.model, self._settings(policy), ("127.0.0.1", 1), self.vllm_flags)
         start_run(self.out, self._meta())
-        return all(self._measure(policy, send, tell) for policy in self.policies)
+        try:
+            return all(self._measure(policy, send, tell) for policy in self.policies)
+        finally:
+            forget_run_without_records(self.out)
 
     def _settings(self, policy: str) -> EngineSettings:
         of_server = None if self.predictor == NONE or is_made(self.predictor) else self.predictor
@@ -107,7 +113,10 @@ class PolicyBench:
         tell(f"{policy}: starting vLLM")
         log = self.out / f"{policy}.server.log"
         with log.open("wb") as output, ServerProcess(command.arguments, address, log=output) as server:
-            server.wait_ready(START_TIMEOUT_S)
+            try:
+                server.wait_ready(START_TIMEOUT_S)
+            except UpstreamError as error:
+                raise UpstreamError(f"policy {policy!r}: {why_not_ready(error, log)}") from None
             options = self._options(server.url)
             asyncio.run(warm_up(self.requests, options))
             tell(f"{policy}: sending {len(self.requests)} requests")
@@ -117,6 +126,13 @@ class PolicyBench:
         merge_engine_side(self.out, policy, report.records, engine_file)
         write_info(self.out, policy, RunInfo(scheduler_us_per_step=_scheduler_us_per_step(totals)))
         return not report.interrupted
+
+
+def why_not_ready(error: UpstreamError, log: Path) -> str:
+    """The error with what the server's log says last of one, and where the log is."""
+    with log.open("rb") as lines:
+        told = [found for found in map(error_told, lines) if found]
+    return f"{error}{f': {told[-1]}' if told else ''}; its messages are in {log}"
 
 
 def merge_engine_side(out: Path, policy: str, client: Iterable[Record], engine_file: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
+from headway.policies.policy import Policy
 from headway.policies.presets import POOLED, build_policy, find_preset, known_presets
 from headway.routing.pools import PoolSizes
 from headway.sim.killed_steps import KILLING_ROWS, build_killing
@@ -97,10 +98,20 @@ def _check_pools(name: str, pools: PoolSizes | None) -> None:
 
 def uses_predictions(name: str, parts: Parts) -> bool:
     """Whether predicted lengths make a difference to a policy, so that it is worth while to predict them."""
+    return any(policy.uses_predictions for policy in _made(name, parts))
+
+
+def uses_host(name: str, parts: Parts) -> bool:
+    """Whether host memory makes a difference to a policy, so that without any it is not the one its name stands for."""
+    return any(policy.uses_host for policy in _made(name, parts))
+
+
+def _made(name: str, parts: Parts) -> list[Policy]:
+    """The policy, or that of each pool; none for an oracle."""
     if is_oracle(name):
-        return False
+        return []
     policies = POOLED[name].values() if is_pooled(name) else [name]
-    return any(policy_factory(policy, parts, ())(UnknownCost()).uses_predictions for policy in policies)
+    return [policy_factory(policy, parts, ())(UnknownCost()) for policy in policies]
 
 
 def policies_of(name: str, parts: Parts, requests: Sequence[TraceRequest]) -> Policies:

@@ -15,6 +15,7 @@ from headway.experiments.policy_choice import (
     check_policies,
     is_pooled,
     label,
+    uses_host,
     uses_predictions,
 )
 from headway.experiments.predictor_choice import DEFAULT, NONE, check_predictor, predictor_label
@@ -109,6 +110,12 @@ class Setup:
         if not policies:
             return None
         return f"{predictor_label(self.scenario.predictor)}, for {', '.join(policies)}"
+
+    def without_host(self) -> list[str]:
+        """The policies that would swap, where there is no host memory to swap to."""
+        if self.scenario.system.limits.host_blocks:
+            return []
+        return [name for name in self.wish.grid.policies if uses_host(name, self.wish.parts)]
 
     def hardware(self) -> str:
         """What serves, and where its costs come from."""

@@ -42,6 +42,8 @@ _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
 _MAX_ID_BYTES = 256
 _KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs, so that it is they who close."""
+_LAST_WORDS_S = 1.0
+"""Between the end of the drain time, when clients are told, and the end of their connections."""
 
 
 class Gateway:
@@ -216,7 +218,7 @@ async def serve(app: Gateway, host: str, port: int, stop: asyncio.Event) -> None
 async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -> None:
     """Serve until `stop` is set; then take nothing new, and give what runs the drain time before it is cut off.
 
-    Returns when every connection is closed.
+    Returns when every connection is closed: a client that neither sends nor reads on is hung up on.
     """
     config = uvicorn.Config(
         app,
@@ -246,6 +248,10 @@ async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> Non
     await asyncio.sleep(app.serving.options.drain_s)
     _LOG.warning("%d requests are cut off after %g s", len(app.serving.running), app.serving.options.drain_s)
     app.serving.cut_all()
+    await asyncio.sleep(_LAST_WORDS_S)
+    # Who has not sent its request whole, or reads none of its answer, cannot be told: no interrupt lands there.
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
 
 
 def _request_id(headers: Headers) -> bytes:

@@ -13,6 +13,8 @@ MAX_LINE_BYTES = 64 * 2**20
 
 _IDS = re.compile(rb'"(prompt_)?token_ids":( ?)\[([0-9, ]*)\]')
 """Inside a JSON text these quotes would be escaped, so a match is never part of one."""
+_END_MARK = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
+"""An answer may hold the same words, but never at the beginning of a line: JSON escapes newlines."""
 
 
 class Lines:
@@ -82,7 +84,7 @@ class PassedEvents:
             self.finished = True
         if self.finished and b'"choices":[]' in data:
             self.counted = True
-        if b"data: [DONE]" in data:
+        if b"[DONE]" in data and _END_MARK.search(data):
             self.done = True
         return data
 

@@ -56,6 +56,8 @@ _COUNTED = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
 _OURS = frozenset({"return_token_ids", "n"})
 _NO_EFFECT = (b"null", b"false", b"0", b"0.0", b'""', b"[]", b"{}", b'"none"', b'{"type":"text"}')
 """Values by which a field asks for nothing."""
+_COUNTS_OTHERS = frozenset({"logprobs", "prompt_logprobs"})
+"""Fields of which 0 asks for something: the log probability of the token itself, and of no other."""
 
 
 def resumable(ask: Ask) -> bool:
@@ -73,8 +75,10 @@ def resumable(ask: Ask) -> bool:
 def _keeps_its_sense(name: str, raw: msgspec.Raw) -> bool:
     if name == "stop":
         return _short_stops(msgspec.json.decode(raw))
-    known = name in KEPT or name in _PROMPT or name in _COUNTED or name in _OURS
-    return known or bytes(raw).replace(b" ", b"") in _NO_EFFECT
+    if name in KEPT or name in _PROMPT or name in _COUNTED or name in _OURS:
+        return True
+    value = bytes(raw).replace(b" ", b"")
+    return value in _NO_EFFECT and not (value == b"0" and name in _COUNTS_OTHERS)
 
 
 def _short_stops(stop: object) -> bool:

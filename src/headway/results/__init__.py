@@ -8,6 +8,8 @@ from headway.results.records import RecordWriter, read_records
 from headway.results.run_folder import (
     Run,
     RunMeta,
+    forget_run_without_records,
+    has_run,
     load_folder,
     read_run,
     read_runs,
@@ -33,6 +35,8 @@ __all__ = [
     "Summary",
     "cdf_svg",
     "compare",
+    "forget_run_without_records",
+    "has_run",
     "labelled_summaries",
     "load_folder",
     "met_targets",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import isfinite, nan
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -78,15 +79,27 @@ def seed_folder(folder: Path, seed: int) -> Path:
 def start_run(folder: Path, meta: RunMeta) -> None:
     """Make the folder and write what is about to be run, before the first request.
 
-    Raises ConfigError if the folder holds a run already (results are never overwritten), if a policy is named
-    twice or has no name, or if the folder cannot be written.
+    Raises ConfigError if the folder holds a run already (results are never overwritten) or a sweep, beside which it
+    would not be read, if a policy is named twice or has no name, or if the folder cannot be written.
     """
     if len(set(meta.policies)) < len(meta.policies) or not all(meta.policies):
         raise ConfigError(f"policies are {', '.join(meta.policies)!r}; accepted: different names, none empty")
-    path = folder / META_NAME
-    if path.exists():
+    if has_run(folder):
         raise ConfigError(f"{folder} holds a run already; give another folder, or remove this one first")
-    _write_json(path, meta)
+    if any(chain(folder.glob(f"{SEED_PREFIX}*"), folder.glob(f"{LOAD_PREFIX}*"))):
+        raise ConfigError(f"{folder} holds a sweep; accepted: another folder")
+    _write_json(folder / META_NAME, meta)
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a run was started there, and not forgotten."""
+    return (folder / META_NAME).exists()
+
+
+def forget_run_without_records(folder: Path) -> None:
+    """Take back what `start_run` wrote if no record followed: nothing would be overwritten by another try."""
+    if not any(path.stat().st_size for path in folder.glob(f"*{RECORDS_SUFFIX}")):
+        (folder / META_NAME).unlink(missing_ok=True)
 
 
 def record_writer(folder: Path, policy: str) -> RecordWriter:

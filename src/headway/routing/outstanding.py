@@ -9,7 +9,7 @@ class OutstandingWork:
     """Tokens of the requests an instance has been sent and not ended: prompts, and an answer for each.
 
     How long an answer will be is not known; the mean of those that have ended stands for it (0 before the
-    first). O(1) a call.
+    first). A request that ended without a token, refused or broken, had no answer. O(1) a call.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class OutstandingWork:
     def end(self, job: Job) -> None:
         """A job has ended, wherever it was."""
         self._take(job)
-        self._ended += 1
+        self._ended += job.num_output_tokens > 0
         self._ended_tokens += job.num_output_tokens
 
     def _take(self, job: Job) -> None:

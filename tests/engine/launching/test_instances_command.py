@@ -15,6 +15,7 @@ from headway.engine.launching.instances_command import (
     InstancesPlan,
     LocalInstances,
     bind_instances,
+    check_kv_caches,
     check_memory,
     named_file,
 )
@@ -136,6 +137,24 @@ def test_an_instance_keeps_its_port_unless_somebody_has_it(plan: InstancesPlan, 
         assert started() > first
 
 
+def test_what_an_instance_recorded_is_kept_when_it_is_started_again(
+    plan: InstancesPlan, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    local = LocalInstances(plan, Binding(), unused_tcp_port, program=(sys.executable, "-c", ""))
+    file = tmp_path / "served-lp-0.jsonl"
+    for life in ("before", "first", "second"):
+        file.write_text(life)
+        (tmp_path / "served-lp-0-dp1.jsonl").write_text(life)
+        local.start(0, "lp-0", "lp").wait()
+    kept = {each.name: each.read_text() for each in tmp_path.glob("*.jsonl")}
+    assert kept == {
+        "served-lp-0.1.jsonl": "first",
+        "served-lp-0.2.jsonl": "second",
+        "served-lp-0-dp1.1.jsonl": "first",
+        "served-lp-0-dp1.2.jsonl": "second",
+    }
+
+
 def test_what_is_not_accepted_is_said_before_anything_starts(plan: InstancesPlan) -> None:
     with pytest.raises(ConfigError, match="--scheduler-cls cannot be used"):
         InstancesPlan(plan.model, plan.settings, ("--scheduler-cls", "x")).command("lp-0", "lp")
@@ -148,6 +167,26 @@ def test_the_memory_of_all_instances_is_counted() -> None:
     check_memory(EngineSettings(), 1000)
     with pytest.raises(ConfigError, match="but this machine has"):
         check_memory(settings, 4)
+
+
+@pytest.mark.skipif(not is_cpu_build(), reason="a GPU has memory of its own")
+def test_the_kv_caches_of_all_instances_fit_the_machine(
+    plan: InstancesPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    most = host_memory_bytes() // (1 << 30)  # those chosen here have 1 GiB each
+    check_kv_caches(plan, most)
+    with pytest.raises(
+        ConfigError, match=f"^{most + 1} instances would have {most + 1} KV caches of 1 GiB, and this"
+    ):
+        check_kv_caches(plan, most + 1)
+    small = InstancesPlan(plan.model, plan.settings, ("--kv-cache-memory-bytes", "1000000"))
+    check_kv_caches(small, most + 1)
+    wide = InstancesPlan(plan.model, plan.settings, ("-tp", "2"))
+    with pytest.raises(ConfigError, match="accepted: fewer instances, or less for each"):
+        check_kv_caches(wide, most)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    check_kv_caches(plan, most + 1)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,13 @@ def test_one_that_is_never_ready_is_given_up(start: Start) -> None:
         server.wait_ready(timeout_s=0.3)
 
 
+def test_one_that_cannot_be_started_leaves_nothing_open() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        ServerProcess([], ("127.0.0.1", 1), label="lp-0", program=("/nowhere/python",))
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_its_environment_is_ours_with_additions(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text("import os; print(os.environ['HOME'], os.environ['EXTRA'])")
@@ -192,6 +199,19 @@ def test_a_signal_to_the_owner_ends_everything(
         wait_for(lambda: listens(unused_tcp_port))
     owner.send_signal(number)
     assert owner.wait() == code
+    wait_for(lambda: not is_alive(child))
+
+
+def test_what_nohup_started_outlives_its_terminal(own: Own, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    owner = own("starts")
+    signal.signal(signal.SIGHUP, before)
+    child = child_of(tmp_path)
+    owner.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        owner.wait(0.5)
+    owner.send_signal(signal.SIGINT)
+    assert owner.wait() == 130
     wait_for(lambda: not is_alive(child))
 
 

@@ -76,6 +76,16 @@ def test_the_introduction_says_what_is_not_possible_and_why(plan: Planned) -> No
     )
     for why, count in plan.prepared.space.impossible.items():
         assert f"  {count:,}: {why}" in text
+    assert "overlap" not in text  # a generated workload is drawn anew for each sample
+
+
+@pytest.mark.parametrize(("requests", "warned"), [(1000, True), (5000, False)])
+def test_a_trace_too_short_for_its_windows_is_warned_of(tmp_path: Path, requests: int, warned: bool) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"{0.1 * number:.1f},100,20\n" for number in range(requests))
+    trace.write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    said = "s are taken of it: they overlap" in introduction(prepared(trace=str(trace), seeds=2))
+    assert said == warned
 
 
 def test_the_front_is_where_more_gpus_buy_more() -> None:

@@ -12,6 +12,7 @@ from headway.errors import ConfigError
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.in_engine import InEngine
 from headway.experiments.planning.machine import Machine
+from headway.experiments.planning.runs import capacity_rps
 from headway.experiments.planning.scaled_down import (
     MAX_OUTPUT_TOKENS,
     Exchange,
@@ -51,6 +52,15 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 def stage(here: Machine, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     plan = planned(tmp_path_factory.mktemp("plan"), prepared(slo=TARGETS), budget=2)
     return set_stage(plan, scaled_down(plan.choice), here, 10.0)
+
+
+def test_capacity_is_what_is_answered_and_not_what_expires(here: Machine, tmp_path: Path) -> None:
+    """Ascendra's instances end what waits past its target: all of a burst but its first, in no time."""
+    task = replace(planned(tmp_path, prepared(), budget=1).prepared.task, machine=here)
+    bare = shortened(task.requests()[:100])
+    targeted = [replace(request, slo=Slo(ttft_s=0.02, tbt_s=0.006)) for request in bare]
+    pooled = scaled_down(POOLED)
+    assert capacity_rps(task, pooled, targeted) == capacity_rps(task, pooled, bare)
 
 
 def test_one_instance_or_one_of_each_pool_serves_here() -> None:

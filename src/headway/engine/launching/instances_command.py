@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from glob import escape
+from itertools import chain, count
 from pathlib import Path
 
 from headway.engine.launching.core_binding import (
@@ -19,7 +21,10 @@ from headway.engine.launching.core_binding import (
     usable_gpus,
 )
 from headway.engine.launching.server_command import (
+    CPU_KV_CACHE_BYTES,
+    KV_CACHE_FLAG,
     ServerCommand,
+    chooses_kv_cache,
     host_memory_bytes,
     is_cpu_build,
     server_command,
@@ -35,6 +40,7 @@ HOST = "127.0.0.1"
 _QUIET = ("--disable-access-log-for-endpoints", "/health")
 """The gateway asks every second."""
 
+_GIB = 1 << 30
 _LAST_PORT = 65535
 _WORKER_FLAGS = (
     ("--tensor-parallel-size", "-tp"),
@@ -94,6 +100,7 @@ class LocalInstances:
         self._program = program
         self._ports: dict[int, int] = {}
         self._commands: dict[tuple[str, str], ServerCommand] = {}
+        self._begun: set[str] = set()
 
     def prepare(self, name: str, pool: str) -> ServerCommand:
         """Check what an instance will be started with, once; may take seconds. Raises ConfigError."""
@@ -103,8 +110,14 @@ class LocalInstances:
         return self._commands[key]
 
     def start(self, index: int, name: str, pool: str) -> ServerProcess:
-        """Start the instance; its output is shown under its name. Raises UpstreamError if no port is free."""
+        """Start the instance; its output is shown under its name. Raises UpstreamError if no port is free.
+
+        What an earlier one of that name has recorded is put aside, since every server begins its file anew.
+        """
         command = self.prepare(name, pool)
+        if name in self._begun and command.settings.records is not None:
+            put_aside(Path(command.settings.records))
+        self._begun.add(name)
         self._ports[index] = port = self._port(index)
         return ServerProcess(
             command.on_port(port).arguments,
@@ -149,9 +162,43 @@ def check_memory(settings: EngineSettings, instances: int) -> None:
         replace(host_kv, gib=host_kv.gib * instances).check_machine(host_memory_bytes())
 
 
+def check_kv_caches(plan: InstancesPlan, instances: int) -> None:
+    """Raise ConfigError if the KV caches of all instances, which on a CPU lie in its memory, are more than it has.
+
+    Only what was chosen here, or was given in bytes, is known.
+    """
+    flags = parse_vllm_flags(plan.vllm_flags)
+    given = value_of(flags, KV_CACHE_FLAG)
+    known = given.isdecimal() if given is not None else chooses_kv_cache(flags)
+    if not is_cpu_build() or not known:
+        return
+    each = CPU_KV_CACHE_BYTES if given is None else int(given)
+    workers, memory = plan.workers(instances).total, host_memory_bytes()
+    if workers * each > memory:
+        raise ConfigError(
+            f"{instances} instances would have {workers} KV caches of {each / _GIB:.3g} GiB, and this machine has "
+            f"{memory / _GIB:.3g} GiB of memory in all; accepted: fewer instances, or less for each "
+            f"(-- {KV_CACHE_FLAG} N)"
+        )
+
+
 def named_file(file: str | None, name: str) -> str | None:
     """One instance's own file: `served.jsonl` of `lp-0` is `served-lp-0.jsonl`."""
     return None if file is None else str((path := Path(file)).with_name(f"{path.stem}-{name}{path.suffix}"))
+
+
+def put_aside(file: Path) -> None:
+    """Keep what is in a file, and in those of data-parallel engines beside it: `served.jsonl` becomes `served.1.jsonl`.
+
+    A file that cannot be moved stays: it is no reason not to serve.
+    """
+    parallel = file.parent.glob(f"{escape(file.stem)}-dp*{escape(file.suffix)}")
+    ranks = [each for each in parallel if each.stem.rpartition("-dp")[2].isdecimal()]
+    for each in (file, *ranks):
+        if each.is_file() and each.stat().st_size:
+            numbered = (each.with_stem(f"{each.stem}.{number}") for number in count(1))
+            with suppress(OSError):
+                each.rename(next(other for other in numbered if not other.exists()))
 
 
 def _is_free(port: int) -> bool:

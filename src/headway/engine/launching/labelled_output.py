@@ -43,6 +43,11 @@ class LabelledOutput:
         os.close(self.pipe)
         self._thread.start()
 
+    def abandon(self) -> None:
+        """Close everything again: there is no server."""
+        for each in (self._source, self.pipe, self._out):
+            os.close(each)
+
     def last_words(self) -> str:
         """The last line that told of an error, as it was written but for vLLM's prefix; empty if none did.
 
@@ -61,10 +66,15 @@ class LabelledOutput:
         os.close(self._out)
 
     def _remember(self, line: bytes) -> None:
-        text = _PREFIX.sub("", line.decode(errors="replace").strip())
-        if _ERROR.match(text):
+        if error := error_told(line):
             with self._lock:
-                self._error = text.removeprefix("error: ")[:_LONGEST_REASON]
+                self._error = error
+
+
+def error_told(line: bytes) -> str:
+    """The error that a line of a server's output tells of, without vLLM's prefix; empty if it tells of none."""
+    text = _PREFIX.sub("", line.decode(errors="replace").strip())
+    return text.removeprefix("error: ")[:_LONGEST_REASON] if _ERROR.match(text) else ""
 
 
 def _copy(output: int) -> int:

@@ -28,6 +28,7 @@ SCHEDULER = "headway.engine.HeadwayScheduler"
 WORKER_SLOTS = 256
 """Requests an engine holds at once if only the batch width is given: vLLM's default for a small device."""
 
+KV_CACHE_FLAG = "--kv-cache-memory-bytes"
 CPU_KV_CACHE_BYTES = 1 << 30
 """On a CPU vLLM would take nearly all memory for the KV cache; 1 GiB is 130,000 tokens of the demo model
 in float32."""
@@ -154,7 +155,12 @@ def _chosen_for_cpu(flags: Sequence[VllmFlag]) -> list[tuple[str, ...]]:
         chosen.append(("--max-model-len", "auto"))
     if not is_given(flags, "--enforce-eager", "--compilation-config", "-cc", "-O", "--optimization-level"):
         chosen.append(("--enforce-eager",))
-    sized = is_given(flags, "--kv-cache-memory-bytes", "--gpu-memory-utilization")
-    if not sized and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        chosen.append(("--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)))
+    if chooses_kv_cache(flags):
+        chosen.append((KV_CACHE_FLAG, str(CPU_KV_CACHE_BYTES)))
     return chosen
+
+
+def chooses_kv_cache(flags: Sequence[VllmFlag]) -> bool:
+    """Whether the size of a CPU's KV cache is chosen here, as the user said nothing of it."""
+    sized = is_given(flags, KV_CACHE_FLAG, "--gpu-memory-utilization")
+    return not sized and "VLLM_CPU_KVCACHE_SPACE" not in os.environ

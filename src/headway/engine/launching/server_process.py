@@ -50,21 +50,27 @@ class ServerProcess:
     ) -> None:
         """Start `vllm ARGUMENTS`, which must listen on `address`; its output goes to `log` (default: stderr).
 
-        With a `label` it goes there line by line, each with the label in front, and `last_words` can be heard.
+        With a `label` it goes there line by line, each with the label in front, and `last_words` can be heard. Raises
+        OSError if it cannot be started.
         """
         self.address = address
         self._grace_s = grace_s
         self._ended = False
         output = sys.stderr.fileno() if log is None else log
         self._output = None if label is None else LabelledOutput(label, output)
-        self._process = subprocess.Popen(
-            [*program, PARENT_FLAG, str(os.getpid()), *arguments],
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=output if self._output is None else self._output.pipe,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [*program, PARENT_FLAG, str(os.getpid()), *arguments],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output if self._output is None else self._output.pipe,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError:
+            if self._output is not None:  # it is tried again and again
+                self._output.abandon()
+            raise
         if self._output is not None:
             self._output.start()
 
@@ -166,8 +172,14 @@ class ServerProcess:
             connection.close()
 
 
+def end_signals() -> list[signal.Signals]:
+    """SIGINT, SIGTERM, and SIGHUP unless it is ignored: what `nohup` has started outlives its terminal."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
 def run_until_signalled(start: Callable[[], ServerProcess]) -> int:
-    """Exit code for the shell once the started server has ended, by itself or by SIGINT, SIGTERM or SIGHUP.
+    """Exit code for the shell once the started server has ended, by itself or by one of the `end_signals`.
 
     The first signal asks it to stop, a second one kills it. Interrupted: 130; terminated cleanly: 0.
     """
@@ -182,7 +194,7 @@ def run_until_signalled(start: Callable[[], ServerProcess]) -> int:
             else:
                 server.kill()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in end_signals():
         signal.signal(number, on_signal)
     with start() as server:
         servers.append(server)

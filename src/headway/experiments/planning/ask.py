@@ -31,6 +31,9 @@ WITH_TARGETS = ("edf",)
 WITH_POOLS = ("ascendra",)
 """Policies tried where none are named: those that exist, the latter two where there is something for them to do."""
 
+MOST_GPUS = 512
+"""All settings are listed before the search, some 600 for each GPU: of 1,024 in half a minute and 4.6 GB."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
@@ -57,6 +60,8 @@ class Ask:
         for name in ("gpus", "seeds"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+        if self.gpus > MOST_GPUS:
+            raise ConfigError(f"gpus is {self.gpus}; accepted: 1 to {MOST_GPUS}, for a load in proportion")
         for name in ("rate_scale", "load"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

@@ -139,11 +139,24 @@ def introduction(prepared: Prepared) -> str:
     lines = [
         f"planning, simulated: {ask.model} on {ask.gpus} x {ask.hardware} ({known}{costs.provenance})",
         f"{prepared.requests:,} requests at {prepared.rate_rps:.3g} a second{left_out}",
+        *_said_of_overlap(prepared),
         f"the best has {f'the most requests with {wanted}' if wanted else 'the least mean job completion time'}",
         f"{', '.join(prepared.policies)}: {space.size:,} configurations possible, {impossible:,} not",
     ]
     ranked = sorted(space.impossible.items(), key=lambda reason: (-reason[1], reason[0]))
     return "\n".join([*lines, *(f"  {count:,}: {why}" for why, count in ranked)])
+
+
+def _said_of_overlap(prepared: Prepared) -> list[str]:
+    """A warning where half of the windows do not fit a trace; a generated one is drawn anew for each."""
+    ask, window_s = prepared.ask, prepared.window_s
+    duration_s = prepared.requests / prepared.rate_rps
+    if ask.stream.is_drawn or duration_s >= ask.seeds * window_s:
+        return []
+    return [
+        f"the trace lasts {duration_s:.0f} s, and {2 * ask.seeds} windows of up to {window_s:.0f} s are taken of it: "
+        "they overlap, so samples that chose nothing hold requests that did, and ± is narrower than the truth"
+    ]
 
 
 def plan_table(planned: Planned) -> RenderableType:

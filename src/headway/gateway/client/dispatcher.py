@@ -103,9 +103,11 @@ class Dispatcher:
         estimates = await self.foresight.judge([self.live[job].facts for job in jobs])
         for job, estimate in zip(jobs, estimates, strict=True):
             job.predicted_length = estimate
+            if job not in self.live:
+                continue  # while it was judged the last server was lost, and it failed
             if self.serving:
                 self.queue.add(job)
-            elif job in self.live:
+            else:
                 self._end(job, Outcome.FAILED, NOBODY_LEFT)
         self._changed.set()
 
@@ -211,8 +213,14 @@ class Dispatcher:
             self._give_up(refused)
         self._split(batch, fail_alone=not gone, reason=None)
         if not self.serving:
-            for job in list(self.live):
-                self._end(job, Outcome.FAILED, NOBODY_LEFT)
+            self._fail_all()
+
+    def _fail_all(self) -> None:
+        """No server is left: all that have come fail, and none of them waits for one that comes back."""
+        while (batch := self.queue.next_batch(self.now_s())) is not None:
+            self.queue.dropped(batch)
+        for job in list(self.live):
+            self._end(job, Outcome.FAILED, NOBODY_LEFT)
 
     def _give_up(self, refused: Sequence[Job]) -> None:
         """The end of members that the server failed with an error of their own."""

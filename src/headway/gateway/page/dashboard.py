@@ -45,6 +45,7 @@ MOST_CLASSES = 40
 MOST_RECENT = 20
 """Ended requests on the page, the newest first."""
 
+_DECIMALS = 3
 _COUNTS = Totals.__slots__
 _ALL = ClassKey("", "")
 _BAND_FLOORS = (0.0, 0.25, 0.5, 0.75)
@@ -189,9 +190,16 @@ class Dashboard:
             for pair, count in sorted(self._accounts.moves.items())
         ]
 
+    def _offset_s(self) -> float:
+        """From the accounts' clock to the time of day: rounded, since two clocks are never read at the same instant.
+
+        The page knows rows by their times, which have to stay as they are.
+        """
+        return round(self._wall_clock() - self._clock(), _DECIMALS)
+
     def _refusals(self) -> list[Refusal]:
         """The accounts' last ones, with the time of day."""
-        offset_s = self._wall_clock() - self._clock()
+        offset_s = self._offset_s()
         names = ("status", "code", "reason", "slo", "tenant")
         return [
             Refusal(at_s=note.at_s + offset_s, **{name: getattr(note, name) for name in names})
@@ -200,7 +208,7 @@ class Dashboard:
 
     def _recent(self) -> list[RecentRequest]:
         """The last requests that ended, newest first, with the time of day."""
-        offset_s = self._wall_clock() - self._clock()
+        offset_s = self._offset_s()
         return [
             RecentRequest(
                 id=entry.id,
