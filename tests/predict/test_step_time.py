@@ -229,7 +229,7 @@ def test_a_prompt_pays_for_the_context_it_reads() -> None:
 
 def test_its_memory_is_bounded() -> None:
     def size(model: StepTimeModel) -> int:
-        parts = [model, model._fit, model._of_decodes, model._with_prompts]
+        parts = [model, model._fit, *model._errors.values()]
         return sum(sys.getsizeof(value) for part in parts for value in vars(part).values())
 
     model = StepTimeModel(LLAMA)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import NO_TARGETS, Slo
@@ -106,3 +108,8 @@ def is_decode(job: Job, tokens: int) -> bool:
     """
     before = job.num_computed_tokens - tokens
     return before >= job.num_prompt_tokens + max(0, job.num_output_tokens - 1)
+
+
+def has_decodes(tokens: Mapping[Job, int]) -> bool:
+    """Whether a step that granted `tokens`, decodes first, extended an answer. Asked as `is_decode`. O(1)."""
+    return any(is_decode(job, count) for job, count in islice(tokens.items(), 1))

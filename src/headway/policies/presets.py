@@ -262,6 +262,12 @@ _ROWS = (
         "steps without a target have all the tokens that the engine allows",
         batching="paced:most_dearer=0",
     ),
+    _ablation("no-turns", "decodes and prompts always share a step", batching="paced:turns=false"),
+    _ablation(
+        "no-saving",
+        "no step is longer than a token may take, whatever prompts need",
+        batching="paced:saving=false",
+    ),
     _ablation("no-headroom", "who is late takes what is free", batching="paced:headroom=0"),
     _ablation(
         "overdue-first",

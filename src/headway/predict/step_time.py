@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import BatchShape, StepKind
 from headway.predict.calibration import StepSeconds
 from headway.predict.kernels import Peaks
 from headway.predict.known_models import model_shape
@@ -74,12 +74,12 @@ class StepTimeModel:
     prompts; tP those that prompts read, again for every tile of a chunk; and tA the operations of prompts' attention,
     which run slower than matrix products do (adr/0014): f <= 5 (d + all e_k). The paper's features (Ascendra section
     4.2: tM + tF, max(tM, tF), tM, tF, 1) are nearly parallel; these are not, so that few steps settle them. Relative
-    errors are made small by recursive least squares with forgetting, and outliers are held back (`UsualError`), among
-    decodes and among steps with prompts by their own measure: else prompts, when rare, would be outliers all. What
+    errors are made small by recursive least squares with forgetting, and outliers are held back (`UsualError`), each
+    `StepKind` by its own measure: else prompts, or those beside decodes, when rare, would be outliers all. What
     steps of late say nothing of, such as the cost of a prompt during a long decode, stays as it was last known.
 
     Until 20 steps were seen it answers from `prior`, or 0 without one, so that nothing is decided by a
-    guess. Memory is bounded: 10 coefficients, their 100 products, and 400 ratios for the intervals.
+    guess. Memory is bounded: 10 coefficients, their 100 products, and 600 ratios for the intervals.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class StepTimeModel:
         self._prior = prior
         self._fit = _Recursive(_COEFFICIENTS)
         self._first: list[tuple[list[float], float, UsualError]] = []
-        self._of_decodes, self._with_prompts = UsualError(), UsualError()
+        self._errors = {kind: UsualError() for kind in StepKind}
         self._prefills: dict[int, float] = {}
         self.observed_steps = 0
 
@@ -124,8 +124,8 @@ class StepTimeModel:
         return StepSecondsPrediction(mean, mean * min(1.0, usual.low), mean * max(1.0, usual.high))
 
     def _usual(self, shape: BatchShape) -> UsualError:
-        """The error of steps of this kind: with a prompt they are rarer, and harder to predict."""
-        return self._with_prompts if shape.num_prefill_tokens else self._of_decodes
+        """The error of steps of this kind: some are rarer, and harder to predict."""
+        return self._errors[shape.kind]
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""

@@ -10,6 +10,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.core.view import StepView
 from headway.policies.batching.first_tokens import tokens_for_first_tokens
 from headway.policies.batching.paced import Paced
+from headway.policies.batching.rounds import Rounds
 from headway.policies.batching.step_work import step_work
 from headway.policies.order.on_time import OnTime
 from tests.policies.batching.scene import Scene
@@ -26,7 +27,7 @@ def tokens(*prompts: Job, run: tuple[Job, ...] = (), least: int = 500, budget: i
         now_s=0.0, max_run=256, max_resident=256, total_blocks=8000, free_blocks=4000, waiting=list(prompts)
     )
     plan = StepPlan(run=list(run), admit=list(prompts), token_budget=budget)
-    return tokens_for_first_tokens(WithOverhead(), order, view.now_s, step_work(view, plan), least)
+    return tokens_for_first_tokens(Rounds(WithOverhead()), order, view.now_s, step_work(view, plan), least)
 
 
 def prompt(id_: str, due_s: float) -> Job:

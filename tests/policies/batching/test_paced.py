@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
-from headway.core.plan import StepPlan, check_plan
+from headway.core.plan import StepOutcome, StepPlan, check_plan
 from headway.core.slo import Slo
 from headway.core.view import StepView
 from headway.errors import ConfigError
@@ -109,11 +109,30 @@ def test_prompts_share_what_there_is_in_rank_order() -> None:
     assert expect_step(view, plan).shape.num_tokens == 65
 
 
-def test_a_little_of_a_prompt_always_goes_through() -> None:
-    # 2 s are 20 tokens; with 15 decodes 5 are left, less than the 16 that are the least.
+def after(at: Scene, steps: int) -> StepPlan:
+    """The plan once so many were carried out, each as planned; who runs and waits stays as it is."""
+    for _ in range(steps):
+        at.batching.observe(StepOutcome(now_s=0.0, plan=at.plan()))
+    return at.plan()
+
+
+def test_where_there_is_no_time_for_prompts_decodes_save_up_for_them() -> None:
+    # 2 s are 20 tokens; with 15 decodes 5 are left, less than the 16 that are the least. Three times that are 60, so
+    # 45 tokens of the prompt, to the grain 32. Such a step takes 4.7 s, 2.7 more than 2, and decodes leave 0.5 each.
+    at = scene([timed(f"x{n:02}", 2.0) for n in range(15)]).wait(make_job("a", prompt=500))
+    saving = after(at, 5)
+    assert (len(saving.run), saving.admit, saving.token_budget) == (15, (), 15)
+    paid = after(at, 1)
+    assert (len(paid.run), ids(paid.admit), paid.token_budget) == (15, ["a"], 15 + 32)
+    # Of 3 s that were saved 0.3 are left: five times 0.5 more.
+    assert not after(at, 5).admit
+    assert after(at, 1).admit
+
+
+def test_without_saving_a_little_of_a_prompt_always_goes_through() -> None:
     residents = [timed(f"x{n:02}", 2.0) for n in range(15)]
-    plan = scene(residents).wait(make_job("a", prompt=500)).plan()
-    assert plan.token_budget == 15 + 16
+    at = scene(residents, settings={"saving": False}).wait(make_job("a", prompt=500))
+    assert at.plan().token_budget == 15 + 16
 
 
 class Tiles(LinearCost):
@@ -123,8 +142,10 @@ class Tiles(LinearCost):
         return 1.0 + 10.0 * -(-shape.num_prefill_tokens // 50)
 
 
-def test_where_the_target_is_lost_as_much_of_a_prompt_goes_through_as_takes_hardly_longer() -> None:
-    # 16 tokens take 11 s, as do up to 48. A fifth more would be 13.2 s; 64 take 21.
+def test_where_the_least_of_a_prompt_takes_too_long_as_much_as_takes_no_longer_is_paid_with_all_that_can_be_saved() -> (
+    None
+):
+    # 16 tokens take 11 s, as do up to 48; 2 s, of which decodes leave one, cannot save more than 4.
     at = Scene(
         Paced(Tiles(), share=1.0),
         residents=[timed("x", 2.0)],
@@ -132,8 +153,9 @@ def test_where_the_target_is_lost_as_much_of_a_prompt_goes_through_as_takes_hard
         total_blocks=900,
         max_tokens=640,
         max_run=9,
-    )
-    assert at.wait(make_job("a", prompt=500)).plan().token_budget == 1 + 48
+    ).wait(make_job("a", prompt=500))
+    assert after(at, 3).token_budget == 1
+    assert after(at, 1).token_budget == 1 + 48
 
 
 def test_where_the_whole_of_a_target_is_enough_the_fewest_go_through_and_no_more() -> None:
@@ -141,27 +163,25 @@ def test_where_the_whole_of_a_target_is_enough_the_fewest_go_through_and_no_more
     residents = [timed(f"x{n}", 4.0) for n in range(10)]
     at = scene(residents, settings={"share": 0.5}).wait(make_job("a", prompt=500))
     assert at.plan().token_budget == 10 + 16
-    # Of 2 s even those are too long: 3.12 s are 31 tokens, of which 21, to the grain 16, are of the prompt.
-    assert (
-        scene([timed(f"x{n}", 2.0) for n in range(10)], settings={"share": 0.5})
-        .wait(make_job("a", prompt=500))
-        .plan()
-        .token_budget
-        == 10 + 16
+    # Of 2 s even those are too long, and 10 decodes take half of it: none goes through while they last.
+    at = scene([timed(f"x{n}", 2.0) for n in range(10)], settings={"share": 0.5}).wait(
+        make_job("a", prompt=500)
     )
+    assert after(at, 99).token_budget == 10
 
 
 def test_where_decodes_alone_take_too_long_those_without_a_target_pause() -> None:
-    # 1 s is 10 tokens: the three in a hurry and seven others, the first in rank; nobody starts.
+    # 1.05 s are 10 tokens: the three in a hurry and seven others, the first in rank; nobody starts.
     others = [decoding(f"o{n:02}", arrival_s=float(n)) for n in range(12)]
-    hurried = [timed(f"x{n}", 1.0, arrival_s=20.0) for n in range(3)]
+    hurried = [timed(f"x{n}", 1.05, arrival_s=20.0) for n in range(3)]
     at = scene([*others, *hurried], max_run=20, max_resident=20).wait(make_job("a", prompt=50))
     plan = at.plan()
     assert ids(plan.run) == ["x0", "x1", "x2", *(f"o{n:02}" for n in range(7))]
     assert not plan.admit
-    # A prompt that has begun goes on, by the least.
+    # For a prompt that has begun they leave three tenths, and save: 16 tokens beside seven decodes take 2.3 s.
     at.view.residents = [*others, *hurried, prefilling("b", prompt=500, computed=100)]
-    assert at.plan().token_budget == 10 + 16
+    assert (after(at, 3).token_budget, len(at.plan().run)) == (7, 7)
+    assert (after(at, 1).token_budget, len(at.plan().run)) == (7 + 16, 8)
 
 
 def knowing(residents: list[Job], *newcomers: Job, **view: Any) -> Scene:
@@ -177,22 +197,24 @@ def knowing(residents: list[Job], *newcomers: Job, **view: Any) -> Scene:
 
 
 def test_prompts_in_time_have_three_tenths_of_the_step_from_decodes_that_can_wait() -> None:
-    # 3.05 s are 30 tokens, and there are 28 decodes: 21 of them, and 9 tokens of prompts, of which 16 are the least.
+    # 3.05 s are 30 tokens, and there are 28 decodes: 21 of them, so that 0.95 s are left. With the whole prompt of 50
+    # a step takes 7.1 s, less than three times 3.05, and 4.05 more than it: five times 0.95.
     others = [decoding(f"o{n:02}", arrival_s=float(n) / 100) for n in range(26)]
     hurried = [timed(f"x{n}", 3.05, first_token_s=1.0) for n in range(2)]
     urgent, late = (
         make_job(name, prompt=50, slo=Slo(ttft_s=ttft_s)) for name, ttft_s in (("a", 900.0), ("z", 0.1))
     )
-    plan = knowing([*others, *hurried], urgent, late).plan()
-    assert (len(plan.run), ids(plan.admit), plan.token_budget) == (21, ["a"], 21 + 16)
+    at = knowing([*others, *hurried], urgent, late)
+    plan = after(at, 4)
+    assert (len(plan.run), plan.admit, plan.token_budget) == (21, (), 21)
     assert {"x0", "x1"} < set(ids(plan.run))
+    plan = after(at, 1)
+    assert (len(plan.run), ids(plan.admit), plan.token_budget) == (21, ["a"], 640)
     # Without one in time nobody pauses: all the decodes take less than the whole step.
     assert len(knowing([*others, *hurried], late).plan().run) == 28
 
 
-@pytest.mark.parametrize(
-    ("prompts", "free_blocks", "budget"), [(3, 500, 3 + 16), (4, 500, 512), (4, 499, 3 + 16)]
-)
+@pytest.mark.parametrize(("prompts", "free_blocks", "budget"), [(3, 500, 3), (4, 500, 512), (4, 499, 3)])
 def test_few_in_a_hurry_do_not_make_more_prompts_late(prompts: int, free_blocks: int, budget: int) -> None:
     # Three take 0.3 of 0.35 s. Of prompts count those that there is room for: at least as many, or the three go on.
     hurried = [timed(f"x{n}", 0.35, first_token_s=1.0) for n in range(3)]
@@ -202,10 +224,10 @@ def test_few_in_a_hurry_do_not_make_more_prompts_late(prompts: int, free_blocks:
 
 
 def test_where_drafts_are_right_a_step_may_be_so_many_times_as_long() -> None:
-    # 0.5 s are 5 tokens: a decode with its draft, and beside it the least of a prompt. Where a step brings 16 tokens of
-    # a longer decode, 8 s are 80: 64 in whole grains.
+    # 0.5 s are 5 tokens: a decode with its draft, which saves up for a prompt. Where a step brings 16 tokens of a
+    # longer decode, 8 s are 80: 64 in whole grains.
     for tokens_a_decode, decoded_tokens, budget in (
-        (2, 1.0, 2 + 16),
+        (2, 1.0, 2),
         (16, 16.0, 16 + 64),
         (16, 8.0, 16 + 16),
     ):
@@ -236,7 +258,7 @@ def test_a_late_answer_keeps_its_pace_and_pauses_for_nobody() -> None:
         order.add(job)
         order.remove(job)
     at.view.now_s = 400.0
-    assert at.wait(make_job("a", prompt=500, arrival_s=400.0)).plan().token_budget == 1 + 16
+    assert at.wait(make_job("a", prompt=500, arrival_s=400.0)).plan().token_budget == 1
     # Whoever reads it would otherwise wait until all the others have ended.
     at.view.residents = [late, *hurried]
     assert len(at.plan().run) == 11

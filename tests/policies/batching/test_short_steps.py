@@ -15,6 +15,7 @@ from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.paced import Paced
+from headway.policies.batching.rounds import Rounds
 from headway.policies.batching.short_steps import ShortSteps
 from headway.policies.batching.step_work import step_work
 from headway.policies.order.on_time import OnTime
@@ -49,7 +50,7 @@ def most_tokens(
         max_run=256, max_resident=256, total_blocks=8000, free_blocks=free_blocks, waiting=waiting
     )
     plan = StepPlan(run=list(run), admit=list(admit), token_budget=token_budget)
-    return ShortSteps(cost or WithOverhead(), most_dearer).most_tokens(step_work(view, plan))
+    return ShortSteps(most_dearer).most_tokens(step_work(view, plan), Rounds(cost or WithOverhead()))
 
 
 def test_a_token_may_cost_a_tenth_more_than_in_longer_steps_where_one_of_two_gains() -> None:
@@ -184,7 +185,7 @@ def test_shorter_steps_cost_no_more_than_so_much_more(
 @pytest.mark.parametrize("most_dearer", [-0.1, 1.0, float("nan")])
 def test_shares_that_are_none_are_refused(most_dearer: float) -> None:
     with pytest.raises(ConfigError, match=r"most_dearer is .*; accepted: 0"):
-        ShortSteps(LinearCost(), most_dearer)
+        ShortSteps(most_dearer)
 
 
 def scene(**settings: Any) -> Scene:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
-from headway.core.cost import CostModel
 from headway.core.job import Job
-from headway.policies.batching.step_shapes import left_tokens, scaled, shape_of_prompts, together
+from headway.policies.batching.rounds import Rounds
+from headway.policies.batching.step_shapes import left_tokens, scaled, shape_of_prompts
 from headway.policies.batching.step_work import StepWork
 from headway.policies.order import KnowsLate
 
@@ -21,12 +21,12 @@ _Due = tuple[float, int]
 
 
 def tokens_for_first_tokens(
-    cost: CostModel, order: KnowsLate, now_s: float, work: StepWork, least_tokens: int
+    rounds: Rounds, order: KnowsLate, now_s: float, work: StepWork, least_tokens: int
 ) -> int:
-    """The tokens that a planned step is to have, decodes and all, at least so many and at most the plan's own.
+    """The tokens that a planned round is to have, decodes and all, at least so many and at most the plan's own.
 
     As few as let the prompts that can have their first token in time, begun or with room, get through in a third of the
-    time that they have, all in steps like this; those that even the longest steps could not save are left out.
+    time that they have, all in rounds like this; those that even the longest could not save are left out.
     O(prompts), and where some have such a target a prediction of a step's time for each that is a third longer: O(log
     tokens).
     """
@@ -37,9 +37,9 @@ def tokens_for_first_tokens(
     whole = shape_of_prompts(work.prompts, work.most_tokens - alone.num_tokens)
 
     def token_s(prompt_tokens: int) -> float:
-        """Seconds that a prompt token takes in steps with so many of them."""
+        """Seconds that a prompt token takes in rounds with so many of them."""
         part = scaled(whole, prompt_tokens / whole.num_tokens)
-        return cost.step_s(together(alone, part)) / prompt_tokens
+        return rounds.seconds(alone, part) / prompt_tokens
 
     return alone.num_tokens + _fewest(whole.num_tokens, least_tokens - alone.num_tokens, dues, token_s)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
 from math import inf
 
@@ -15,7 +15,10 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.first_tokens import tokens_for_first_tokens
+from headway.policies.batching.last_short import last_short
 from headway.policies.batching.prompts_by_rank import by_rank
+from headway.policies.batching.rounds import Round, Rounds, times_as_long
+from headway.policies.batching.saved_time import SavedTime
 from headway.policies.batching.short_steps import ShortSteps
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
@@ -23,19 +26,16 @@ from headway.policies.batching.step_shapes import (
     decode_shape,
     left_tokens,
     shape_of_decodes,
-    with_prompt,
 )
 from headway.policies.batching.step_work import step_work
 from headway.policies.batching.top_jobs import DEFAULT_HEADROOM, TopJobs
+from headway.policies.batching.turns import Turn, Turns, step_of
 from headway.policies.order import Order, knows_late
 
 SAFE_BUDGET_TOKENS = 512
 """A step's budget while predictions of its time are not to be trusted: Sarathi-Serve's."""
-_HARDLY_LONGER = 1.2
-"""Where even those break the target, as many more as make the step at most so many times as long: to a GPU a tile of a
-few dozen is as good as one token."""
 _PROMPTS_SHARE = 0.3
-"""Of the longest step, kept for prompts in time from decodes that can wait."""
+"""Of the longest step, kept from decodes that can wait for prompts in time or that have begun."""
 DEFAULT_MOST_DEARER = 0.05
 """So much more may prompts cost those who decode and wait for the sake of shorter steps."""
 _STEADY_STEPS = 64
@@ -47,21 +47,25 @@ class Paced:
 
     The target of a job counts while it brings tokens, even of one that is late: somebody reads them. Prompts get what
     time is left beside the decodes, in rank order, begun or not, so a long one is cut into as many chunks as that
-    takes, stalls nobody, and keeps no short one waiting. Where there is time for none, a few tokens of prompts go
-    through all the same; if those break the target, as many as take hardly longer. Where the decodes alone would take
-    too long, those pause that have no such target, or one at least twice as long that they are ahead of, the lowest
-    ranked first, and nobody starts but who is in time; where no pause helps, nobody pauses. While prompts in time wait,
-    seven tenths of that are too long: they get the rest, unless those in a hurry alone take more; and if those are
-    fewer than the prompts with room, they may miss their pace, for the many would be late. `share` of the target is
-    used: the rest is for what the prediction leaves out. Where predictions are wrong or no pause helps, a step with
-    such a target has SAFE_BUDGET_TOKENS; while steps have no predicted time the engine's own budget holds.
+    takes, stalls nobody, and keeps no short one waiting. Where there is time for none, or where more of them less often
+    get through sooner and first tokens need it, decodes save up for them (`Turns`): streams keep their pace in the
+    mean, and as many start as can. Where a step of both takes longer than two (`times_as_long`), decodes and prompts
+    take turns.
+
+    Where the decodes alone would take too long, those pause that have no such target, or one at least twice as long
+    that they are ahead of, the lowest ranked first, and nobody starts but who is in time; where no pause helps, nobody
+    pauses. Seven tenths of the longest step are too long while prompts in time wait, or others have begun: they get the
+    rest, unless those in a hurry alone take more; and if those are fewer than the prompts with room, they may miss
+    their pace, for the many would be late. `share` of the target is used: the rest is for what the prediction leaves
+    out. Where predictions are wrong or no pause helps, a step with such a target has SAFE_BUDGET_TOKENS; while steps
+    have no predicted time the engine's own budget holds.
 
     Where nobody who decodes has such a target, steps are as short as they may be at hardly more cost to those who
     decode and those who wait, at most `most_dearer` more than of any longer one (`ShortSteps`), and longer where first
     tokens would be late otherwise (`tokens_for_first_tokens`).
 
-    As `top-jobs`, and O(running) with about ten predictions of a step's time where somebody has a target or there are
-    prompts.
+    As `top-jobs`, and O(running) with some fifteen predictions of a step's time where somebody has a target or there
+    are prompts.
     Source: the idea of Sarathi-Serve (OSDI 2024) with the budget taken from the step-time model, step by step.
     """
 
@@ -72,14 +76,20 @@ class Paced:
         headroom: float = DEFAULT_HEADROOM,
         share: float = 0.85,
         most_dearer: float = DEFAULT_MOST_DEARER,
+        turns: bool = True,
+        saving: bool = True,
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigError(f"share is {share}; accepted: a share of the target above 0, at most 1")
         self.headroom = headroom
         self.share = share
+        self.turns = turns
+        self.saving = saving
         self._cost: CostModel = cost or UnknownCost()
         self._top = TopJobs(headroom=headroom)
-        self._short = ShortSteps(self._cost, most_dearer)
+        self._short_steps = ShortSteps(most_dearer)
+        self._turns = Turns()
+        self._saved = SavedTime()
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, prompts by rank, within the tokens that the tightest target leaves or that are worth a step."""
@@ -89,32 +99,84 @@ class Paced:
         """The top jobs, and the budget; prompts that have begun still come before those that start."""
         plan = self._top.plan(view, order, leaving)
         decodes, begun = split_decodes(plan.run)
-        decode_tokens = len(decodes) * view.tokens_a_decode
         longest_s = self._longest_s(view, decodes)
+        self._turns.begin()
+        self._saved.expect(0.0, inf)
         if knows_late(order) and not order.trusts_step_times:
-            return plan if longest_s == inf else _safely(plan, decode_tokens)
+            return plan if longest_s == inf else _safely(plan, len(decodes) * view.tokens_a_decode)
         if longest_s == inf:
-            return _within(plan, self._short_tokens(view, plan, order))
+            return self._short(view, plan, order)
         alone = shape_of_decodes(decodes, view.tokens_a_decode)
-        prompts = [*begun, *plan.admit[: view.seats_beside(plan.run)]]
         alone_s = self._cost.step_s(alone)
         if alone_s > longest_s * (1 - _PROMPTS_SHARE):
-            in_time = set(order.on_time(prompts, view.now_s)) if knows_late(order) else frozenset()
-            decodes_s = longest_s * (1 - _PROMPTS_SHARE) if in_time else longest_s
+            in_time = (
+                set(order.on_time(_prompts(view, plan), view.now_s)) if knows_late(order) else frozenset()
+            )
+            decodes_s = longest_s * (1 - _PROMPTS_SHARE) if in_time or begun else longest_s
             if alone_s > decodes_s:
                 return self._fewer(view, plan, (longest_s, decodes_s), in_time, order)
-        tokens = self._prompt_tokens(alone, prompts, plan.token_budget - decode_tokens, longest_s)
-        return _within(plan, decode_tokens + tokens)
+        return self._with_prompts(view, plan, order, alone, longest_s)
 
-    def _short_tokens(self, view: StepView, plan: StepPlan, order: Order) -> int:
-        """The tokens of a step that no target between tokens bounds: few, but first tokens are to come in time."""
-        if not plan.admit and not (plan.run and plan.run[-1].prefilling):
-            return plan.token_budget  # there are no prompts
-        work = step_work(view, plan)
-        tokens = self._short.most_tokens(work)
-        if tokens >= plan.token_budget or not knows_late(order):
+    def _with_prompts(
+        self, view: StepView, plan: StepPlan, order: Order, alone: BatchShape, longest_s: float
+    ) -> StepPlan:
+        """The decodes of a plan, a step `alone`, and what there is time for of its prompts, beside or after them."""
+        prompts = _prompts(view, plan)
+        if not prompts:
+            self._saved.expect(self._cost.step_s(alone), longest_s)
+            return plan
+        planned = Round(self._rounds(view, plan, alone, prompts), alone, prompts)
+        tokens = self._prompt_tokens(view, plan, order, planned, longest_s)
+        turn = self._turns.whose(planned, tokens)
+        if turn is Turn.PROMPTS:
+            self._saved.expect(planned.prompts_s(tokens), longest_s, decodes=False)
+        else:
+            self._saved.expect(
+                planned.decodes_s() if turn is Turn.DECODES else planned.seconds(tokens), longest_s
+            )
+        return step_of(view, plan, planned, tokens, turn)
+
+    def _prompt_tokens(
+        self, view: StepView, plan: StepPlan, order: Order, planned: Round, longest_s: float
+    ) -> int:
+        """Prompt tokens of this round: as many as keep to the longest step, or what first tokens need and was saved.
+
+        The fewest keep to it if they do so by the whole target.
+        """
+        most_tokens = max(0, plan.token_budget - planned.decodes.num_tokens)
+        if not self.saving:
+            return planned.most_tokens(longest_s, most_tokens)
+        kept = planned.seconds(GRAIN_TOKENS) <= longest_s / self.share
+        tokens = planned.most_tokens(longest_s, most_tokens) if kept else 0
+        needed = self._needed(view, plan, order, planned, tokens) if kept else most_tokens
+        return tokens if needed <= tokens else self._saved.afford(planned, tokens, needed, longest_s)
+
+    def _needed(self, view: StepView, plan: StepPlan, order: Order, planned: Round, tokens: int) -> int:
+        """Prompt tokens of a round that first tokens need, if that is more than so many."""
+        if not knows_late(order) or tokens >= sum(map(left_tokens, planned.prompts)):
             return tokens
-        return tokens_for_first_tokens(self._cost, order, view.now_s, work, tokens)
+        alone = planned.decodes.num_tokens
+        work = step_work(view, plan)
+        return tokens_for_first_tokens(planned.rounds, order, view.now_s, work, alone + tokens) - alone
+
+    def _rounds(self, view: StepView, plan: StepPlan, decodes: BatchShape, prompts: Sequence[Job]) -> Rounds:
+        """Whether decodes and these prompts take turns; not if no prompt has begun, and the first could not start."""
+        apart = self.turns and self._turns.apart(times_as_long(self._cost, decodes, prompts))
+        starts = apart and (plan.run[-1].prefilling or view.admissible(plan.admit[0]))
+        return Rounds(self._cost, apart=starts)
+
+    def _short(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        """A step that no target between tokens bounds: of few tokens, but first tokens are to come in time."""
+        if not plan.admit and not (plan.run and plan.run[-1].prefilling):
+            return plan  # there are no prompts
+        work = step_work(view, plan)
+        rounds = self._rounds(view, plan, work.decodes, work.prompts)
+        tokens = self._short_steps.most_tokens(work, rounds)
+        if tokens < plan.token_budget and knows_late(order):
+            tokens = tokens_for_first_tokens(rounds, order, view.now_s, work, tokens)
+        planned = Round(rounds, work.decodes, work.prompts)
+        tokens -= work.decodes.num_tokens
+        return step_of(view, plan, planned, tokens, self._turns.whose(planned, tokens))
 
     def _fewer(
         self,
@@ -146,51 +208,16 @@ class Paced:
             return self._cost.step_s(beside(count)) > decodes_s
 
         least_s = self._cost.step_s(beside(0 if hurried else 1))
-        if least_s > longest_s or (least_s > decodes_s and _with_room(view, in_time) > len(hurried)):
+        if least_s > longest_s / self.share or (
+            least_s > decodes_s and _with_room(view, in_time) > len(hurried)
+        ):
             # Nobody's pause would help: such a target is not kept by starving the others, nor by more being late.
             return _safely(plan, len(decodes) * view.tokens_a_decode)
         # Somebody decodes: prompts in time may have no room, and then nobody would run.
-        kept = others[: max(0 if hurried else 1, _last_short(len(others), too_long))]
+        kept = others[: max(0 if hurried else 1, last_short(len(others), too_long))]
         plan.run = [*hurried, *kept, *prompts]
         plan.admit = [job for job in plan.admit if job in in_time][: view.seats_beside(plan.run)]
-        prompts = [*prompts, *plan.admit]
-        alone = beside(len(kept))
-        most_tokens = plan.token_budget - alone.num_tokens
-        return _within(plan, alone.num_tokens + self._prompt_tokens(alone, prompts, most_tokens, longest_s))
-
-    def _prompt_tokens(
-        self, alone: BatchShape, prompts: Sequence[Job], most_tokens: int, longest_s: float
-    ) -> int:
-        """Prompt tokens, in order and at most so many, beside which a step is predicted to last no longer.
-
-        The fewest always; where they break even the whole target, as many as take hardly longer.
-        """
-        if prompts:
-            fewest = _with_prompt(alone, prompts[0], min(GRAIN_TOKENS, left_tokens(prompts[0])))
-            fewest_s = self._cost.step_s(fewest)
-            lost = fewest_s > longest_s / self.share
-            longest_s = max(longest_s, fewest_s * _HARDLY_LONGER if lost else fewest_s)
-        step, granted = alone, 0
-        for job in prompts:
-            tokens = min(left_tokens(job), most_tokens - granted)
-            if tokens <= 0:
-                break
-            longer = _with_prompt(step, job, tokens)
-            if self._cost.step_s(longer) > longest_s:
-                return max(GRAIN_TOKENS, self._cut(step, job, granted, tokens, longest_s))
-            step, granted = longer, granted + tokens
-        return most_tokens
-
-    def _cut(self, step: BatchShape, job: Job, granted: int, tokens: int, longest_s: float) -> int:
-        """All prompt tokens, where the next `tokens` of one prompt are too much beside those `granted`."""
-        whole = granted // GRAIN_TOKENS
-
-        def too_long(grains: int) -> bool:
-            chunk = (whole + grains) * GRAIN_TOKENS - granted
-            return self._cost.step_s(_with_prompt(step, job, chunk)) > longest_s
-
-        grains = _last_short(-(-(granted + tokens) // GRAIN_TOKENS) - whole, too_long)
-        return max(granted, (whole + grains) * GRAIN_TOKENS)
+        return self._with_prompts(view, plan, order, beside(len(kept)), longest_s)
 
     def next_change_s(self, view: StepView) -> float:
         """As `top-jobs`; with a target between tokens as long as steps keep it although they grow with every token.
@@ -219,13 +246,20 @@ class Paced:
         return self._top.ranks_nobody(view)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn."""
+        """Follow whose turn it is, and what was saved."""
+        self._turns.observe()
+        self._saved.observe()
 
 
 def _within(plan: StepPlan, tokens: int) -> StepPlan:
     """The plan, now of a step of at most so many tokens."""
     plan.token_budget = min(plan.token_budget, tokens)
     return plan
+
+
+def _prompts(view: StepView, plan: StepPlan) -> list[Job]:
+    """The prompts of a plan that have begun, and newcomers that have a place."""
+    return [*split_decodes(plan.run)[1], *plan.admit[: view.seats_beside(plan.run)]]
 
 
 def _safely(plan: StepPlan, decode_tokens: int) -> StepPlan:
@@ -243,14 +277,3 @@ def _is_ahead(job: Job, longest_s: float, view: StepView, order: Order) -> bool:
     """Whether a decode's own pace is so much slower that it may sit a step out."""
     own_s = (job.slo.tbt_s or inf) * view.decoded_tokens
     return knows_late(order) and own_s >= 2 * longest_s and order.latest_start_s(job) > view.now_s + own_s
-
-
-def _with_prompt(step: BatchShape, job: Job, tokens: int) -> BatchShape:
-    return with_prompt(step, tokens, job.num_found_tokens)
-
-
-def _last_short(most: int, too_long: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that is not too long, 0 if none; the more, the longer. O(log most) asked."""
-    if most <= 0 or not too_long(most):
-        return max(0, most)
-    return max(0, bisect_left(range(most), True, key=too_long) - 1)

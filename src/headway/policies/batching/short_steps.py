@@ -5,14 +5,13 @@ from __future__ import annotations
 from math import inf
 
 from headway.core.batch_shape import BatchShape
-from headway.core.cost import CostModel
 from headway.errors import ConfigError
+from headway.policies.batching.rounds import Rounds
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
     left_tokens,
     scaled,
     shape_of_prompts,
-    together,
 )
 from headway.policies.batching.step_work import StepWork
 
@@ -43,16 +42,15 @@ class ShortSteps:
     here read off the step-time model.
     """
 
-    def __init__(self, cost: CostModel, most_dearer: float) -> None:
+    def __init__(self, most_dearer: float) -> None:
         if not 0 <= most_dearer < 1:
             raise ConfigError(
                 f"most_dearer is {most_dearer}; accepted: 0, which is as long as they come, to below 1"
             )
         self._most_dearer = most_dearer
-        self._cost = cost
 
-    def most_tokens(self, work: StepWork) -> int:
-        """The tokens that a planned step may have, decodes and all; the plan's own while step times are unknown.
+    def most_tokens(self, work: StepWork, rounds: Rounds) -> int:
+        """The tokens that a planned round may have, decodes and all; the plan's own while step times are unknown.
 
         O(prompts), and where there are some five predictions of a step's time, and two more for each that is a quarter
         shorter and still worth it: O(log tokens).
@@ -63,19 +61,19 @@ class ShortSteps:
         many = min(sum(map(left_tokens, prompts)), work.most_tokens - decodes.num_tokens)
         if decodes.num_jobs + len(prompts) < 2 or many * _SHORTER < GRAIN_TOKENS:
             return work.most_tokens
-        enough = self._enough(decodes, shape_of_prompts(prompts, many), work.behind)
+        enough = self._enough(decodes, shape_of_prompts(prompts, many), work.behind, rounds)
         return work.most_tokens if enough == many else decodes.num_tokens + enough
 
-    def _enough(self, decodes: BatchShape, prompts: BatchShape, behind: int) -> int:
+    def _enough(self, decodes: BatchShape, prompts: BatchShape, behind: int, rounds: Rounds) -> int:
         """The fewest of these prompt tokens worth a step with these decodes, where so many jobs wait for prompts."""
         many = prompts.num_tokens
-        alone_s = self._cost.step_s(decodes) if decodes.num_jobs else 0.0
+        alone_s = rounds.cost.step_s(decodes) if decodes.num_jobs else 0.0
         dearest = 1 + self._most_dearer * (behind - 1) / behind
         share, least = 1.0, inf
         while share * many >= GRAIN_TOKENS:
             part = scaled(prompts, share)
-            whole_s = self._cost.step_s(together(scaled(decodes, share), part))
-            more_s = self._cost.step_s(together(decodes, part)) - alone_s
+            whole_s = rounds.seconds(scaled(decodes, share), part)
+            more_s = rounds.seconds(decodes, part) - alone_s
             cost = (behind * (1 + behind) * whole_s + decodes.num_jobs * more_s) / share
             least = min(least, cost)
             if not whole_s or cost > dearest * least:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from math import inf
 
 from headway.core.cost import CostModel, UnknownCost
-from headway.core.job import Job, JobState
+from headway.core.job import Job, JobState, has_decodes
 from headway.core.plan import StepOutcome
 from headway.policies.order.remaining_work import ASSUMED_STEP_S, RemainingWork
 
@@ -34,6 +34,8 @@ class LatestStart:
         self._decoded_tokens = 1.0
         self._last_s = 0.0
         self._ran: Collection[Job] = ()
+        self._decoded = self._answers_paused = False
+        self._pause_s = 0.0
 
     @property
     def step_s(self) -> float:
@@ -67,14 +69,24 @@ class LatestStart:
         return latest_s
 
     def observe(self, outcome: StepOutcome) -> float:
-        """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on."""
+        """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on.
+
+        A step of prompts alone, for which answers pause, is part of the next: a token takes both.
+        """
         self._decoded_tokens = outcome.decoded_tokens
         began_s, ran = self._last_s, self._ran
+        paused = self._answers_paused
+        decoded, self._decoded = self._decoded, has_decodes(outcome.tokens)
+        self._answers_paused = decoded and not self._decoded
         self._last_s, self._ran = outcome.now_s, outcome.tokens
         if not any(job.state is JobState.RESIDENT for job in ran):
             return 0.0  # the engine may have been idle since
         step_s = outcome.now_s - began_s
-        self._step_s += (step_s - self._step_s) * (_NEWEST_SHARE if self._step_s else 1.0)
+        if paused:
+            self._pause_s = step_s
+        else:
+            round_s, self._pause_s = step_s + self._pause_s, 0.0
+            self._step_s += (round_s - self._step_s) * (_NEWEST_SHARE if self._step_s else 1.0)
         return step_s
 
     def forget(self, job: Job) -> None:

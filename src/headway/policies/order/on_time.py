@@ -25,7 +25,8 @@ from headway.policies.order.worth_starting import WorthStarting
 MOST_WEIGHED = 128
 """Jobs on time that are weighed against each other, the first by latest start; who comes behind them is not urgent."""
 _COMPARED_EVERY = 4
-"""Steps from one comparison of a predicted step time to the next: a comparison sums over the batch."""
+"""Steps from one comparison of predicted step times to the next: a comparison sums over the batch."""
+_COMPARED = 2
 _RULE = TrustRule()
 
 
@@ -102,6 +103,7 @@ class OnTime:
         self._num_ranked = 0
         self._num_observed = 0
         self._predicted_s = 0.0
+        self._taken_s = 0.0
 
     # ---- what is known of predictions ---------------------------------------------------------------
 
@@ -284,12 +286,21 @@ class OnTime:
         self._times.renew_after(outcome)
 
     def _compare(self, outcome: StepOutcome, step_s: float) -> None:
-        """Hold what the step before took against what was predicted of it, every few steps."""
-        if self._predicted_s and step_s:
-            self.steps.observe(self._predicted_s, step_s)
+        """Hold what two steps took against what was predicted of them, every few steps.
+
+        Two, since with asynchronous scheduling the time between two plans is that of the step before: where decodes and
+        prompts take turns, the other's.
+        """
+        since = self._num_observed % _COMPARED_EVERY
         self._num_observed += 1
-        compared = outcome.tokens and self._num_observed % _COMPARED_EVERY == 0
-        self._predicted_s = self._cost.step_s(shape_of(outcome.tokens)) if compared else 0.0
+        if since and not step_s:
+            self._predicted_s = 0.0
+        if since == _COMPARED:
+            self.steps.observe(self._predicted_s, self._taken_s + step_s)
+        self._taken_s = step_s
+        if since == 0 or (since < _COMPARED and self._predicted_s):
+            predicted_s = self._cost.step_s(shape_of(outcome.tokens)) if outcome.tokens else 0.0
+            self._predicted_s = self._predicted_s * since + predicted_s
 
 
 def _in_order(candidates: Iterable[Candidate], when: str, lead_s: Mapping[str, float]) -> list[Candidate]:

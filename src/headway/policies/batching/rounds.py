@@ -1,0 +1,95 @@
+"""What a round takes: a token for everyone who decodes, and so many of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import CostModel
+from headway.core.job import Job
+from headway.policies.batching.last_short import last_short
+from headway.policies.batching.step_shapes import (
+    GRAIN_TOKENS,
+    left_tokens,
+    shape_of_prompts,
+    together,
+    with_prompt,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Rounds in one step, or `apart`: in two, one of decodes and one of prompts.
+
+    One step reads the weights once. But where decodes share the kernel of prompts (FlashAttention 2) they take up to
+    three times as long with them as alone: then two steps are less.
+    """
+
+    cost: CostModel
+    apart: bool = False
+
+    def seconds(self, decodes: BatchShape, prompts: BatchShape) -> float:
+        """What a round of these takes; 0 while nobody knows."""
+        if not self.apart:
+            return self.cost.step_s(together(decodes, prompts))
+        return self.cost.step_s(decodes) + self.cost.step_s(prompts)
+
+
+def times_as_long(cost: CostModel, decodes: BatchShape, prompts: Sequence[Job]) -> float:
+    """How many times as long one step takes as two, with the least of prompts; 0 where it is not known, or no question.
+
+    Three predictions of a step's time.
+    """
+    few = shape_of_prompts(prompts, GRAIN_TOKENS)
+    if not decodes.num_jobs or not few.num_jobs:
+        return 0.0
+    one_s, two_s = (Rounds(cost, apart).seconds(decodes, few) for apart in (False, True))
+    return one_s / two_s if two_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One of them: these decodes, and tokens of these prompts, one after another."""
+
+    rounds: Rounds
+    decodes: BatchShape
+    prompts: Sequence[Job]
+
+    def decodes_s(self) -> float:
+        """Seconds of the decodes alone."""
+        return self.rounds.cost.step_s(self.decodes)
+
+    def prompts_s(self, tokens: int) -> float:
+        """Seconds of so many prompt tokens alone."""
+        return self.rounds.cost.step_s(shape_of_prompts(self.prompts, tokens))
+
+    def seconds(self, tokens: int) -> float:
+        """Seconds with so many prompt tokens."""
+        return self.rounds.seconds(self.decodes, shape_of_prompts(self.prompts, tokens))
+
+    def most_tokens(self, longest_s: float, at_most: int) -> int:
+        """Prompt tokens with which it lasts no longer, to the grain; `at_most` where all of them do.
+
+        The fewest, however long they take. O(prompts), and a prediction for each and O(log tokens) for the last.
+        """
+        part, granted = BatchShape(), 0
+        for job in self.prompts:
+            tokens = min(left_tokens(job), at_most - granted)
+            if tokens <= 0:
+                break
+            longer = with_prompt(part, tokens, job.num_found_tokens)
+            if self.rounds.seconds(self.decodes, longer) > longest_s:
+                return max(GRAIN_TOKENS, granted, self._cut(part, job, granted, tokens, longest_s))
+            part, granted = longer, granted + tokens
+        return at_most
+
+    def _cut(self, part: BatchShape, job: Job, granted: int, tokens: int, longest_s: float) -> int:
+        """All prompt tokens, where the next `tokens` of one prompt are too much beside those `granted`."""
+        whole = granted // GRAIN_TOKENS
+
+        def too_long(grains: int) -> bool:
+            chunk = with_prompt(part, (whole + grains) * GRAIN_TOKENS - granted, job.num_found_tokens)
+            return self.rounds.seconds(self.decodes, chunk) > longest_s
+
+        return (whole + last_short(-(-(granted + tokens) // GRAIN_TOKENS) - whole, too_long)) * GRAIN_TOKENS

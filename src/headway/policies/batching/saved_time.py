@@ -1,0 +1,62 @@
+"""What decodes leave of the time that tokens may take, for a step of prompts that is worth its while."""
+
+from __future__ import annotations
+
+from math import inf
+
+from headway.policies.batching.rounds import Round
+from headway.policies.batching.step_shapes import GRAIN_TOKENS
+
+_MOST = 2.0
+"""Longest steps that are saved, at most, so that no stream stalls for more than three."""
+_WORTH = 1.1
+"""Times the prompt tokens a second for which it is worth saving: predictions are wrong by as much."""
+
+
+class SavedTime:
+    """Each token of a stream may take the longest step; steps that take less leave the rest, longer ones are paid.
+
+    So streams keep their pace in the mean, and nobody starts whom they would not keep it beside. O(1) a step.
+    """
+
+    def __init__(self) -> None:
+        self._saved_s = 0.0
+        self._longest_s = inf
+        self._left_s = 0.0
+
+    def expect(self, step_s: float, longest_s: float, *, decodes: bool = True) -> None:
+        """The planned step is predicted to take so long, where a token may take `longest_s`; inf where nobody says.
+
+        Without decodes it is a part of the next.
+        """
+        self._longest_s = longest_s
+        self._left_s = (longest_s if decodes else 0.0) - step_s
+
+    def observe(self) -> None:
+        """The planned step is done."""
+        if self._longest_s == inf:
+            self._saved_s = 0.0
+        else:
+            self._saved_s = max(0.0, min(self._saved_s + self._left_s, _MOST * self._longest_s))
+
+    def afford(self, planned: Round, tokens: int, needed: int, longest_s: float) -> int:
+        """Prompt tokens of this round, where `tokens` keep to the longest step and more are needed.
+
+        More of them less often, if prompts get through sooner so: none while decodes still save up.
+        """
+        most_s = longest_s * (1 + _MOST)
+        many = planned.most_tokens(max(most_s, planned.seconds(GRAIN_TOKENS)), needed)
+        many_s = planned.seconds(many)
+        if tokens and not _gets_more_through(planned, tokens, (many, many_s), longest_s):
+            return tokens
+        return many if min(many_s, most_s) <= longest_s + self._saved_s else 0
+
+
+def _gets_more_through(planned: Round, tokens: int, many: tuple[int, float], longest_s: float) -> bool:
+    """Whether `many` in so many seconds, and in those of saving up for them, are more than `tokens` in every round."""
+    more, more_s = many
+    decodes_s = planned.decodes_s()
+    if decodes_s >= longest_s:
+        return False
+    saving_s = max(0.0, more_s - longest_s) / (longest_s - decodes_s) * decodes_s
+    return more * planned.seconds(tokens) > _WORTH * tokens * (more_s + saving_s)

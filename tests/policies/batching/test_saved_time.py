@@ -1,0 +1,76 @@
+"""What is saved for prompts, by hand: 2 s a step, a tenth for each token, and a second for a decode beside prompts."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from headway.policies.batching.rounds import Round, Rounds
+from headway.policies.batching.saved_time import SavedTime
+from headway.policies.batching.step_shapes import decode_shape
+from tests.policies.batching.test_rounds import SharedKernel, prompts
+
+
+def saved(*steps_s: float, longest_s: float = 4.0) -> SavedTime:
+    """After steps of decodes that took so long."""
+    found = SavedTime()
+    for step_s in steps_s:
+        found.expect(step_s, longest_s)
+        found.observe()
+    return found
+
+
+def planned(num_decodes: int = 2) -> Round:
+    """2.2 s for two decodes alone; with n tokens of a prompt 4.2 s and n tenths."""
+    return Round(Rounds(SharedKernel()), decode_shape(num_decodes, 20), prompts(500))
+
+
+def test_what_steps_leave_pays_for_more_prompts_less_often() -> None:
+    # Three times 4 s are 78 tokens, to the grain 64: 10.6 s. That is 6.6 more than 4, of which decodes leave 1.8 each.
+    assert saved(2.2, 2.2, 2.2).afford(planned(), 0, 500, 4.0) == 0
+    assert saved(2.2, 2.2, 2.2, 2.2).afford(planned(), 0, 500, 4.0) == 64
+    assert saved(2.2, 2.2, 2.2, 2.2, 10.6).afford(planned(), 0, 500, 4.0) == 0
+
+
+def test_no_more_than_two_steps_are_saved() -> None:
+    many = saved(*[1.0] * 99)
+    many.expect(10.6, 4.0)
+    many.observe()
+    # 8 s were, of which 6.6 went.
+    assert many.afford(planned(), 0, 500, 4.0) == 0
+    assert saved(*[1.0] * 99).afford(planned(), 0, 500, 4.0) == 64
+
+
+def test_a_step_of_prompts_alone_is_paid_whole() -> None:
+    found = saved(2.2, 2.2, 2.2, 2.2)
+    found.expect(7.0, 4.0, decodes=False)
+    found.observe()
+    assert found.afford(planned(), 0, 500, 4.0) == 0
+
+
+def test_more_less_often_only_where_prompts_get_through_sooner() -> None:
+    # 6 s allow 16 tokens in every step: 5.8 s, 2.8 tokens a second. In 18 s there are 138, to the grain 128: they
+    # take 17, and 6.4 of decodes alone to save up for them: 5.5 a second.
+    assert saved(*[1.0] * 99, longest_s=6.0).afford(planned(), 16, 500, 6.0) == 128
+    # Where a decode costs no more beside prompts one way is as good as the other, but for the 2 s of each step.
+    cheap = Round(Rounds(SharedKernel(0.0)), decode_shape(2, 20), prompts(500))
+    assert saved(*[1.0] * 99, longest_s=30.0).afford(cheap, 272, 500, 30.0) == 272
+
+
+def test_no_more_than_is_needed() -> None:
+    assert saved(*[1.0] * 99, longest_s=6.0).afford(planned(), 16, 48, 6.0) == 48
+
+
+def test_where_decodes_leave_nothing_nothing_is_saved_for() -> None:
+    # Forty decodes take 6 s.
+    assert saved(*[6.0] * 99, longest_s=6.0).afford(planned(40), 16, 500, 6.0) == 16
+    assert saved(*[6.0] * 99, longest_s=6.0).afford(planned(40), 0, 500, 6.0) == 0
+
+
+@pytest.mark.parametrize("longest_s", [inf, 4.0])
+def test_without_a_target_nothing_is_kept(longest_s: float) -> None:
+    found = saved(*[1.0] * 99)
+    found.expect(1.0, longest_s)
+    found.observe()
+    assert (found.afford(planned(), 0, 500, 4.0) == 0) is (longest_s == inf)
