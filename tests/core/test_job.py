@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.job import Job, is_decode
+from headway.core.job import Job, has_decodes, is_decode
 from headway.core.slo import Slo
 from tests.strategies import decoding, make_job
 
@@ -52,6 +52,11 @@ def test_a_step_extends_an_answer_or_computes_a_prompt(
 ) -> None:
     job = make_job(prompt=10, num_computed_tokens=computed, num_output_tokens=output)
     assert is_decode(job, tokens) is expected
+    assert has_decodes({job: tokens, make_job("p", prompt=10, num_computed_tokens=9): 9}) is expected
+
+
+def test_a_step_of_nobody_has_no_decodes() -> None:
+    assert not has_decodes({})
 
 
 @pytest.mark.parametrize(

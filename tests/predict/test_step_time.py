@@ -211,6 +211,17 @@ def test_prompts_are_learned_though_rare_beside_steady_decodes() -> None:
     assert model.step_s(decodes(16, 800)) == pytest.approx(FAST.step_s(decodes(16, 800)), rel=0.02)
 
 
+def test_decodes_beside_prompts_are_learned_though_rare_among_prompts_alone() -> None:
+    """As where both take turns, and what they take together is tried now and then."""
+    rng, model = random.Random(0), StepTimeModel(LLAMA)
+    chunk, both = batch((512, 1024)), batch((512, 1024), *((1, 800),) * 16)
+    for step in range(400):
+        shape = both if step > 40 and step % 20 == 0 else (chunk, decodes(16, 800))[step % 2]
+        model.observe(shape, FAST.step_s(shape) * (2 if shape is both else 1) * rng.gauss(1, 0.002))
+    assert model.step_s(both) == pytest.approx(2 * FAST.step_s(both), rel=0.15)
+    assert model.step_s(chunk) == pytest.approx(FAST.step_s(chunk), rel=0.05)
+
+
 def test_a_prompt_pays_for_the_context_it_reads() -> None:
     """Small chunks late in a long prompt: what they cost is the KV before them, many times over."""
     rng, model = random.Random(0), StepTimeModel(LLAMA)

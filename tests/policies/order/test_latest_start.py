@@ -12,7 +12,7 @@ from headway.core.slo import Slo
 from headway.policies.order.latest_start import NO_TARGET, TOO_LATE, LatestStart
 from headway.policies.order.remaining_work import ASSUMED_STEP_S, RemainingWork
 from tests.policies.order.per_token import PerToken, exactly
-from tests.strategies import decoding, make_job
+from tests.strategies import decoding, make_job, prefilling
 
 
 def latest_start() -> LatestStart:
@@ -80,6 +80,25 @@ def test_the_pace_is_that_of_the_steps_of_late() -> None:
     # A tenth of the newest: 0.5, then 0.5 + (1 - 0.5) / 10.
     assert steps == [0.0, 0.5, 1.0]
     assert latest.step_s == pytest.approx(0.55)
+
+
+def test_where_answers_pause_for_a_step_of_prompts_a_token_takes_both() -> None:
+    latest = latest_start()
+    answer, prompt = decoding("a"), prefilling("p", prompt=500, computed=300)
+    answer.num_computed_tokens += 1  # as the ledger has it after a step
+    steps = [{answer: 1}, {answer: 1}, {prompt: 100}, {answer: 1}, {answer: 1}]
+    for at_s, tokens in zip((1.0, 2.0, 3.0, 7.0, 8.0), steps, strict=True):
+        latest.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens=tokens))
+    # Steps of 1, 1, 4 and 1 s, the third of prompts alone: a token took 1, 1 and 5 s, of which the last counts a tenth.
+    assert latest.step_s == pytest.approx(1.4)
+
+
+def test_prompts_that_nobody_pauses_for_are_steps_like_others() -> None:
+    latest = latest_start()
+    prompt = prefilling("p", prompt=500, computed=300)
+    for at_s in (1.0, 5.0, 9.0):
+        latest.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens={prompt: 100}))
+    assert latest.step_s == 4.0
 
 
 def test_the_step_under_way_ends_before_a_prompt_begins() -> None:

@@ -34,7 +34,7 @@ class LatestStart:
         self._decoded_tokens = 1.0
         self._last_s = 0.0
         self._ran: Collection[Job] = ()
-        self._decoded = self._answers_paused = False
+        self._had_decodes = self._answers_paused = False
         self._pause_s = 0.0
 
     @property
@@ -76,8 +76,8 @@ class LatestStart:
         self._decoded_tokens = outcome.decoded_tokens
         began_s, ran = self._last_s, self._ran
         paused = self._answers_paused
-        decoded, self._decoded = self._decoded, has_decodes(outcome.tokens)
-        self._answers_paused = decoded and not self._decoded
+        decoded, self._had_decodes = self._had_decodes, has_decodes(outcome.tokens)
+        self._answers_paused = decoded and not self._had_decodes
         self._last_s, self._ran = outcome.now_s, outcome.tokens
         if not any(job.state is JobState.RESIDENT for job in ran):
             return 0.0  # the engine may have been idle since
