@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.cost import CostModel
+from headway.core.slo import Slo
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
 from headway.predict.transfer import TransferModel
@@ -17,6 +18,7 @@ from headway.sim.killed_steps import KILLING_ROWS, build_killing
 from headway.sim.oracle import ORACLES
 from headway.sim.simulation import Policies, PolicyFactory, System
 from headway.traces import TraceRequest
+from tests.policies.batching.test_rounds import SharedKernel
 from tests.sim.swapping import restless
 from tests.sim.worlds import LIMIT, Linear, calibration, limits, request, run, slo
 from tests.strategies import FEW
@@ -158,3 +160,18 @@ def test_a_stretch_is_one_go() -> None:
     records, result = run(trace, counting)
     assert (records["a"].finished_s, result.totals["0"].steps) == (50.0, 50)
     assert planned <= 4
+
+
+@pytest.mark.parametrize("tbt_s", [None, 6.0, 8.0])
+def test_nobody_steps_over_the_turn_of_prompts(tbt_s: float | None) -> None:
+    # Two prompts fill a step, so that all residents decode in the next, while others wait for their turn.
+    row = find_preset("headway", order="arrival", leaving=())
+    streams = [request(f"x{n}", 0.0, 5, 60, slo=Slo(tbt_s=tbt_s)) for n in range(10)]
+    trace = [*streams, *(request(f"p{n}", 61.0, 27, 60, slo=Slo(tbt_s=tbt_s)) for n in range(6))]
+    sizes = limits(max_num_seqs=16, max_num_batched_tokens=64, prefix_caching=False)
+    system = System(limits=sizes, calibration=calibration(SharedKernel()))
+    short, long = (
+        run(trace, lambda cost: build_policy(row, SharedKernel()), system, shortcut=shortcut)
+        for shortcut in (True, False)
+    )
+    assert short == long

@@ -69,7 +69,8 @@ class StepPlan:
     (paused residents) starts a copy of their KV to the host; they stay. `prefetch` (swapped jobs) brings KV
     back without a place in the batch, from the blocks and slots that are left; the job is then resident and
     paused, and `preempt {job: SWAP}` puts it back at once. `room_for` is whom the victims of `preempt` make room for
-    where it does not start in this step: to be told, not to be done.
+    where it does not start in this step: to be told, not to be done. So are those `next_up`, who start in the step
+    after this one, if nobody comes before them: they wait for their turn, and for nothing else.
     """
 
     run: Sequence[Job] = ()
@@ -82,6 +83,7 @@ class StepPlan:
     prefetch: Sequence[Job] = ()
     leave: Mapping[Job, Departure] = field(default_factory=dict)
     room_for: Job | None = None
+    next_up: Sequence[Job] = ()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -203,6 +203,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def _plan(self, now_s: float) -> StepPlan:
         view = self.view
         view.now_s = now_s
+        view.defers_prompts = self.defers_prefills
         view.residents = self.ledger.residents
         view.waiting = self.ledger.waiting.values()
         if self.scheduler_config.async_scheduling:

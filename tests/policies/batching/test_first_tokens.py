@@ -80,3 +80,9 @@ def test_paced_has_such_steps() -> None:
 
     assert budget(NO_TARGETS) == budget(Slo(ttft_s=900.0)) < 2000
     assert budget(Slo(ttft_s=100.0)) == 8000
+
+
+@pytest.mark.parametrize("budget", [10, 8])
+def test_where_decodes_take_all_tokens_first_tokens_ask_for_nothing(budget: int) -> None:
+    run = tuple(decoding(f"{n}") for n in range(10))
+    assert tokens(prompt("a", 300.0), run=run, least=10, budget=budget) == 10

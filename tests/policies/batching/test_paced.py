@@ -112,7 +112,8 @@ def test_prompts_share_what_there_is_in_rank_order() -> None:
 def after(at: Scene, steps: int) -> StepPlan:
     """The plan once so many were carried out, each as planned; who runs and waits stays as it is."""
     for _ in range(steps):
-        at.batching.observe(StepOutcome(now_s=0.0, plan=at.plan()))
+        plan = at.plan()
+        at.batching.observe(StepOutcome(now_s=0.0, plan=plan, num_tokens=plan.token_budget))
     return at.plan()
 
 
@@ -127,6 +128,18 @@ def test_where_there_is_no_time_for_prompts_decodes_save_up_for_them() -> None:
     # Of 3 s that were saved 0.3 are left: five times 0.5 more.
     assert not after(at, 5).admit
     assert after(at, 1).admit
+
+
+def test_what_was_saved_is_not_spent_on_a_prompt_that_does_not_start() -> None:
+    at = scene([timed(f"x{n:02}", 2.0) for n in range(15)]).wait(make_job("a", prompt=500))
+    assert after(at, 6).admit
+    for _ in range(5):
+        plan = at.plan()
+        assert plan.admit
+        at.batching.observe(StepOutcome(now_s=0.0, plan=plan, num_tokens=15))  # it has no room yet
+    at.batching.observe(StepOutcome(now_s=0.0, plan=StepPlan()))  # nor is there a step between two
+    assert at.plan().admit
+    assert not after(at, 1).admit
 
 
 def test_without_saving_a_little_of_a_prompt_always_goes_through() -> None:
@@ -365,3 +378,9 @@ def test_one_of_a_slower_pace_that_is_ahead_of_it_may_pause() -> None:
     ran = ids(at.plan().run)
     assert len(ran) == 10
     assert {"x0", "x1", "x2"} < set(ran)
+
+
+def test_where_decodes_have_all_of_the_engines_tokens_prompts_in_time_wait() -> None:
+    at = knowing([timed(f"x{n}", 100.0, first_token_s=1.0) for n in range(10)], max_tokens=10)
+    plan = at.wait(make_job("a", prompt=50, slo=Slo(ttft_s=900.0))).plan()
+    assert (len(plan.run), plan.token_budget) == (10, 10)

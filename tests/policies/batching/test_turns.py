@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from headway.core.plan import StepOutcome, StepPlan
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.batch_shape import BatchShape
+from headway.core.job import Job
+from headway.core.plan import StepOutcome
 from headway.policies.batching.paced import Paced
 from headway.policies.batching.rounds import Round, Rounds
 from headway.policies.batching.step_shapes import decode_shape
 from headway.policies.batching.turns import Turn, Turns
+from headway.policies.presets import build_policy, find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.batching.test_paced import timed
 from tests.policies.batching.test_rounds import SharedKernel, prompts
-from tests.strategies import decoding, ids, prefilling
+from tests.policies.contract import Workload, check_drains, hurried, workloads
+from tests.policies.instance import LinearCost
+from tests.strategies import SOME, decoding, ids, prefilling
 
 
 def turns_of(ratios: list[float], *, tokens: int = 16, num_decodes: int = 3) -> list[Turn]:
@@ -59,7 +68,7 @@ def carried_out(at: Scene, steps: int) -> list[tuple[list[str], list[str], int]]
         plan = at.plan()
         assert at.plan() == plan, "asked twice it gave two plans"
         found.append((ids(plan.run), ids(plan.admit), plan.token_budget))
-        at.batching.observe(StepOutcome(now_s=0.0, plan=StepPlan()))
+        at.batching.observe(StepOutcome(now_s=0.0, plan=plan, num_tokens=plan.token_budget))
     return found
 
 
@@ -107,3 +116,90 @@ def test_turns_can_be_switched_off() -> None:
         max_tokens=640,
     )
     assert all(run == ["x", "b"] for run, _, _ in carried_out(at, 8))
+
+
+def dear(residents: list[Job], **view: Any) -> Scene:
+    """Paced steps as long as they come, in which each decode costs a second more beside prompts."""
+    return Scene(
+        Paced(SharedKernel(), share=1.0, most_dearer=0.0),
+        residents=residents,
+        **{
+            "free_blocks": 400,
+            "total_blocks": 900,
+            "max_tokens": 640,
+            "max_run": 16,
+            "max_resident": 16,
+            **view,
+        },
+    )
+
+
+def test_answers_that_paused_may_be_gone_when_it_is_their_turn() -> None:
+    at = dear([decoding(f"x{n}") for n in range(10)]).wait(*prompts(500, 500))
+    assert carried_out(at, 3)[-1] == ([], ["p0", "p1"], 630)
+    at.view.residents = []  # their clients have hung up
+    assert carried_out(at, 1) == [([], ["p0", "p1"], 640)]
+
+
+def test_steps_without_room_for_prompts_are_no_rounds() -> None:
+    at = dear([decoding(f"x{n}") for n in range(10)]).wait(*prompts(500))
+    at.admissible(lambda job: at.view.free_blocks > 0)
+    paused = []
+    for has_room in [True, False] * 9:
+        at.view.free_blocks = 400 if has_room else 0
+        paused.append(not carried_out(at, 1)[0][0])
+    # The 1st, 2nd and 4th try what one step costs; steps of decodes alone lie between them anyway.
+    assert [number for number, has_paused in enumerate(paused[::2], 1) if has_paused] == [3, 5, 6, 7, 9]
+
+
+class Crowded(LinearCost):
+    """Half a minute more for a step of more than ten."""
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step."""
+        return LinearCost.step_s(self, shape) + (30.0 if shape.num_jobs > 10 else 0.0)
+
+
+def test_where_drafts_may_take_the_whole_budget_nobody_takes_turns() -> None:
+    residents = [*(decoding(f"x{n}") for n in range(10)), prefilling("b", prompt=500, computed=10)]
+    at = dear(residents, max_tokens=16, tokens_a_decode=2)
+    at.batching = Paced(Crowded(), share=1.0, most_dearer=0.0)
+    assert [(len(run), budget) for run, _, budget in carried_out(at, 4)] == [(11, 16)] * 4
+
+
+def test_nobody_saves_up_for_a_trial() -> None:
+    # 7 s are enough for 3 of decodes and 3.6 of prompts, and 2.8 of them leave nothing to save. One step takes 14.6.
+    streams = [timed(f"x{n}", 7.0) for n in range(10)]
+    at = dear([*streams, prefilling("b", prompt=500, computed=10)])
+    at.batching = Paced(SharedKernel(), share=0.4)
+    budgets = [budget for _, _, budget in carried_out(at, 9)]
+    assert budgets == [10, 10, 16, 10, 10, 16, 10, 16, 10]
+
+
+def test_nobody_pauses_while_the_engine_defers_prompts() -> None:
+    # Of data-parallel engines each computes prompts in every other step.
+    at = dear([*(decoding(f"x{n}") for n in range(10)), prefilling("b", prompt=500, computed=10)])
+    paused = []
+    for step in range(12):
+        at.view.defers_prompts = step % 2 == 1
+        paused.append(carried_out(at, 1)[0][0] == ["b"])
+    assert [step for step, has_paused in enumerate(paused) if has_paused] == [4, 8, 10]
+
+
+def test_newcomers_are_told_that_their_turn_is_next_but_not_while_decodes_save_up() -> None:
+    at = dear([decoding(f"x{n}") for n in range(10)]).wait(*prompts(500, 500))
+    carried_out(at, 3)
+    assert (at.plan().admit, ids(at.plan().next_up)) == ((), ["p0", "p1"])
+    saving = dear([timed(f"x{n}", 4.0) for n in range(10)]).wait(*prompts(500))
+    assert (saving.plan().admit, saving.plan().next_up) == ((), ())
+
+
+@SOME
+@given(
+    workload=workloads(),
+    tbt_s=st.sampled_from([None, 3.0, 6.0, 12.0]),
+    dearer_s=st.sampled_from([0.3, 1.0, 5.0]),
+)
+def test_turns_keep_what_every_policy_keeps(workload: Workload, tbt_s: float | None, dearer_s: float) -> None:
+    timely = workload if tbt_s is None else hurried(workload, tbt_s)
+    check_drains(lambda _: build_policy(find_preset("headway"), SharedKernel(dearer_s)), timely)

@@ -93,6 +93,19 @@ def test_where_answers_pause_for_a_step_of_prompts_a_token_takes_both() -> None:
     assert latest.step_s == pytest.approx(1.4)
 
 
+def test_a_pause_for_answers_that_have_ended_since_is_part_of_no_step() -> None:
+    latest = latest_start()
+    answer, prompt, other = decoding("a"), prefilling("p", prompt=500, computed=300), decoding("b")
+    answer.num_computed_tokens += 1
+    other.num_computed_tokens += 1
+    for at_s, tokens in ((1.0, {answer: 1}), (2.0, {prompt: 100}), (6.0, {answer: 1})):
+        latest.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens=tokens))
+    answer.state = JobState.ENDED
+    for at_s in (90.0, 91.0):
+        latest.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens={other: 1}))
+    assert latest.step_s == 1.0
+
+
 def test_prompts_that_nobody_pauses_for_are_steps_like_others() -> None:
     latest = latest_start()
     prompt = prefilling("p", prompt=500, computed=300)

@@ -31,10 +31,10 @@ def tokens_for_first_tokens(
     tokens).
     """
     dues = _dues(order.on_time(work.prompts, now_s), now_s)
-    if not dues:
-        return least_tokens
     alone = work.decodes
     whole = shape_of_prompts(work.prompts, work.most_tokens - alone.num_tokens)
+    if not dues or not whole.num_tokens:
+        return least_tokens
 
     def token_s(prompt_tokens: int) -> float:
         """Seconds that a prompt token takes in rounds with so many of them."""

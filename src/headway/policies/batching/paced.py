@@ -90,6 +90,7 @@ class Paced:
         self._short_steps = ShortSteps(most_dearer)
         self._turns = Turns()
         self._saved = SavedTime()
+        self._prompts_wait = False
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, prompts by rank, within the tokens that the tightest target leaves or that are worth a step."""
@@ -101,6 +102,7 @@ class Paced:
         decodes, begun = split_decodes(plan.run)
         longest_s = self._longest_s(view, decodes)
         self._turns.begin()
+        self._prompts_wait = False
         self._saved.expect(0.0, inf)
         if knows_late(order) and not order.trusts_step_times:
             return plan if longest_s == inf else _safely(plan, len(decodes) * view.tokens_a_decode)
@@ -127,13 +129,14 @@ class Paced:
             return plan
         planned = Round(self._rounds(view, plan, alone, prompts), alone, prompts)
         tokens = self._prompt_tokens(view, plan, order, planned, longest_s)
-        turn = self._turns.whose(planned, tokens)
+        turn = self._whose(planned, tokens)
         if turn is Turn.PROMPTS:
             self._saved.expect(planned.prompts_s(tokens), longest_s, decodes=False)
+        elif turn is Turn.DECODES:
+            self._saved.expect(planned.decodes_s(), longest_s)
         else:
-            self._saved.expect(
-                planned.decodes_s() if turn is Turn.DECODES else planned.seconds(tokens), longest_s
-            )
+            without = (alone.num_tokens, planned.decodes_s())
+            self._saved.expect(planned.seconds(tokens), longest_s, alone=without)
         return step_of(view, plan, planned, tokens, turn)
 
     def _prompt_tokens(
@@ -160,9 +163,17 @@ class Paced:
         return tokens_for_first_tokens(planned.rounds, order, view.now_s, work, alone + tokens) - alone
 
     def _rounds(self, view: StepView, plan: StepPlan, decodes: BatchShape, prompts: Sequence[Job]) -> Rounds:
-        """Whether decodes and these prompts take turns; not if no prompt has begun, and the first could not start."""
-        apart = self.turns and self._turns.apart(times_as_long(self._cost, decodes, prompts))
-        starts = apart and (plan.run[-1].prefilling or view.admissible(plan.admit[0]))
+        """Whether decodes and these prompts take turns; not if no prompt has begun, and the first could not start.
+
+        A step that is no question, without decodes, prompts or tokens for them, is no round.
+        """
+        has_room = plan.token_budget > decodes.num_tokens and not view.defers_prompts
+        times = times_as_long(self._cost, decodes, prompts) if self.turns and has_room else 0.0
+        if not times or not self._turns.apart(times):
+            return Rounds(self._cost)
+        starts = plan.run[-1].prefilling or view.admissible(plan.admit[0])
+        if not starts:
+            self._turns.begin()
         return Rounds(self._cost, apart=starts)
 
     def _short(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
@@ -176,7 +187,13 @@ class Paced:
             tokens = tokens_for_first_tokens(rounds, order, view.now_s, work, tokens)
         planned = Round(rounds, work.decodes, work.prompts)
         tokens -= work.decodes.num_tokens
-        return step_of(view, plan, planned, tokens, self._turns.whose(planned, tokens))
+        return step_of(view, plan, planned, tokens, self._whose(planned, tokens))
+
+    def _whose(self, planned: Round, tokens: int) -> Turn:
+        """Whose step it is, and whether prompts wait for no more than their turn."""
+        turn = self._turns.whose(planned, tokens)
+        self._prompts_wait = turn is Turn.DECODES
+        return turn
 
     def _fewer(
         self,
@@ -223,8 +240,10 @@ class Paced:
         """As `top-jobs`; with a target between tokens as long as steps keep it although they grow with every token.
 
         That is for half of what the steps looked ahead at take as predicted: those that take less than half keep it
-        anyway. Not known while steps have no predicted time.
+        anyway. Not known while steps have no predicted time, or prompts wait for their turn.
         """
+        if self._prompts_wait:
+            return -inf
         longest_s = self._longest_s(view, view.residents)
         if longest_s == inf:
             return self._top.next_change_s(view)
@@ -248,7 +267,7 @@ class Paced:
     def observe(self, outcome: StepOutcome) -> None:
         """Follow whose turn it is, and what was saved."""
         self._turns.observe()
-        self._saved.observe()
+        self._saved.observe(outcome.num_tokens)
 
 
 def _within(plan: StepPlan, tokens: int) -> StepPlan:

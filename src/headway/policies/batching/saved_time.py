@@ -23,21 +23,29 @@ class SavedTime:
         self._saved_s = 0.0
         self._longest_s = inf
         self._left_s = 0.0
+        self._least_s = 0.0
+        self._alone: tuple[int, float] = (0, 0.0)
 
-    def expect(self, step_s: float, longest_s: float, *, decodes: bool = True) -> None:
+    def expect(
+        self, step_s: float, longest_s: float, *, decodes: bool = True, alone: tuple[int, float] = (0, 0.0)
+    ) -> None:
         """The planned step is predicted to take so long, where a token may take `longest_s`; inf where nobody says.
 
-        Without decodes it is a part of the next.
+        Without decodes it is a part of the next, which pays for it: so long more may be spent than was saved.
+        `alone` are its tokens without prompts, and what those take: prompts that do not get through cost nothing.
         """
         self._longest_s = longest_s
+        self._least_s = 0.0 if decodes else -inf
         self._left_s = (longest_s if decodes else 0.0) - step_s
+        self._alone = (alone[0], step_s - alone[1])
 
-    def observe(self) -> None:
-        """The planned step is done."""
+    def observe(self, num_tokens: int) -> None:
+        """The planned step is done, and had so many tokens; without any there was none."""
         if self._longest_s == inf:
             self._saved_s = 0.0
-        else:
-            self._saved_s = max(0.0, min(self._saved_s + self._left_s, _MOST * self._longest_s))
+        elif num_tokens:
+            left_s = self._left_s + (self._alone[1] if num_tokens <= self._alone[0] else 0.0)
+            self._saved_s = max(self._least_s, min(self._saved_s + left_s, _MOST * self._longest_s))
 
     def afford(self, planned: Round, tokens: int, needed: int, longest_s: float) -> int:
         """Prompt tokens of this round, where `tokens` keep to the longest step and more are needed.

@@ -37,7 +37,8 @@ class Turns:
     """Decodes and prompts in one step, or in turn where that is less: prompts first, and then the decodes once.
 
     Which way is less is predicted by what both took before, so the other is tried too: in the 1st, 2nd, 4th, 8th
-    round and so on since the lesser one has changed. O(1) a step.
+    round and so on since the lesser one has changed. Nobody saves up for that: where there is no time for it, decodes
+    have the step. O(1) a step.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,8 @@ class Turns:
         if not planned.decodes.num_jobs:
             return Turn.BOTH
         if self._seen.answers_pause or not tokens:
-            self.begin()
+            if self._seen.answers_pause or planned.rounds.apart == self._planned.is_dear:
+                self.begin()  # no round; a trial that there is no time for was one
             return Turn.DECODES
         if not planned.rounds.apart:
             return Turn.BOTH
@@ -77,6 +79,8 @@ def step_of(view: StepView, plan: StepPlan, planned: Round, tokens: int, turn: T
     decodes, begun = split_decodes(plan.run)
     budget = tokens + planned.decodes.num_tokens
     if turn is Turn.DECODES:
+        if tokens:  # else decodes save up for them, and nobody knows for how long
+            plan.next_up = plan.admit[: view.seats_beside(plan.run)]
         plan.run, plan.admit = decodes, ()
         budget = planned.decodes.num_tokens
     elif turn is Turn.PROMPTS:

@@ -77,18 +77,26 @@ class AtRisk:
         return {}
 
     def leave_unserved(self, view: StepView, plan: StepPlan) -> Mapping[Job, Departure]:
-        """Those for whom the step after this one might be too late, and who do not start in this one."""
+        """Those for whom the step after this one might be too late, and who do not start in this one.
+
+        Who is sure to start in that one leaves only if even then it would be late.
+        """
         on_time = self._by_latest_start.position((view.now_s,))
         if on_time == len(self._keys):
             return {}
         step = expect_step(view, plan)
-        elsewhere_s = view.now_s + self._wait_elsewhere_s(view) + self._step_s(step.shape)
+        next_s = view.now_s + self._step_s(step.shape)
+        elsewhere_s = next_s + self._wait_elsewhere_s(view)
+        staying = {*step.starting, *(job for job in plan.next_up if self._starts_by(job, next_s))}
         until = self._by_latest_start.position((elsewhere_s + self._widest_margin_s, inf))
         return {
             job: Departure.HAND_OFF
             for job in self._by_latest_start.slice(on_time, until)
-            if job not in step.starting and self._keys[job][0] <= elsewhere_s + self._margin_s(job)
+            if job not in staying and self._keys[job][0] <= elsewhere_s + self._margin_s(job)
         }
+
+    def _starts_by(self, job: Job, instant_s: float) -> bool:
+        return job in self._keys and self._keys[job][0] >= instant_s
 
     def _wait_elsewhere_s(self, view: StepView) -> float:
         """The longest step there, which may have begun just before."""

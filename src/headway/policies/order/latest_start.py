@@ -80,6 +80,7 @@ class LatestStart:
         self._answers_paused = decoded and not self._had_decodes
         self._last_s, self._ran = outcome.now_s, outcome.tokens
         if not any(job.state is JobState.RESIDENT for job in ran):
+            self._pause_s = 0.0
             return 0.0  # the engine may have been idle since
         step_s = outcome.now_s - began_s
         if paused:
