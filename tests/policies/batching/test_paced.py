@@ -169,6 +169,9 @@ def test_where_the_least_of_a_prompt_takes_too_long_as_much_as_takes_no_longer_i
     ).wait(make_job("a", prompt=500))
     assert after(at, 3).token_budget == 1
     assert after(at, 1).token_budget == 1 + 48
+    # Of the rest of it 4 s are owed: eight steps later there are 4 s again.
+    assert after(at, 8).token_budget == 1
+    assert after(at, 1).token_budget == 1 + 48
 
 
 def test_where_the_whole_of_a_target_is_enough_the_fewest_go_through_and_no_more() -> None:

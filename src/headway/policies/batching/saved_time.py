@@ -8,13 +8,15 @@ from headway.policies.batching.rounds import Round
 from headway.policies.batching.step_shapes import GRAIN_TOKENS
 
 _MOST = 2.0
-"""Longest steps that are saved, at most, so that no stream stalls for more than three."""
+"""Longest steps that are saved at most, or owed: no stream stalls for more than three, unless the least of a prompt
+takes longer."""
 _WORTH = 1.1
 """Times the prompt tokens a second for which it is worth saving: predictions are wrong by as much."""
 
 
 class SavedTime:
-    """Each token of a stream may take the longest step; steps that take less leave the rest, longer ones are paid.
+    """Each token of a stream may take the longest step; steps that take less leave the rest, longer ones are paid, or
+    owed where even the least of a prompt takes longer than can be saved.
 
     So streams keep their pace in the mean, and nobody starts whom they would not keep it beside. O(1) a step.
     """
@@ -35,7 +37,7 @@ class SavedTime:
         `alone` are its tokens without prompts, and what those take: prompts that do not get through cost nothing.
         """
         self._longest_s = longest_s
-        self._least_s = 0.0 if decodes else -inf
+        self._least_s = -_MOST * longest_s if decodes else -inf
         self._left_s = (longest_s if decodes else 0.0) - step_s
         self._alone = (alone[0], step_s - alone[1])
 
