@@ -49,7 +49,7 @@ def test_most_tokens_of_a_round_are_found_to_the_grain() -> None:
     # 12 s in two steps: 3 for the decodes, so 7 of prompts beyond the 2 of their step: 70 tokens, to the grain 64.
     apart = Round(Rounds(SharedKernel(), apart=True), decode_shape(10, 100), prompts(50, 500))
     assert apart.most_tokens(12.0, 640) == 64
-    assert (apart.decodes_s(), apart.prompts_s(64), apart.seconds(64)) == pytest.approx((3.0, 8.4, 11.4))
+    assert (apart.decodes_s, apart.prompts_s(64), apart.seconds(64)) == pytest.approx((3.0, 8.4, 11.4))
     # In one step the decodes cost 10 s more: not even the least has time, and goes through all the same.
     together = Round(Rounds(SharedKernel()), decode_shape(10, 100), prompts(50, 500))
     assert together.most_tokens(12.0, 640) == GRAIN_TOKENS

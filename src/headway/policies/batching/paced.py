@@ -64,7 +64,7 @@ class Paced:
     decode and those who wait, at most `most_dearer` more than of any longer one (`ShortSteps`), and longer where first
     tokens would be late otherwise (`tokens_for_first_tokens`).
 
-    As `top-jobs`, and O(running) with some fifteen predictions of a step's time where somebody has a target or there
+    As `top-jobs`, and O(running) with some twenty predictions of a step's time where somebody has a target or there
     are prompts.
     Source: the idea of Sarathi-Serve (OSDI 2024) with the budget taken from the step-time model, step by step.
     """
@@ -133,9 +133,9 @@ class Paced:
         if turn is Turn.PROMPTS:
             self._saved.expect(planned.prompts_s(tokens), longest_s, decodes=False)
         elif turn is Turn.DECODES:
-            self._saved.expect(planned.decodes_s(), longest_s)
+            self._saved.expect(planned.decodes_s, longest_s)
         else:
-            without = (alone.num_tokens, planned.decodes_s())
+            without = (alone.num_tokens, planned.decodes_s)
             self._saved.expect(planned.seconds(tokens), longest_s, alone=without)
         return step_of(view, plan, planned, tokens, turn)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
@@ -22,8 +23,8 @@ from headway.policies.batching.step_shapes import (
 class Rounds:
     """Rounds in one step, or `apart`: in two, one of decodes and one of prompts.
 
-    One step reads the weights once. But where decodes share the kernel of prompts (FlashAttention 2) they take up to
-    three times as long with them as alone: then two steps are less.
+    One step reads the weights once. But where decodes share the kernel of prompts (FlashAttention 2) they may take
+    more than twice as long with them as alone: then two steps are less.
     """
 
     cost: CostModel
@@ -48,7 +49,7 @@ def times_as_long(cost: CostModel, decodes: BatchShape, prompts: Sequence[Job]) 
     return one_s / two_s if two_s else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Round:
     """One of them: these decodes, and tokens of these prompts, one after another."""
 
@@ -56,6 +57,7 @@ class Round:
     decodes: BatchShape
     prompts: Sequence[Job]
 
+    @cached_property
     def decodes_s(self) -> float:
         """Seconds of the decodes alone."""
         return self.rounds.cost.step_s(self.decodes)
@@ -66,7 +68,13 @@ class Round:
 
     def seconds(self, tokens: int) -> float:
         """Seconds with so many prompt tokens."""
-        return self.rounds.seconds(self.decodes, shape_of_prompts(self.prompts, tokens))
+        return self._seconds(shape_of_prompts(self.prompts, tokens))
+
+    def _seconds(self, part: BatchShape) -> float:
+        """`Rounds.seconds`, with the decodes predicted once."""
+        if self.rounds.apart:
+            return self.decodes_s + self.rounds.cost.step_s(part)
+        return self.rounds.seconds(self.decodes, part)
 
     def most_tokens(self, longest_s: float, at_most: int) -> int:
         """Prompt tokens with which it lasts no longer, to the grain; `at_most` where all of them do.
@@ -79,7 +87,7 @@ class Round:
             if tokens <= 0:
                 break
             longer = with_prompt(part, tokens, job.num_found_tokens)
-            if self.rounds.seconds(self.decodes, longer) > longest_s:
+            if self._seconds(longer) > longest_s:
                 return max(GRAIN_TOKENS, granted, self._cut(part, job, granted, tokens, longest_s))
             part, granted = longer, granted + tokens
         return at_most
@@ -90,6 +98,6 @@ class Round:
 
         def too_long(grains: int) -> bool:
             chunk = with_prompt(part, (whole + grains) * GRAIN_TOKENS - granted, job.num_found_tokens)
-            return self.rounds.seconds(self.decodes, chunk) > longest_s
+            return self._seconds(chunk) > longest_s
 
         return (whole + last_short(-(-(granted + tokens) // GRAIN_TOKENS) - whole, too_long)) * GRAIN_TOKENS

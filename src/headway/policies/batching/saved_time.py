@@ -65,7 +65,7 @@ class SavedTime:
 def _gets_more_through(planned: Round, tokens: int, many: tuple[int, float], longest_s: float) -> bool:
     """Whether `many` in so many seconds, and in those of saving up for them, are more than `tokens` in every round."""
     more, more_s = many
-    decodes_s = planned.decodes_s()
+    decodes_s = planned.decodes_s
     if decodes_s >= longest_s:
         return False
     saving_s = max(0.0, more_s - longest_s) / (longest_s - decodes_s) * decodes_s

@@ -26,7 +26,7 @@ class Turn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Whether a step of both is dear, for how many rounds it has been so, or not, and whether answers pause."""
+    """Whether a step of both is dear, since how many rounds that has not changed, and whether answers pause now."""
 
     is_dear: bool = False
     num_rounds: int = 0

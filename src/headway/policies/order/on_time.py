@@ -27,6 +27,7 @@ MOST_WEIGHED = 128
 _COMPARED_EVERY = 4
 """Steps from one comparison of predicted step times to the next: a comparison sums over the batch."""
 _COMPARED = 2
+"""Steps in a row that are compared together."""
 _RULE = TrustRule()
 
 
