@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.simulate import _command
 from tests.cli.conftest import Headway, Refused, words
 
 TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=40"
@@ -221,23 +220,6 @@ def test_what_is_not_accepted_is_one_line_and_nothing_is_written(
     refused_in_one_line: Refused, flags: dict[str, object], complaint: str
 ) -> None:
     assert complaint in refused_in_one_line(*command(**flags))
-
-
-def test_the_command_that_is_written_down_leaves_out_what_decides_nothing() -> None:
-    given = [
-        "headway",
-        "simulate",
-        "--jobs",
-        "4",
-        "--trace",
-        "a b.csv",
-        "--out=x",
-        "--seeds",
-        "2",
-        "--out",
-        "y",
-    ]
-    assert _command(given) == "headway simulate --trace 'a b.csv' --seeds 2"
 
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from headway.cli import EXIT_INTERRUPTED
 from headway.cli.host_memory import HostKvBytesPerS, HostKvGib, host_memory
+from headway.cli.written_command import written_command
 
 EPILOG = """Examples:
 
@@ -94,7 +95,7 @@ def bench(
         vllm_flags=tuple(vllm_flags or ()),
         seed=seed,
         trace=trace,
-        command=" ".join(["headway", *sys.argv[1:]]),
+        command=written_command(sys.argv),
     )
     try:
         finished = experiment.run(send_with_progress, lambda line: typer.echo(line, err=True))

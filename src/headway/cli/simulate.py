@@ -15,6 +15,7 @@ import typer
 from headway.cli import EXIT_INTERRUPTED
 from headway.cli.option_panels import options_under
 from headway.cli.out_folder import kept_or_temporary
+from headway.cli.written_command import written_command
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
 
     with kept_or_temporary(out) as root:
         folder = CellFolder(root, setup.wish.grid)
-        folder.open(setup.manifest(), setup.meta(_command(sys.argv)))
+        folder.open(setup.manifest(), setup.meta(written_command(sys.argv, without=_UNRECORDED_FLAGS)))
         try:
             with _progress(setup.num_requests) as tick:
                 results = run_cells(setup.scenario, folder, jobs=jobs, tick=tick)
@@ -261,19 +262,6 @@ def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
             _draw(folder, results)
     if all(0 < result.summary.requests == result.summary.failed for result in results):
         raise typer.Exit(1)
-
-
-def _command(arguments: list[str]) -> str:
-    """The command as it is written down."""
-    import shlex
-
-    kept = ["headway"]
-    skip = False
-    for word in arguments[1:]:
-        if not skip and word.partition("=")[0] not in _UNRECORDED_FLAGS:
-            kept.append(word)
-        skip = not skip and word in _UNRECORDED_FLAGS
-    return shlex.join(kept)
 
 
 def _say_how_to_go_on(folder: CellFolder, out: Path | None) -> None:
