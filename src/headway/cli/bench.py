@@ -10,6 +10,7 @@ import typer
 
 from headway.cli import EXIT_INTERRUPTED
 from headway.cli.host_memory import HostKvBytesPerS, HostKvGib, host_memory
+from headway.cli.target_flags import SloTbt, SloTtft
 from headway.cli.written_command import written_command
 
 EPILOG = """Examples:
@@ -41,12 +42,8 @@ def bench(
     ] = None,
     rate_scale: Annotated[float, typer.Option(metavar="X", help="Requests arrive X times as fast.")] = 1.0,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N requests.")] = None,
-    slo_ttft: Annotated[
-        float | None, typer.Option(metavar="S", help="Target for requests that name none: first token.")
-    ] = None,
-    slo_tbt: Annotated[
-        float | None, typer.Option(metavar="S", help="Target for requests that name none: between tokens.")
-    ] = None,
+    slo_ttft: SloTtft = None,
+    slo_tbt: SloTbt = None,
     batch_width: Annotated[
         int | None, typer.Option(metavar="N", help="Requests a step may run; the same for all policies.")
     ] = None,

@@ -26,6 +26,7 @@ from headway.cli.replay_batches import (
     WmaLimit,
     batch_remark,
 )
+from headway.cli.target_flags import SloTbt, SloTtft
 from headway.cli.writable import check_file, check_replaceable
 from headway.errors import ConfigError
 
@@ -74,12 +75,8 @@ def replay(
     limit: Annotated[
         int | None, typer.Option(metavar="N", help="Only the first N requests of the trace.")
     ] = None,
-    slo_ttft: Annotated[
-        float | None, typer.Option(metavar="S", help="Target for requests that name none: first token.")
-    ] = None,
-    slo_tbt: Annotated[
-        float | None, typer.Option(metavar="S", help="Target for requests that name none: between tokens.")
-    ] = None,
+    slo_ttft: SloTtft = None,
+    slo_tbt: SloTbt = None,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model to ask for; default: the first that is served.")
     ] = None,

@@ -72,52 +72,6 @@ def carried_out(at: Scene, steps: int) -> list[tuple[list[str], list[str], int]]
     return found
 
 
-@pytest.mark.parametrize("tbt_s", [None, 20.0])
-def test_paced_pauses_the_decodes_for_a_step_of_prompts(tbt_s: float | None) -> None:
-    # Beside prompts each decode costs a second more. 20 s are 3 of decodes and 17 of prompts: 150 tokens, or in whole
-    # grains 144.
-    streams = [timed(f"x{n}", tbt_s) if tbt_s else decoding(f"x{n}") for n in range(10)]
-    at = Scene(
-        Paced(SharedKernel(), share=1.0, most_dearer=0.0),
-        residents=[*streams, prefilling("b", prompt=500, computed=10)],
-        free_blocks=400,
-        total_blocks=900,
-        max_tokens=640,
-        max_run=16,
-        max_resident=16,
-    )
-    names = [job.id for job in streams]
-    alone: tuple[list[str], list[str], int] = (names, [], 10)
-    chunk: tuple[list[str], list[str], int] = (["b"], [], 144 if tbt_s else 630)
-    steps = carried_out(at, 7)
-    assert [run for run, _, _ in steps[:2]] == [[*names, "b"]] * 2, "what it costs is tried twice"
-    assert steps[2:4] == [chunk, alone]
-    assert steps[5:] == [chunk, alone]
-
-
-def test_nobody_pauses_for_prompts_that_could_not_start() -> None:
-    at = Scene(
-        Paced(SharedKernel(), share=1.0),
-        residents=[timed("x", 40.0), timed("y", 40.0)],
-        free_blocks=0,
-        total_blocks=900,
-        max_tokens=640,
-    )
-    at.wait(*prompts(500)).admissible(lambda job: False)
-    assert all(run == ["x", "y"] for run, _, _ in carried_out(at, 8))
-
-
-def test_turns_can_be_switched_off() -> None:
-    at = Scene(
-        Paced(SharedKernel(), share=1.0, turns=False),
-        residents=[timed("x", 40.0), prefilling("b", prompt=500, computed=10)],
-        free_blocks=400,
-        total_blocks=900,
-        max_tokens=640,
-    )
-    assert all(run == ["x", "b"] for run, _, _ in carried_out(at, 8))
-
-
 def dear(residents: list[Job], **view: Any) -> Scene:
     """Paced steps as long as they come, in which each decode costs a second more beside prompts."""
     return Scene(
@@ -132,6 +86,33 @@ def dear(residents: list[Job], **view: Any) -> Scene:
             **view,
         },
     )
+
+
+@pytest.mark.parametrize("tbt_s", [None, 20.0])
+def test_paced_pauses_the_decodes_for_a_step_of_prompts(tbt_s: float | None) -> None:
+    # Beside prompts each decode costs a second more. 20 s are 3 of decodes and 17 of prompts: 150 tokens, or in whole
+    # grains 144.
+    streams = [timed(f"x{n}", tbt_s) if tbt_s else decoding(f"x{n}") for n in range(10)]
+    at = dear([*streams, prefilling("b", prompt=500, computed=10)])
+    names = [job.id for job in streams]
+    alone: tuple[list[str], list[str], int] = (names, [], 10)
+    chunk: tuple[list[str], list[str], int] = (["b"], [], 144 if tbt_s else 630)
+    steps = carried_out(at, 7)
+    assert [run for run, _, _ in steps[:2]] == [[*names, "b"]] * 2, "what it costs is tried twice"
+    assert steps[2:4] == [chunk, alone]
+    assert steps[5:] == [chunk, alone]
+
+
+def test_nobody_pauses_for_prompts_that_could_not_start() -> None:
+    at = dear([timed("x", 40.0), timed("y", 40.0)], free_blocks=0)
+    at.wait(*prompts(500)).admissible(lambda job: False)
+    assert all(run == ["x", "y"] for run, _, _ in carried_out(at, 8))
+
+
+def test_turns_can_be_switched_off() -> None:
+    at = dear([timed("x", 40.0), prefilling("b", prompt=500, computed=10)])
+    at.batching = Paced(SharedKernel(), share=1.0, turns=False)
+    assert all(run == ["x", "b"] for run, _, _ in carried_out(at, 8))
 
 
 def test_answers_that_paused_may_be_gone_when_it_is_their_turn() -> None:

@@ -48,9 +48,9 @@ class Paced:
     The target of a job counts while it brings tokens, even of one that is late: somebody reads them. Prompts get what
     time is left beside the decodes, in rank order, begun or not, so a long one is cut into as many chunks as that
     takes, stalls nobody, and keeps no short one waiting. Where there is time for none, or where more of them less often
-    get through sooner and first tokens need it, decodes save up for them (`Turns`): streams keep their pace in the
+    get through sooner and first tokens need it, decodes save up for them (`SavedTime`): streams keep their pace in the
     mean, and as many start as can. Where a step of both takes longer than two (`times_as_long`), decodes and prompts
-    take turns.
+    take turns (`Turns`).
 
     Where the decodes alone would take too long, those pause that have no such target, or one at least twice as long
     that they are ahead of, the lowest ranked first, and nobody starts but who is in time; where no pause helps, nobody
