@@ -189,6 +189,7 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
         ({"trace": "gen:nonsense"}, "'gen:nonsense'"),
         ({"limit": 0}, "limit is 0; accepted: 1 or more"),
         ({"rate_scale": "0"}, "rate_scale is '0'; accepted: a number above 0"),
+        ({"steps": 5}, "steps is 5, but rate_scale is '1'; accepted with a range, as 0.5..1.5"),
         ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),
         ({"jobs": 0}, "--jobs is 0; accepted: 1 or more"),
         ({"instances": 0}, "instances is 0; accepted: 1 or more"),

@@ -36,22 +36,25 @@ def test_loads_are_rounded_as_folders_are_named() -> None:
 @pytest.mark.parametrize(
     ("text", "steps", "complaint"),
     [
-        ("", 5, "rate_scale is ''; accepted: a number above 0"),
-        ("0", 5, "rate_scale is '0'"),
-        ("-1", 5, "rate_scale is '-1'"),
-        ("nan", 5, "rate_scale is 'nan'"),
-        ("inf", 5, "rate_scale is 'inf'"),
-        ("1,,2", 5, "rate_scale is '1,,2'"),
-        ("1,1", 5, "accepted: loads that differ"),
-        ("1,1.0000001", 5, "accepted: loads that differ"),
+        ("", None, "rate_scale is ''; accepted: a number above 0"),
+        ("0", None, "rate_scale is '0'"),
+        ("-1", None, "rate_scale is '-1'"),
+        ("nan", None, "rate_scale is 'nan'"),
+        ("inf", None, "rate_scale is 'inf'"),
+        ("1,,2", None, "rate_scale is '1,,2'"),
+        ("1,1", None, "accepted: loads that differ"),
+        ("1,1.0000001", None, "accepted: loads that differ"),
+        ("1..1.000001", 5, "which gives 5 loads; accepted: loads that differ"),
         ("2..1", 5, "accepted: a range that rises"),
         ("1..", 5, "rate_scale is '1..'"),
         ("1..2..3", 5, "rate_scale is '1..2..3'"),
+        ("1", 5, "steps is 5, but rate_scale is '1'; accepted with a range, as 0.5..1.5"),
+        ("1,2", 3, "steps is 3, but rate_scale is '1,2'"),
         ("1..2", 1, "steps is 1; accepted with a range of loads: 2 to 1000"),
         ("1..2", 5000, "steps is 5000"),
     ],
 )
-def test_what_is_no_load_is_said(text: str, steps: int, complaint: str) -> None:
+def test_what_is_no_load_is_said(text: str, steps: int | None, complaint: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_loads(text, steps)
     assert complaint in str(raised.value)

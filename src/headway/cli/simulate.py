@@ -83,7 +83,7 @@ def simulate(
     rate_scale: Annotated[
         str, _experiment("X|A..B|A,B,...", "Requests arrive X times as fast; several: a sweep.")
     ] = "1",
-    steps: Annotated[int, _experiment("N", "Loads in a range A..B.")] = 5,
+    steps: Annotated[int | None, _experiment("N", "Loads in a range A..B (default: 5).")] = None,
     seeds: Annotated[int, _experiment("N", "Repeat with N seeds.")] = 1,
     limit: Annotated[int | None, _experiment("N", "Only the first N requests.")] = None,
     slo_ttft: Annotated[

@@ -9,6 +9,8 @@ from math import isfinite
 from headway.errors import ConfigError
 
 RANGE = ".."
+STEPS = 5
+"""Loads of a range, where nothing is said."""
 MAX_LOADS = 1000
 
 
@@ -60,19 +62,27 @@ def parse_policies(text: str, flag: str = "policies") -> tuple[str, ...]:
     return names
 
 
-def parse_loads(text: str, steps: int = 5) -> tuple[float, ...]:
-    """The loads that `X`, `A,B,C` or `A..B` (with `steps` of them, equally far apart) stand for, rising.
+def parse_loads(text: str, steps: int | None = None) -> tuple[float, ...]:
+    """The loads that `X`, `A,B,C` or `A..B` (with `steps` of them, equally far apart; None: 5) stand for, rising.
 
     Loads are rounded to six digits, as they appear in folder names. Raises ConfigError for what is not a
-    number above 0, a range that falls, or loads that are the same.
+    number above 0, a range that falls, loads that are the same, or steps without a range.
 
     >>> parse_loads("0.5..1.5", 3)
     (0.5, 1.0, 1.5)
     """
-    given = _range(text, steps) if RANGE in text else [_load(text, part) for part in text.split(",")]
+    if steps is not None and RANGE not in text:
+        raise ConfigError(f"steps is {steps}, but rate_scale is {text!r}; accepted with a range, as 0.5..1.5")
+    given = (
+        _range(text, STEPS if steps is None else steps)
+        if RANGE in text
+        else [_load(text, part) for part in text.split(",")]
+    )
     loads = sorted(float(f"{load:g}") for load in given)
     if len(set(loads)) < len(loads):
-        raise ConfigError(f"rate_scale is {text!r} in {steps} steps; accepted: loads that differ")
+        raise ConfigError(
+            f"rate_scale is {text!r}, which gives {len(loads)} loads; accepted: loads that differ"
+        )
     return tuple(loads)
 
 
