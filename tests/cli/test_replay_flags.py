@@ -36,6 +36,7 @@ def replay(refused: Refused, tmp_path: Path) -> Refused:
         ({"trace": "gen:poisson"}, "error: "),
         ({"rate-scale": "0"}, "error: rate factor is 0.0; accepted"),
         ({"limit": "0"}, "error: limit is 0; accepted"),
+        ({"vocab-size": "0"}, "error: vocab_size is 0; accepted: 2 or more"),
         ({"timeout": "nan"}, "error: timeout_s is nan; accepted: a number of seconds above 0, or inf"),
         ({"timeout": "0"}, "error: timeout_s is 0.0; accepted"),
         ({"batches": "ccb"}, "error: unknown batches 'ccb'; accepted: vs, vsq, glp, abp, magnus"),

@@ -34,7 +34,7 @@ class TokenIds:
         if size is None:
             return cls(seed=seed)
         if size < 2:
-            raise ConfigError(f"vocabulary size is {size}; accepted: 2 or more")
+            raise ConfigError(f"vocab_size is {size}; accepted: 2 or more")
         return cls(first=min(FIRST_ID, size // 4), last=size - 1, seed=seed)
 
     def draw(self, name: str, count: int) -> list[int]:

@@ -41,6 +41,7 @@ class ReplayOptions:
 
     def __post_init__(self) -> None:
         api_url(self.url, "")
+        self._token_ids()
         if not 0 <= self.vanish_fraction <= 1:
             raise ConfigError(f"vanish_fraction is {self.vanish_fraction}; accepted: 0 to 1")
         if not self.timeout_s > 0:
@@ -53,7 +54,14 @@ class ReplayOptions:
 
     def dialect(self, model: str, max_model_len: int | None) -> Dialect:
         """How requests are put to a server of this model."""
-        ids = TokenIds.for_vocabulary(self.vocab_size, self.seed)
         return Dialect(
-            model, max_model_len, ids, self.plain, own_stops=self.own_stops, estimates=self.estimates
+            model,
+            max_model_len,
+            self._token_ids(),
+            self.plain,
+            own_stops=self.own_stops,
+            estimates=self.estimates,
         )
+
+    def _token_ids(self) -> TokenIds:
+        return TokenIds.for_vocabulary(self.vocab_size, self.seed)
