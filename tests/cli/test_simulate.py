@@ -254,6 +254,18 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None
     assert len(list(out.rglob("*.records.jsonl"))) == done
 
 
+def test_what_is_left_out_of_a_trace_is_said_once_whoever_reads_it(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,9,5\n1,9,0\n2,9,5\n")
+    words = command("--json", trace=trace, jobs=2)
+    done = subprocess.run(
+        [sys.executable, "-m", "headway.cli", *words], capture_output=True, text=True, check=True
+    )
+    assert [summary["requests"] for summary in json.loads(done.stdout).values()] == [2, 2]
+    assert done.stderr.count("left out") == 1
+    assert done.stderr.startswith(f"{trace}: left out 1 requests with 0 output tokens\n")
+
+
 def test_the_simulator_needs_neither_vllm_nor_http() -> None:
     program = (
         "import sys, headway.cli.simulate, headway.experiments.simulation_setup, headway.experiments.run_cells,"

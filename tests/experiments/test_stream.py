@@ -42,6 +42,30 @@ def test_targets_go_to_requests_that_name_none(trace: Path) -> None:
     assert Stream("demo", slo=slo).requests() == demo_stream()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "arrival_s,input_tokens,output_tokens\n1,9,0\n2,9,3\n3,9,0\n4,9,2\n",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2023-11-16 18:15:0{second},9,{tokens}\n" for second, tokens in enumerate((0, 3, 0, 2))),
+        "".join(
+            f'{{"timestamp": {second * 1000}, "input_length": 9, "output_length": {tokens}}}\n'
+            for second, tokens in enumerate((0, 3, 0, 2))
+        ),
+    ],
+    ids=["headway", "azure", "mooncake"],
+)
+def test_requests_without_output_are_left_out_and_counted_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    for _ in range(2):
+        found = Stream(str(path)).requests()
+        assert [(request.arrival_s, request.output_tokens) for request in found] == [(0.0, 3), (2.0, 2)]
+    assert caplog.messages == [f"{path}: left out 2 requests with 0 output tokens"]
+
+
 def test_the_limit_is_declared_or_hides_the_longest_output() -> None:
     assert StreamFacts("", 1, 512, 0, 0).output_limit(None) == 512
     assert StreamFacts("", 1, 512, 512, 0).output_limit(None) == 512

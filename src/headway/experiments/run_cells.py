@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -139,6 +140,8 @@ def in_processes(
 
 def _begin(start: Callable[..., None], *start_with: object) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
+    # What was left out of a trace has been said by the parent, which read it first.
+    logging.getLogger("headway.traces").setLevel(logging.ERROR)
     start(*start_with)
 
 

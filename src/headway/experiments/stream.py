@@ -16,7 +16,8 @@ from headway.traces.spec import PREFIX
 class Stream:
     """Where requests come from. `slo` goes to those that name no target of their own.
 
-    A generated workload and the demo's stream are drawn anew for each seed; a file is the same for all.
+    A generated workload and the demo's stream are drawn anew for each seed; a file is the same for all. Its requests
+    without output are left out and counted in a warning: published traces have some, which were given up or failed.
     """
 
     source: str
@@ -30,10 +31,13 @@ class Stream:
 
     def requests(self, seed: int = 0) -> list[TraceRequest]:
         """The requests of one seed in order of arrival; TraceError if there are none or they cannot be read."""
-        requests = self._drawn(seed) if self.is_drawn else load_trace(self.source, self.limit)
+        requests = self._drawn(seed) if self.is_drawn else self._read()
         if not self.slo:
             return requests
         return [request if request.slo else replace(request, slo=self.slo) for request in requests]
+
+    def _read(self) -> list[TraceRequest]:
+        return load_trace(self.source, self.limit, drop_empty=True)
 
     def _drawn(self, seed: int) -> list[TraceRequest]:
         if self.source == demo_stream.NAME:

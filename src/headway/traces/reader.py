@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 from os import PathLike
 from pathlib import Path
 
@@ -25,8 +26,8 @@ def read_trace(
 
     The format is told from the content: Headway CSV, Mooncake JSON lines, Azure LLM CSV and BurstGPT CSV
     as published, each plain or gzip. `limit` stops after that many requests, and nothing behind them is
-    looked at. Requests without output are left out, with a warning that counts them, from BurstGPT always
-    (they are its failures) and elsewhere only if `drop_empty`. Where a Headway CSV has no `id` column,
+    looked at. Requests without output are left out, with one warning for a file that counts them, from BurstGPT
+    always (they are its failures) and elsewhere only if `drop_empty`. Where a Headway CSV has no `id` column,
     a request's id is its place in the result.
 
     Raises TraceError naming the file, the line (the header is line 1), what was found and what is accepted.
@@ -45,10 +46,16 @@ def read_trace(
             if len(taken.requests) == limit:
                 break
     if taken.dropped:
-        logger.warning("%s: left out %d requests with 0 output tokens", source, taken.dropped)
+        _tell_left_out(source, taken.dropped)
     if not taken.requests:
         raise TraceError(f"{source} has no requests with output; accepted: one or more")
     return taken.requests
+
+
+@cache
+def _tell_left_out(source: Path, count: int) -> None:
+    """Once for a file: a study reads its trace for every run."""
+    logger.warning("%s: left out %d requests with 0 output tokens", source, count)
 
 
 @dataclass(slots=True)
