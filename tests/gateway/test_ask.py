@@ -205,6 +205,15 @@ def test_a_request_id_of_the_clients_stays() -> None:
     assert body_of(ask, request_id=True)["request_id"] == "mine"
 
 
+def test_a_request_id_is_short_and_can_be_written_down() -> None:
+    assert read({"prompt": "x", "request_id": "ü" * 256}).request_id == "ü" * 256
+    for name in ("r" * 257, "r" * 10**6, "a\nb", "\u2028", "\x00"):
+        refusal = refused({"prompt": "x", "request_id": name})
+        assert refusal.param == "request_id"
+        assert refusal.message.endswith("; accepted: up to 256 printable characters")
+        assert len(refusal.message) < 120
+
+
 @pytest.mark.parametrize(
     ("body", "may_move", "expected"),
     [

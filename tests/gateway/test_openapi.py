@@ -103,6 +103,15 @@ async def test_a_target_that_is_none_is_refused_and_nothing_breaks(value: str) -
             assert "accepted: milliseconds in" in (await answer.json())["error"]["message"]
 
 
+async def test_a_request_id_longer_than_described_is_refused() -> None:
+    described = describe()["components"]["schemas"]["CompletionRequest"]["properties"]["request_id"]
+    async with gateway() as url, aiohttp.ClientSession() as session:
+        for more, status in ((0, 200), (1, 400)):
+            body = {"model": MODEL, "prompt": "one", "request_id": "r" * (described["maxLength"] + more)}
+            async with session.post(f"{url}/v1/completions", json=body) as answer:
+                assert answer.status == status
+
+
 async def test_without_an_instance_it_says_when_to_try_again() -> None:
     async with (
         gateway(url=f"http://127.0.0.1:{free_port()}") as url,

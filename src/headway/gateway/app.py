@@ -19,7 +19,7 @@ from starlette.routing import Route
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
-from headway.gateway.ask import CHAT_PATH, COMPLETIONS_PATH, Ask, read_ask
+from headway.gateway.ask import CHAT_PATH, COMPLETIONS_PATH, MAX_ID_CHARACTERS, Ask, read_ask
 from headway.gateway.edge import Client, ClientGone, Headers, Receive, Scope, Send, read_body, watch_client
 from headway.gateway.explain import EXPLAIN_PATHS, Explaining, explain_routes
 from headway.gateway.instances.fleet import Fleet
@@ -39,7 +39,6 @@ _LOG = logging.getLogger(__name__)
 _HOT = (COMPLETIONS_PATH, CHAT_PATH)
 _OPEN = ("/health", "/ready")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
-_MAX_ID_BYTES = 256
 _KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs, so that it is they who close."""
 _LAST_WORDS_S = 1.0
@@ -257,5 +256,5 @@ async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> Non
 def _request_id(headers: Headers) -> bytes:
     """The client's name for its request, if it is one that can be written down; else a new one."""
     given = next((value for name, value in headers if name == b"x-request-id"), b"")
-    fits = 0 < len(given) <= _MAX_ID_BYTES and given.isascii() and given.decode().isprintable()
+    fits = 0 < len(given) <= MAX_ID_CHARACTERS and given.isascii() and given.decode().isprintable()
     return given if fits else uuid4().hex.encode()

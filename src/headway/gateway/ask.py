@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from headway.core.hints import MAY_MOVE, TENANT, target_hints
+from headway.core.hints import MAY_MOVE, TENANT, quoted, target_hints
 from headway.core.slo import NO_TARGETS, Slo
 from headway.gateway.hints import read_hints
 from headway.gateway.refusal import Refusal, bad_request
@@ -17,6 +17,9 @@ T = TypeVar("T")
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
+
+MAX_ID_CHARACTERS = 256
+"""The longest name of a request: logs, records, pages and the instance all repeat it."""
 
 Fields = dict[str, msgspec.Raw]
 
@@ -129,7 +132,7 @@ def read_ask(
         answers=prompts * (_value(fields, "n", _NUMBER) or 1),
         prompt_tokens=prompt_tokens,
         max_tokens=_limit(fields, chat),
-        request_id=_value(fields, "request_id", _TEXT) or request_id,
+        request_id=_named(fields) or request_id,
         slo=hints.slo,
         tenant=_tenant(hints.tenant, key_tenant),
         priority=hints.priority,
@@ -157,6 +160,17 @@ def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:
     except _UNREADABLE:
         shown = bytes(raw)[:80].decode(errors="replace")
         raise bad_request(f"{name} is {shown}; accepted: {kind.accepted}", name) from None
+
+
+def _named(fields: Fields) -> str | None:
+    """The name that the client gives its request, if any."""
+    name = _value(fields, "request_id", _TEXT)
+    if name is not None and (len(name) > MAX_ID_CHARACTERS or not name.isprintable()):
+        raise bad_request(
+            f"request_id is {quoted(name)}; accepted: up to {MAX_ID_CHARACTERS} printable characters",
+            "request_id",
+        )
+    return name
 
 
 def _limit(fields: Fields, chat: bool) -> int | None:

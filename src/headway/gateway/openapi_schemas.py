@@ -9,6 +9,7 @@ from typing import Any
 
 from headway.core import hints
 from headway.core.slo import MAX_TARGET_S
+from headway.gateway.ask import MAX_ID_CHARACTERS
 
 Json = dict[str, Any]
 
@@ -45,6 +46,11 @@ _GENERATION: Json = {
     "model": {"type": "string", "description": "One of /v1/models; without it, the one that is served."},
     "stream": {"type": "boolean", "default": False},
     "max_tokens": {"type": "integer", "minimum": 1, "description": "The most tokens of an answer."},
+    "request_id": {
+        "type": "string",
+        "maxLength": MAX_ID_CHARACTERS,
+        "description": "The request's id, of printable characters; goes before the header `X-Request-Id`.",
+    },
     "priority": {**NUMBER, "description": "Lower runs earlier."},
     "vllm_xargs": _XARGS,
 }
