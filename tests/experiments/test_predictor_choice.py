@@ -63,6 +63,8 @@ def test_a_seed_is_the_runs_unless_the_predictor_names_one() -> None:
             "unknown predictor 'crystal-ball'; accepted: none, learned, .*noisy-oracle:tau=T, broken:way=",
         ),
         ("none:x=1", "unknown predictor 'none:x=1'"),
+        ("st", r"unknown predictor 'st'; accepted: none, .*st:DIR\|HUB .*noisy-oracle:tau=T"),
+        ("hash:x", "unknown predictor 'hash:x'; accepted: none, .*noisy-oracle:tau=T"),
         ("noisy-oracle", "predictor 'noisy-oracle': ''; accepted: tau=..., seed=N"),
         ("noisy-oracle:tau=high", "'tau=high'; accepted: tau=..., seed=N"),
         ("noisy-oracle:tau=0.6,way=x", "'way=x'; accepted: tau=..., seed=N"),

@@ -19,7 +19,13 @@ from headway.engine.machine import processors
 from headway.engine.settings import EngineSettings
 from headway.errors import UpstreamError
 from headway.experiments.both_sides import add_engine_side
-from headway.experiments.predictor_choice import NONE, check_predictor, is_made, length_source
+from headway.experiments.predictor_choice import (
+    NONE,
+    check_predictor,
+    check_predictor_name,
+    is_made,
+    length_source,
+)
 from headway.experiments.real_engine import own_prompt
 from headway.gateway import ReplayOptions, ReplayReport
 from headway.gateway.client.scrape import scrape
@@ -73,6 +79,7 @@ class PolicyBench:
         if self.own_stops:
             for request in self.requests:
                 own_prompt(request)
+        check_predictor_name(self.predictor)
         if is_made(self.predictor):
             check_predictor(self.predictor)
         for policy in self.policies:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.predict.length_choice import LENGTH_PREDICTORS, length_predictor
+from headway.predict.length_choice import ACCEPTED, is_length_predictor, length_predictor
 from headway.sim.length_source import AskedPredictor, LengthSource
 from headway.sim.made_lengths import WAYS, Broken, NoisyOracle
 from headway.traces import TraceRequest
@@ -34,6 +34,23 @@ def predictor_label(spec: str) -> str:
     return f"{spec} (made from the true lengths)" if is_made(spec) else spec
 
 
+def check_predictor_name(spec: str, *, made: bool = True) -> None:
+    """Raise ConfigError unless a predictor is written as one is; nothing is loaded, which can take seconds.
+
+    Without `made` also for one that knows the true lengths.
+    """
+    if spec == NONE or is_length_predictor(spec) or (made and is_made(spec)):
+        return
+    accepted = f"{NONE}, {ACCEPTED}"
+    if is_made(spec):
+        raise ConfigError(
+            f"predictor is {spec!r}, which knows the true lengths, so nobody can deploy it; accepted: {accepted}"
+        )
+    if made:
+        accepted += f", noisy-oracle:tau=T, broken:way={'|'.join(WAYS)}"
+    raise ConfigError(f"unknown predictor {spec!r}; accepted: {accepted}")
+
+
 def check_predictor(spec: str) -> None:
     """Raise ConfigError unless `length_source` will accept it."""
     length_source(spec, (TraceRequest(id="0", arrival_s=0.0, input_tokens=1, output_tokens=1),))
@@ -45,16 +62,13 @@ def length_source(spec: str, requests: Sequence[TraceRequest], seed: int = 0) ->
     `none`; a predictor of `predict`, new and untaught; `noisy-oracle:tau=T[,seed=N]` or `broken:way=W[,seed=N]`, which
     are made from the true lengths, with `seed` where they name none. ConfigError for anything else.
     """
-    name, _, settings = spec.partition(":")
-    if name == NONE and not settings:
+    check_predictor_name(spec)
+    if spec == NONE:
         return None
+    name, _, settings = spec.partition(":")
     if name in _MADE:
         wanted, make = _MADE[name]
         return make(requests, {"seed": seed, **_settings(spec, settings, wanted)})
-    if name not in LENGTH_PREDICTORS:
-        made = ("noisy-oracle:tau=T", f"broken:way={'|'.join(WAYS)}")
-        accepted = ", ".join((NONE, *LENGTH_PREDICTORS, *made))
-        raise ConfigError(f"unknown predictor {spec!r}; accepted: {accepted}")
     return AskedPredictor(length_predictor(spec))
 
 

@@ -21,7 +21,15 @@ LENGTH_PREDICTORS: dict[str, Callable[[str], LengthFeatures]] = {
 """Name -> the features it sees. `learned` needs no text; the others are encoders of `predict.encoders`."""
 FAST = ("learned", "hash")
 """Those that answer within a millisecond, so that they may be asked on an event loop."""
+ACCEPTED = "learned, hash, minilm, st:DIR|HUB (each perhaps with :key=value,...)"
+"""How they are written, for messages."""
 _SETTINGS = re.compile(r"(?::(?P<settings>[a-z_]+=[^:]*))?$")
+
+
+def is_length_predictor(spec: str) -> bool:
+    """Whether that is how one is written; its settings, package or model may still be missing or wrong."""
+    kind, _, source = _parted(spec)[0].partition(":")
+    return kind in LENGTH_PREDICTORS and bool(source) == (kind == "st")
 
 
 def length_predictor(spec: str, *, inline: bool = True) -> ForestPredictor:
@@ -31,13 +39,14 @@ def length_predictor(spec: str, *, inline: bool = True) -> ForestPredictor:
     With `inline` it fits itself inside `observe`; without, somebody calls `refit` (`predict.learning_thread`).
     Raises ConfigError for an unknown name or setting, a bad value, a missing package or a missing model.
     """
+    if not is_length_predictor(spec):
+        raise ConfigError(f"unknown length predictor {spec!r}; accepted: {ACCEPTED}")
+    name, given = _parted(spec)
+    settings = parsed_settings(f"length predictor {name!r}", given)
+    return ForestPredictor(LENGTH_PREDICTORS[name.partition(":")[0]](name), settings, inline=inline)
+
+
+def _parted(spec: str) -> tuple[str, str]:
+    """Its name, with what it names beside, and its settings."""
     match = _SETTINGS.search(spec)
-    name = spec[: match.start()] if match else spec
-    kind, _, source = name.partition(":")
-    if kind not in LENGTH_PREDICTORS or bool(source) != (kind == "st"):
-        raise ConfigError(
-            f"unknown length predictor {spec!r}; accepted: learned, hash, minilm, st:<directory or hub id>, "
-            "each perhaps with :key=value,..."
-        )
-    settings = parsed_settings(f"length predictor {name!r}", (match and match["settings"]) or "")
-    return ForestPredictor(LENGTH_PREDICTORS[kind](name), settings, inline=inline)
+    return (spec[: match.start()], match["settings"] or "") if match else (spec, "")

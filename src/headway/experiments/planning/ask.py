@@ -15,7 +15,7 @@ from headway.experiments.planning.runs import Task, capacity_rps, fitting, read_
 from headway.experiments.planning.samples import final_window_s
 from headway.experiments.planning.space import Space, build_space
 from headway.experiments.policy_choice import OWN_PARTS, uses_predictions
-from headway.experiments.predictor_choice import DEFAULT, check_predictor, is_made
+from headway.experiments.predictor_choice import DEFAULT, check_predictor, check_predictor_name
 from headway.experiments.stream import Stream, stream_facts
 from headway.policies.presets import POOLED, known_presets
 from headway.predict.known_models import model_shape
@@ -68,11 +68,7 @@ class Ask:
                 raise ConfigError(f"{name} is {value}; accepted: a number above 0")
         if self.rate_scale is not None and self.load is not None:
             raise ConfigError("rate_scale and load are given; accepted: one of the two")
-        if is_made(self.predictor):
-            raise ConfigError(
-                f"predictor is {self.predictor!r}, which knows the true lengths, so nobody can deploy it; accepted: "
-                "none, learned, hash, minilm, st:DIR|HUB"
-            )
+        check_predictor_name(self.predictor, made=False)
         self._check_aim()
 
     def _check_aim(self) -> None:
