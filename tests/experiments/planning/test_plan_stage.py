@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from headway.core.record import Record
-from headway.core.slo import NO_TARGETS, Slo
+from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
 from headway.errors import ConfigError
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.in_engine import InEngine
@@ -89,6 +89,8 @@ def test_targets_are_worth_as_much_as_a_typical_request_takes() -> None:
         ttft_s=2.0, tbt_s=0.05, deadline_s=30.0
     )
     assert rates.targets(NO_TARGETS) == NO_TARGETS
+    week = Slo(ttft_s=MAX_TARGET_S, tbt_s=MAX_TARGET_S, deadline_s=MAX_TARGET_S)
+    assert rates.targets(week) == replace(week, tbt_s=MAX_TARGET_S / 2)
 
 
 def test_a_typical_request_by_hand(here: Machine) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from headway.core.batch_shape import BatchShape
-from headway.core.slo import Slo
+from headway.core.slo import MAX_TARGET_S, Slo
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.machine import Machine
 from headway.predict.calibration import Calibration
@@ -97,12 +97,16 @@ class Exchange:
         )
 
     def targets(self, slo: Slo) -> Slo:
-        """The same targets in the time of this machine."""
+        """The same targets in the time of this machine, none longer than a target may be: nothing served here is."""
         return Slo(
-            ttft_s=None if slo.ttft_s is None else slo.ttft_s * self.ttft,
-            tbt_s=None if slo.tbt_s is None else slo.tbt_s * self.tbt,
-            deadline_s=None if slo.deadline_s is None else slo.deadline_s * self.deadline,
+            ttft_s=_worth(slo.ttft_s, self.ttft),
+            tbt_s=_worth(slo.tbt_s, self.tbt),
+            deadline_s=_worth(slo.deadline_s, self.deadline),
         )
+
+
+def _worth(target_s: float | None, rate: float) -> float | None:
+    return None if target_s is None else min(MAX_TARGET_S, target_s * rate)
 
 
 def exchange(
