@@ -82,6 +82,30 @@ def test_a_plan_is_kept_and_a_second_simulates_nothing(plan: Headway, tmp_path: 
     assert first == second
 
 
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"slo_ttft": 0.1}, "default_targets was {'ttft_s': None, "),
+        ({"policies": "vllm,sjf"}, "policies was ['vllm', 'edf'], now ['vllm', 'sjf']"),
+        ({"rate_scale": 2}, "rate_scale was 1.0, now 2.0"),
+        ({"limit": 50}, "limit was None, now 50; requests was "),
+    ],
+)
+def test_another_question_leaves_a_plan_alone(
+    plan: Headway, tmp_path: Path, flags: dict[str, object], complaint: str
+) -> None:
+    out = tmp_path / "plan"
+    assert plan(budget=1, seeds=1, out=out).code == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    code, printed, err = plan(budget=1, seeds=1, out=out, **flags)
+    assert (code, printed) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith(f"error: {out} holds another plan ({complaint}")
+    assert last.endswith("; give another folder")
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert plan(budget=2, seeds=1, out=out).code == 0
+
+
 def test_the_fewest_gpus_are_said(plan: Headway) -> None:
     code, out, err = plan("--json", "--fewest", slo_ttft=0.1, rate_scale=2, gpus=2, goodput_aim=0.05)
     assert code == 0

@@ -40,6 +40,7 @@ pareto.svg. All figures are simulated, but for those of --verify, which deploys 
 
 
 DATA_FILE = "plan.json"
+QUESTION_FILE = "plan-question.json"
 
 _load = options_under("What is served")
 _search = options_under("The search")
@@ -138,9 +139,11 @@ def _introduce(prepared: Prepared) -> None:
 
 
 def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Planned:
+    from headway.experiments.manifest import open_folder
     from headway.experiments.planning.planner import make_plan
     from headway.experiments.planning.runs import KeptPlanRuns
 
+    open_folder(root / QUESTION_FILE, prepared.manifest(), "plan")
     runs = KeptPlanRuns.read(root)
     try:
         with stdout_for_data(), progress() as tell:

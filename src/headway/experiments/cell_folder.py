@@ -11,14 +11,14 @@ DIR/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from headway.errors import ConfigError, RecordError
+from headway.errors import RecordError
 from headway.experiments.grid import Cell, Grid
+from headway.experiments.manifest import Manifest, open_folder
 from headway.experiments.policy_choice import label
 from headway.experiments.simulation import CellResult
 from headway.results import RecordWriter, RunMeta, load_folder, start_run, write_info
@@ -28,9 +28,6 @@ from headway.whole_file import PARTIALS, partial_path, write_whole
 MANIFEST = "simulation.json"
 CELL_SUFFIX = ".cell.json"
 VERSION = 2
-
-Manifest = Mapping[str, object]
-"""All that decides the results, as plain data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +42,7 @@ class CellFolder:
 
         Raises ConfigError if it holds anything but this very experiment, or cannot be written.
         """
-        wanted = {"version": VERSION, **manifest}
-        path = self.root / MANIFEST
-        try:
-            if path.exists():
-                _check_same(path, wanted)
-            elif self.root.exists() and any(self.root.iterdir()):
-                raise ConfigError(f"{self.root} is not empty; accepted: a new folder, or one to go on with")
-            write_whole(path, msgspec.json.format(msgspec.json.encode(wanted), indent=2) + b"\n")
-        except OSError as error:
-            raise ConfigError(f"{self.root}: cannot be written ({error.strerror})") from error
+        open_folder(self.root / MANIFEST, {"version": VERSION, **manifest}, "simulation")
         for folder, load in self._runs():
             # Always the same bytes; one that was cut short by a kill is replaced.
             (folder / META_NAME).unlink(missing_ok=True)
@@ -105,15 +93,3 @@ class CellFolder:
 
     def _file(self, cell: Cell, suffix: str) -> Path:
         return run_file(self._run(cell), label(cell.policy), suffix)
-
-
-def _check_same(path: Path, wanted: Mapping[str, object]) -> None:
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} cannot be read ({error}); give another folder") from error
-    plain = msgspec.json.decode(msgspec.json.encode(wanted), type=dict[str, object])
-    differing = sorted(key for key in found.keys() | plain.keys() if found.get(key) != plain.get(key))
-    if differing:
-        shown = "; ".join(f"{key} was {found.get(key)}, now {plain.get(key)}" for key in differing[:3])
-        raise ConfigError(f"{path.parent} holds another simulation ({shown}); give another folder")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from headway.core.slo import Slo
 from headway.errors import ConfigError, TraceError
+from headway.experiments.kept_runs import release
 from headway.experiments.planning.axes import TP_SIZES, Wanted
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.machine import Machine
@@ -109,6 +110,27 @@ class Prepared:
     def default(self) -> Configuration:
         """Stock vLLM with the flags it takes by itself, on all of the GPUs."""
         return self.space.default[self.ask.gpus]
+
+    def manifest(self) -> dict[str, object]:
+        """All that decides which answer is looked for, as plain data; how long for is no part of it."""
+        ask, task = self.ask, self.task
+        return {
+            "headway": release(),
+            "hardware": ask.hardware,
+            "model": ask.model,
+            "costs": task.machine.fingerprint(self.default.tp),
+            "gpus": ask.gpus,
+            "trace": ask.stream.source,
+            "limit": ask.stream.limit,
+            "default_targets": asdict(ask.stream.slo),
+            "requests": task.requests_digest,
+            "rate_scale": task.rate_scale,
+            "policies": list(self.policies),
+            "seeds": ask.seeds,
+            "predictor": ask.predictor,
+            "fewest": ask.fewest,
+            "goodput_aim": ask.aim,
+        }
 
 
 def prepare(ask: Ask) -> Prepared:
