@@ -17,10 +17,10 @@ class Cut(IntEnum):
     """The instance is gone or frozen."""
     TOO_OLD = 2
     """Its answer has not begun within the age limit."""
-    CLOSING = 3
-    """The gateway ends."""
-    GONE = 4
+    GONE = 3
     """The client has left."""
+    CLOSING = 4
+    """The gateway ends. It breaks connections itself then, which looks as if clients left."""
 
 
 class WaitCut(Exception):
