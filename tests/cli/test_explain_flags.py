@@ -146,3 +146,20 @@ def test_a_report_for_people() -> None:
         "4 did not finish live; their lengths are assumed",
         "2 ended unseen: the server keeps fewer than came between two questions",
     ]
+
+
+@pytest.mark.parametrize(("goodput", "said"), [(None, True), (0.0, False)])
+def test_a_report_says_who_goes_by_targets_that_no_request_had(goodput: float | None, said: bool) -> None:
+    figures = ShadowFigures(goodput=goodput, mean_jct_s=4.0, finished=40, mean_ttft_s=1.5, p99_ttft_s=None)
+    report = ShadowState(
+        at=1.8e9,
+        window_s=300.0,
+        requests=40,
+        assumed=0,
+        missed=0,
+        step_error=0.031,
+        figures=dict.fromkeys((LIVE, CONTROL, "sjf", "edf"), figures),
+        failed={},
+    )
+    line = "no request has a target (--slo-ttft, --slo-tbt), so first come is first served: edf"
+    assert (report_text(report).splitlines()[-1] == line) is said

@@ -93,6 +93,17 @@ def test_policies_that_find_no_host_to_swap_to_are_named(simulate: Headway) -> N
     assert "no host memory" not in simulate("--eviction", "recompute", policies="vllm,adaptivellm").err
 
 
+def test_policies_that_find_no_targets_are_named(simulate: Headway, tmp_path: Path) -> None:
+    said = "no request has a target (--slo-ttft, --slo-tbt), so first come is first served: edf\n"
+    assert simulate(policies="vllm,edf,headway,srpt-oracle").err.count(said) == 1
+    assert "no request has a target" not in simulate(policies="vllm,headway").err
+    assert "no request has a target" not in simulate(policies="edf", slo_tbt=0.1).err
+    assert "no request has a target" not in simulate("--order", "arrival", policies="edf").err
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens,ttft_s\n0,9,5,\n1,9,5,0.5\n")
+    assert "no request has a target" not in simulate(policies="edf", trace=trace).err
+
+
 def test_a_host_of_less_than_no_blocks_is_refused(simulate: Headway) -> None:
     code, _, err = simulate(host_blocks=-1)
     assert code == 2

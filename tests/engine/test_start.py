@@ -120,6 +120,30 @@ def test_a_policy_that_swaps_and_has_memory_has_nothing_to_say(caplog: pytest.Lo
     assert WITHOUT_MEMORY not in caplog.text
 
 
+WITHOUT_TARGETS = (
+    "goes by targets, and there are none here: requests whose clients name none are served first come"
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"policy": "edf"}, True),
+        ({"policy": "edf", "slo_tbt_s": 0.1}, False),
+        ({"policy": "edf", "order": "arrival"}, False),
+        ({"policy": "ascendra-lp"}, True),
+        ({"policy": "ascendra-hp"}, False),
+        ({"policy": "headway"}, False),
+        ({"policy": "vllm"}, False),
+    ],
+)
+def test_a_policy_that_goes_by_targets_says_once_that_there_are_none(
+    config: Any, settings: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(config, **settings)
+    assert caplog.text.count(WITHOUT_TARGETS) == warned
+
+
 WITHOUT_PREDICTIONS = "goes by predicted lengths, and nobody predicts any here"
 
 

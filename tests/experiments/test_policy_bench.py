@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from headway.core.prediction_quality import kendall_tau
 from headway.core.record import Outcome
+from headway.core.slo import Slo
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError, RecordError, UpstreamError
 from headway.experiments.policy_bench import PolicyBench, made_estimates, merge_engine_side, why_not_ready
@@ -52,6 +54,24 @@ def test_a_real_predictor_is_every_servers_own_and_a_made_one_the_clients(
         assert settings.predict_lengths == of_server
     options = chosen._options("http://127.0.0.1:1")
     assert bool(options.estimates) == predictor.startswith("noisy-oracle")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_policy_without_targets_is_told_of_before_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    told: list[str] = []
+
+    def measure(_: PolicyBench, policy: str, *given: object) -> bool:
+        told.append(policy)
+        return True
+
+    monkeypatch.setattr(PolicyBench, "_measure", measure)
+    requests = [replace(REQUESTS[0], slo=Slo(ttft_s=1.0)), *REQUESTS[1:]] if named else REQUESTS
+    chosen = bench(model=str(tmp_path), policies=("vllm", "edf"), requests=requests, out=tmp_path / "out")
+    assert chosen.run(lambda *given: pytest.fail("nothing is sent"), told.append)
+    said = "no request has a target (--slo-ttft, --slo-tbt), so first come is first served: edf"
+    assert told == [*([] if named else [said]), "vllm", "edf"]
 
 
 def test_a_made_predictor_says_what_the_true_lengths_and_the_seed_make_it_say() -> None:

@@ -14,11 +14,12 @@ from headway.experiments.policy_choice import (
     label,
     policies_of,
     policy_factory,
+    said_without_targets,
     uses_predictions,
 )
 from headway.policies.order.edf import EarliestDeadline
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
-from headway.policies.presets import PRESETS, find_preset
+from headway.policies.presets import POOLED, PRESETS, find_preset
 
 SWEPT = ("mlfq-no-preempt", "mlfq-preempt")
 
@@ -90,3 +91,15 @@ def test_who_goes_by_predictions() -> None:
     assert uses_predictions("vllm", Parts(order="predicted-remaining"))
     assert uses_predictions("fastserve", Parts(batching="top-jobs:reserve_confidence=0.9"))
     assert not uses_predictions("predicted", Parts(order="arrival", batching="top-jobs"))
+
+
+def test_who_needs_targets() -> None:
+    [said] = said_without_targets([*PRESETS, *POOLED, "mlfq-preempt", "edf-oracle"])
+    assert said == (
+        "no request has a target (--slo-ttft, --slo-tbt), so first come is first served: edf, ascendra-lp, "
+        "ascendra-lp-edf, ascendra-lp-no-hand-off, ascendra, ascendra-edf, ascendra-fixed, ascendra-no-hand-off"
+    )
+    assert said_without_targets(["vllm"], Parts(order="slack")) == [
+        "no request has a target (--slo-ttft, --slo-tbt), so first come is first served: vllm"
+    ]
+    assert said_without_targets(["edf"], Parts(order="arrival")) == []

@@ -137,6 +137,9 @@ class _Shadowing:
 
 def report_text(report: ShadowState) -> str:
     """One report for people."""
+    from headway.experiments.policy_choice import said_without_targets
+    from headway.policies.presets import known_presets
+
     lines = [
         f"{report.requests:,} requests of the last {report.window_s:g} s; simulated step times are off by "
         f"{report.step_error:.1%} (median)",
@@ -144,6 +147,8 @@ def report_text(report: ShadowState) -> str:
         *(_row(name, figures) for name, figures in report.figures.items()),
         *(f"{name}: {why}" for name, why in report.failed.items()),
     ]
+    if all(each.goodput is None for each in report.figures.values()):
+        lines += said_without_targets([name for name in report.figures if name in known_presets()])
     if report.assumed:
         lines.append(f"{report.assumed:,} did not finish live; their lengths are assumed")
     if report.missed:

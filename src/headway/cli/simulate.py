@@ -233,6 +233,7 @@ def _introduce(setup: Setup) -> None:
         lines.append(
             f"no host memory (--host-blocks), so KV is computed again, not swapped: {', '.join(idle)}"
         )
+    lines += setup.without_targets()
     for line in lines:
         typer.echo(line, err=True)
 

@@ -34,6 +34,12 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
             "predicts them",
             preset.name,
         )
+    if policy.needs_targets and not settings.default_slo():
+        logger.warning(
+            "policy %s goes by targets, and there are none here: requests whose clients name none are served first "
+            "come, first served; --slo-ttft S and --slo-tbt S of `headway serve` set some",
+            preset.name,
+        )
     logger.info("Headway policy %s (%s), %s", preset.name, preset.summary, scheduler.__name__)
     return scheduler(vllm_config, *args, **kwargs)
 

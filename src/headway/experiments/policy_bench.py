@@ -19,6 +19,7 @@ from headway.engine.machine import processors
 from headway.engine.settings import EngineSettings
 from headway.errors import UpstreamError
 from headway.experiments.both_sides import add_engine_side
+from headway.experiments.policy_choice import said_without_targets
 from headway.experiments.predictor_choice import (
     NONE,
     check_predictor,
@@ -85,6 +86,9 @@ class PolicyBench:
         for policy in self.policies:
             server_command(self.model, self._settings(policy), ("127.0.0.1", 1), self.vllm_flags)
         start_run(self.out, self._meta())
+        if not any(request.slo for request in self.requests):
+            for line in said_without_targets(self.policies):
+                tell(line)
         try:
             return all(self._measure(policy, send, tell) for policy in self.policies)
         finally:

@@ -106,6 +106,16 @@ def uses_host(name: str, parts: Parts) -> bool:
     return any(policy.uses_host for policy in _made(name, parts))
 
 
+def said_without_targets(names: Sequence[str], parts: Parts = OWN_PARTS) -> list[str]:
+    """For people, where no request has a target: which policies are then not the ones their names stand for."""
+    needing = [name for name in names if any(policy.needs_targets for policy in _made(name, parts))]
+    if not needing:
+        return []
+    return [
+        f"no request has a target (--slo-ttft, --slo-tbt), so first come is first served: {', '.join(needing)}"
+    ]
+
+
 def _made(name: str, parts: Parts) -> list[Policy]:
     """The policy, or that of each pool; none for an oracle."""
     if is_oracle(name):

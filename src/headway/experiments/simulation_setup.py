@@ -15,6 +15,7 @@ from headway.experiments.policy_choice import (
     check_policies,
     is_pooled,
     label,
+    said_without_targets,
     uses_host,
     uses_predictions,
 )
@@ -116,6 +117,10 @@ class Setup:
         if self.scenario.system.limits.host_blocks:
             return []
         return [name for name in self.wish.grid.policies if uses_host(name, self.wish.parts)]
+
+    def without_targets(self) -> list[str]:
+        """What is to be said of policies that go by targets, where no request has one."""
+        return [] if self.facts.targets else said_without_targets(self.wish.grid.policies, self.wish.parts)
 
     def hardware(self) -> str:
         """What serves, and where its costs come from."""

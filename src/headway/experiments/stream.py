@@ -54,7 +54,7 @@ class StreamFacts:
 
     `declared_tokens` is the largest output limit that a request declares, `undeclared_tokens` the longest
     output among those that declare none; 0 where there is none. `longest_tokens` is prompt and answer together of
-    the longest; the last arrives at `last_s`.
+    the longest; the last arrives at `last_s`. `targets`: whether any has a target.
     """
 
     digest: str
@@ -63,6 +63,7 @@ class StreamFacts:
     undeclared_tokens: int
     longest_tokens: int
     last_s: float = 0.0
+    targets: bool = False
 
     def output_limit(self, wanted: int | None) -> int:
         """The limit policies see for requests that declare none.
@@ -87,14 +88,15 @@ def stream_facts(stream: Stream, seeds: range) -> StreamFacts:
     digest = sha256()
     requests: list[TraceRequest] = []
     declared = undeclared = longest = 0
-    last_s = 0.0
+    last_s, targets = 0.0, False
     for seed in seeds if stream.is_drawn else seeds[:1]:
         requests = stream.requests(seed)
         for request in requests:
             digest.update(repr(request).encode())
             last_s = max(last_s, request.arrival_s)
+            targets = targets or bool(request.slo)
             longest = max(longest, request.input_tokens + request.output_tokens)
             declared = max(declared, request.max_output_tokens or 0)
             if request.max_output_tokens is None:
                 undeclared = max(undeclared, request.output_tokens)
-    return StreamFacts(digest.hexdigest(), len(requests), declared, undeclared, longest, last_s)
+    return StreamFacts(digest.hexdigest(), len(requests), declared, undeclared, longest, last_s, targets)

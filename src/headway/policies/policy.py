@@ -62,6 +62,11 @@ class Policy:
         return predicts(self.order) or getattr(self.batching, "uses_predictions", False)
 
     @property
+    def needs_targets(self) -> bool:
+        """Whether without targets of requests its order is first come, first served."""
+        return getattr(self.order, "needs_targets", False)
+
+    @property
     def uses_prefixes(self) -> bool:
         """Whether it makes a difference to it what the prefix cache holds of prompts that wait."""
         return getattr(self.order, "uses_prefixes", False)

@@ -76,7 +76,13 @@ def test_the_introduction_says_what_is_not_possible_and_why(plan: Planned) -> No
     )
     for why, count in plan.prepared.space.impossible.items():
         assert f"  {count:,}: {why}" in text
+    assert "no request has a target" not in text
     assert "overlap" not in text  # a generated workload is drawn anew for each sample
+
+
+def test_the_introduction_says_who_goes_by_targets_that_are_not_there() -> None:
+    text = introduction(prepared(policies=("vllm", "edf")))
+    assert "no request has a target (--slo-ttft, --slo-tbt), so first come is first served: edf" in text
 
 
 @pytest.mark.parametrize(("requests", "warned"), [(1000, True), (5000, False)])

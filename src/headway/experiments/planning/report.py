@@ -19,6 +19,7 @@ from headway.experiments.planning.intervals import Interval
 from headway.experiments.planning.objective import Gain, Objective, interval_of
 from headway.experiments.planning.pareto import figures, front
 from headway.experiments.planning.planner import Planned
+from headway.experiments.policy_choice import said_without_targets
 from headway.predict.known_models import model_shape
 from headway.results import Summary
 from headway.results.tables import MISSING
@@ -140,6 +141,7 @@ def introduction(prepared: Prepared) -> str:
         f"planning, simulated: {ask.model} on {ask.gpus} x {ask.hardware} ({known}{costs.provenance})",
         f"{prepared.requests:,} requests at {prepared.rate_rps:.3g} a second{left_out}",
         *_said_of_overlap(prepared),
+        *([] if targets else said_without_targets(prepared.policies)),
         f"the best has {f'the most requests with {wanted}' if wanted else 'the least mean job completion time'}",
         f"{', '.join(prepared.policies)}: {space.size:,} configurations possible, {impossible:,} not",
     ]

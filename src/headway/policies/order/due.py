@@ -17,9 +17,11 @@ class DueOrder(KeyedOrder):
     """Earliest `due_s` first, then jobs without a target, then those already too late.
 
     A target that can no longer be met is never "most urgent" (invariant 10): a late job waits behind
-    every job that can still make it, and among the late the earliest due comes first. top is O(log n + k).
+    every job that can still make it, and among the late the earliest due comes first. Where no job has a target this
+    is arrival order. top is O(log n + k).
     """
 
+    needs_targets = True
     _index: SortedIndex
 
     @abstractmethod
