@@ -96,6 +96,14 @@ def test_a_swapped_job_keeps_what_it_has_computed() -> None:
     assert a.num_computed_tokens == 10
 
 
+@pytest.mark.parametrize("fate", Fate)
+def test_nothing_is_built_on_the_tokens_in_flight_of_a_preempted_job(fate: Fate) -> None:
+    ledger, (a,) = started("a")
+    a.num_output_placeholders = 1
+    step(ledger, run=[], preempted={a: fate})
+    assert a.num_output_placeholders == 0
+
+
 @pytest.mark.parametrize(("found", "computed"), [(0, 10), (8, 10), (12, 12)])
 def test_a_swapped_job_comes_back_with_the_most_that_is_there(found: int, computed: int) -> None:
     ledger, (a,) = started("a")

@@ -67,6 +67,7 @@ class Ledger:
 
     def _preempt(self, job: Job, fate: Fate) -> None:
         job.num_preemptions += 1
+        job.num_output_placeholders = 0
         if fate is Fate.SWAP:
             job.state = JobState.SWAPPED
             self.swapped[job.id] = job

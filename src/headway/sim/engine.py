@@ -215,7 +215,6 @@ class SimulatedEngine:
     def _follow_preempted(self, outcome: StepOutcome) -> None:
         """A job preempted in flight can start again only when the tokens on their way have come."""
         for job in outcome.preempted:
-            job.num_output_placeholders = 0
             steps = self._steps_in_flight(job)
             if steps:
                 self._stale_steps[job] = steps
