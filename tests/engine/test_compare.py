@@ -176,6 +176,18 @@ def test_whole_prompts() -> None:
     scene.finish()
 
 
+def test_a_whole_prompt_has_the_room_of_a_job_whose_last_token_is_in_flight() -> None:
+    scene = Scene(policy="orca", asynchronous=True)
+    scene.add("a", 10, output_tokens=2)
+    scene.add("b", 10, output_tokens=9)
+    assert [scene.step(), scene.step()] == [{}, {}]
+    scene.add("c", 40)
+    scene.watched.budget = 41
+    assert scene.step() == {"a": "in_flight"}
+    assert scene.tokens == {"b": 1, "c": 40}
+    scene.finish()
+
+
 def test_shortage_takes_the_last_resident_and_ends_admission() -> None:
     scene = Scene(num_blocks=SMALL)
     scene.add("a", 128)  # 4 blocks, and a fifth with the next token

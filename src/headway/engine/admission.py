@@ -203,8 +203,18 @@ class Admission:
         return fitting
 
     def _need(self, plan: StepPlan, job: Job) -> int:
+        """Tokens that vLLM would grant a resident of `run` within any budget."""
         request = self._scheduler.requests[job.id]
+        if _last_token_in_flight(request):
+            return 0
         need: int = (
             request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
         )
         return min(need, plan.chunk_cap.get(job, need))
+
+
+def _last_token_in_flight(request: Request) -> bool:
+    """Whether steps in flight certainly bring the last token that the limit allows: as `uncomputed_tokens` has it."""
+    in_flight: int = request.num_output_placeholders
+    certain: int = request.num_computed_tokens + 2 - in_flight
+    return bool(in_flight) and certain >= request.num_prompt_tokens + request.max_tokens
