@@ -14,7 +14,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.compare import compare
@@ -498,6 +498,17 @@ def test_those_brought_back_without_a_place_take_no_seat() -> None:
     engine = engine_like(request_like(), job, seats_planned=1)
     engine.admission.misfit = lambda _: Reason.ISL
     assert compare(outcome, engine) == {job: Reason.ISL}
+
+
+def test_a_job_that_did_not_fit_does_not_wait_for_those_prefetched_after_it() -> None:
+    # vLLM found a ready and its blocks missing, and looked at nobody behind it; then b took what may come back.
+    job, behind, back = make_job("a", state=JobState.SWAPPED), make_job("c"), decoding("b")
+    plan = StepPlan(admit=[job, behind], prefetch=[back], token_budget=64)
+    outcome = StepOutcome(now_s=0.0, plan=plan, admitted=[back])
+    engine = engine_like(request_like(), job, swaps=SimpleNamespace(found_tokens={job: 0}, copies=None))
+    engine.admission.not_ready = lambda _: Reason.RESTORES
+    engine.admission.misfit = lambda _: Reason.BLOCKS
+    assert compare(outcome, engine) == {job: Reason.BLOCKS}
 
 
 def test_a_resident_behind_a_shortage_that_freed_nothing_lacks_blocks() -> None:

@@ -154,9 +154,14 @@ def _why_not_admitted(job: Job, outcome: StepOutcome, scheduler: Any, *, full: b
     if request not in scheduler.waiting:
         return Reason.HELD
     not_ready: Reason | None = scheduler.admission.not_ready(request)
-    if not_ready is not None:
+    if not_ready is not None and not _was_ready(job, scheduler):
         return not_ready
     return _why_refused(job, outcome, scheduler)
+
+
+def _was_ready(job: Job, scheduler: Any) -> bool:
+    """Whether a swapped job could have come back when vLLM looked at it, before others were prefetched."""
+    return scheduler.swaps is not None and job in scheduler.swaps.found_tokens
 
 
 def _why_refused(job: Job, outcome: StepOutcome, scheduler: Any) -> Reason:

@@ -442,6 +442,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         counters.shortage_preemptions += len(outcome.preempted) - len(plan.preempt)
         counters.swaps += sum(fate is Fate.SWAP for fate in outcome.preempted.values())
         outcome.passed_over = compare(outcome, self)
+        if self.swaps is not None:
+            self.swaps.found_tokens.clear()
         outcome.passed_over.update(self._not_offloaded)
         for reason in outcome.passed_over.values():
             counters.differences[reason] += 1

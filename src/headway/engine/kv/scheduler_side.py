@@ -91,7 +91,8 @@ class KvSwaps:
     """Answers vLLM's questions to a KV connector for a `PolicyScheduler`, and follows what its workers report.
 
     Serial copies count as done when they are ordered: workers make the step wait for them, and later steps
-    come later. Others hold references to their device blocks until every worker has answered.
+    come later. Others hold references to their device blocks until every worker has answered. `found_tokens` are
+    those found on the device of each swapped job that could come back when vLLM asked in the step being filled.
     """
 
     def __init__(self, scheduler: Any, host: HostKv, *, serial: bool) -> None:
