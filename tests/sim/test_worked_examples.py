@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.core.cost import CostModel
+from headway.core.job import Job
 from headway.core.record import Outcome
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
@@ -131,3 +132,25 @@ def test_whose_prompt_is_in_the_cache_goes_before_shorter_ones() -> None:
         records, _ = run([first, found, other], knowing, System(limits=one, calibration=calibration(at)))
         ends[caching] = [records[name].finished_s for name in "abc"]
     assert ends == {True: [520.0, 1040.0, 1640.0], False: [520.0, 2152.0, 1120.0]}
+
+
+def test_who_ends_with_an_output_is_learned_from_before_its_first_tokens_rank() -> None:
+    # 16 tokens a step: the second has a's last 4 and b's 4. As vLLM does it, b has ended when a's token is told of.
+    told: list[tuple[str, str]] = []
+
+    class Telling(Policy):
+        def touch(self, job: Job) -> None:
+            told.append(("grew", job.id))
+            Policy.touch(self, job)
+
+        def end(self, job: Job, *, finished: bool) -> None:
+            told.append(("ended", job.id))
+            Policy.end(self, job, finished=finished)
+
+    def telling(cost: CostModel) -> Policy:
+        policy = build_policy(find_preset("vllm"), cost)
+        return Telling(policy.name, policy.order, policy.batching, policy.eviction)
+
+    small = System(limits=limits(max_num_batched_tokens=16), calibration=calibration())
+    run([request("a", 0.0, 20, 2), request("b", 0.0, 4, 1)], telling, small)
+    assert told == [("ended", "b"), ("grew", "a"), ("ended", "a")]

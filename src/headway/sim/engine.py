@@ -240,9 +240,13 @@ class SimulatedEngine:
         stale = self._stale_before(flight) if self._stale_steps else frozenset()
         if self.tier is not None and self.tier.copies.awaited:
             self._follow_restored(flight.outcome)
+        grown: list[Job] = []
         for job in flight.sampled:
-            if job.state is not JobState.ENDED:
-                self._sampled(job, now_s, is_stale=job in stale)
+            if job.state is not JobState.ENDED and self._sampled(job, now_s, is_stale=job in stale):
+                grown.append(job)
+        # Once all who end have ended: vLLM has processed a whole output before anybody hears of its tokens.
+        for job in grown:
+            self.policy.touch(job)
         if self.tier is not None and stale:
             self._copy_drained(flight.outcome)
         if self._check:
@@ -287,12 +291,12 @@ class SimulatedEngine:
         self._stale_steps.pop(job, None)
         self.pool.not_ready.pop(job, None)
 
-    def _sampled(self, job: Job, now_s: float, *, is_stale: bool) -> None:
-        if is_stale or job.first_token_s is None:
+    def _sampled(self, job: Job, now_s: float, *, is_stale: bool) -> bool:
+        """Count a token that came; whether its job goes on and may rank otherwise now."""
+        is_news = is_stale or job.first_token_s is None
+        if is_news:
             self.steady = None
-            is_first = self.ledger.sampled(job, 1, now_s)
-            self.policy.touch(job)
-            if is_first:
+            if self.ledger.sampled(job, 1, now_s):
                 self._on_first_token(job)
         else:
             job.num_output_tokens += 1
@@ -301,6 +305,8 @@ class SimulatedEngine:
             self.pool.cache(job, job.num_computed_tokens - job.num_output_placeholders)
         if job.num_output_tokens >= self._output_tokens[job]:
             self._end(job, Outcome.FINISHED, now_s)
+            return False
+        return is_news
 
     def _end(self, job: Job, outcome: Outcome, now_s: float, error: str | None = None) -> None:
         self.steady = None
