@@ -87,7 +87,8 @@ def copy_pool(scheduler: Any, engine: SimulatedEngine) -> None:
         table.blocks = [block.block_id - 1 for block in manager.req_to_blocks.get(job.id, ())]
         table.num_cached = manager.num_cached_block.get(job.id, 0) if table.blocks else 0
         table.room_tokens = len(table.blocks) * pool.block_size
-        pool._residents += bool(table.blocks)
+        if request in scheduler.running:
+            pool.started(job)
         if request in scheduler._inflight_prefills:
             pool._unfinished[job] = None
 

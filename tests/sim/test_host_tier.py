@@ -9,9 +9,9 @@ from headway.sim.kv_pool import KvPool
 from tests.strategies import make_job
 
 
-def tier_with_a_swapped_job() -> tuple[HostTier, Job]:
+def tier_with_a_swapped_job(watermark_blocks: int = 0) -> tuple[HostTier, Job]:
     """8 free blocks of 4 tokens, and a job whose 8 computed tokens are on the host."""
-    pool = KvPool(8, block_size=4, prefix_caching=False)
+    pool = KvPool(8, block_size=4, prefix_caching=False, watermark_blocks=watermark_blocks)
     tier = HostTier(pool, 8, restore_blocks=8, serial=False, in_flight=lambda job: False)
     swapped = make_job("swapped", prompt=8)
     pool.add(swapped)
@@ -35,6 +35,21 @@ def test_who_comes_back_fits_if_a_prompt_that_has_begun_can_be_computed_to_its_e
     assert tier.start(begun, 4) is None
     assert tier.misfit(swapped) is misfit
     assert tier.start(swapped, 1) is misfit
+
+
+def test_who_came_back_and_has_not_run_is_nobody_to_leave_blocks_for() -> None:
+    # As in vLLM, whose watermark holds beside requests that run. The one that came back holds 2 of the 8 blocks its
+    # tokens need; a newcomer may take the other 6, or it may run. Once it does, with 3, a newcomer is to leave one.
+    tier, back = tier_with_a_swapped_job(watermark_blocks=1)
+    back.num_output_tokens = 24
+    assert tier.prefetch(back) is None
+    newcomer = make_job("newcomer", prompt=24)
+    tier.pool.add(newcomer)
+    assert tier.misfit(newcomer) is None
+    tier.copies.finish(tier.copies.started.pop())
+    assert tier.resume(back, 4) is None
+    newcomer.num_prompt_tokens = 20
+    assert tier.misfit(newcomer) is Reason.WATERMARK
 
 
 def test_what_a_copy_under_way_brings_is_sent_but_not_copied_yet() -> None:

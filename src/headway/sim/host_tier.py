@@ -93,6 +93,7 @@ class HostTier:
         self.copies.bring_back(job, self.pool.blocks(job), found)
         if num_tokens and not waits:
             self.copies.runs(job)
+            self.pool.started(job)
             self.pool.cache(job, known + num_tokens)
         return None
 

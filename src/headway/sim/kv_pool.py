@@ -21,7 +21,8 @@ _OWN_KEYS = 1 << 24
 class _Table:
     """The blocks of one live request. `shared` are the keys of its prompt's leading full blocks.
 
-    `room_tokens` is what the blocks hold; with `cache_at_tokens` tokens known the next block can be found.
+    `room_tokens` is what the blocks hold; with `cache_at_tokens` tokens known the next block can be found. `started`:
+    it has had a step since it got its blocks, as one that came back from the host may not have.
     """
 
     shared: Sequence[BlockKey]
@@ -30,6 +31,7 @@ class _Table:
     num_cached: int = 0
     room_tokens: int = 0
     cache_at_tokens: int = 0
+    started: bool = False
 
     def key(self, index: int) -> BlockKey:
         return self.shared[index] if index < len(self.shared) else self.own - index
@@ -60,7 +62,7 @@ class KvPool:
         self.watermark_blocks = watermark_blocks
         self.not_ready: dict[Job, Reason] = {}
         self._tables: dict[Job, _Table] = {}
-        self._residents = 0
+        self._num_started = 0
         self._serial = 0
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._references = [0] * num_blocks
@@ -110,6 +112,7 @@ class KvPool:
         misfit = self._hold_found(job)
         if misfit is not None:
             return misfit
+        self.started(job)
         table = self._tables[job]
         computed = table.num_cached * self.block_size + num_tokens
         self._extend(table, self.blocks_for(computed))
@@ -135,7 +138,6 @@ class KvPool:
             self._references[block] += 1
         table.blocks.extend(found)
         table.num_cached = len(found)
-        self._residents += 1
         return None
 
     def grow(self, job: Job, num_tokens: int) -> bool:
@@ -217,11 +219,17 @@ class KvPool:
     def resume(self, job: Job, num_tokens: int) -> Reason | None:
         """Allocate for `num_tokens` more tokens of a job that came back, if all its tokens fit."""
         needed = self.blocks_for(job.num_tokens) - len(self._tables[job].blocks)
-        if needed + self.watermark_blocks > len(self._free):
+        if needed + self._watermark() > len(self._free):
             return Reason.BLOCKS
+        self.started(job)
         grown = self.grow(job, num_tokens)
         assert grown, "a job whose tokens all fit did not fit"
         return None
+
+    def started(self, job: Job) -> None:
+        """A job that has its blocks has its first step."""
+        self._tables[job].started = True
+        self._num_started += 1
 
     def _crowds_out(self, job: Job, found: list[int]) -> bool:
         """Whether a job that comes back would take the room of others.
@@ -286,8 +294,8 @@ class KvPool:
         return Reason.WATERMARK if needed + self._watermark() > len(self._free) else None
 
     def _watermark(self) -> int:
-        """Blocks an admission leaves free beside others."""
-        return self.watermark_blocks if self._residents else 0
+        """Blocks an admission leaves free beside others that run; who came back and has not run is nobody yet."""
+        return self.watermark_blocks if self._num_started else 0
 
     def _needed(self, num_tokens: int, found: list[int]) -> int:
         """Free blocks it takes to hold so many tokens, those found in the free line included."""
@@ -329,7 +337,8 @@ class KvPool:
         table.blocks = []
         table.num_cached = table.room_tokens = 0
         table.cache_at_tokens = self._cache_from_tokens
-        self._residents -= 1
+        self._num_started -= table.started
+        table.started = False
 
     def _let_go(self, blocks: Sequence[int]) -> None:
         """One holder less for each block; those without any join the line, the last of them first."""
@@ -355,6 +364,7 @@ class KvPool:
             assert bool(table.blocks) <= (job in residents), f"{job!r} holds blocks and is not resident"
             for block in table.blocks:
                 held[block] += 1
+        assert self._num_started == sum(table.started for table in self._tables.values())
         assert held == self._references
         assert len(self._free) == held.count(0)
         assert not any(map(held.__getitem__, self._free))
