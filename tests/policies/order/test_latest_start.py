@@ -57,6 +57,25 @@ def test_between_tokens_a_job_may_wait_by_as_much_as_it_is_ahead() -> None:
     assert latest_start().of(answering(tbt_s=3.0, deadline_s=15.0)) == pytest.approx(112.0, abs=0.2)
 
 
+def test_of_an_answer_that_nobody_predicted_any_token_may_be_the_last() -> None:
+    # The third token is due at 110 + 2 x 3 = 116, and takes a second. It may catch up as long as fifty, all that its
+    # limit allows, bring what it is behind: 110 + 49 x 3 less 48 s.
+    job = answering(tbt_s=3.0)
+    job.predicted_length = None
+    latest = latest_start()
+    assert latest.of(job) == 115.0
+    assert latest.last_chance_s(job) == 209.0
+    job.slo = Slo(tbt_s=3.0, deadline_s=15.0)
+    assert latest.of(job) == 100.0 + 15.0 - 48.0
+
+
+def test_steps_that_take_longer_than_the_target_leave_no_time_to_catch_up() -> None:
+    # At half a second a token the last of 5 is due at 112, and three of a second each are to come.
+    latest = latest_start()
+    assert latest.of(answering(tbt_s=0.5)) == pytest.approx(109.0, abs=0.3)
+    assert latest.last_chance_s(answering(tbt_s=0.5)) == pytest.approx(109.0, abs=0.3)
+
+
 def test_where_drafts_are_right_a_step_brings_more_than_a_token() -> None:
     # As above, but steps of a second bring two tokens: the three to come take 1.5 s.
     latest = latest_start()

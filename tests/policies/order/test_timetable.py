@@ -12,12 +12,14 @@ from headway.core.slo import Slo
 from headway.policies.order.remaining_work import RemainingWork
 from headway.policies.order.timetable import Timetable
 from tests.policies.order.per_token import PerToken, exactly
-from tests.strategies import ids, make_job
+from tests.strategies import decoding, ids, make_job
 
 
-def timetable(*jobs: Job) -> Timetable:
-    """Of jobs that wait."""
+def timetable(*jobs: Job, usual: int | None = None) -> Timetable:
+    """Of jobs that wait, where answers have the `usual` length."""
     work = RemainingWork(PerToken())
+    if usual is not None:
+        work.learn(decoding("ended", output=usual))
     times = Timetable(work, PerToken(), prompt_share=0.5)
     for job in jobs:
         work.estimate(job)
@@ -72,7 +74,24 @@ def test_each_token_that_has_come_leaves_one_less_to_come() -> None:
     times = timetable(job)
     for at_s in (0.0, 1.0):
         times.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens={job: 1}))
-    times.renew([job])
+    times.remove(job)
     begins_s = times.latest_start_s(job)
-    job.num_output_tokens = 6
+    job.num_output_tokens = job.num_computed_tokens = 6
     assert times.latest_start_s(job) == pytest.approx(begins_s + 6.0)
+
+
+def test_who_holds_memory_may_catch_up_and_who_waits_may_not() -> None:
+    # Two tokens are out, a second apart is the target: the next is due at 2 s, and takes half a second. The usual
+    # answer has forty more, each of which makes up half a second.
+    job = decoding("a", output=2, limit=99, first_token_s=0.0, slo=Slo(tbt_s=1.0))
+    times = timetable(job, usual=42)
+    for at_s in (0.0, 0.5):
+        times.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens={job: 1}))
+    times.renew([job])
+    assert times.latest_start_s(job) == 1.5
+    assert times.in_time([job], 1.5) == [job]
+    assert times.in_time([job], 1.6) == []
+    times.remove(job)
+    assert times.latest_start_s(job) == 1.5
+    assert times.in_time([job], 11.0) == [job]
+    assert times.in_time([job], 41.0) == []

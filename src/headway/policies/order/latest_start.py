@@ -21,10 +21,11 @@ class LatestStart:
 
     Before the first token: the time it is due, less the prefill still to compute, at least a step, and less the step
     that is under way while it is decided (asynchronous scheduling). After it, with a target for the time
-    between tokens: the time at which the last token is due at that pace, less what the tokens still to come take at
-    the pace of the steps of late; so a job that is ahead of its token schedule may wait, by as much as it is
-    ahead. With a deadline: that, less all that is still to do. The earliest counts. TOO_LATE if a target is missed
-    already, NO_TARGET without one that is still open. Lengths are `RemainingWork`'s expectation. O(1).
+    between tokens: the time at which its next token is due at that pace, since any may be its last, or the last of
+    those foreseen (`RemainingWork.foreseen_tokens`), less what they take at the pace of the steps of late; so a job
+    that is ahead of its token schedule may wait, by as much as it is ahead. With a deadline: that, less all that is
+    still to do, as long as `RemainingWork` expects. The earliest counts. TOO_LATE if a target is missed already,
+    NO_TARGET without one that is still open. O(1).
     """
 
     def __init__(self, work: RemainingWork, cost: CostModel | None = None) -> None:
@@ -49,24 +50,40 @@ class LatestStart:
 
     def of(self, job: Job) -> float:
         """A job's latest start, as things are now."""
+        last_chance_s = self.last_chance_s(job)
+        if last_chance_s == TOO_LATE or not _is_between_tokens(job):
+            return last_chance_s
+        return min(last_chance_s, self._at_pace_s(job, self._work.foreseen_tokens(job)))
+
+    def last_chance_s(self, job: Job) -> float:
+        """Its latest start, but between tokens until when it can catch up by the end that is expected of its answer."""
         slo = job.slo
         if not slo or missed_first_token(job):
             return TOO_LATE if slo else NO_TARGET
         latest_s = NO_TARGET
-        prefill_s = self._work.prompt_s(job)
         if slo.ttft_s is not None and not job.num_output_tokens:
             # The step under way comes to its end first: `_step_s` is 0 until steps have been seen.
+            prefill_s = self._work.prompt_s(job)
             latest_s = job.arrival_s + slo.ttft_s - max(prefill_s, self.step_s) - self._step_s
-        if slo.deadline_s is None and (slo.tbt_s is None or job.first_token_s is None):
+        if slo.deadline_s is None and not _is_between_tokens(job):
             return latest_s
         to_come = self._work.expected_tokens(job)
-        rest_s = prefill_s + to_come * self.token_s
-        if slo.tbt_s is not None and job.first_token_s is not None:
-            last_due_s = job.first_token_s + (job.num_output_tokens + to_come - 1) * slo.tbt_s
-            latest_s = min(latest_s, last_due_s - rest_s)
+        if _is_between_tokens(job):
+            latest_s = min(latest_s, self._at_pace_s(job, to_come))
         if slo.deadline_s is not None:
-            latest_s = min(latest_s, job.arrival_s + slo.deadline_s - rest_s)
+            latest_s = min(latest_s, job.arrival_s + slo.deadline_s - self._rest_s(job, to_come))
         return latest_s
+
+    def _at_pace_s(self, job: Job, tokens: float) -> float:
+        """Until when it may wait if so many tokens more are to keep the target between tokens in the mean."""
+        assert job.first_token_s is not None
+        assert job.slo.tbt_s is not None
+        last_due_s = job.first_token_s + (job.num_output_tokens + tokens - 1) * job.slo.tbt_s
+        return last_due_s - self._rest_s(job, tokens)
+
+    def _rest_s(self, job: Job, tokens: float) -> float:
+        """What so many tokens more take, and the prompt before them."""
+        return self._work.prompt_s(job) + tokens * self.token_s
 
     def observe(self, outcome: StepOutcome) -> float:
         """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on.
@@ -94,6 +111,11 @@ class LatestStart:
         """Keep nothing of a job that is gone."""
         if job in self._ran:
             self._ran = [one for one in self._ran if one is not job]
+
+
+def _is_between_tokens(job: Job) -> bool:
+    """Whether it has a target between tokens, and has begun to bring some."""
+    return job.slo.tbt_s is not None and job.first_token_s is not None
 
 
 def missed_first_token(job: Job) -> bool:

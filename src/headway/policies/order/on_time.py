@@ -37,9 +37,10 @@ class OnTime:
     Who is late cannot be helped, and who has no target is in no hurry: both wait for those that can be in time,
     least work first, aged, by the usual length while predictions are bad. Those in time come by latest start, the later
     the more work their answers are yet: of two that may wait as long, the one that makes room sooner goes first (with
-    `by_work`; else by due time). A job that is between tokens and ahead of its schedule may wait as long as it could
-    pause. Where there are several tenants, one that has had more service than another comes as much later among those
-    in time (`TenantShares`), costs as much more where some are given up, and comes after it among the rest.
+    `by_work`; else by due time). A job that is between tokens and ahead of its schedule may wait as long as it is
+    ahead; one that fell behind may catch up while it holds memory. Where there are several tenants, one that has had
+    more service than another comes as much later among those in time (`TenantShares`), costs as much more where some
+    are given up, and comes after it among the rest.
 
     Where not all who wait for their first token can have it in time, those that cost most are given up (`triage`), as
     if the engine computed prompts one after another for `prompt_share` of its time, and decoded for the rest. While
@@ -210,8 +211,6 @@ class OnTime:
 
     def latest_start_s(self, job: Job) -> float:
         """Until when a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
-        if not self._times.waits(job):
-            self._look_again([job])
         return self._times.latest_start_s(job)
 
     def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:

@@ -21,7 +21,9 @@ _RENEWED_A_STEP = 8
 class Timetable:
     """Latest starts (`LatestStart`) of live jobs that have a target, as they were when last taken.
 
-    Each token that an answer has brought since leaves one less to come, so it may go on a step later than was taken.
+    Each token that an answer has brought since is one that is not due any more, or leaves one less to come, so it may
+    go on so much later than was taken. A job that waits is late from its latest start on; one that holds memory may
+    still catch up with its pace, until its last chance (`LatestStart.last_chance_s`).
     What a prompt needs is computed for `prompt_share` of the time; what is decoded, in steps as they are of late. True
     while anybody has a target. Costs: an insertion for each job that waits and has a target, whenever its latest start
     is taken anew.
@@ -32,6 +34,7 @@ class Timetable:
         self._latest = LatestStart(work, cost)
         self._prompt_share = prompt_share
         self._latest_s: dict[Job, float] = {}
+        self._late_s: dict[Job, float] = {}
         self._taken_at: dict[Job, int] = {}
         self._candidates: dict[Job, Candidate] = {}
         self._queue = SortedIndex()
@@ -58,12 +61,13 @@ class Timetable:
         self._deadlines.pop(job, None)
         if job.slo:
             self._queue.remove(job, self._key(job))
+            self._late_s[job] = self._latest.last_chance_s(job)
 
     def end(self, job: Job) -> None:
         """Forget a job."""
         self._latest.forget(job)
         if job.slo:
-            del self._latest_s[job], self._taken_at[job], self._candidates[job]
+            del self._latest_s[job], self._late_s[job], self._taken_at[job], self._candidates[job]
 
     def renew(self, jobs: Iterable[Job]) -> None:
         """Take latest starts anew, of those of these jobs that have a target."""
@@ -80,6 +84,7 @@ class Timetable:
     def _time(self, job: Job) -> None:
         """Note a job's latest start, and when its prompt is due; a job that decodes is due when it has to go on."""
         latest_s = self._latest_s[job] = self._latest.of(job)
+        self._late_s[job] = latest_s if job in self._waiting else self._latest.last_chance_s(job)
         self._taken_at[job] = job.num_output_tokens
         prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
         due_s, service_s = latest_s + prefill_s, prefill_s / self._prompt_share
@@ -120,9 +125,9 @@ class Timetable:
 
     def latest_start_s(self, job: Job) -> float:
         """Until when a job may be left alone; inf without any target, -inf if one is missed."""
-        if job not in self._latest_s:
-            return inf
-        return self._latest_s[job] + (job.num_output_tokens - self._taken_at[job]) * self._latest.token_s
+        if job in self._waiting:
+            return self._latest_s.get(job, inf)
+        return self._latest.of(job)
 
     def candidates(self, jobs: Iterable[Job]) -> list[Candidate]:
         """What has to be known of these to weigh them against each other; each has a target."""
@@ -130,12 +135,12 @@ class Timetable:
 
     def in_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
         """Those of `jobs` that have a target and can still meet all they have. O(jobs), without calls."""
-        latest_s, taken_at, token_s = self._latest_s, self._taken_at, self._latest.token_s
+        late_s, taken_at, token_s = self._late_s, self._taken_at, self._latest.token_s
         return [
             job
             for job in jobs
-            if job in latest_s
-            and now_s <= latest_s[job] + (job.num_output_tokens - taken_at[job]) * token_s < inf
+            if job in late_s
+            and now_s <= late_s[job] + (job.num_output_tokens - taken_at[job]) * token_s < inf
         ]
 
     def waiting_in_time(self, most: int, now_s: float) -> list[Job]:
