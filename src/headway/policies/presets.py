@@ -256,6 +256,11 @@ _ROWS = (
         "what the prefix cache holds of a prompt counts as work like all of it",
         order="on-time:prefixes=false",
     ),
+    _ablation(
+        "by-end",
+        "a stream waits until the last chance by the end expected of it, whatever it has brought",
+        order="on-time:by_tokens=false",
+    ),
     _ablation("no-pacing", "steps as long as they come", batching="top-jobs"),
     _ablation(
         "long-steps",

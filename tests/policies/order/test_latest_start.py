@@ -65,6 +65,7 @@ def test_of_an_answer_that_nobody_predicted_any_token_may_be_the_last() -> None:
     latest = latest_start()
     assert latest.of(job) == 115.0
     assert latest.last_chance_s(job) == 209.0
+    assert LatestStart(RemainingWork(PerToken()), PerToken(), by_tokens=False).of(job) == 209.0
     job.slo = Slo(tbt_s=3.0, deadline_s=15.0)
     assert latest.of(job) == 100.0 + 15.0 - 48.0
 

@@ -23,12 +23,13 @@ class LatestStart:
     that is under way while it is decided (asynchronous scheduling). After it, with a target for the time
     between tokens: the time at which its next token is due at that pace, since any may be its last, or the last of
     those foreseen (`RemainingWork.foreseen_tokens`), less what they take at the pace of the steps of late; so a job
-    that is ahead of its token schedule may wait, by as much as it is ahead. With a deadline: that, less all that is
-    still to do, as long as `RemainingWork` expects. The earliest counts. TOO_LATE if a target is missed already,
-    NO_TARGET without one that is still open. O(1).
+    that is ahead of its token schedule may wait, by as much as it is ahead. Without `by_tokens` that is until the last
+    chance. With a deadline: that, less all that is still to do, as long as `RemainingWork` expects. The earliest
+    counts. TOO_LATE if a target is missed already, NO_TARGET without one that is still open. O(1).
     """
 
-    def __init__(self, work: RemainingWork, cost: CostModel | None = None) -> None:
+    def __init__(self, work: RemainingWork, cost: CostModel | None = None, *, by_tokens: bool = True) -> None:
+        self.by_tokens = by_tokens
         self._work = work
         self._cost: CostModel = cost or UnknownCost()
         self._step_s = 0.0
@@ -51,7 +52,7 @@ class LatestStart:
     def of(self, job: Job) -> float:
         """A job's latest start, as things are now."""
         last_chance_s = self.last_chance_s(job)
-        if last_chance_s == TOO_LATE or not _is_between_tokens(job):
+        if last_chance_s == TOO_LATE or not (self.by_tokens and _is_between_tokens(job)):
             return last_chance_s
         return min(last_chance_s, self._at_pace_s(job, self._work.foreseen_tokens(job)))
 

@@ -34,13 +34,13 @@ _RULE = TrustRule()
 class OnTime:
     """Jobs that can still meet their targets, as many as can be, by latest start; then the rest, by `least-work`.
 
-    Who is late cannot be helped, and who has no target is in no hurry: both wait for those that can be in time,
-    least work first, aged, by the usual length while predictions are bad. Those in time come by latest start, the later
-    the more work their answers are yet: of two that may wait as long, the one that makes room sooner goes first (with
-    `by_work`; else by due time). A job that is between tokens and ahead of its schedule may wait as long as it is
-    ahead; one that fell behind may catch up while it holds memory. Where there are several tenants, one that has had
-    more service than another comes as much later among those in time (`TenantShares`), costs as much more where some
-    are given up, and comes after it among the rest.
+    Who is late cannot be helped, and who has no target is in no hurry: both wait for those that can be in time, least
+    work first, aged, by the usual length while predictions are bad. Those in time come by latest start, the later the
+    more work their answers are yet: of two that may wait as long, the one that makes room sooner goes first (with
+    `by_work`; else by due time). A job that is between tokens and ahead of its schedule may wait as long as it is ahead
+    (with `by_tokens`; else as it will be by the end expected of it); one that fell behind may catch up while it holds
+    memory. Where there are several tenants, one that has had more service than another comes as much later among those
+    in time (`TenantShares`), costs as much more where some are given up, and comes after it among the rest.
 
     Where not all who wait for their first token can have it in time, those that cost most are given up (`triage`), as
     if the engine computed prompts one after another for `prompt_share` of its time, and decoded for the rest. While
@@ -70,6 +70,7 @@ class OnTime:
         trusted_at_first: bool = _RULE.trusted_at_first,
         prefixes: bool = True,
         by_work: bool = True,
+        by_tokens: bool = True,
     ) -> None:
         if not 0 < prompt_share <= 1:
             raise ConfigError(
@@ -88,6 +89,7 @@ class OnTime:
         self.trusted_at_first = trusted_at_first
         self.prefixes = prefixes
         self.by_work = by_work
+        self.by_tokens = by_tokens
         self.steps = StepTimeQuality()
         self._cost: CostModel = cost or UnknownCost()
         self._rest = LeastWork(
@@ -97,7 +99,7 @@ class OnTime:
             trusted_at_first=trusted_at_first,
         )
         self._work = self._rest.work
-        self._times = Timetable(self._work, cost, prompt_share)
+        self._times = Timetable(self._work, cost, prompt_share, by_tokens=by_tokens)
         self._worth_starting = WorthStarting(started_share)
         self._now_s = 0.0
         self._weighed: dict[tuple[float, int], list[Job]] = {}

@@ -29,9 +29,11 @@ class Timetable:
     is taken anew.
     """
 
-    def __init__(self, work: RemainingWork, cost: CostModel | None, prompt_share: float) -> None:
+    def __init__(
+        self, work: RemainingWork, cost: CostModel | None, prompt_share: float, *, by_tokens: bool = True
+    ) -> None:
         self._work = work
-        self._latest = LatestStart(work, cost)
+        self._latest = LatestStart(work, cost, by_tokens=by_tokens)
         self._prompt_share = prompt_share
         self._latest_s: dict[Job, float] = {}
         self._late_s: dict[Job, float] = {}
