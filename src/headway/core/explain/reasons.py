@@ -15,6 +15,7 @@ NO_SEAT = "all seats were taken"
 _NO_TOKENS = "the tokens of the step were given to others"
 _PREEMPTING = "blocks ran out, and nobody starts in a step that preempts"
 _COPYING = "its KV was still being copied"
+_DECODES_TURN = "the step was the decodes' turn, and the next is the prompts'"
 WAITED = {
     Reason.SEATS: NO_SEAT,
     Reason.BUDGET: _NO_TOKENS,
@@ -71,7 +72,9 @@ def why_all_waited(view: StepView, outcome: StepOutcome) -> tuple[str, str]:
     for reason in (Reason.SEATS, Reason.BUDGET):
         if reason in reasons:
             return WAITED[reason], ""
-    return ("others were to start first" if outcome.plan.admit else "the policy let nobody start"), ""
+    if outcome.plan.admit:
+        return "others were to start first", ""
+    return (_DECODES_TURN if outcome.plan.next_up else "the policy let nobody start"), ""
 
 
 def _full(view: StepView, outcome: StepOutcome) -> str:
