@@ -5,7 +5,8 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.plan import Departure, Reason
+from headway.core.job import Job
+from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
 from headway.engine.counters import Counters
 from tests.strategies import UNTIMED
 
@@ -31,6 +32,34 @@ def test_every_field_has_a_flat_name() -> None:
 def test_times_are_whole_microseconds() -> None:
     told = Counters(scheduler_s=1.2345678, vllm_schedule_s=0.0000004).flat()
     assert (told["scheduler_us"], told["vllm_schedule_us"]) == (1_234_568, 0)
+
+
+def test_a_step_counts_what_the_plan_did_not_want_beside_what_it_did() -> None:
+    planned, victim, ran, refused = (
+        Job(id=name, arrival_s=0.0, num_prompt_tokens=8, max_output_tokens=4) for name in "abcd"
+    )
+    counters = Counters()
+    counters.stepped(
+        StepOutcome(
+            now_s=0.0,
+            plan=StepPlan(preempt={planned: Fate.SWAP}),
+            tokens={ran: 8},
+            num_tokens=8,
+            admitted=[ran],
+            preempted={planned: Fate.SWAP, victim: Fate.RECOMPUTE},
+            passed_over={refused: Reason.SEATS},
+        )
+    )
+    counters.stepped(StepOutcome(now_s=1.0, plan=StepPlan()))
+    assert {name: total for name, total in counters.flat().items() if total} == {
+        "steps": 2,
+        "empty_steps": 1,
+        "scheduled_tokens": 8,
+        "admissions": 1,
+        "shortage_preemptions": 1,
+        "swaps": 1,
+        f"differences.{Reason.SEATS}": 1,
+    }
 
 
 def test_reasons_are_told_by_name() -> None:

@@ -57,7 +57,7 @@ class SecondSteps(HearingEngine):
 
 
 def trail_of(built: Any) -> Trail:
-    trail: Trail | None = built._explainer.trail
+    trail: Trail | None = built.following.explainer.trail
     assert trail is not None
     return trail
 
@@ -156,7 +156,7 @@ def test_what_the_engine_takes_back_between_two_steps_is_told_too() -> None:
 def test_nothing_is_followed_where_it_is_switched_off() -> None:
     built = scheduler(explain=0)
     SecondSteps(built).serve([request("a", 40, 3)])
-    assert built._explainer is None
+    assert built.following.explainer is None
     assert built.answer("explain", "a") == NOT_FOLLOWED
 
 
@@ -164,7 +164,7 @@ def test_a_trail_that_raises_ends_the_explaining_and_not_the_serving(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     built = scheduler()
-    built._explainer = broken = Explainer(kept=5, cost=built.cost, clock=built.clock)
+    built.following.explainer = broken = Explainer(kept=5, cost=built.cost, clock=built.clock)
 
     class Broken(Trail):
         def stepped(self, *args: Any) -> None:

@@ -440,7 +440,7 @@ def test_what_the_prefix_cache_holds_of_who_waits_is_known_and_found() -> None:
     ids=["no cache", "no use for it", "ablation"],
 )
 def test_nobody_looks_where_it_makes_no_difference(policy: str, prefix_caching: bool) -> None:
-    assert scheduler(prefix_caching=prefix_caching, policy=policy)._prefixes is None
+    assert scheduler(prefix_caching=prefix_caching, policy=policy).following.prefixes is None
 
 
 def test_a_kept_plan_that_is_filled_as_before_is_told_by_the_same_mapping_and_no_other_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from headway.core.plan import Departure, Reason
+from headway.core.plan import Departure, Fate, Reason, StepOutcome
 
 
 @dataclass(slots=True)
@@ -43,6 +43,17 @@ class Counters:
     departures: Counter[Departure] = field(default_factory=Counter)
     differences: Counter[Reason] = field(default_factory=Counter)
     _told: dict[str, int] = field(default_factory=dict)
+
+    def stepped(self, outcome: StepOutcome) -> None:
+        """Count a step that was filled and compared with its plan."""
+        self.steps += 1
+        self.empty_steps += not outcome.tokens
+        self.scheduled_tokens += outcome.num_tokens
+        self.admissions += len(outcome.admitted)
+        self.shortage_preemptions += len(outcome.preempted) - len(outcome.plan.preempt)
+        self.swaps += sum(fate is Fate.SWAP for fate in outcome.preempted.values())
+        for reason in outcome.passed_over.values():
+            self.differences[reason] += 1
 
     def flat(self) -> dict[str, int]:
         """Every total under one flat name, times in whole microseconds."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -16,23 +15,24 @@ from headway.core.fill import paused_by
 from headway.core.host_copies import HostCopies
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
-from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
+from headway.core.plan import Departure, Fate, Reason, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.admission import Admission
-from headway.engine.compare import compare
 from headway.engine.counters import Counters
-from headway.engine.explainer import NOT_FOLLOWED, explainer_of
+from headway.engine.explainer import NOT_FOLLOWED
 from headway.engine.farewells import Farewells
+from headway.engine.following import Following
 from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
 from headway.engine.kv.scheduler_side import swaps_of
-from headway.engine.prefixes import prefix_watch_of
+from headway.engine.outcomes import FilledStep, Outcomes
 from headway.engine.queue import WindowQueue
 from headway.engine.rescue import Rescue
-from headway.engine.served_records import records_of
+from headway.engine.sampled import follow_sampled
 from headway.engine.settings import EngineSettings
 from headway.engine.steady_plan import SteadyPlan
+from headway.engine.step_check import check_step
 from headway.engine.step_model import lesson, step_time_model
 from headway.engine.watchdog import Remedy
 from headway.policies.presets import build_policy
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
 
-_NEWEST_DECODE_SHARE = 0.01
-"""Weight of the newest decode in the running mean of what one with drafts brings."""
 STATS_INTERVAL_S = 0.5
 """How often the totals' growth is sent to the process that serves metrics; the last one always is."""
 
@@ -58,23 +56,6 @@ _ENDED_AS = {
     RequestStatus.FINISHED_ERROR: Outcome.FAILED,
     RequestStatus.FINISHED_ABORTED: Outcome.CANCELLED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Filled:
-    """A step that vLLM has filled: `shaped` requests were running before it admitted others."""
-
-    plan: StepPlan
-    output: SchedulerOutput
-    shaped: int
-    now_s: float
-    dispatched_s: float
-
-    def as_before(self, before: _Filled | None) -> bool:
-        """Whether the step before had the same plan and grants."""
-        if before is None or self.plan is not before.plan:
-            return False
-        return bool(self.output.num_scheduled_tokens == before.output.num_scheduled_tokens)
 
 
 class PolicyScheduler(Scheduler):  # type: ignore[misc]
@@ -105,13 +86,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.waiting = WindowQueue()
         self.kv_holding_waiting = WindowQueue()
         self.admission = Admission(self)
-        self._prefixes = prefix_watch_of(self)
         self.jobs: dict[str, Job] = {}
         self._default_slo = settings.default_slo()
-        self._records = records_of(self)
-        self._explainer = explainer_of(self)
-        steps = self.cost.steps
-        self.step_clock = StepClock(steps if self._explainer is None else self._explainer.judging(steps))
+        self.outcomes = Outcomes(self)
+        self.following = Following(self)
+        steps, explainer = self.cost.steps, self.following.explainer
+        self.step_clock = StepClock(steps if explainer is None else explainer.judging(steps))
         self._rescue = Rescue(self)
         self._caps: dict[str, int] = {}
         self._stats_due_s = 0.0
@@ -120,11 +100,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.defers_prefills = False
         self.preempted: dict[Job, Fate] = {}
         self._planned_fate: Fate | None = None
-        self._filled: _Filled | None = None
-        self._followed: _Filled | None = None
-        self._tokens: dict[Job, int] = {}
+        self._filled: FilledStep | None = None
         self.shaped_plan = StepPlan()
-        self._not_offloaded: dict[Job, Reason] = {}
+        self.not_offloaded: dict[Job, Reason] = {}
         self._departing: dict[str, Departure] = {}
         self._farewells = Farewells()
         token_budget, active_reqs = self._stock_limits()
@@ -178,7 +156,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         finally:
             self._unshape()
         self.counters.vllm_schedule_s += time.perf_counter() - delegated
-        self._filled = _Filled(plan, output, shaped, now_s, self.clock())
+        self._filled = FilledStep(plan, output, shaped, now_s, self.clock())
         self.counters.scheduler_s += time.perf_counter() - started
         return output
 
@@ -193,12 +171,21 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if filled is None:
             return
         started = time.perf_counter()
-        outcome = self._outcome(filled)
-        self._follow(outcome)
+        outcome = self.outcomes.of(filled)
+        self.following.stepped(outcome)
+        if self.settings.check:
+            check_step(outcome, self)
+        self._rescue.follow(outcome)
         waits = self.swaps is not None and self.swaps.step_waits
         self.step_clock.dispatched(None if waits else lesson(outcome, self.step_clock), filled.dispatched_s)
         self.step_clock.learn()
         self.counters.follow_s += time.perf_counter() - started
+
+    def _settle(self, now_s: float) -> None:
+        """Follow preemptions vLLM made between steps (a prefix cache reset, for one)."""
+        if self.preempted:
+            self.view.residents = self.ledger.residents
+            self.following.moved(self.outcomes.between_steps(now_s))
 
     def _plan(self, now_s: float) -> StepPlan:
         view = self.view
@@ -217,7 +204,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             view.blocks_coming_free = self.swaps.device.coming_free
             view.host_free_blocks = self.swaps.copies.host.free_blocks
         if self.lora_config is not None:
-            self.admission.look_at_adapters(self._tokens)
+            self.admission.look_at_adapters(self.outcomes.tokens)
         plan = self.guard.plan(view)
         if self._rescue.remedy is Remedy.RECOMPUTE_PAUSED:
             running = set(plan.run)
@@ -292,11 +279,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def _offload(self, plan: StepPlan) -> None:
         """Start the copies of paused requests that the plan wants on the host; why not, where that cannot be."""
-        self._not_offloaded = {}
+        self.not_offloaded = {}
         for job in plan.offload:
             refused = Reason.HOST_BLOCKS if self.swaps is None else self._copy_ahead(self.swaps.copies, job)
             if refused is not None:
-                self._not_offloaded[job] = refused
+                self.not_offloaded[job] = refused
 
     def _copy_ahead(self, copies: HostCopies, job: Job) -> Reason | None:
         """Start a paused request's copy; why not, where that cannot be. One that the host has needs none."""
@@ -384,109 +371,6 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             reset = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
         return reset
 
-    # ---- reading what happened ---------------------------------------------------------------------
-
-    def _outcome(self, filled: _Filled) -> StepOutcome:
-        """What vLLM made of the plan: admissions stand at the end of `running`, victims are missing there."""
-        plan, output = filled.plan, filled.output
-        outcome = StepOutcome(
-            now_s=filled.now_s,
-            plan=plan,
-            tokens=self._granted(filled),
-            num_tokens=output.total_num_scheduled_tokens,
-            preempted=dict(self.preempted),
-            offloaded=[
-                job for job in plan.offload if job not in self._not_offloaded and job not in self.preempted
-            ],
-            left=dict(plan.leave),
-            free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
-            decoded_tokens=self.view.decoded_tokens,
-        )
-        self.preempted.clear()
-        outcome.admitted = self._admitted(filled.shaped)
-        for job in outcome.admitted:
-            outcome.cached_tokens[job] = self._found_tokens(job, outcome)
-        return outcome
-
-    def _granted(self, filled: _Filled) -> dict[Job, int]:
-        """Who got how many tokens: the same mapping for a kept plan that was filled as before; nobody looks twice."""
-        granted = filled.output.num_scheduled_tokens
-        if not filled.as_before(self._followed):
-            jobs = self.jobs
-            self._tokens = dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True))
-        self._followed = filled
-        return self._tokens
-
-    def _admitted(self, shaped: int) -> list[Job]:
-        """Who became resident: those behind the `shaped` requests, but where some come back by way of the host."""
-        if self.swaps is None:
-            return [self.jobs[request.request_id] for request in self.running[shaped:]]
-        admitted, self.swaps.admitted = self.swaps.admitted, []
-        return admitted
-
-    def _found_tokens(self, job: Job, outcome: StepOutcome) -> int:
-        """Leading tokens an admitted job found on the device."""
-        if job.state is JobState.SWAPPED:
-            assert self.swaps is not None
-            return self.swaps.found_tokens.pop(job)
-        computed: int = self.requests[job.id].num_computed_tokens
-        return computed - outcome.tokens[job]
-
-    def _follow(self, outcome: StepOutcome) -> None:
-        """Compare plan and outcome, move the ledger, let the policy learn, look for a stall."""
-        plan = outcome.plan
-        counters = self.counters
-        counters.steps += 1
-        counters.scheduled_tokens += outcome.num_tokens
-        counters.admissions += len(outcome.admitted)
-        counters.shortage_preemptions += len(outcome.preempted) - len(plan.preempt)
-        counters.swaps += sum(fate is Fate.SWAP for fate in outcome.preempted.values())
-        outcome.passed_over = compare(outcome, self)
-        if self.swaps is not None:
-            self.swaps.found_tokens.clear()
-        outcome.passed_over.update(self._not_offloaded)
-        for reason in outcome.passed_over.values():
-            counters.differences[reason] += 1
-        self.ledger.apply(outcome)
-        if self._explainer is not None:
-            self._explainer.stepped(self.view, outcome)
-        if self._prefixes is not None:
-            self._prefixes.follow(outcome)
-        self.guard.observe(outcome)
-        if self.settings.check:
-            self._check(outcome)
-        counters.empty_steps += not outcome.tokens
-        self._rescue.follow(outcome)
-
-    def _settle(self, now_s: float) -> None:
-        """Follow preemptions vLLM made between steps (a prefix cache reset, for one)."""
-        if not self.preempted:
-            return
-        victims = {job: fate for job, fate in self.preempted.items() if job.state is JobState.RESIDENT}
-        self.preempted.clear()
-        outcome = StepOutcome(now_s=now_s, plan=StepPlan(run=self.ledger.residents), preempted=victims)
-        self.view.residents = self.ledger.residents
-        self.ledger.apply(outcome)
-        if self._explainer is not None:
-            self._explainer.stepped(self.view, outcome)
-        if self._prefixes is not None:
-            self._prefixes.follow(outcome)
-        self.guard.observe(outcome)
-
-    def _check(self, outcome: StepOutcome) -> None:
-        self.ledger.check()
-        running = [request.request_id for request in self.running]
-        queued = {request.request_id for request in self.waiting}
-        if self.swaps is None:
-            assert [job.id for job in self.ledger.residents] == running
-        else:
-            running += [request.request_id for request in self.kv_holding_waiting]
-            assert sorted(job.id for job in self.ledger.residents) == sorted(running)
-            self.swaps.check(self.ledger.residents)
-        assert {*self.ledger.waiting, *self.ledger.swapped} == queued
-        unexplained = [job for job, why in outcome.passed_over.items() if why is Reason.UNEXPLAINED]
-        assert not unexplained, f"no reason why the engine differs from the plan for {unexplained}"
-
     # ---- arrivals, outputs, ends -------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
@@ -499,12 +383,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         now_s = self.clock()
         job, refusal = take_in(request, self._default_slo, now_s)
         self.jobs[job.id] = job
-        self.ledger.arrive(job)
-        if self._prefixes is not None:
-            self._prefixes.come(job)
-        if self._explainer is not None:
-            self._explainer.arrived(job, now_s)
-        self.guard.add(job)
+        self.following.arrived(job, now_s)
         if refusal is not None:
             self.dismiss(job.id, RequestStatus.FINISHED_ERROR, refusal)
 
@@ -514,8 +393,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """Let vLLM process a step's output, then follow it and say farewell to those who left."""
         self._catch_up()
         now_s = self.clock()
-        if self._explainer is not None:
-            self._explainer.now_s = now_s
+        if self.following.explainer is not None:
+            self.following.explainer.now_s = now_s
         self.step_clock.finished(now_s)
         kv_output = model_runner_output.kv_connector_output
         if self.swaps is not None and kv_output is not None and kv_output.invalid_block_ids:
@@ -524,7 +403,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
-        self._sampled(outputs, now_s)
+        follow_sampled(outputs, self, now_s)
         if self.swaps is not None:
             self._follow_copies(scheduler_output)
         self._farewells.deliver(outputs)
@@ -540,29 +419,6 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             copies.ran(ran)
             if ran.state is JobState.SWAPPED:
                 copies.advance(ran)
-
-    def _sampled(self, outputs: dict[int, EngineCoreOutputs], now_s: float) -> None:
-        """Follow the tokens that came back; the requests they ended are gone from the table already."""
-        jobs, resident, drafts = self.jobs, JobState.RESIDENT, self.num_spec_tokens
-        for engine_outputs in outputs.values():
-            for output in engine_outputs.outputs:
-                job = jobs.get(output.request_id)
-                if job is None:
-                    continue
-                if job.first_token_s is not None and job.state is resident and not drafts:
-                    job.num_output_tokens += len(output.new_token_ids)
-                elif output.new_token_ids:
-                    self._sampled_rarer(job, len(output.new_token_ids), now_s)
-
-    def _sampled_rarer(self, job: Job, num_tokens: int, now_s: float) -> None:
-        """A first token, a token of a job preempted meanwhile, or one beside drafts that may be refused."""
-        is_first = self.ledger.sampled(job, num_tokens, now_s)
-        if not is_first:
-            self.view.decoded_tokens += (num_tokens - self.view.decoded_tokens) * _NEWEST_DECODE_SHARE
-        if self.num_spec_tokens and job.state is JobState.RESIDENT:
-            job.num_computed_tokens = self.requests[job.id].num_computed_tokens
-        if is_first or job.state is not JobState.RESIDENT:
-            self.guard.touch(job)
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> list[Request]:
         """End requests from outside a step: aborts, for one."""
@@ -585,16 +441,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.ledger.sampled(job, unseen, now_s)
         departure = self._departing.pop(job.id, None)
         outcome = _ENDED_AS[request.status] if departure is None else LEFT_AS[departure]
-        self.guard.end(job, finished=outcome is Outcome.FINISHED)
-        if self._prefixes is not None:
-            self._prefixes.end(job)
-        if self.swaps is not None:
-            self.swaps.forget(job)
-        record = self.ledger.end(job, outcome, now_s)
-        if self._explainer is not None:
-            self._explainer.ended(record)
-        if self._records is not None:
-            self._records.append(record)
+        self.following.ended(job, outcome, now_s)
 
     # ---- the outside -------------------------------------------------------------------------------
 
@@ -611,13 +458,13 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def answer(self, question: str, argument: str) -> list[dict[str, Any]] | str:
         """What another process asks, between two steps (see `engine.explainer`)."""
         self._catch_up()
-        return NOT_FOLLOWED if self._explainer is None else self._explainer.answer(question, argument)
+        explainer = self.following.explainer
+        return NOT_FOLLOWED if explainer is None else explainer.answer(question, argument)
 
     def shutdown(self) -> None:
         """Close the records after vLLM has shut down."""
         super().shutdown()
-        if self._records is not None:
-            self._records.close()
+        self.following.close()
 
 
 class AsyncPolicyScheduler(PolicyScheduler, AsyncScheduler):  # type: ignore[misc]
