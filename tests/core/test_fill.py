@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.fill import fill, starts_whole
+from headway.core.fill import brings_last_token, fill, starts_whole
 from headway.core.job import Job
 from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
 from tests.core.block_pool import BlockPool
@@ -275,3 +275,11 @@ def test_admission_passes_over_any_number_of_jobs_but_stops_at_one_misfit() -> N
     outcome = do(StepPlan(admit=wait, token_budget=50), pool, [])
     assert ids(outcome.admitted) == ["w3", "w4"]
     assert why(outcome) == {"w0": Reason.LORA, "w1": Reason.LORA, "w2": Reason.LORA, "w5": Reason.ISL}
+
+
+def test_the_last_token_is_on_its_way_for_certain_when_it_is_whatever_becomes_of_drafts() -> None:
+    # A prompt of 8 and at most 3 tokens: 10 computed bring the eleventh, unless one is a refused draft.
+    assert brings_last_token(1, 10, 8 + 3)
+    assert not brings_last_token(1, 9, 8 + 3)
+    assert not brings_last_token(2, 10, 8 + 3)
+    assert brings_last_token(2, 11, 8 + 3)

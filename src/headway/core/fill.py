@@ -241,11 +241,19 @@ def uncomputed_tokens(job: Job) -> int:
     None when a step in flight certainly brings the last output token that the job's limit allows.
     """
     in_flight = job.num_output_placeholders
-    if in_flight:
-        certain = job.num_computed_tokens + 2 - in_flight
-        if certain >= job.num_prompt_tokens + job.max_output_tokens:
-            return 0
+    if in_flight and brings_last_token(
+        in_flight, job.num_computed_tokens, job.num_prompt_tokens + job.max_output_tokens
+    ):
+        return 0
     return job.num_prompt_tokens + job.num_output_tokens + in_flight - job.num_computed_tokens
+
+
+def brings_last_token(in_flight: int, computed_tokens: int, most_tokens: int) -> bool:
+    """Whether steps that bring `in_flight` output tokens certainly reach `most_tokens`, prompt and longest answer.
+
+    Tokens in flight count as computed, but all but one of them may be drafts that are refused; one more comes after.
+    """
+    return computed_tokens - (in_flight - 1) + 1 >= most_tokens
 
 
 def starts_whole(num_tokens: int, room: int, full_budget: int) -> bool:

@@ -9,7 +9,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
-from headway.core.fill import starts_whole
+from headway.core.fill import brings_last_token, starts_whole
 from headway.core.job import Job, JobState
 from headway.core.plan import Reason, StepPlan
 
@@ -203,18 +203,16 @@ class Admission:
         return fitting
 
     def _need(self, plan: StepPlan, job: Job) -> int:
-        """Tokens that vLLM would grant a resident of `run` within any budget."""
+        """Tokens that vLLM would grant a resident of `run` within any budget: `uncomputed_tokens`, and drafts.
+
+        Of the request and not of the job, whose limit may be a hint that vLLM knows nothing of.
+        """
         request = self._scheduler.requests[job.id]
-        if _last_token_in_flight(request):
+        computed: int = request.num_computed_tokens
+        in_flight: int = request.num_output_placeholders
+        if in_flight and brings_last_token(
+            in_flight, computed, request.num_prompt_tokens + request.max_tokens
+        ):
             return 0
-        need: int = (
-            request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
-        )
+        need: int = request.num_tokens_with_spec + in_flight - computed
         return min(need, plan.chunk_cap.get(job, need))
-
-
-def _last_token_in_flight(request: Request) -> bool:
-    """Whether steps in flight certainly bring the last token that the limit allows: as `uncomputed_tokens` has it."""
-    in_flight: int = request.num_output_placeholders
-    certain: int = request.num_computed_tokens + 2 - in_flight
-    return bool(in_flight) and certain >= request.num_prompt_tokens + request.max_tokens
