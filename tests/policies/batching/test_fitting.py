@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from headway.core.job import Job
 from headway.core.view import StepView
 from headway.policies.batching.fitting import (
     fitting,
     fitting_or_ready,
     residents_known_blocks,
     residents_next_blocks,
+    starts_beside,
 )
 from tests.strategies import decoding, ids, make_job, prefilling
 
@@ -32,6 +34,27 @@ def test_nobody_is_kept_out_of_an_empty_engine_by_one_that_is_not_ready() -> Non
     view = StepView(block_size=4, admissible=lambda job: True)
     assert fitting_or_ready(view, jobs, 3, head_room=1) == []
     assert fitting_or_ready(VIEW, [], 3, head_room=1) == []
+
+
+def test_the_first_to_start_is_weighed_by_the_engine_alone_and_who_has_no_room_beside_it_costs_no_look_up() -> (
+    None
+):
+    asked: list[str] = []
+
+    def admissible(job: Job) -> bool:
+        asked.append(job.id)
+        return job.id != "held"
+
+    view = StepView(block_size=4, admissible=admissible)
+    first, second, held = (
+        make_job("first", prompt=9),
+        make_job("second", prompt=8),
+        make_job("held", prompt=1),
+    )
+    assert starts_beside(view, [], 0, first)
+    assert [starts_beside(view, [first], room, second) for room in (1, 2)] == [False, True]
+    assert not starts_beside(view, [first], 2, held)
+    assert asked == ["first", "second", "held"]
 
 
 def test_residents_next_blocks_are_those_of_one_step() -> None:

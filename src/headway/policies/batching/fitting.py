@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from headway.core.job import Job
 from headway.core.plan import StepPlan
@@ -56,6 +56,14 @@ def fitting_or_ready(
     return fitting(view, queued, free_blocks, head_room=head_room)
 
 
+def starts_beside(view: StepView, others: Collection[Job], room: int, job: Job) -> bool:
+    """Whether a newcomer passes the engine's checks, and `room` has its blocks beside `others` that start before it.
+
+    The first is weighed by the engine alone, which knows what it would find computed already. O(1) and a look-up.
+    """
+    return (not others or view.blocks(job.num_tokens) <= room) and view.admissible(job)
+
+
 def starting(view: StepView, plan: StepPlan) -> list[Job]:
-    """The first of those a plan admits, as many as have a place and blocks. O(them)."""
+    """The first of those a plan admits, as many as have a place and blocks; nobody is looked up. O(them)."""
     return fitting(view, plan.admit[: view.seats_beside(plan.run)], view.free_blocks, head_room=0)

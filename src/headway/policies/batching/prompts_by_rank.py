@@ -8,6 +8,7 @@ from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.decode_first import split_decodes
+from headway.policies.batching.fitting import starts_beside
 from headway.policies.batching.step_shapes import left_tokens
 from headway.policies.order import Order
 
@@ -37,16 +38,12 @@ def by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
 
 
 def _starting(view: StepView, plan: StepPlan) -> list[Job]:
-    """The first newcomers of a plan, as long as each passes the engine's checks and has blocks beside those before it.
-
-    The first is weighed by the engine alone, which knows what it would find computed already.
-    """
+    """The first newcomers of a plan, as long as each can start beside those before it."""
     found: list[Job] = []
     room = view.free_blocks
     for job in plan.admit[: min(_MOST_NEWCOMERS, view.seats_beside(plan.run))]:
-        needed = view.blocks(job.num_tokens)
-        if (found and needed > room) or not view.admissible(job):
+        if not starts_beside(view, found, room, job):
             break
         found.append(job)
-        room -= needed
+        room -= view.blocks(job.num_tokens)
     return found

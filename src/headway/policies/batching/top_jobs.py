@@ -12,6 +12,7 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.candidates import SCAN_AHEAD
 from headway.policies.batching.decode_first import decodes_first, split_ranked
+from headway.policies.batching.fitting import starts_beside
 from headway.policies.batching.in_time_headroom import InTimeHeadroom
 from headway.policies.batching.outlook import ExpectedTokens, Outlook
 from headway.policies.batching.reservation import reservable
@@ -135,9 +136,7 @@ class TopJobs:
                 run.append(job)
             elif len(starting) < slots and misfits < MOST_MISFITS:
                 needed = view.blocks(job.num_tokens)
-                # The first is weighed by the engine alone, which knows what it would find computed already.
-                ready = (not starting or needed <= room) and view.admissible(job)
-                has_room = needed <= room
+                ready, has_room = starts_beside(view, starting, room, job), needed <= room
                 if ready and outlook is not None:
                     ready = has_room = outlook.takes(job, run)
                 if ready:
