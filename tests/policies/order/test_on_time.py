@@ -20,7 +20,7 @@ from headway.policies.order.on_time import OnTime
 from tests.policies.contract import jobs_held_by
 from tests.policies.order.per_token import PerToken, exactly
 from tests.policies.order.test_index_properties import Desk, moves
-from tests.strategies import UNTIMED, decoding, ids, instants, make_job, prefilling, waiting_jobs
+from tests.strategies import UNTIMED, decoding, ids, instants, make_job, waiting_jobs
 
 
 class SecondSteps(PerToken):
@@ -223,23 +223,6 @@ def test_nobody_is_in_time_while_steps_take_something_else_than_predicted() -> N
         run(order, runs, at_s=240.0 + step)
     assert order.trusts_step_times
     assert ids(order.top(9, 1.0)) == ["urgent", "first"]
-
-
-@pytest.mark.parametrize("lag", [0, 1])
-def test_steps_that_take_turns_are_held_against_what_both_take(lag: int) -> None:
-    # Decodes take a second, prompts three: as predicted. With a step in flight the time between two plans is that of
-    # the step before.
-    class Turns(SecondSteps):
-        def step_s(self, shape: BatchShape) -> float:
-            return 3.0 if shape.num_prefill_tokens else 1.0
-
-    order, at_s = OnTime(Turns()), 0.0
-    answer, prompt = decoding("x"), prefilling("p", prompt=5000, computed=300)
-    for step in range(200):
-        tokens = {prompt: 100} if step % 2 else {answer: 1}
-        order.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens=tokens))
-        at_s += 3.0 if (step - lag) % 2 else 1.0
-    assert order.steps.share_held == 1.0
 
 
 def test_while_plans_rank_latest_starts_are_taken_anew_beside_the_step() -> None:

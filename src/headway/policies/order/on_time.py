@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from operator import attrgetter
 
-from headway.core.batch_shape import shape_of
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
@@ -14,6 +13,7 @@ from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.core.step_quality import StepTimeQuality
 from headway.core.view import StepView
 from headway.errors import ConfigError
+from headway.policies.order.compared_steps import ComparedSteps
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.overdue import Overdue
 from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S
@@ -24,10 +24,6 @@ from headway.policies.order.worth_starting import WorthStarting
 
 MOST_WEIGHED = 128
 """Jobs on time that are weighed against each other, the first by latest start; who comes behind them is not urgent."""
-_COMPARED_EVERY = 4
-"""Steps from one comparison of predicted step times to the next: a comparison sums over the batch."""
-_COMPARED = 2
-"""Steps in a row that are compared together."""
 _RULE = TrustRule()
 
 
@@ -53,7 +49,7 @@ class OnTime:
 
     While step times turn out otherwise than predicted, so that no latest start means anything, nobody is taken to be in
     time. Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking
-    while there are such jobs, and a prediction of a step's time every fourth step.
+    while there are such jobs, and the prediction of two steps' times in every four (`ComparedSteps`).
     """
 
     def __init__(
@@ -91,7 +87,7 @@ class OnTime:
         self.by_work = by_work
         self.by_tokens = by_tokens
         self.steps = StepTimeQuality()
-        self._cost: CostModel = cost or UnknownCost()
+        self._compared = ComparedSteps(cost or UnknownCost(), self.steps)
         self._rest = LeastWork(
             cost,
             give_way_s=give_way_s,
@@ -105,9 +101,6 @@ class OnTime:
         self._weighed: dict[tuple[float, int], list[Job]] = {}
         self._overdue_now: dict[float, list[Job]] = {}
         self._num_ranked = 0
-        self._num_observed = 0
-        self._predicted_s = 0.0
-        self._taken_s = 0.0
 
     # ---- what is known of predictions ---------------------------------------------------------------
 
@@ -278,7 +271,7 @@ class OnTime:
         self._now_s = outcome.now_s
         self._rest.observe(outcome)
         step_s = self._times.observe(outcome)
-        self._compare(outcome, step_s)
+        self._compared.observe(outcome, step_s)
         num_ranked, self._num_ranked = self._num_ranked, 0
         if num_ranked >= len(outcome.tokens):  # the next plan will rank them too
             self._look_again([job for job in outcome.tokens if job in self._rest], coming_tokens=1)
@@ -286,23 +279,6 @@ class OnTime:
             self._overdue.observe(outcome, self.on_time)
         self._times.renew(self._rest.renewed)
         self._times.renew_after(outcome)
-
-    def _compare(self, outcome: StepOutcome, step_s: float) -> None:
-        """Hold what two steps took against what was predicted of them, every few steps.
-
-        Two, since with asynchronous scheduling the time between two plans is that of the step before: where decodes and
-        prompts take turns, the other's.
-        """
-        since = self._num_observed % _COMPARED_EVERY
-        self._num_observed += 1
-        if since and not step_s:
-            self._predicted_s = 0.0
-        if since == _COMPARED:
-            self.steps.observe(self._predicted_s, self._taken_s + step_s)
-        self._taken_s = step_s
-        if since == 0 or (since < _COMPARED and self._predicted_s):
-            predicted_s = self._cost.step_s(shape_of(outcome.tokens)) if outcome.tokens else 0.0
-            self._predicted_s = self._predicted_s * since + predicted_s
 
 
 def _in_order(candidates: Iterable[Candidate], when: str, lead_s: Mapping[str, float]) -> list[Candidate]:
