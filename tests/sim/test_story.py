@@ -8,7 +8,7 @@ import pytest
 from headway.core.explain.explanation import Explanation
 from headway.core.explain.story import Chapter, Kind, Story
 from headway.core.plan import Fate
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.results.story_text import MAX_LINES, story_data, story_text, verdicts
 from headway.sim.oracle import ORACLES
@@ -84,6 +84,16 @@ def test_targets_say_by_how_much_they_were_met_or_missed() -> None:
         "target between tokens within 1 s: met by 0 ms (1 s)",
         "target whole answer within 6 s: met by 500 ms (5.5 s)",
     ]
+
+
+def test_the_tokens_of_a_request_that_did_not_finish_came_all_the_same() -> None:
+    left = replace(seat_story().record, outcome=Outcome.CANCELLED)
+    assert [(v.target, v.value_s, v.met) for v in verdicts(left)] == [
+        ("first token", 4.5, False),
+        ("between tokens", 1.0, True),
+        ("whole answer", None, False),
+    ]
+    assert [v.value_s for v in verdicts(replace(left, first_token_s=None, output_tokens=0))] == [None] * 3
 
 
 def test_the_story_as_text() -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 from headway.core.explain.story import LASTING, LOOK_AHEAD, Chapter, Kind, Story, hull
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
 from headway.results.metrics import jct_s, tbt_s, ttft_s
 
 MAX_LINES = 20
@@ -34,10 +34,11 @@ class Verdict:
 
 
 def verdicts(record: Record) -> list[Verdict]:
-    """Each target the request had, once it has ended."""
+    """Each target the request had, once it has ended: of one that did not finish, beside the tokens that came."""
+    came = replace(record, outcome=Outcome.FINISHED)
     came_s = {
-        "first token": ttft_s(record),
-        "between tokens": 0.0 if record.output_tokens == 1 else tbt_s(record),
+        "first token": ttft_s(came),
+        "between tokens": 0.0 if record.output_tokens == 1 else tbt_s(came),
         "whole answer": jct_s(record),
     }
     return [
