@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headway.core.record import Outcome, Record
+from headway.core.slo import Slo
 from headway.errors import UpstreamError
 from headway.experiments.planning.in_engine import in_engine
+from headway.results import summarize
 from headway.traces import TraceRequest
 
 REQUESTS = [
@@ -46,6 +50,18 @@ def test_one_that_was_handed_off_came_to_the_first_engine_and_ended_in_the_last(
     whole = came.records[0]
     assert (whole.arrival_s, whole.first_token_s, whole.finished_s) == (11.0, 18.0, 19.0)
     assert whole.outcome is Outcome.FINISHED
+
+
+def test_one_that_was_handed_off_is_judged_by_its_own_targets_not_by_what_was_left_of_them() -> None:
+    # First token 7 s after it came, of 8; the second engine was told of the 6.5 s that were left.
+    wanted = Slo(ttft_s=8.0)
+    parts = [
+        replace(record("a", 11.0, ended_s=12.5, handed_off=True), slo=wanted),
+        replace(record("a", 12.5, ended_s=19.0), slo=wanted.after(1.5)),
+    ]
+    came = in_engine([replace(REQUESTS[0], slo=wanted)], parts)
+    assert came.records[0].slo == wanted
+    assert summarize(came.records).goodput == 1.0
 
 
 def test_a_request_that_no_engine_knows_cannot_be_compared() -> None:

@@ -26,7 +26,8 @@ def in_engine(requests: Iterable[TraceRequest], engine: Iterable[Record]) -> InE
     """The requests as the engines of one machine saw them, in order of arrival. O(n log n).
 
     What a client and a server on busy cores were late with is thus no one's error. A request that was handed off came
-    to the first engine and ended in the last. Raises UpstreamError if an engine tells of a request not at all.
+    to the first engine and ended in the last, which was told what was left of its targets: all are judged by the
+    request's own. Raises UpstreamError if an engine tells of a request not at all.
     """
     seen = by_client_id(engine)
     pairs: list[tuple[Record, TraceRequest]] = []
@@ -35,7 +36,7 @@ def in_engine(requests: Iterable[TraceRequest], engine: Iterable[Record]) -> InE
             raise UpstreamError(
                 f"the engine's records do not have request {request.id}, so nothing can be compared"
             )
-        pairs.append((replace(_whole(seen[request.id]), id=request.id), request))
+        pairs.append((replace(_whole(seen[request.id]), id=request.id, slo=request.slo), request))
     pairs.sort(key=lambda pair: pair[0].arrival_s)
     return InEngine(
         [replace(request, arrival_s=record.arrival_s - pairs[0][0].arrival_s) for record, request in pairs],
