@@ -98,6 +98,7 @@ def test_what_is_kept_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_and_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("[]")
-    with pytest.raises(RecordError, match=FILE):
-        real_runs(tmp_path, PLAN, lambda line: None)
+    for content in (b"[]", b'{"hardware": "\xe9"}'):
+        (tmp_path / FILE).write_bytes(content)
+        with pytest.raises(RecordError, match=FILE):
+            real_runs(tmp_path, PLAN, lambda line: None)

@@ -362,6 +362,14 @@ def test_another_simulation_does_not_go_into_the_same_folder(
     assert content(tmp_path) == before
 
 
+@pytest.mark.parametrize("said", [b"{", b'{"trace": "\xe9"}'])
+def test_a_folder_that_cannot_say_what_it_holds_is_left_alone(tmp_path: Path, said: bytes) -> None:
+    (tmp_path / "simulation.json").write_bytes(said)
+    with pytest.raises(ConfigError, match=r"cannot be read .*; give another folder"):
+        opened(set_up(SINGLE), tmp_path)
+    assert (tmp_path / "simulation.json").read_bytes() == said
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty"):

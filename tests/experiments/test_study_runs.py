@@ -132,9 +132,10 @@ def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"a": 1}\n')
-    with pytest.raises(ConfigError, match="holds something else than runs"):
-        KeptRuns.read(tmp_path)
+    for content in (b'{"a": 1}\n', b'{"digest": "\xe9"}\n'):
+        (tmp_path / FILE).write_bytes(content)
+        with pytest.raises(ConfigError, match="holds something else than runs"):
+            KeptRuns.read(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -93,9 +93,10 @@ def test_a_bad_file_is_an_error_that_says_why(
 def test_a_file_that_is_missing_or_no_json_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_cost_file(tmp_path / "none.json")
-    (tmp_path / "text.json").write_text("hello")
-    with pytest.raises(ConfigError, match="not JSON"):
-        load_cost_file(tmp_path / "text.json")
+    for content in (b"hello", b'{"machine": "\xe9"}'):
+        (tmp_path / "text.json").write_bytes(content)
+        with pytest.raises(ConfigError, match="not JSON"):
+            load_cost_file(tmp_path / "text.json")
 
 
 def test_a_failed_write_leaves_the_old_file(path: Path) -> None:

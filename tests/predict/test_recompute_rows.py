@@ -39,11 +39,12 @@ def broken(change: dict[str, Any]) -> str:
         (broken({"version": 2}), "is not a rows file"),
         (broken({}), "missing required field"),
         (broken({"surprise": 1}), "surprise"),
+        (broken({}).replace("{", '{"machine": "\xe9", ', 1), "is not a rows file"),
     ],
 )
 def test_what_is_not_such_a_file_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
     path = tmp_path / "rows.json"
-    path.write_text(content)
+    path.write_text(content, encoding="latin-1")
     with pytest.raises(ConfigError, match=complaint):
         load_rows(path)
 

@@ -63,7 +63,7 @@ class CellFolder:
             return None
         try:
             return msgspec.json.decode(path.read_bytes(), type=CellResult)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RecordError(f"{path}: {error}") from error
 
     def records(self, cell: Cell) -> Path:

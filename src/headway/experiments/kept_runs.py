@@ -69,7 +69,7 @@ class Kept(Generic[RunT, ResultT]):
                 write_whole(path, whole)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"{path} holds something else than runs ({error}); give another folder"
             ) from error

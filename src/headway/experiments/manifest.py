@@ -33,7 +33,7 @@ def open_folder(path: Path, wanted: Manifest, kind: str) -> None:
 def _check_same(path: Path, wanted: Manifest, kind: str) -> None:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); give another folder") from error
     plain = msgspec.json.decode(msgspec.json.encode(wanted), type=dict[str, object])
     differing = sorted(key for key in found.keys() | plain.keys() if found.get(key) != plain.get(key))

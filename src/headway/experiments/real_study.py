@@ -172,7 +172,7 @@ def kept_runs(path: Path) -> RealRuns:
     """What a file keeps. Raises RecordError if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=RealRuns)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: {error}") from error
 
 

@@ -99,7 +99,7 @@ def load_cost_file(path: Path) -> CostFile:
         raw = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"cost file {path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"cost file {path} is not JSON: {error}") from error
     if not isinstance(raw, dict) or raw.get("format") != "headway-cost":
         raise ConfigError(f"{path} is not a cost file; `headway profile` writes one")

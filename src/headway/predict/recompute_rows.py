@@ -82,7 +82,7 @@ def load_rows(path: Path) -> RecomputeRows:
         rows = msgspec.json.decode(path.read_bytes(), type=RecomputeRows)
     except OSError as error:
         raise ConfigError(f"rows file {path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path} is not a rows file ({error}); accepted: one that `headway profile --recompute-grid` wrote"
         ) from error

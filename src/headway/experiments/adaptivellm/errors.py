@@ -100,7 +100,7 @@ def predictor_errors(request: Request, tell: Tell) -> PredictorErrors:
     if path.exists():
         try:
             return msgspec.json.decode(path.read_bytes(), type=PredictorErrors)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RecordError(f"{path}: {error}") from error
     missing = _missing()
     if missing:

@@ -95,7 +95,7 @@ def kept(path: Path) -> AscendraReal:
     """What a file keeps. Raises RecordError if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=AscendraReal)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: {error}") from error
 
 

@@ -87,7 +87,7 @@ def accuracy(request: Request, source: DataSource, tell: Tell) -> Accuracy:
     if path.exists():
         try:
             kept = msgspec.json.decode(path.read_bytes(), type=Accuracy)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RecordError(f"{path}: {error}") from error
         if kept.data == data_digest(source):
             return kept
