@@ -164,6 +164,14 @@ def test_a_sweep_leaves_out_what_was_not_measured(key: str) -> None:
     assert "not measured" in words(sweep_svg({"vllm": [(0.5, None)]}, key))
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_sweep_shows_times_of_zero_as_the_least_there_are() -> None:
+    # A server that sends its whole answer at once has no time between tokens.
+    assert "1 µs" in words(sweep_svg({"vllm": [(0.5, 0.0), (0.9, 0.0)]}, "p99_tbt_s"))
+    shown = words(sweep_svg({"vllm": [(0.5, 0.0)], "orca": [(0.5, 0.1)]}, "p99_tbt_s"))
+    assert {"1 µs", "100 ms"} <= set(shown)
+
+
 @pytest.mark.parametrize(
     ("value_s", "text"),
     [(2e-6, "2 µs"), (0.0015, "1.5 ms"), (0.05, "50 ms"), (1.0, "1 s"), (1000.0, "1000 s")],

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.record import Outcome, Record
 from headway.results.metrics import end_s, ends, jct_s, measured, tbt_s, ttft_s
-from headway.results.series import PHASES, distribution, phase_spans, queue_lengths, spread, thin_by_peaks
+from headway.results.series import (
+    PHASES,
+    SMALLEST_S,
+    distribution,
+    phase_spans,
+    queue_lengths,
+    spread,
+    thin_by_peaks,
+)
 from headway.results.summary import COLUMNS
 from headway.results.svg import INK, draw, line_style
 
@@ -147,11 +155,12 @@ def sweep_svg(points: Mapping[str, Sequence[tuple[float, float | None]]], key: s
     """
     column = COLUMNS[key]
     name = f"{column.heading} ({column.unit})" if column.unit not in ("", "s") else column.heading
+    least = SMALLEST_S if column.unit == "s" else 0.0
 
     def paint(axes: Axes) -> None:
         axes.set_title(name)
         for index, line in enumerate(points.values()):
-            drawn = [(load, value) for load, value in line if value is not None]
+            drawn = [(load, max(value, least)) for load, value in line if value is not None]
             axes.plot([x for x, _ in drawn], [y for _, y in drawn], markersize=4, **line_style(index))
         axes.set_xlabel("offered load")
         if not any(value is not None for line in points.values() for _, value in line):

@@ -20,7 +20,8 @@ MAX_POINTS = 300
 PHASES = ("waiting", "scheduled, no token yet", "decoding")
 """Phases of a request, in order."""
 
-_SMALLEST_S = 1e-6  # a log axis has no zero; times are stored to the microsecond
+SMALLEST_S = 1e-6
+"""What no time counts as where an axis is logarithmic, which has no zero; times are stored to the microsecond."""
 
 
 def queue_lengths(records: Sequence[Record]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -59,7 +60,7 @@ def distribution(
 
     An unfinished request has no value, yet counts as one of the requests; a finished one without it does not.
     """
-    values_s = np.sort(np.maximum(measured(map(value_s, ended)), _SMALLEST_S))
+    values_s = np.sort(np.maximum(measured(map(value_s, ended)), SMALLEST_S))
     lost = sum(record.outcome is not Outcome.FINISHED for record in ended)
     ranks = spread(len(values_s), MAX_POINTS)
     return values_s[ranks], (np.array(ranks, dtype=float) + 1) / max(1, len(values_s) + lost)
