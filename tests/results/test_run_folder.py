@@ -136,6 +136,25 @@ def test_repeated_sweeps_are_read_seed_by_seed(tmp_path: Path) -> None:
     ]
 
 
+def test_what_a_stopped_sweep_did_not_reach_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seed in (0, 1):
+        for load in (0.5, 1.0):
+            start_run(load_folder(seed_folder(tmp_path, seed), load), META)
+    with pytest.raises(RecordError, match=r"seed=0/load=0.5: no records in it"):
+        read_runs(tmp_path)
+    with record_writer(load_folder(seed_folder(tmp_path, 0), 0.5), "vllm") as writer:
+        writer.append(make())
+    with caplog.at_level(logging.WARNING):
+        assert [(run.folder.name, run.meta.load) for run in read_runs(tmp_path)] == [("seed=0", 0.5)]
+    assert [message.removeprefix(f"{tmp_path}/") for message in caplog.messages] == [
+        "seed=1: no records; left out",
+        "seed=0/load=1: no records; left out",
+        "seed=0/load=0.5: no records of headway; left out",
+    ]
+
+
 def test_a_seed_is_a_number(tmp_path: Path) -> None:
     write_run(tmp_path / "seed=x", "vllm")
     with pytest.raises(RecordError, match="no seed in its name; accepted: seed=<number>"):

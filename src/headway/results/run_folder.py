@@ -13,7 +13,7 @@ In file names a policy is percent-encoded, so that any name is a file name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import isfinite, nan
@@ -151,21 +151,33 @@ def read_runs(folder: Path) -> list[Run]:
     """The runs of a folder: itself, or, for a sweep, one per load in rising order; of all seeds, one by one.
 
     A run of a sweep has the load in its folder's name, and the sweep's own folder as its `folder`: with several
-    seeds that of its seed. Raises RecordError as `read_run` does, and if a name holds no load or seed.
+    seeds that of its seed. One that was not reached before the sweep was stopped is left out, with a warning. Raises
+    RecordError as `read_run` does, and if a name holds no load or seed.
     """
     _require_folder(folder)
     seeds = sorted((_number_in(path, SEED_PREFIX), path) for path in folder.glob(f"{SEED_PREFIX}*"))
     if seeds:
-        return [run for _, path in seeds for run in read_runs(path)]
+        return [run for _, path in _reached(seeds) for run in read_runs(path)]
     loads = sorted(
         (_number_in(path, LOAD_PREFIX), path) for path in folder.glob(f"{LOAD_PREFIX}*") if path.is_dir()
     )
     if not loads:
         return [read_run(folder)]
-    runs = [(load, read_run(path)) for load, path in loads]
+    runs = [(load, read_run(path)) for load, path in _reached(loads)]
     return [
         replace(run, folder=folder, meta=msgspec.structs.replace(run.meta, load=load)) for load, run in runs
     ]
+
+
+def _reached(parts: Sequence[tuple[float, Path]]) -> Sequence[tuple[float, Path]]:
+    """The parts of a sweep that hold records; all if none does, so that reading them says so."""
+    reached = [
+        part for part in parts if any(file.stat().st_size for file in part[1].rglob(f"*{RECORDS_SUFFIX}"))
+    ]
+    for part in parts:
+        if reached and part not in reached:
+            logger.warning("%s: no records; left out", part[1])
+    return reached or parts
 
 
 def run_file(folder: Path, policy: str, suffix: str) -> Path:
