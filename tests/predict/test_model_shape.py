@@ -101,6 +101,22 @@ def test_qwen3_moe_uses_the_width_of_one_expert() -> None:
     assert shape.num_weights == pytest.approx(30.5e9, rel=0.01)
 
 
+def test_qwens_first_config_counts_both_halves_of_its_feed_forward() -> None:
+    config = {
+        "model_type": "qwen",
+        "hidden_size": 5120,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "kv_channels": 128,
+        "intermediate_size": 27392,
+        "vocab_size": 152064,
+        "max_position_embeddings": 8192,
+        "seq_length": 2048,
+        "tie_word_embeddings": False,
+    }
+    assert model_shape_of(config, "Qwen/Qwen-14B") == model_shape("Qwen-14B")
+
+
 def test_gemma_is_gated_whatever_its_activation() -> None:
     assert model_shape_of(LLAMA | {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"}).gated
 

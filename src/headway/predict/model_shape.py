@@ -11,8 +11,10 @@ from typing import Any
 from headway.errors import ConfigError
 
 _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu"})
-_GATED_FAMILIES = ("gemma",)
-"""Families whose feed-forward is gated although the activation is GELU."""
+_GATED_FAMILIES = ("gemma", "qwen")
+"""Families whose feed-forward is gated although the activation is GELU, or not named."""
+_BOTH_HALVES = "qwen"
+"""The family, Qwen's first, whose config counts the two halves of the gated feed-forward as one width."""
 _POSITIONS = (
     "max_position_embeddings",
     "n_positions",
@@ -112,6 +114,7 @@ def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
     heads = read.needed("num_attention_heads", "n_head", "n_heads")
     experts = read.known("num_local_experts", "num_experts", "n_routed_experts")
     inner = read.known("ffn_dim", "n_inner", "intermediate_size", "ffn_hidden_size")
+    inner //= 2 if config.get("model_type") == _BOTH_HALVES else 1
     dtype_bytes = _dtype_bytes(config)
     return ModelShape(
         name=read.name,
