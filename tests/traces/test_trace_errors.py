@@ -129,6 +129,12 @@ BAD: dict[str, tuple[bytes, str, str]] = {  # what: file, where the error is, wh
         "input_tokens is -600",
     ),
     "mooncake time": (MOONCAKE.replace(b"5,", b"-5,", 1), ", line 1", "timestamp is -5; accepted: milliseconds"),
+    "mooncake beyond any time": (
+        MOONCAKE + MOONCAKE.replace(b"5,", b"5" + b"0" * 400 + b",", 1),
+        ", line 2",
+        "Expected `int` <= 9223372036854775807 - at `$.timestamp`",
+    ),
+    "mooncake beyond any length": (MOONCAKE.replace(b"600", b"6" * 30), ", line 1", "at `$.input_length`"),
     "mooncake unsorted": (MOONCAKE * 2 + MOONCAKE.replace(b" 5", b" 4"), ", line 3", "arrives 0.001 s before line 2"),
     "bailian in mooncake's clothes": (
         MOONCAKE.replace(b"[0, 1]", b"[0, 1, 2]"),

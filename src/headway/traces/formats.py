@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -116,10 +116,14 @@ def _burstgpt(cells: Cells) -> tuple[float, Fields]:
     return seconds(cells, "Timestamp"), fields
 
 
+_Whole = Annotated[int, msgspec.Meta(le=2**63 - 1)]
+"""One that the libraries which count with it can hold: JSON sets no limit."""
+
+
 class _MooncakeLine(msgspec.Struct):
-    timestamp: int | float
-    input_length: int
-    output_length: int
+    timestamp: _Whole | float
+    input_length: _Whole
+    output_length: _Whole
     hash_ids: tuple[int, ...] = ()
 
 
