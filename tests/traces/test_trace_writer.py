@@ -37,7 +37,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
             tenant=draw(TEXT),
             prompt=draw(st.none() | TEXT.filter(bool)),
             session=draw(st.none() | TEXT.filter(bool)),
-            prefix_blocks=tuple(draw(st.lists(st.integers(-(10**17), 10**17), max_size=4))),
+            prefix_blocks=tuple(draw(st.lists(st.integers(-(2**63), 2**64 - 1), max_size=4))),
             priority=draw(st.integers(-9, 9)),
             slo=Slo(draw(TARGETS), draw(TARGETS), draw(TARGETS)),
         )

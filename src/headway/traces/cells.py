@@ -14,6 +14,7 @@ MAX_SHOWN_CHARACTERS = 80
 """How much of a text an error repeats: enough to find it, and no screenful of a binary file."""
 
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_IDENTITY = re.compile(r"[+-]?\d{1,20}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
@@ -29,6 +30,17 @@ def whole(cells: Cells, column: str) -> int:
     if not _WHOLE.fullmatch(text):
         raise TraceError(f"{column} is {shown(text)}; accepted: a whole number")
     return int(text)
+
+
+def identities(cells: Cells, column: str) -> tuple[int, ...]:
+    """The whole numbers in a cell, parted by blanks, none where the column is absent: any of 64 bits, as hashes are."""
+    texts = cells.get(column, "").split()
+    for text in texts:
+        if not _IDENTITY.fullmatch(text):
+            raise TraceError(
+                f"{column} is {shown(text)}; accepted: whole numbers of 64 bits, parted by blanks"
+            )
+    return tuple(map(int, texts))
 
 
 def number(cells: Cells, column: str) -> float:

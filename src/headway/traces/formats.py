@@ -12,7 +12,15 @@ import msgspec
 
 from headway.core.slo import Slo
 from headway.errors import TraceError
-from headway.traces.cells import Cells, optional_number, optional_whole, seconds, shown, whole
+from headway.traces.cells import (
+    Cells,
+    identities,
+    optional_number,
+    optional_whole,
+    seconds,
+    shown,
+    whole,
+)
 
 MOONCAKE_BLOCK_TOKENS = 512
 """Tokens of one block in Mooncake's `hash_ids`. Source: Qin et al. 2025, FAST 2025 trace release."""
@@ -61,7 +69,7 @@ def _headway(cells: Cells) -> tuple[float, Fields]:
         "tenant": cells.get("tenant", ""),
         "prompt": cells.get("prompt") or None,
         "session": cells.get("session") or None,
-        "prefix_blocks": _blocks(cells.get("prefix_blocks", "")),
+        "prefix_blocks": identities(cells, "prefix_blocks"),
         "priority": optional_whole(cells, "priority") or 0,
         "slo": _targets(cells),
     }
@@ -75,10 +83,6 @@ def _targets(cells: Cells) -> Slo:
     # what happened, and a time it reports is no wish of the client's.
     ttft_s = None if "api_s" in cells else optional_number(cells, "ttft_s")
     return Slo(ttft_s, optional_number(cells, "tbt_s"), optional_number(cells, "deadline_s"))
-
-
-def _blocks(text: str) -> tuple[int, ...]:
-    return tuple(whole({"prefix_blocks": block}, "prefix_blocks") for block in text.split())
 
 
 def _azure(cells: Cells) -> tuple[float, Fields]:
