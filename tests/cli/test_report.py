@@ -53,6 +53,13 @@ def test_the_page_is_written_and_its_path_printed(folder: Path, tmp_path: Path) 
     assert "<h1>Two policies</h1>" in out.read_text(encoding="utf-8")
 
 
+def test_a_folder_whose_name_is_no_text_has_a_page_too(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, "vllm") for name in ("bar", "caf\udce9")]
+    out = tmp_path / "report.html"
+    assert headway_report(*folders, "--out", out).exit_code == 0
+    assert "vllm (caf\\xe9)" in out.read_text()
+
+
 def test_json_is_the_only_thing_on_stdout(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     result = headway_report(folder, "--json", "--out", out)

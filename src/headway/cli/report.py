@@ -19,6 +19,7 @@ from headway.results import (
     terminal_table,
     to_json,
 )
+from headway.whole_file import write_whole
 
 EPILOG = """Examples:
 
@@ -73,7 +74,6 @@ def _show(parts: list[Section]) -> None:
 
 def _write(out: Path, page: str) -> None:
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page, encoding="utf-8")
+        write_whole(out, page.encode())
     except OSError as error:
         raise ConfigError(f"{out}: cannot be written ({error.strerror})") from error

@@ -74,7 +74,7 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
             ("versions", ", ".join(f"{name} {version}" for name, version in meta.versions.items())),
             ("command", meta.command),
         ]
-        by_folder[str(folder)] = [(what, value) for what, value in pairs if value]
+        by_folder[mine[0].place] = [(what, value) for what, value in pairs if value]
     return list(by_folder.items())
 
 

@@ -13,6 +13,7 @@ In file names a policy is percent-encoded, so that any name is a file name.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -64,6 +65,11 @@ class Run:
     meta: RunMeta
     records: dict[str, list[Record]]
     infos: dict[str, RunInfo]
+
+    @property
+    def place(self) -> str:
+        """The folder as text: its name may hold bytes that are none."""
+        return os.fsencode(self.folder).decode(errors="backslashreplace")
 
 
 def load_folder(folder: Path, load: float) -> Path:

@@ -73,8 +73,8 @@ def _names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
     kinds: list[Callable[[Run, str], str]] = [
         lambda run, policy: policy,
         lambda run, policy: f"{policy} ({run.meta.measured_on or NOT_STATED})",
-        lambda run, policy: f"{policy} ({run.folder.name})",
-        lambda run, policy: f"{policy} ({run.folder})",
+        lambda run, policy: f"{policy} ({Path(run.place).name})",
+        lambda run, policy: f"{policy} ({run.place})",
     ]
     if len({run.meta.measured_on for run in runs}) > 1:
         del kinds[0]  # a simulated policy never stands unmarked beside a measured one
