@@ -20,7 +20,7 @@ from headway.results import (
     start_run,
     write_info,
 )
-from headway.results.run_folder import RECORDS_SUFFIX, run_file, seed_folder
+from headway.results.run_folder import INFO_SUFFIX, RECORDS_SUFFIX, run_file, seed_folder
 
 from .examples import make, worked_run
 
@@ -83,6 +83,15 @@ def test_policies_that_were_not_reached_are_left_out_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert list(read_run(folder).records) == ["vllm"]
     assert caplog.messages == [f"{folder}: no records of headway; left out"]
+
+
+def test_what_records_do_not_hold_is_never_half_written(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "vllm")
+    write_info(folder, "vllm", RunInfo(swapped_in_blocks=1))
+    with run_file(folder, "vllm", INFO_SUFFIX).open() as begun:
+        write_info(folder, "vllm", RunInfo(swapped_in_blocks=2))
+        assert json.load(begun)["swapped_in_blocks"] == 1
+    assert read_run(folder).infos["vllm"].swapped_in_blocks == 2
 
 
 def test_records_alone_are_a_run_too(tmp_path: Path) -> None:

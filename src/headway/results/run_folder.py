@@ -28,6 +28,7 @@ from headway.core.record import Record
 from headway.errors import ConfigError, RecordError
 from headway.results.records import RecordWriter, read_records, write_records
 from headway.results.summary import RunInfo
+from headway.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -209,8 +210,7 @@ def _number_in(path: Path, prefix: str) -> float:
 
 def _write_json(path: Path, value: msgspec.Struct) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
 
