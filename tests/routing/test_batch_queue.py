@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,7 +163,8 @@ def test_a_batch_size_replaces_the_rows_own() -> None:
         ({"wma_limit": 0}, "wma_limit is 0; accepted: 1 or more"),
         ({"batch_size": 0}, "batch_size is 0; accepted: 1 or more"),
         ({"confidence": 1.0}, "confidence is 1.0; accepted: more than 0, less than 1"),
-        ({"safety_factor": 0.0}, "safety_factor is 0.0; accepted: more than 0"),
+        ({"safety_factor": 0.0}, "safety_factor is 0.0; accepted: a finite number, more than 0"),
+        ({"safety_factor": inf}, "safety_factor is inf; accepted: a finite number, more than 0"),
     ],
 )
 def test_a_setting_out_of_range_is_named(settings: dict[str, float], message: str) -> None:

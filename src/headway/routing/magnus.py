@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from headway.errors import ConfigError
 from headway.routing.batch_queue import BatchQueue, Planned
@@ -102,8 +103,8 @@ class BatchSettings:
             raise ConfigError(f"batch_size is {self.batch_size}; accepted: 1 or more requests")
         if not 0 < self.confidence < 1:
             raise ConfigError(f"confidence is {self.confidence}; accepted: more than 0, less than 1")
-        if not self.safety_factor > 0:
-            raise ConfigError(f"safety_factor is {self.safety_factor}; accepted: more than 0")
+        if not 0 < self.safety_factor < inf:
+            raise ConfigError(f"safety_factor is {self.safety_factor}; accepted: a finite number, more than 0")
 
 
 def find_batch_preset(name: str) -> BatchPreset:
