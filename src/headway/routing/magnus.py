@@ -104,7 +104,9 @@ class BatchSettings:
         if not 0 < self.confidence < 1:
             raise ConfigError(f"confidence is {self.confidence}; accepted: more than 0, less than 1")
         if not 0 < self.safety_factor < inf:
-            raise ConfigError(f"safety_factor is {self.safety_factor}; accepted: a finite number, more than 0")
+            raise ConfigError(
+                f"safety_factor is {self.safety_factor}; accepted: a finite number, more than 0"
+            )
 
 
 def find_batch_preset(name: str) -> BatchPreset:
