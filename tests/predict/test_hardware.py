@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
-from headway.predict.hardware import calibration, hardware, hardware_names
+from headway.predict.hardware import calibration, hardware, hardware_names, is_cost_file
 from headway.predict.kernels import AllReduce, Heads, Peaks, decode_ideal_s, gemm_ideal_s, prefill_ideal_s
 from headway.predict.known_models import model_shape
 from headway.predict.roofline import Roofline
@@ -248,3 +249,17 @@ def test_past_the_longest_measured_prompt_a_pair_costs_the_same(name: str, new: 
         return LAWS[name].step_s(batch((new, 2 * past))) - LAWS[name].step_s(batch((new, past)))
 
     assert more_s(60_000) == pytest.approx(2 * more_s(30_000), rel=0.02)
+
+
+def test_a_file_that_is_called_like_a_gpu_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("h100", "measured"):
+        (tmp_path / name).touch()
+    assert not is_cost_file("h100")
+    assert not is_cost_file("H100")
+    assert is_cost_file("./h100")
+    assert is_cost_file("measured")
+    assert is_cost_file("missing.json")
+    assert not is_cost_file("missing")

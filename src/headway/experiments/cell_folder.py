@@ -16,14 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from headway.errors import RecordError
 from headway.experiments.grid import Cell, Grid
 from headway.experiments.manifest import Manifest, open_folder
 from headway.experiments.policy_choice import label
 from headway.experiments.simulation import CellResult
+from headway.json_file import read_json, write_json
 from headway.results import RecordWriter, RunMeta, load_folder, start_run, write_info
 from headway.results.run_folder import META_NAME, RECORDS_SUFFIX, run_file, seed_folder
-from headway.whole_file import PARTIALS, partial_path, write_whole
+from headway.whole_file import PARTIALS, partial_path
 
 MANIFEST = "simulation.json"
 CELL_SUFFIX = ".cell.json"
@@ -58,13 +58,7 @@ class CellFolder:
 
     def result(self, cell: Cell) -> CellResult | None:
         """What a cell came to; None if it is not done."""
-        path = self._file(cell, CELL_SUFFIX)
-        if not path.exists():
-            return None
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=CellResult)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RecordError(f"{path}: {error}") from error
+        return read_json(self._file(cell, CELL_SUFFIX), CellResult)
 
     def records(self, cell: Cell) -> Path:
         """Where the records of a cell are, once it is done."""
@@ -80,7 +74,7 @@ class CellFolder:
         partial_path(records).replace(records)
         write_info(self._run(result.cell), label(result.cell.policy), result.info)
         path = self._file(result.cell, CELL_SUFFIX)
-        write_whole(path, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        write_json(path, result)
 
     def discard(self, cell: Cell) -> None:
         """Remove what a cell that did not come to its end has written."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from headway.errors import ConfigError
 from headway.predict.calibration import Calibration
 from headway.predict.cost_file import load_cost_file
-from headway.predict.hardware import hardware
+from headway.predict.hardware import hardware, is_cost_file
 from headway.sim.limits import EngineLimits
 
 GPU_BLOCK_TOKENS = 16
@@ -75,12 +75,6 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
         pipeline_stages=sizes.pp,
         host_blocks=sizes.host_blocks,
     )
-
-
-def is_cost_file(name: str) -> bool:
-    """Whether a name of hardware means a file that `headway profile` wrote, as `predict.hardware` decides."""
-    path = Path(name).expanduser()
-    return path.suffix == ".json" or path.is_file()
 
 
 def _block_tokens(name: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from headway.errors import ConfigError
-from headway.whole_file import write_whole
+from headway.json_file import write_json
 
 Manifest = Mapping[str, object]
 """All that decides the results, as plain data."""
@@ -25,7 +25,7 @@ def open_folder(path: Path, wanted: Manifest, kind: str) -> None:
             _check_same(path, wanted, kind)
         elif folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty; accepted: a new folder, or one to go on with")
-        write_whole(path, msgspec.json.format(msgspec.json.encode(wanted), indent=2) + b"\n")
+        write_json(path, wanted)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
 

@@ -15,14 +15,13 @@ from headway.engine.kv.host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import SteppedEngine
-from headway.errors import RecordError
 from headway.experiments.mid_model import ensure_mid_model
 from headway.experiments.paper import Tell
 from headway.experiments.real_engine import run_real
+from headway.json_file import read_json, write_json
 from headway.results import Summary, summarize
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.traces import TraceRequest
-from headway.whole_file import write_whole
 
 FILE = "real-engine.json"
 
@@ -154,8 +153,9 @@ def real_runs(root: Path, plan: RealPlan, tell: Tell) -> RealRuns | None:
     Raises ConfigError if the engine does not start, RecordError if what is kept cannot be read.
     """
     path = root / FILE
-    if path.exists():
-        return kept_runs(path)
+    kept = read_json(path, RealRuns)
+    if kept is not None:
+        return kept
     if find_spec("vllm") is None:
         return None
     tell("real engine: starting vLLM")
@@ -168,20 +168,12 @@ def real_runs(root: Path, plan: RealPlan, tell: Tell) -> RealRuns | None:
     return keep_runs(path, len(requests), results)
 
 
-def kept_runs(path: Path) -> RealRuns:
-    """What a file keeps. Raises RecordError if it cannot be read."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=RealRuns)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: {error}") from error
-
-
 def keep_runs(path: Path, num_requests: int, results: tuple[RealResult, ...]) -> RealRuns:
     """Keep what was measured, with what it was measured on."""
     runs = RealRuns(
         hardware=f"{machine_name()}, vLLM {vllm_version()}", requests=num_requests, results=results
     )
-    write_whole(path, msgspec.json.format(msgspec.json.encode(runs), indent=2) + b"\n")
+    write_json(path, runs)
     return runs
 
 

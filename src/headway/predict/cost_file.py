@@ -10,10 +10,10 @@ import msgspec
 
 from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
+from headway.json_file import write_json
 from headway.predict.calibration import Calibration
 from headway.predict.step_fit import StepTimeFit
 from headway.predict.transfer import TransferModel
-from headway.whole_file import write_whole
 
 VERSION: Final = 1
 
@@ -90,7 +90,7 @@ def measured_step(shape: BatchShape, seconds: float) -> MeasuredStep:
 
 def write_cost_file(path: Path, cost: CostFile) -> None:
     """Write `cost` to `path`; it appears by one rename, so a reader never finds half of it."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(cost), indent=1) + b"\n")
+    write_json(path, cost, indent=1)
 
 
 def load_cost_file(path: Path) -> CostFile:

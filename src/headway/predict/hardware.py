@@ -171,17 +171,22 @@ def hardware(name: str) -> Hardware:
     return found
 
 
+def is_cost_file(name: str) -> bool:
+    """Whether a name of hardware means a file: one that ends in `.json`, or that exists and is no name of a GPU."""
+    path = Path(name).expanduser()
+    return path.suffix == ".json" or (name.lower() not in catalogue().hardware and path.is_file())
+
+
 def calibration(name: str, model: ModelShape, tp: int = 1, stages: int = 1) -> Calibration:
     """What `model` costs on `name`: GPUs of the catalogue, or a cost file of this very model.
 
-    A cost file is a path that exists or ends in `.json`. Raises ConfigError for `local` without a file, for
-    a file of another model or number of GPUs, and as `Hardware.calibrate` does.
+    Raises ConfigError for `local` without a file, for a file of another model or number of GPUs, and as
+    `Hardware.calibrate` does.
     """
-    path = Path(name).expanduser()
-    if path.suffix == ".json" or path.is_file():
+    if is_cost_file(name):
         if stages > 1:
             raise ConfigError(f"pp is {stages}; accepted with a cost file: 1, as it was measured")
-        return _from_file(path, model, tp)
+        return _from_file(Path(name).expanduser(), model, tp)
     if name.lower() == LOCAL:
         raise ConfigError(
             "this machine has not been measured; run `headway profile --model MODEL --out FILE` and give FILE "

@@ -9,8 +9,8 @@ import msgspec
 
 from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
+from headway.json_file import write_json
 from headway.predict.model_shape import ModelShape
-from headway.whole_file import write_whole
 
 VERSION: Final = 1
 
@@ -73,7 +73,7 @@ class RecomputeRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def write_rows(path: Path, rows: RecomputeRows) -> None:
     """Write `rows` to `path`; a reader never finds half of it."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
+    write_json(path, rows, indent=1)
 
 
 def load_rows(path: Path) -> RecomputeRows:

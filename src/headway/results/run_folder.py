@@ -26,9 +26,9 @@ import msgspec
 
 from headway.core.record import Record
 from headway.errors import ConfigError, RecordError
+from headway.json_file import read_json, write_json
 from headway.results.records import RecordWriter, read_records, write_records
 from headway.results.summary import RunInfo
-from headway.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def read_run(folder: Path) -> Run:
     Raises RecordError if the folder is missing, holds no records, or has a file that cannot be read.
     """
     _require_folder(folder)
-    meta = _read_json(folder / META_NAME, RunMeta) or RunMeta()
+    meta = read_json(folder / META_NAME, RunMeta) or RunMeta()
     paths = {
         unquote(path.name.removesuffix(RECORDS_SUFFIX)): path
         for path in folder.glob(f"*{RECORDS_SUFFIX}")
@@ -148,7 +148,7 @@ def read_run(folder: Path) -> Run:
         meta=meta,
         records={policy: read_records(paths[policy]) for policy in policies},
         infos={
-            policy: _read_json(run_file(folder, policy, INFO_SUFFIX), RunInfo) or RunInfo()
+            policy: read_json(run_file(folder, policy, INFO_SUFFIX), RunInfo) or RunInfo()
             for policy in policies
         },
     )
@@ -210,18 +210,6 @@ def _number_in(path: Path, prefix: str) -> float:
 
 def _write_json(path: Path, value: msgspec.Struct) -> None:
     try:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        write_json(path, value)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
-
-
-def _read_json(path: Path, kind: type[_T]) -> _T | None:
-    """The object of a JSON file; None if there is no such file."""
-    if not path.exists():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: {error}") from error

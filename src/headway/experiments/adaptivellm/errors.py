@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from headway.errors import ConfigError, RecordError
+from headway.errors import ConfigError
 from headway.experiments.adaptivellm.setting import PAPER_RECOMPUTE_ERROR, PAPER_SWAP_ERROR
 from headway.experiments.paper import Request, Tell
+from headway.json_file import read_json, write_json
 from headway.predict.recompute_rows import RecomputeRows, load_rows, write_rows
 from headway.results.study import StudyPart, StudyTable, Value
-from headway.whole_file import write_whole
 
 NEEDED = {"vllm": "headway[cpu]", "sklearn": "headway[fit]"}
 """Modules that measuring and fitting need, and the extra that brings each."""
@@ -97,16 +97,14 @@ def predictor_errors(request: Request, tell: Tell) -> PredictorErrors:
     Quick: one model, three degrees, so no shape is held out. Without vLLM or scikit-learn empty, with the reason.
     """
     path = _file(request, "predictors")
-    if path.exists():
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=PredictorErrors)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RecordError(f"{path}: {error}") from error
+    kept = read_json(path, PredictorErrors)
+    if kept is not None:
+        return kept
     missing = _missing()
     if missing:
         return PredictorErrors(reason=f"Not measured: needs {' and '.join(missing)}.")
     found = _judged(_rows(request, tell), request, tell)
-    write_whole(path, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    write_json(path, found)
     return found
 
 

@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from headway.engine.machine import machine_name, vllm_version
-from headway.errors import RecordError
 from headway.experiments.ascendra.real_run import (
     Calibrated,
     StreamRun,
@@ -23,8 +22,8 @@ from headway.experiments.ascendra.real_servers import Fleet, fleet
 from headway.experiments.ascendra.real_stream import Shape, TargetRule, bursty_stream
 from headway.experiments.ascendra.real_systems import ASCENDRA
 from headway.experiments.paper import Request, Tell
+from headway.json_file import read_json, write_json
 from headway.results.study import StudyPart, StudyTable, Value
-from headway.whole_file import write_whole
 
 FILE = "ascendra-real-engine.json"
 INSTANCES = 3
@@ -80,23 +79,16 @@ def real_runs(request: Request, tell: Tell) -> AscendraReal | None:
     path = request.root / FILE
     if request.quick:
         return None
-    if path.exists():
-        return kept(path)
+    kept = read_json(path, AscendraReal)
+    if kept is not None:
+        return kept
     if _missing():
         return None
     tell(f"real engine: starting {2 * INSTANCES} instances of vLLM")
     with TemporaryDirectory() as logs, fleet(SYSTEMS, INSTANCES, Path(logs), tell) as servers:
         found = compared(servers, tell)
-    write_whole(path, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    write_json(path, found)
     return found
-
-
-def kept(path: Path) -> AscendraReal:
-    """What a file keeps. Raises RecordError if it cannot be read."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=AscendraReal)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: {error}") from error
 
 
 def _missing() -> list[str]:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.core.prediction_quality import kendall_tau
-from headway.errors import RecordError
 from headway.experiments.magnus.data import (
     DataSource,
     TaskData,
@@ -23,10 +22,10 @@ from headway.experiments.magnus.data import (
 )
 from headway.experiments.magnus.forecasts import ENCODER, SETTINGS, features
 from headway.experiments.paper import Request, Tell
+from headway.json_file import read_json, write_json
 from headway.predict.encoders import text_encoder
 from headway.predict.length_forest import LengthForest, Tokens
 from headway.predict.magnus_features import USER_GROUPS, MagnusFeatures
-from headway.whole_file import write_whole
 
 MOST_ROWS = 1500
 """Of each task, or natural log, that errors are measured on; none of them is trained on."""
@@ -84,20 +83,16 @@ def accuracy(request: Request, source: DataSource, tell: Tell) -> Accuracy:
     Raises RecordError if what is kept cannot be read.
     """
     path = _file(request)
-    if path.exists():
-        try:
-            kept = msgspec.json.decode(path.read_bytes(), type=Accuracy)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RecordError(f"{path}: {error}") from error
-        if kept.data == data_digest(source):
-            return kept
+    kept = read_json(path, Accuracy)
+    if kept is not None and kept.data == data_digest(source):
+        return kept
     tell("predictor: errors on rows that were not trained on")
     sets, predict_us = _of_tasks(source)
     if not request.quick:
         sets += [_of_log(log) for log in load_natural(source)]
     found = Accuracy(data=data_digest(source), rows_of=source.title, sets=tuple(sets), predict_us=predict_us)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    write_json(path, found)
     return found
 
 

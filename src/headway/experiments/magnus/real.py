@@ -23,9 +23,9 @@ from headway.experiments.real_study import (
     RealResult,
     RealRuns,
     keep_runs,
-    kept_runs,
 )
 from headway.gateway import BatchPlan, ReplayOptions, replay, replay_batches
+from headway.json_file import read_json
 from headway.predict.length import RequestFacts
 from headway.predict.length_choice import length_predictor
 from headway.predict.shared_prefix import SharedPrefix
@@ -80,8 +80,9 @@ def magnus_real_runs(request: Request, tell: Tell) -> RealRuns | None:
     path = request.root / FILE
     if request.quick:
         return None
-    if path.exists():
-        return kept_runs(path)
+    kept = read_json(path, RealRuns)
+    if kept is not None:
+        return kept
     if _missing():
         return None
     training, requests = real_rows()

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from headway.experiments.engine_sizes import Sizes, engine_limits, is_cost_file
+from headway.experiments.engine_sizes import Sizes, engine_limits
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.threshold import presets_of, rules_with
 from headway.experiments.simulation import POOL_ROUTER, fingerprint
 from headway.policies.presets import Preset, build_policy, find_preset
 from headway.predict.calibration import Calibration
 from headway.predict.cost_file import CostFile, load_cost_file
-from headway.predict.hardware import calibration
+from headway.predict.hardware import calibration, is_cost_file
 from headway.predict.known_models import model_shape
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import Policies, PolicyFactory, System

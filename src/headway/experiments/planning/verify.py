@@ -15,7 +15,6 @@ from typing import Any
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError, UpstreamError
-from headway.experiments.engine_sizes import is_cost_file
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.deploy import arguments, command, vllm_flags
 from headway.experiments.planning.deployed import deployed, records_of_engines
@@ -26,6 +25,7 @@ from headway.experiments.planning.scaled_down import MODEL, scaled_down
 from headway.experiments.planning.stage import Served, served_beyond, set_stage
 from headway.experiments.policy_bench import free_port, warm_up
 from headway.gateway import ReplayOptions, ReplayReport, replay
+from headway.predict.hardware import is_cost_file
 from headway.results import summarize
 from headway.results.metrics import measured
 from headway.results.records import read_records
