@@ -51,10 +51,14 @@ class LatestStart:
 
     def of(self, job: Job) -> float:
         """A job's latest start, as things are now."""
+        return self.with_last_chance(job)[0]
+
+    def with_last_chance(self, job: Job) -> tuple[float, float]:
+        """A job's latest start and its last chance, which is no earlier, in seconds."""
         last_chance_s = self.last_chance_s(job)
         if last_chance_s == TOO_LATE or not (self.by_tokens and _is_between_tokens(job)):
-            return last_chance_s
-        return min(last_chance_s, self._at_pace_s(job, self._work.foreseen_tokens(job)))
+            return last_chance_s, last_chance_s
+        return min(last_chance_s, self._at_pace_s(job, self._work.foreseen_tokens(job))), last_chance_s
 
     def last_chance_s(self, job: Job) -> float:
         """Its latest start, but between tokens until when it can catch up by the end that is expected of its answer."""

@@ -19,14 +19,13 @@ _RENEWED_A_STEP = 8
 
 
 class Timetable:
-    """Latest starts (`LatestStart`) of live jobs that have a target, as they were when last taken.
+    """Latest starts (`LatestStart`) of live jobs that have a target: of those that wait as they were when last taken.
 
-    Each token that an answer has brought since is one that is not due any more, or leaves one less to come, so it may
-    go on so much later than was taken. A job that waits is late from its latest start on; one that holds memory may
-    still catch up with its pace, until its last chance (`LatestStart.last_chance_s`).
-    What a prompt needs is computed for `prompt_share` of the time; what is decoded, in steps as they are of late. True
-    while anybody has a target. Costs: an insertion for each job that waits and has a target, whenever its latest start
-    is taken anew.
+    A job that waits is late from its latest start on; one that holds memory may still catch up with its pace, until its
+    last chance (`LatestStart.last_chance_s`): each token that it has brought since that was taken leaves one less to
+    come, so it may go on a step later. Turns are as they were when last taken, whatever has come since. What a prompt
+    needs is computed for `prompt_share` of the time; what is decoded, in steps as they are of late. True while anybody
+    has a target. Costs: an insertion for each job that waits and has a target, whenever its latest start is taken anew.
     """
 
     def __init__(
@@ -85,8 +84,9 @@ class Timetable:
 
     def _time(self, job: Job) -> None:
         """Note a job's latest start, and when its prompt is due; a job that decodes is due when it has to go on."""
-        latest_s = self._latest_s[job] = self._latest.of(job)
-        self._late_s[job] = latest_s if job in self._waiting else self._latest.last_chance_s(job)
+        latest_s, last_chance_s = self._latest.with_last_chance(job)
+        self._latest_s[job] = latest_s
+        self._late_s[job] = latest_s if job in self._waiting else last_chance_s
         self._taken_at[job] = job.num_output_tokens
         prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
         due_s, service_s = latest_s + prefill_s, prefill_s / self._prompt_share
