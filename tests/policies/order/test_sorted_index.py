@@ -72,9 +72,13 @@ def test_a_long_index_is_a_sorted_list(seed: int) -> None:
         assert index.position(probe[:1]) == bisect_left(expected, probe[:1])
         assert index.at(start) is jobs[expected[start]]
         assert index.slice(start, start + length) == [jobs[key] for key in expected[start : start + length]]
+        first, last = sorted((probe[:1], random.choice(expected)))
+        among = expected[bisect_left(expected, first) : bisect_left(expected, last)]
+        assert index.between(first, last, length) == [jobs[key] for key in among[:length]]
     for key in random.sample(expected, len(expected)):
         index.remove(jobs[key], key)
     assert (len(index), index.slice(0, 9), index.position((0.0,))) == (0, [], 0)
+    assert index.between((0.0,), (9.0,), 9) == []
 
 
 def test_other_keys_put_all_that_are_in_elsewhere() -> None:

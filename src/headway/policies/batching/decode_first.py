@@ -74,7 +74,8 @@ def decodes_first(ranked: Sequence[Job]) -> Sequence[Job]:
 def split_ranked(ranked: Sequence[Job]) -> tuple[list[Job], list[Job]]:
     """The decodes and the prompts of any jobs, each in their order. O(jobs)."""
     prefills = _prefills(ranked)
-    return [job for job in ranked if not job.prefilling] if prefills else list(ranked), prefills
+    named = set(prefills)
+    return [job for job in ranked if job not in named] if named else list(ranked), prefills
 
 
 def _prefills(jobs: Sequence[Job]) -> list[Job]:

@@ -40,7 +40,8 @@ def decode_shape(count: int, context_tokens: int, each: int = 1) -> BatchShape:
 
 def shape_of_decodes(decodes: Sequence[Job], each: int = 1) -> BatchShape:
     """A step of these decodes. O(decodes)."""
-    return decode_shape(len(decodes), sum(map(context_tokens, decodes)), each)
+    # `context_tokens` spelled out: this runs for every decode of every step.
+    return decode_shape(len(decodes), sum([job.num_computed_tokens for job in decodes]), each)
 
 
 def left_tokens(job: Job) -> int:

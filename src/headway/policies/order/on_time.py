@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from operator import attrgetter
 
@@ -17,7 +17,6 @@ from headway.policies.order.compared_steps import ComparedSteps
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.overdue import Overdue
 from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S
-from headway.policies.order.sorted_index import Key
 from headway.policies.order.timetable import Timetable
 from headway.policies.order.triage import Candidate, given_up
 from headway.policies.order.worth_starting import WorthStarting
@@ -238,13 +237,16 @@ class OnTime:
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
         """Those of `on_time` that are served before the rest, in turn: all but who is given up."""
-        candidates = self._times.candidates(on_time)
-        lead_s = self._leads_s(candidates)
-        candidates = _in_order(candidates, "due_s", lead_s)
-        lost = given_up(_prompts(candidates, lead_s), now_s) if self.triage else ()
-        kept = [one for one in candidates if one.job not in lost]
+        kept = self._times.candidates(on_time)
+        lead_s = self._leads_s(kept)
+        kept.sort()
+        if lead_s:
+            _sort_by(kept, "due_s", lead_s)
+        lost = given_up(_prompts(kept, lead_s), now_s) if self.triage else ()
+        if lost:
+            kept = [one for one in kept if one.job not in lost]
         if self.by_work:
-            kept = _in_order(kept, "turn_s", lead_s)
+            _sort_by(kept, "turn_s", lead_s)
         most_s = self._worth_starting.most_s
         if most_s < inf:
             kept.sort(key=lambda one: one.cost_s > most_s and self._may_be_put_off(one, lead_s))
@@ -281,17 +283,10 @@ class OnTime:
         self._times.renew_after(outcome)
 
 
-def _in_order(candidates: Iterable[Candidate], when: str, lead_s: Mapping[str, float]) -> list[Candidate]:
-    """By a time of theirs; what a tenant has had more than the least served counts as if it were so much later."""
-    turn = attrgetter(when, "arrival_s", "id")
-    if not lead_s:
-        return sorted(candidates, key=turn)
-
-    def later(one: Candidate) -> Key:
-        when_s, arrival_s, id_ = turn(one)
-        return (when_s + lead_s[one.job.tenant], arrival_s, id_)
-
-    return sorted(candidates, key=later)
+def _sort_by(candidates: list[Candidate], when: str, lead_s: Mapping[str, float]) -> None:
+    """By a time of theirs, equals as they stand; what a tenant has had more than the least served counts as later."""
+    time_s: Callable[[Candidate], float] = attrgetter(when)
+    candidates.sort(key=(lambda one: time_s(one) + lead_s[one.job.tenant]) if lead_s else time_s)
 
 
 def _prompts(candidates: Iterable[Candidate], lead_s: Mapping[str, float]) -> Iterable[Candidate]:

@@ -104,6 +104,17 @@ class SortedIndex:
             stop -= len(block)
         return jobs
 
+    def between(self, first: Key, last: Key, most: int) -> list[Job]:
+        """The jobs from the key `first` on and before `last`, at most so many, in order. O(log n + k)."""
+        jobs: list[Job] = []
+        for block in self._blocks[self._block_of(first) :]:
+            start = 0 if jobs else bisect_left(block, first)
+            stop = bisect_left(block, last, start, min(len(block), start + most - len(jobs)))
+            jobs += [entry[-1] for entry in block[start:stop]]
+            if stop < len(block):
+                break
+        return jobs
+
     def _block_of(self, key: Key) -> int:
         """The block whose range covers `key`: the last that starts at or below it, else the first."""
         number = bisect_left(self._firsts, key)

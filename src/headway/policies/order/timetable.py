@@ -147,5 +147,4 @@ class Timetable:
 
     def waiting_in_time(self, most: int, now_s: float) -> list[Job]:
         """The first by latest start of those that wait and can be in time, at most so many."""
-        start = self._queue.position((now_s,))
-        return self._queue.slice(start, min(start + most, self._queue.position((inf,))))
+        return self._queue.between((now_s,), (inf,), most)
