@@ -23,6 +23,9 @@ from headway.policies.order.worth_starting import WorthStarting
 
 MOST_WEIGHED = 128
 """Jobs on time that are weighed against each other, the first by latest start; who comes behind them is not urgent."""
+_LOOKED_STEPS = 8
+"""So many steps after a plan has asked of all who run, what they outdate is taken anew beside the step: plans that
+ask of all come every few steps, and what has piled up until then would hold them up."""
 _RULE = TrustRule()
 
 
@@ -99,7 +102,8 @@ class OnTime:
         self._now_s = 0.0
         self._weighed: dict[tuple[float, int], list[Job]] = {}
         self._overdue_now: dict[float, list[Job]] = {}
-        self._num_ranked = 0
+        self._num_ran = 0
+        self._steps_to_look = 0
 
     # ---- what is known of predictions ---------------------------------------------------------------
 
@@ -167,8 +171,14 @@ class OnTime:
         self._weighed.clear()
         self._overdue_now.clear()
 
+    def _ask_of(self, jobs: Sequence[Job]) -> None:
+        """The ranks of these, or whether they are in time, are asked for."""
+        if len(jobs) >= self._num_ran:
+            self._steps_to_look = _LOOKED_STEPS
+        self._look_again(jobs)
+
     def _look_again(self, jobs: Iterable[Job], coming_tokens: int = 0) -> None:
-        """Take anew what is outdated, or will be, of those whose rank, or latest start, is asked for."""
+        """Take anew what is outdated of these, or will be."""
         self._times.renew(self._rest.renew(jobs, coming_tokens))
 
     # ---- who comes first ----------------------------------------------------------------------------
@@ -192,8 +202,7 @@ class OnTime:
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` by the same rule."""
-        self._num_ranked = max(self._num_ranked, len(jobs))
-        self._look_again(jobs)
+        self._ask_of(jobs)
         if not self._goes_by_targets:
             return self._rest.ranked(jobs)
         first = [job for job in self.overdue(now_s) if job in jobs]
@@ -211,7 +220,7 @@ class OnTime:
         """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs)."""
         if not self.steps.trusted:
             return []
-        self._look_again(jobs)
+        self._ask_of(jobs)
         return self._times.in_time(jobs, now_s)
 
     def overdue(self, now_s: float) -> list[Job]:
@@ -274,8 +283,9 @@ class OnTime:
         self._rest.observe(outcome)
         step_s = self._times.observe(outcome)
         self._compared.observe(outcome, step_s)
-        num_ranked, self._num_ranked = self._num_ranked, 0
-        if num_ranked >= len(outcome.tokens):  # the next plan will rank them too
+        self._num_ran = len(outcome.tokens)
+        if self._steps_to_look:  # else the next plan will hardly ask
+            self._steps_to_look -= 1
             self._look_again([job for job in outcome.tokens if job in self._rest], coming_tokens=1)
         if self._goes_by_targets:  # else nobody ranks by it
             self._overdue.observe(outcome, self.on_time)
