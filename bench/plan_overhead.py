@@ -7,10 +7,10 @@ minus stock's, step by step (in microseconds): `added_us` of all of it, `held_us
 compute. Real engines spend milliseconds a step, and have few arrivals in most: with one a step answers are 256 tokens
 long in the mean. Of every order, or of the presets of `--preset` as a whole.
 
-`plans` is the CPU time of a policy's own part of it, `plan` and `observe`, on a clock on which a step takes some
-25 ms, and more with more tokens, so that quanta end and step times are learned: every preset of `--plan` with as
-many worker slots as run, and, for those that swap, with twice as many and host memory, where most residents pause.
-Aim: plan within 200 us (p50) and 500 us (p99).
+`plans` is the CPU time of a policy's own part of it, `plan` and `observe`, with 1,000 and 10,000 waiting, on a clock on
+which a step takes some 25 ms, and more with more tokens, so that quanta end and step times are learned: every preset of
+`--plan` with as many worker slots as run, and, for those that swap, with twice as many and host memory, where most
+residents pause. Aim with 1,000 waiting: plan within 200 us (p50) and 500 us (p99).
 
 With `--tenants` each request of these names one of so many tenants.
 
@@ -85,7 +85,7 @@ def main() -> None:
         default=ARRIVALS_A_STEP,
         choices=range(1, RUNNING + 1),
         metavar="N",
-        help=f"arrivals a step of --order and --preset (default {ARRIVALS_A_STEP})",
+        help=f"arrivals a step of --order, --preset and --plan (default {ARRIVALS_A_STEP})",
     )
     parser.add_argument(
         "--tenants",
@@ -116,7 +116,8 @@ def main() -> None:
                 table[name][f"{kind}_us_{RUNNING}_{waiting}"] = figures
     if presets:
         table["plans"] = {
-            preset: plan_times(model, preset, arguments.steps, arguments.tenants) for preset in presets
+            preset: plan_times(model, preset, arguments.steps, arguments.arrivals, arguments.tenants)
+            for preset in presets
         }
     light = arguments.light or (() if chosen else LIGHT)
     if light:
@@ -132,18 +133,22 @@ def options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def plan_times(model: str, preset: str, steps: int, tenants: int) -> dict[str, dict[str, float]]:
-    """CPU times of a preset's plans, by how many of the residents run."""
-    lanes = {f"{RUNNING}_of_{RUNNING}": _PlanLane(model, preset, tenants=tenants)}
+def plan_times(
+    model: str, preset: str, steps: int, arrivals: int, tenants: int
+) -> dict[str, dict[str, float]]:
+    """CPU times of a preset's plans, by how many of the residents run, and how many wait."""
+    layouts: dict[int, HostKv | None] = {RUNNING: None}
     if build_policy(find_preset(preset)).uses_host:
-        slots, host_kv = 2 * RUNNING, HostKv(blocks=HOST_BLOCKS)
-        lanes[f"{RUNNING}_of_{slots}"] = _PlanLane(
-            model, preset, slots=slots, host_kv=host_kv, tenants=tenants
-        )
+        layouts[2 * RUNNING] = HostKv(blocks=HOST_BLOCKS)
     table = {}
-    for name, lane in lanes.items():
-        print(f"plans of {preset}, {name} ...", file=sys.stderr)
-        table[name] = lane.measure(steps)
+    for slots, host_kv in layouts.items():
+        for waiting in WAITING:
+            name = f"{RUNNING}_of_{slots}_{waiting}"
+            print(f"plans of {preset}, {name} ...", file=sys.stderr)
+            lane = _PlanLane(
+                model, preset, waiting, slots=slots, host_kv=host_kv, arrivals=arrivals, tenants=tenants
+            )
+            table[name] = lane.measure(steps)
     return table
 
 
@@ -318,13 +323,10 @@ class _PlanLane(_ClockedLane):
         self,
         model: str,
         preset: str,
-        *,
-        slots: int = RUNNING,
-        host_kv: HostKv | None = None,
-        tenants: int = 0,
+        waiting: int,
+        **load: Any,
     ) -> None:
-        build = headway_builder(policy=preset, batch_width=RUNNING)
-        super().__init__(model, build, max(WAITING), slots=slots, host_kv=host_kv, tenants=tenants)
+        super().__init__(model, headway_builder(policy=preset, batch_width=RUNNING), waiting, **load)
         scheduler = self.engine.scheduler
         scheduler.guard = self._timed = _Timed(scheduler.guard.policy, scheduler.ledger, scheduler.counters)
 

@@ -18,7 +18,7 @@ from headway.policies.order.usual_work import UsualWork
 
 DEFAULT_GIVE_WAY_S = 1000.0
 _RENEWED_A_STEP = 64
-"""Jobs that are estimated anew beside a step once all have to be: well under a millisecond."""
+"""Jobs that are estimated anew beside a step once all have to be: one to two milliseconds."""
 
 
 class PredictedRemaining(KeyedOrder):
