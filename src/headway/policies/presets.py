@@ -244,11 +244,6 @@ _ROWS = (
         order="on-time:prompt_share=1",
     ),
     _ablation(
-        "all-started",
-        "newcomers in time start in turn, however many were started in vain",
-        order="on-time:started_share=1",
-    ),
-    _ablation(
         "by-due", "those in time by due time, whatever work their answers are", order="on-time:by_work=false"
     ),
     _ablation(

@@ -119,36 +119,6 @@ def test_a_share_of_the_time_is_above_0_and_at_most_1(share: float) -> None:
         on_time(prompt_share=share)
 
 
-def test_much_work_starts_after_little_once_answers_were_started_in_vain() -> None:
-    # Twenty newcomers that are done, of 2 to 21 s of prompt, say what is usual. One second a token, and the second
-    # token comes after nine: in vain. So a fifth of all work is too much from then on, the 30 s among it.
-    early, late = due("little", 99.0, 3), due("much", 90.0, 30)
-    order = on_time(prompt_share=1.0)
-    for prompt in range(2, 22):
-        order.add(past := due(f"past {prompt}", 1e5, prompt))
-        order.remove(past)
-        order.end(past)
-    order.add(early)
-    order.add(late)
-    assert ids(order.top(9, 0.0)) == ["much", "little"]
-    slow = decoding("slow", output=2, first_token_s=0.0, slo=Slo(ttft_s=9.0, tbt_s=1.0))
-    order.add(slow)
-    order.remove(slow)
-    run(order, at_s=9.0)
-    order.finished(slow)
-    assert ids(order.top(9, 9.0)) == ["little", "much"]
-    # Who runs already is not held up by it.
-    order.remove(late)
-    late.state = JobState.RESIDENT
-    assert ids(order.rank([early, late], 9.0)) == ["much", "little"]
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, float("nan")])
-def test_a_share_of_the_work_is_above_0_and_at_most_1(share: float) -> None:
-    with pytest.raises(ConfigError, match="accepted: a share of the work above 0, at most 1"):
-        on_time(started_share=share)
-
-
 def test_a_job_ahead_of_its_tokens_ranks_by_how_long_it_could_pause() -> None:
     # Two of five tokens by 2 s, a second each from now: behind, at 1.5 s a token, is less far than ahead at 9 s.
     fields: dict[str, Any] = {"output": 2, "first_token_s": 0.0, "limit": 9, "predicted_length": exactly(5)}

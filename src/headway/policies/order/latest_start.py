@@ -63,7 +63,7 @@ class LatestStart:
     def last_chance_s(self, job: Job) -> float:
         """Its latest start, but between tokens until when it can catch up by the end that is expected of its answer."""
         slo = job.slo
-        if not slo or missed_first_token(job):
+        if not slo or _missed_first_token(job):
             return TOO_LATE if slo else NO_TARGET
         latest_s = NO_TARGET
         if slo.ttft_s is not None and not job.num_output_tokens:
@@ -123,7 +123,7 @@ def _is_between_tokens(job: Job) -> bool:
     return job.slo.tbt_s is not None and job.first_token_s is not None
 
 
-def missed_first_token(job: Job) -> bool:
+def _missed_first_token(job: Job) -> bool:
     """Whether a job's first token came after its target; not while there is no token, or no target."""
     slo, first_s = job.slo, job.first_token_s
     return slo.ttft_s is not None and first_s is not None and first_s > job.arrival_s + slo.ttft_s

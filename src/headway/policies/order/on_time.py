@@ -19,7 +19,6 @@ from headway.policies.order.overdue import Overdue
 from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S
 from headway.policies.order.timetable import Timetable
 from headway.policies.order.triage import Candidate, given_up
-from headway.policies.order.worth_starting import WorthStarting
 
 MOST_WEIGHED = 128
 """Jobs on time that are weighed against each other, the first by latest start; who comes behind them is not urgent."""
@@ -41,10 +40,8 @@ class OnTime:
     in time (`TenantShares`), costs as much more where some are given up, and comes after it among the rest.
 
     Where not all who wait for their first token can have it in time, those that cost most are given up (`triage`), as
-    if the engine computed prompts one after another for `prompt_share` of its time, and decoded for the rest. While
-    answers that began in time turn out too slow between tokens, newcomers of much work start after those of little
-    (`WorthStarting`, which counts at least `started_share` of what they bring as little). What the prefix cache holds
-    of a prompt that waits is neither work nor time to its first token, with `prefixes`.
+    if the engine computed prompts one after another for `prompt_share` of its time, and decoded for the rest. What the
+    prefix cache holds of a prompt that waits is neither work nor time to its first token, with `prefixes`.
 
     Nobody waits for ever: of those that are late, or without a target, the one that came first ranks before all others
     once it is `patience_s` old, for at most `overdue_share` of the time (`Overdue`, which has the bound).
@@ -62,7 +59,6 @@ class OnTime:
         overdue_share: float = 0.1,
         triage: bool = True,
         prompt_share: float = 0.5,
-        started_share: float = 0.3,
         give_way_s: float = DEFAULT_GIVE_WAY_S,
         least_tau: float = _RULE.least_tau,
         trusted_at_first: bool = _RULE.trusted_at_first,
@@ -74,14 +70,9 @@ class OnTime:
             raise ConfigError(
                 f"prompt_share is {prompt_share}; accepted: a share of the time above 0, at most 1"
             )
-        if not 0 < started_share <= 1:
-            raise ConfigError(
-                f"started_share is {started_share}; accepted: a share of the work above 0, at most 1"
-            )
         self._overdue = Overdue(patience_s, overdue_share)
         self.triage = triage
         self.prompt_share = prompt_share
-        self.started_share = started_share
         self.give_way_s = give_way_s
         self.least_tau = least_tau
         self.trusted_at_first = trusted_at_first
@@ -98,8 +89,6 @@ class OnTime:
         )
         self._work = self._rest.work
         self._times = Timetable(self._work, cost, prompt_share, by_tokens=by_tokens)
-        self._worth_starting = WorthStarting(started_share)
-        self._now_s = 0.0
         self._weighed: dict[tuple[float, int], list[Job]] = {}
         self._overdue_now: dict[float, list[Job]] = {}
         self._num_ran = 0
@@ -131,12 +120,9 @@ class OnTime:
 
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
-        newcomer = job not in self._rest
-        if newcomer:
+        if job not in self._rest:
             self._overdue.add(job)
         self._rest.add(job)
-        if newcomer and job.slo:
-            self._worth_starting.come(self._work.of(job))
         self._times.add(job)
         self._changed()
 
@@ -157,7 +143,6 @@ class OnTime:
         """Learn of an answer that came to its end."""
         self._changed()
         self._rest.finished(job)
-        self._worth_starting.finished(job, self._now_s)
 
     def touch(self, job: Job) -> None:
         """Take a job's rank anew: at once if it waits, else when it is asked for."""
@@ -256,19 +241,12 @@ class OnTime:
             kept = [one for one in kept if one.job not in lost]
         if self.by_work:
             _sort_by(kept, "turn_s", lead_s)
-        most_s = self._worth_starting.most_s
-        if most_s < inf:
-            kept.sort(key=lambda one: one.cost_s > most_s and self._may_be_put_off(one, lead_s))
         return [one.job for one in kept]
 
     def _leads_s(self, candidates: Iterable[Candidate]) -> Mapping[str, float]:
         """What each tenant of these has had more than the least served of them; empty where there is but one."""
         shares = self._rest.shares
         return shares.leads_s({one.job.tenant for one in candidates}) if shares.several else {}
-
-    def _may_be_put_off(self, one: Candidate, lead_s: Mapping[str, float]) -> bool:
-        """Whether it is a newcomer, and not of the tenant that has had least: what others start in vain is not its."""
-        return one.service_s > 0 and self._times.waits(one.job) and (not lead_s or lead_s[one.job.tenant] > 0)
 
     def next_change_s(self, view: StepView) -> float:
         """Not known while anybody has a target: answers grow, and time passes."""
@@ -279,7 +257,6 @@ class OnTime:
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step: how long they take, and whose latest start is to be taken anew."""
         self._changed()
-        self._now_s = outcome.now_s
         self._rest.observe(outcome)
         step_s = self._times.observe(outcome)
         self._compared.observe(outcome, step_s)
