@@ -11,19 +11,8 @@ from headway.engine.demo_model import DemoRecipe
 from headway.errors import ConfigError
 from headway.predict.known_models import KNOWN_MODELS, model_shape
 from headway.predict.model_shape import model_shape_of
+from tests.predict.configs import LLAMA, MIXTRAL
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
     "activation_function": "gelu_new",
@@ -42,12 +31,6 @@ OPT: dict[str, Any] = {
     "ffn_dim": 16384,
     "vocab_size": 50272,
     "torch_dtype": "float16",
-}
-MIXTRAL = LLAMA | {
-    "model_type": "mixtral",
-    "vocab_size": 32000,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
 }
 QWEN3_MOE: dict[str, Any] = {
     "model_type": "qwen3_moe",
@@ -91,7 +74,7 @@ def test_opt_has_a_plain_feed_forward_of_its_own_key() -> None:
 def test_experts_count_whole_in_memory_and_in_part_in_work() -> None:
     # One expert: 3 x 4096 x 14336 = 176,160,768. Attention 41,943,040, router 4096 x 8 = 32,768.
     shape = model_shape_of(MIXTRAL)
-    assert shape.active_layer_weights == 41_943_040 + 32_768 + 2 * 176_160_768
+    assert shape.active_weights == 32 * (41_943_040 + 32_768 + 2 * 176_160_768)
     assert shape.num_weights == 32 * (41_943_040 + 32_768 + 8 * 176_160_768) + 2 * 32_000 * 4096
 
 
@@ -165,6 +148,25 @@ def test_a_missing_size_is_named(key: str) -> None:
     config = {name: value for name, value in LLAMA.items() if name != key}
     with pytest.raises(ConfigError, match=key):
         model_shape_of(config, "broken")
+
+
+@pytest.mark.parametrize("keys", [
+    {"layer_types": ["linear_attention", "full_attention"] * 16}, {"mamba_d_state": 16}, {"index_topk": 2048},
+    {"is_encoder_decoder": True}, {"layers_block_type": ["mamba"] * 32},
+])  # fmt: skip
+def test_layers_of_another_kind_are_not_taken_for_attention(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(keys))):
+        model_shape_of(LLAMA | keys, "m")
+
+
+def test_sizes_of_layers_that_are_not_there_do_no_harm() -> None:
+    hybrid = {
+        "layer_types": ["attention"] * 32,
+        "mamba_d_state": 256,
+        "is_encoder_decoder": False,
+        "id2label": {0: "A"},
+    }
+    assert model_shape_of(LLAMA | hybrid) == model_shape_of(LLAMA)
 
 
 def test_missing_experts_per_token_is_named() -> None:

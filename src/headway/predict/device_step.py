@@ -53,9 +53,20 @@ class DeviceStep:
             dim=model.head_dim,
             kv_bytes=model.kv_bytes_per_value,
         )
+        self._prompt_heads, self._decode_heads = self._heads, self._heads
+        if model.latent:
+            # Prompts attend with keys and values of every head, single tokens with one head as wide as a latent.
+            self._prompt_heads = Heads(query=self._heads.query, kv=self._heads.query, dim=model.head_dim)
+            self._decode_heads = Heads(
+                query=self._heads.query,
+                kv=1.0,
+                dim=model.latent.cached // 2,
+                kv_bytes=model.kv_bytes_per_value,
+            )
+        self._weight = model.bytes_per_weight
         self._tokens = _rising(lambda tokens: gpu.step_overhead_s + self.layers_s(tokens))
         self._jobs = _rising(self._output_s)
-        self._prefill_work = gpu.kernels.prefill_work(self._heads)
+        self._prefill_work = gpu.kernels.prefill_work(self._prompt_heads)
         self._decodes: dict[int, Curve] = {}
 
     def step_s(self, shape: BatchShape) -> float:
@@ -69,27 +80,50 @@ class DeviceStep:
         return self._model.num_layers * layer
 
     def products_s(self, tokens: int) -> float:
-        """Seconds of one layer's matrix products."""
-        model, tp = self._model, self._tp
-        kernels, peaks, wide = self._gpu.kernels, self._gpu.peaks, self._model.bytes_per_value
-        hidden, query = model.hidden_size, self._heads.query * model.head_dim
-        fused = query + 2 * self._heads.kv * model.head_dim
-        attention = kernels.gemm_s(peaks, tokens, fused, hidden, wide)
-        attention += kernels.gemm_s(peaks, tokens, hidden, query, wide)
-        if model.num_experts:
+        """Seconds of one layer's matrix products; the mean where layers differ."""
+        model = self._model
+        attention = self._attention_products_s(tokens)
+        if not model.num_experts:
+            return self._feed_forward_s(tokens, model.intermediate_size, self._weight.experts, attention)
+        if not model.num_dense_layers:
             return attention + self._experts_s(tokens)
-        inner = model.intermediate_size / tp
-        rising = kernels.gemm_s(peaks, tokens, (2 if model.gated else 1) * inner, hidden, wide)
-        return attention + rising + kernels.gemm_s(peaks, tokens, hidden, inner, wide)
+        plain = self._feed_forward_s(tokens, model.dense_intermediate_size, self._weight.dense)
+        total = model.num_expert_layers * self._experts_s(tokens) + model.num_dense_layers * plain
+        return attention + total / model.num_layers
+
+    def _attention_products_s(self, tokens: int) -> float:
+        model, tp = self._model, self._tp
+        hidden, query = model.hidden_size, self._heads.query * model.head_dim
+        if model.latent:
+            products = model.latent.whole_products(hidden)
+            *queries, (_, inner) = model.latent.shared_products(hidden, model.num_heads)
+            products += [(columns // tp, depth) for columns, depth in queries] + [(hidden, inner // tp)]
+            return sum(self._product_s(tokens, *each, self._weight.attention) for each in products)
+        fused = query + 2 * self._heads.kv * model.head_dim
+        seconds = self._product_s(tokens, fused, hidden, self._weight.attention)
+        return seconds + self._product_s(tokens, hidden, query, self._weight.attention)
+
+    def _feed_forward_s(self, tokens: int, width: int, weight: float, before_s: float = 0.0) -> float:
+        hidden, inner = self._model.hidden_size, width / self._tp
+        rising = self._product_s(tokens, (2 if self._model.gated else 1) * inner, hidden, weight)
+        return before_s + rising + self._product_s(tokens, hidden, inner, weight)
+
+    def _product_s(self, tokens: int, columns: float, depth: float, weight: float) -> float:
+        gpu = self._gpu
+        return gpu.kernels.gemm_s(gpu.peaks, tokens, columns, depth, self._model.bytes_per_value, weight)
 
     def _experts_s(self, tokens: int) -> float:
-        """Router, then the experts that are expected to be chosen by some token, if tokens choose evenly."""
+        """Router, then the experts that are expected to be chosen by some token, if tokens choose evenly; shared
+        ones."""
         model, gpu = self._model, self._gpu
         idle = float((1 - model.experts_per_token / model.num_experts) ** tokens)
-        read = model.bytes_per_value * model.expert_weights * model.num_experts * (1 - idle) / self._tp
+        read = self._weight.experts * model.expert_weights * model.num_experts * (1 - idle) / self._tp
         flops = 2.0 * tokens * model.experts_per_token * model.expert_weights / self._tp
         router = gpu.kernels.gemm_s(gpu.peaks, tokens, model.num_experts, model.hidden_size)
-        return router + gpu.kernels.experts_s(gpu.peaks, flops, read)
+        seconds = router + gpu.kernels.experts_s(gpu.peaks, flops, read)
+        if not model.shared_intermediate_size:
+            return seconds
+        return self._feed_forward_s(tokens, model.shared_intermediate_size, self._weight.dense, seconds)
 
     def collectives_s(self, tokens: int) -> float:
         """Seconds of one layer's two sums over the GPUs."""
@@ -112,9 +146,9 @@ class DeviceStep:
         """Seconds of one layer's norms, rotation, cache write and activation."""
         model = self._model
         heads = self._heads.query + self._heads.kv
-        inner = model.intermediate_size * max(1, model.experts_per_token) / self._tp
+        inner = model.active_width / self._tp
         values = _NORMS_A_LAYER * _NORM_PASSES * model.hidden_size + 2 * heads * model.head_dim
-        values += 4 * self._heads.kv * model.head_dim + (3 if model.gated else 2) * inner
+        values += 2 * self._heads.kv * model.kv_head_values + (3 if model.gated else 2) * inner
         return self._gpu.kernels.elementwise_s(
             self._gpu.peaks, _LAUNCHES_A_LAYER, tokens * values * model.bytes_per_value
         )
@@ -131,7 +165,7 @@ class DeviceStep:
         key = -sequences if shared else sequences
         curve = self._decodes.get(key)
         if curve is None:
-            kernels, peaks, heads = self._gpu.kernels, self._gpu.peaks, self._heads
+            kernels, peaks, heads = self._gpu.kernels, self._gpu.peaks, self._decode_heads
 
             def seconds(context: int) -> float:
                 alone_s = kernels.decode_s(peaks, heads, sequences, context)
@@ -147,7 +181,7 @@ class DeviceStep:
     def _prefill_s(self, shape: BatchShape) -> float:
         return self._model.num_layers * self._gpu.kernels.prefill_s(
             self._gpu.peaks,
-            self._heads,
+            self._prompt_heads,
             self._prefill_work,
             Chunks(
                 shape.num_jobs - shape.num_decodes,

@@ -98,7 +98,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         copies = TransferModel(start_s=self.host_start_s, bytes_per_s=gpus * self.host_bytes_per_s)
         return Calibration(
             name=self.name if gpus == 1 else f"{gpus} x {self.name}",
-            provenance=self.provenance(),
+            provenance=self.provenance() + _not_measured(model),
             derived=self.derived_from is not None,
             step=step,
             host_s=self.host_s,
@@ -207,6 +207,16 @@ def _from_file(path: Path, model: ModelShape, tp: int) -> Calibration:
 
 def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def _not_measured(model: ModelShape) -> str:
+    """What of a model's steps follows from sizes alone, as no kernel of the catalogue was measured with it."""
+    said = ""
+    if model.quantized:
+        said += "; quantised weights are read as small as they are and multiplied as fast as 16 bits: not measured"
+    if model.latent:
+        said += "; latent attention is taken as heads of its sizes: not measured"
+    return said
 
 
 def _kv_bytes_per_token(model: ModelShape, tp: int) -> int:

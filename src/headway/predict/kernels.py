@@ -70,9 +70,17 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     expert_memory_efficiency: float
     expert_compute_efficiency: float
 
-    def gemm_s(self, peaks: Peaks, rows: float, columns: float, depth: float, wide: int = 2) -> float:
-        """Seconds of [rows, depth] x [depth, columns] with values of `wide` bytes."""
-        return gemm_ideal_s(peaks, rows, columns, depth, wide) * self.gemm.at(rows, columns, depth)
+    def gemm_s(
+        self,
+        peaks: Peaks,
+        rows: float,
+        columns: float,
+        depth: float,
+        wide: int = 2,
+        weight: float | None = None,
+    ) -> float:
+        """Seconds of [rows, depth] x [depth, columns] with values of `wide` bytes, weights of `weight` if given."""
+        return gemm_ideal_s(peaks, rows, columns, depth, wide, weight) * self.gemm.at(rows, columns, depth)
 
     def decode_s(self, peaks: Peaks, heads: Heads, sequences: float, context: float) -> float:
         """Seconds of one layer's attention for one new token of each sequence, `context` tokens long."""
@@ -145,9 +153,12 @@ class AllReduce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return start + (curve.at(num_bytes) * beyond - start) * link_ratio
 
 
-def gemm_ideal_s(peaks: Peaks, rows: float, columns: float, depth: float, wide: int = 2) -> float:
-    """Seconds of a matrix product at the peaks."""
-    traffic = wide * (rows * depth + depth * columns + rows * columns) / peaks.bytes_per_s
+def gemm_ideal_s(
+    peaks: Peaks, rows: float, columns: float, depth: float, wide: int = 2, weight: float | None = None
+) -> float:
+    """Seconds of a matrix product at the peaks; quantised weights are read as such and multiplied in 16 bits."""
+    share = 1.0 if weight is None else weight / wide
+    traffic = wide * (rows * depth + share * depth * columns + rows * columns) / peaks.bytes_per_s
     return GEMM_START_S + max(traffic, 2 * rows * columns * depth / peaks.flops_per_s)
 
 

@@ -9,22 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
+from headway.predict.config_reader import ConfigReader
+from headway.predict.context_tokens import context_tokens_of
+from headway.predict.expert_layers import layers_with_experts, num_experts_of, shared_width
+from headway.predict.latent_attention import LatentAttention, latent_attention_of
+from headway.predict.other_kinds import refuse_other_kinds
+from headway.predict.quantization import WeightBytes, kv_bytes_of, weight_bytes_of
 
 _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu"})
 _GATED_FAMILIES = ("gemma", "qwen")
 """Families whose feed-forward is gated although the activation is GELU, or not named."""
 _BOTH_HALVES = "qwen"
 """The family, Qwen's first, whose config counts the two halves of the gated feed-forward as one width."""
-_POSITIONS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_sequence_length",
-)
-_SCALED_AS_WRITTEN = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""Ways to scale rotary positions whose factor is in the written number of positions already, as vLLM 0.32 has it."""
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 _DEFAULT_DTYPE = "bfloat16"
 
@@ -33,8 +29,11 @@ _DEFAULT_DTYPE = "bfloat16"
 class ModelShape:
     """A decoder's sizes, in vLLM's and transformers' words.
 
-    `intermediate_size` is the width of one expert where there are several. `num_experts` is 0 for a dense
-    model. `kv_bytes_per_value` differs from `bytes_per_value` under a quantised cache. `context_tokens` is how long
+    `num_experts` is 0 for a dense model. Where there are several, `intermediate_size` is the width of one expert,
+    `shared_intermediate_size` of all that every token passes beside them, and `num_dense_layers` layers have a plain
+    feed-forward of `dense_intermediate_size` in their place. Of latent attention `head_dim` is the mean of a head's
+    query and value, and `num_kv_heads` 1. `quantized` is None where weights are as wide as values;
+    `kv_bytes_per_value` differs from `bytes_per_value` under a quantised cache. `context_tokens` is how long
     prompt and answer may be together, 0 if that is not known; no cost follows from it.
     """
 
@@ -50,6 +49,11 @@ class ModelShape:
     tied_embeddings: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
+    shared_intermediate_size: int = 0
+    num_dense_layers: int = 0
+    dense_intermediate_size: int = 0
+    latent: LatentAttention | None = None
+    quantized: WeightBytes | None = None
     bytes_per_value: int = 2
     kv_bytes_per_value: int = 2
     context_tokens: int = 0
@@ -65,120 +69,156 @@ class ModelShape:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def kv_head_values(self) -> int:
+        """Values a layer caches of a token for one KV head: key and value, or the latent they are made from."""
+        return self.latent.cached if self.latent else 2 * self.head_dim
+
+    @property
+    def decode_pairs(self) -> float:
+        """How many pairs of query and key in a prompt compute as much as one of a single token's."""
+        return self.latent.decode_pairs if self.latent else 1
+
+    @property
     def attention_weights(self) -> int:
-        """Weights of one layer's four projections."""
+        """Weights of one layer's projections."""
+        if self.latent:
+            return self.latent.weights(self.hidden_size, self.num_heads)
         return self.hidden_size * (2 * self.query_width + 2 * self.kv_width)
 
     @property
     def expert_weights(self) -> int:
         """Weights of one feed-forward block, or of one expert."""
-        return (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
+        return self._feed_forward_weights(self.intermediate_size)
 
     @property
-    def active_layer_weights(self) -> int:
-        """Weights of one layer that a token is multiplied with."""
-        if not self.num_experts:
-            return self.attention_weights + self.expert_weights
-        router = self.hidden_size * self.num_experts
-        return self.attention_weights + router + self.experts_per_token * self.expert_weights
+    def num_expert_layers(self) -> int:
+        """Layers whose feed-forward is of `intermediate_size`: of a dense model all of them."""
+        return self.num_layers - self.num_dense_layers
+
+    @property
+    def active_width(self) -> float:
+        """Inner width that a token passes in a layer, in the mean."""
+        chosen = max(1, self.experts_per_token) * self.intermediate_size + self.shared_intermediate_size
+        inner = self.num_expert_layers * chosen + self.num_dense_layers * self.dense_intermediate_size
+        return inner / self.num_layers
+
+    @property
+    def active_weights(self) -> int:
+        """Weights of all layers that a token is multiplied with."""
+        chosen = self.num_expert_layers * max(1, self.experts_per_token) * self.expert_weights
+        return self._weights_beside_experts + chosen
 
     @property
     def num_weights(self) -> int:
         """All weights but biases and norms, which are well under 0.1 % of them."""
-        experts = max(1, self.num_experts)
-        layer = self.attention_weights + self.hidden_size * self.num_experts + experts * self.expert_weights
-        tables = 1 if self.tied_embeddings else 2
-        return self.num_layers * layer + tables * self.vocab_size * self.hidden_size
+        experts = self.num_expert_layers * max(1, self.num_experts) * self.expert_weights
+        return self._weights_beside_experts + experts + self._table_weights
+
+    @property
+    def bytes_per_weight(self) -> WeightBytes:
+        """Bytes of a weight in each part of the layers."""
+        wide = self.bytes_per_value
+        return self.quantized or WeightBytes(attention=wide, experts=wide, dense=wide)
+
+    @property
+    def fixed_bytes(self) -> float:
+        """Bytes of the layers' weights that every step reads whatever its tokens choose; not a dense feed-forward."""
+        each = self.bytes_per_weight
+        attention = self.num_layers * self.attention_weights * each.attention
+        return attention + self._router_weights * self.bytes_per_value + self._shared_weights * each.dense
+
+    @property
+    def expert_bytes(self) -> float:
+        """Bytes of all layers' experts, or of a dense feed-forward."""
+        experts = self.num_expert_layers * max(1, self.num_experts) * self.expert_weights
+        return experts * self.bytes_per_weight.experts
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes the weights take on all GPUs of an instance."""
-        return self.num_weights * self.bytes_per_value
+        """Bytes the weights take on all GPUs of an instance. Tables and router are never quantised."""
+        return round(self.fixed_bytes + self.expert_bytes + self._table_weights * self.bytes_per_value)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV cache one token takes on all GPUs of an instance."""
-        return 2 * self.num_layers * self.kv_width * self.kv_bytes_per_value
+        return self.num_layers * self.num_kv_heads * self.kv_head_values * self.kv_bytes_per_value
+
+    def _feed_forward_weights(self, width: int) -> int:
+        return (3 if self.gated else 2) * self.hidden_size * width
+
+    @property
+    def _weights_beside_experts(self) -> int:
+        return self.num_layers * self.attention_weights + self._router_weights + self._shared_weights
+
+    @property
+    def _router_weights(self) -> int:
+        return self.num_expert_layers * self.hidden_size * self.num_experts
+
+    @property
+    def _shared_weights(self) -> int:
+        """Of all layers: what all tokens pass beside the experts, and in place of them."""
+        beside = self.num_expert_layers * self._feed_forward_weights(self.shared_intermediate_size)
+        return beside + self.num_dense_layers * self._feed_forward_weights(self.dense_intermediate_size)
+
+    @property
+    def _table_weights(self) -> int:
+        return (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
 
 
 def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
-    """The shape in a `config.json` as transformers writes it, of Llama, Mistral, Qwen, Gemma, OPT or GPT kind.
+    """The shape in a `config.json` as transformers writes it, of Llama, Mistral, Qwen, DeepSeek, Gemma, OPT or GPT
+    kind; of a model with other parts (vision) its language model's.
 
-    Raises ConfigError that names the key which is missing.
+    Raises ConfigError that names the key which is missing, or which makes the model another kind.
     """
     text = config.get("text_config")
     if isinstance(text, Mapping) and "hidden_size" in text:
-        config = text
-    read = _Reader(config, name or str(config.get("_name_or_path", "")) or "model")
+        beside = config.get("quantization_config")
+        config = {**text, "quantization_config": text.get("quantization_config") or beside}
+    read = ConfigReader(config, name or str(config.get("_name_or_path", "")) or "model")
+    refuse_other_kinds(read)
+    layers = read.needed("num_hidden_layers", "n_layer", "n_layers")
     hidden = read.needed("hidden_size", "n_embd", "d_model")
     heads = read.needed("num_attention_heads", "n_head", "n_heads")
-    experts = read.known("num_local_experts", "num_experts", "n_routed_experts")
+    experts = num_experts_of(read)
+    with_experts = layers_with_experts(read, layers) if experts else [False] * layers
+    dense = with_experts.count(False) if experts else 0
     inner = read.known("ffn_dim", "n_inner", "intermediate_size", "ffn_hidden_size")
     inner //= 2 if config.get("model_type") == _BOTH_HALVES else 1
+    width = (experts and read.known("moe_intermediate_size")) or inner or _default_inner(read)
+    latent = latent_attention_of(read)
     dtype_bytes = _dtype_bytes(config)
     return ModelShape(
         name=read.name,
-        num_layers=read.needed("num_hidden_layers", "n_layer", "n_layers"),
+        num_layers=layers,
         hidden_size=hidden,
         num_heads=heads,
-        num_kv_heads=_kv_heads(read, heads),
-        head_dim=read.known("head_dim") or hidden // heads,
-        intermediate_size=(experts and read.known("moe_intermediate_size")) or inner or _default_inner(read),
+        num_kv_heads=1 if latent else _kv_heads(read, heads),
+        head_dim=latent.mean_head_dim if latent else read.known("head_dim") or hidden // heads,
+        intermediate_size=width,
         vocab_size=read.needed("vocab_size"),
         gated=_is_gated(config),
         tied_embeddings=bool(config.get("tie_word_embeddings", _ties_by_default(config))),
         num_experts=experts,
         experts_per_token=read.needed("num_experts_per_tok", "moe_top_k") if experts else 0,
+        shared_intermediate_size=shared_width(read, width) if experts else 0,
+        num_dense_layers=dense,
+        dense_intermediate_size=read.needed("intermediate_size_mlp", "intermediate_size") if dense else 0,
+        latent=latent,
+        quantized=weight_bytes_of(config, dtype_bytes, with_experts),
         bytes_per_value=dtype_bytes,
-        kv_bytes_per_value=dtype_bytes,
-        context_tokens=_context_tokens(read),
+        kv_bytes_per_value=kv_bytes_of(config, dtype_bytes),
+        context_tokens=context_tokens_of(read),
     )
 
 
-class _Reader:
-    """Looks sizes up under the names that model families give them."""
-
-    def __init__(self, config: Mapping[str, Any], name: str) -> None:
-        self.config = config
-        self.name = name
-
-    def known(self, *keys: str) -> int:
-        """The first of these keys that is a positive whole number, or 0."""
-        for key in keys:
-            value = self.config.get(key)
-            if isinstance(value, int) and value > 0:
-                return value
-        return 0
-
-    def needed(self, *keys: str) -> int:
-        """The same, but an error if there is none."""
-        value = self.known(*keys)
-        if not value:
-            raise ConfigError(f"the config of {self.name!r} has no {' or '.join(map(repr, keys))}")
-        return value
-
-
-def _context_tokens(read: _Reader) -> int:
-    """What vLLM takes for `max_model_len` by itself: the least of what the config says of positions.
-
-    0 where it says nothing, or a factor stretches them further, which vLLM treats model by model.
-    """
-    scaling = read.config.get("rope_parameters") or read.config.get("rope_scaling")
-    scaling = scaling if isinstance(scaling, Mapping) else {}
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if "factor" in scaling and kind not in _SCALED_AS_WRITTEN:
-        return 0
-    original = read.known("original_max_position_embeddings") if kind == "longrope" else 0
-    return original or min(filter(None, map(read.known, _POSITIONS)), default=0)
-
-
-def _kv_heads(read: _Reader, heads: int) -> int:
+def _kv_heads(read: ConfigReader, heads: int) -> int:
     if read.config.get("multi_query") is True and not read.config.get("new_decoder_architecture"):
         return 1
     return read.known("num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
 
 
-def _default_inner(read: _Reader) -> int:
+def _default_inner(read: ConfigReader) -> int:
     """GPT-2, BLOOM and Falcon leave the width out where it is four times the hidden size."""
     if _is_gated(read.config):
         return read.needed("intermediate_size")

@@ -18,28 +18,26 @@ class Roofline:
 
     def __init__(self, model: ModelShape, tp: int = 1) -> None:
         self.model = model
-        query, kv = model.query_width / tp, max(model.head_dim, model.kv_width / tp)
+        query = model.query_width / tp
+        kv_values = max(model.kv_head_values, model.num_kv_heads * model.kv_head_values / tp)
         hidden, wide = model.hidden_size, model.bytes_per_value
-        inner = model.intermediate_size * max(1, model.experts_per_token) / tp
+        inner = model.active_width / tp
         inner_passes = 3 if model.gated else 2
         layers = model.num_layers
-        self._token_flops = layers * 2 * model.active_layer_weights / tp
+        self._token_flops = 2 * model.active_weights / tp
         self._pair_flops = layers * 4 * query
+        self._decode_pairs = model.decode_pairs
         self._job_flops = 2 * hidden * model.vocab_size / tp
-        activations = 4 * hidden + query + 2 * kv + query + inner_passes * inner
-        written_kv = 2 * kv
-        self._token_bytes = layers * (
-            wide * (activations + 2 * query) + model.kv_bytes_per_value * written_kv
-        )
-        self._context_bytes = layers * model.kv_bytes_per_value * 2 * kv
+        activations = 4 * hidden + query + kv_values + query + inner_passes * inner
+        self._token_bytes = layers * (wide * (activations + 2 * query) + model.kv_bytes_per_value * kv_values)
+        self._context_bytes = layers * model.kv_bytes_per_value * kv_values
         head = wide * hidden * model.vocab_size / tp
-        self._expert_bytes = layers * wide * model.expert_weights * max(1, model.num_experts) / tp
-        router = hidden * model.num_experts
-        self._fixed_bytes = layers * wide * (model.attention_weights + router) / tp + head
+        self._expert_bytes = model.expert_bytes / tp
+        self._fixed_bytes = model.fixed_bytes / tp + head
 
     def flops(self, shape: BatchShape) -> float:
         """Floating-point operations on each GPU."""
-        pairs = shape.prefill_pairs + shape.decode_context_tokens
+        pairs = shape.prefill_pairs + self._decode_pairs * shape.decode_context_tokens
         return self.product_flops(shape) + self._pair_flops * pairs
 
     def product_flops(self, shape: BatchShape) -> float:

@@ -1,0 +1,42 @@
+"""Looks sizes up in a model's config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway.errors import ConfigError
+
+
+class ConfigReader:
+    """Looks sizes up under the names that model families give them."""
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self.config = config
+        self.name = name
+
+    def known(self, *keys: str) -> int:
+        """The first of these keys that is a positive whole number, or 0."""
+        for key in keys:
+            value = self.config.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+        return 0
+
+    def needed(self, *keys: str) -> int:
+        """The same, but an error if there is none."""
+        value = self.known(*keys)
+        if not value:
+            raise ConfigError(f"the config of {self.name!r} has no {' or '.join(map(repr, keys))}")
+        return value
+
+    def listed(self, key: str) -> list[Any]:
+        """The list under this key; empty if there is none."""
+        value = self.config.get(key)
+        return list(value) if isinstance(value, list | tuple) else []
+
+    def refuse(self, key: str) -> ConfigError:
+        """What to raise where to overlook a key would make a wrong size of it."""
+        return ConfigError(
+            f"the config of {self.name!r} has {key} = {self.config.get(key)!r}, whose cost is not known"
+        )

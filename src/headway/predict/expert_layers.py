@@ -1,0 +1,59 @@
+"""Which layers of a model have experts, and what each of them computes for every token beside them."""
+
+from __future__ import annotations
+
+from headway.predict.config_reader import ConfigReader
+
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_CHOSEN = "num_experts_per_tok"
+_SHARED_COUNTS = ("n_shared_experts", "num_shared_experts")
+_SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size")
+
+
+def num_experts_of(read: ConfigReader) -> int:
+    """Experts of a layer to choose from; 0 for a dense model. Raises ConfigError where they go by a name not known."""
+    experts = read.known(*_COUNTS)
+    for key, value in read.config.items():
+        nested = value if isinstance(value, dict) else {key: value}
+        if not experts and any(_counts_experts(str(inner), number) for inner, number in nested.items()):
+            raise read.refuse(key)
+    return experts
+
+
+def _counts_experts(key: str, value: object) -> bool:
+    return "num_experts" in key and key != _CHOSEN and isinstance(value, int) and value > 1
+
+
+def layers_with_experts(read: ConfigReader, num_layers: int) -> list[bool]:
+    """For each layer whether it has experts, by the keys of DeepSeek, Qwen, Llama 4 and GLM; all, if there are none."""
+    return [_has_experts(read, layer) for layer in range(num_layers)]
+
+
+def shared_width(read: ConfigReader, expert_width: int) -> int:
+    """Width of what a layer with experts computes for every token: its shared experts together, 0 without."""
+    for key in read.config:
+        if (
+            "share" in key
+            and "expert" in key
+            and key not in _SHARED_COUNTS + _SHARED_WIDTHS
+            and read.known(key)
+        ):
+            raise read.refuse(key)
+    if str(read.config.get("model_type", "")).startswith("llama4"):
+        return expert_width
+    return read.known(*_SHARED_WIDTHS) or read.known(*_SHARED_COUNTS) * expert_width
+
+
+def _has_experts(read: ConfigReader, layer: int) -> bool:
+    if kinds := read.listed("mlp_layer_types"):
+        return bool(kinds[layer : layer + 1] == ["sparse"])
+    if named := read.listed("moe_layers"):
+        return layer in named
+    if flags := read.listed("moe_layer_freq"):
+        return any(flags[layer : layer + 1])
+    if layer < read.known("first_k_dense_replace", "num_dense_layers") or layer in read.listed(
+        "mlp_only_layers"
+    ):
+        return False
+    every = read.known("decoder_sparse_step", "interleave_moe_layer_step") or 1
+    return (layer + 1) % every == 0 and layer % (read.known("moe_layer_freq") or 1) == 0

@@ -1,0 +1,223 @@
+"""What the weights of a quantised checkpoint take, read from the `quantization_config` of its config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from headway.errors import ConfigError
+
+_KEPT_KEYS = (
+    "modules_to_not_convert",
+    "ignored_layers",
+    "ignore",
+    "exclude_modules",
+    "llm_int8_skip_modules",
+)
+"""Where the methods list the modules that keep 16 bits."""
+_SCALE_BYTES = 2
+_SMALL_SCALE_BYTES = 1
+"""Of four-bit floats, whose scales have eight bits."""
+_NVFP4_GROUP = 16
+_MXFP4_GROUP = 32
+_NF4_GROUP = 64
+
+_ATTENTION = ("self_attn.o_proj",)
+_DENSE = ("mlp.down_proj", "feed_forward.down_proj")
+_EXPERT = ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2", "feed_forward.experts.0.down_proj")
+_SHARED = (
+    "mlp.shared_experts.down_proj",
+    "mlp.shared_expert.down_proj",
+    "feed_forward.shared_expert.down_proj",
+)
+"""One module for each part of a layer, by the names that families give it."""
+_NESTED = "language_model."
+"""Before the names of a model that has other parts too."""
+
+Bytes = Callable[[str], float]
+"""Bytes that a weight of a module takes, its share of the scales too, by the module's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightBytes:
+    """Mean bytes of a weight in each part of the layers.
+
+    `experts` are those tokens choose from, or the feed-forward of a dense model; `dense` is what all tokens pass beside
+    experts: shared ones, and the feed-forward of layers without.
+    """
+
+    attention: float
+    experts: float
+    dense: float
+
+
+def weight_bytes_of(config: Mapping[str, Any], wide: int, with_experts: Sequence[bool]) -> WeightBytes | None:
+    """Of a model whose unquantised values are `wide` bytes; `with_experts` tells for each layer whether it has any.
+
+    None if nothing is quantised. Raises ConfigError that names the key which is not understood.
+    """
+    found = config.get("quantization_config")
+    if not found:
+        return None
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"quantization_config is {found!r}; accepted: an object")
+    of_module = _method(found)
+    kept = [pattern for key in _KEPT_KEYS for pattern in _patterns(found, key)] + _kept_by_gptqmodel(found)
+
+    def mean(names: Sequence[str], layers: Sequence[int]) -> float:
+        return fmean(
+            wide if _is_kept(layer, names, kept) else of_module(_module(layer, names[0])) for layer in layers
+        )
+
+    every = range(len(with_experts))
+    chosen = [layer for layer in every if with_experts[layer]]
+    plain = [layer for layer in every if not with_experts[layer]]
+    return WeightBytes(
+        attention=mean(_ATTENTION, every),
+        experts=mean(_EXPERT, chosen) if chosen else mean(_DENSE, every),
+        dense=mean(_SHARED, chosen) if chosen and not plain else mean(_DENSE, plain or every),
+    )
+
+
+def kv_bytes_of(config: Mapping[str, Any], wide: int) -> int:
+    """Bytes of a cached value: one where the checkpoint has scales for a cache of eight bits, which vLLM then uses."""
+    found = config.get("quantization_config")
+    if not isinstance(found, Mapping):
+        return wide
+    scheme, algorithm = found.get("kv_cache_scheme"), found.get("kv_cache_quant_algo")
+    if scheme and (not isinstance(scheme, Mapping) or scheme.get("num_bits") != 8):
+        raise _not_understood("kv_cache_scheme", scheme, "an object with num_bits 8")
+    if algorithm and algorithm != "FP8":
+        raise _not_understood("kv_cache_quant_algo", algorithm, "FP8")
+    return 1 if scheme or algorithm else wide
+
+
+def _method(found: Mapping[str, Any]) -> Bytes:
+    name = found.get("quant_method")
+    method = _METHODS.get(str(name))
+    if method is None:
+        raise _not_understood("quant_method", name, ", ".join(_METHODS))
+    return method(found)
+
+
+def _eight_bits(_: Mapping[str, Any]) -> Bytes:
+    return lambda _: 1.0
+
+
+def _integers(found: Mapping[str, Any]) -> Bytes:
+    """GPTQ and AWQ: whole numbers, a scale and a zero for each group of them."""
+    bits = found.get("bits")
+    if not isinstance(bits, int) or not 2 <= bits <= 8:
+        raise _not_understood("bits", bits, "2 to 8")
+    each = _grouped(bits, found.get("group_size"), _SCALE_BYTES + bits / 8)
+    return lambda _: each
+
+
+def _bitsandbytes(found: Mapping[str, Any]) -> Bytes:
+    if not (found.get("load_in_4bit") or found.get("_load_in_4bit")):
+        return _eight_bits(found)
+    each = _grouped(4, _NF4_GROUP, 1 if found.get("bnb_4bit_use_double_quant") else 4)
+    return lambda _: each
+
+
+def _modelopt(found: Mapping[str, Any]) -> Bytes:
+    algorithm = found.get("quant_algo")
+    if algorithm == "FP8":
+        return _eight_bits(found)
+    if algorithm == "NVFP4":
+        return lambda _: _grouped(4, _NVFP4_GROUP, _SMALL_SCALE_BYTES)
+    raise _not_understood("quant_algo", algorithm, "FP8, NVFP4")
+
+
+def _mxfp4(_: Mapping[str, Any]) -> Bytes:
+    return lambda _: _grouped(4, _MXFP4_GROUP, _SMALL_SCALE_BYTES)
+
+
+def _compressed_tensors(found: Mapping[str, Any]) -> Bytes:
+    """Groups of modules, each with a scheme of its own; modules in no group keep 16 bits."""
+    groups = found.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups or not all(map(_is_group, groups.values())):
+        raise _not_understood("config_groups", groups, "an object of groups with targets and weights")
+    schemes = [(_patterns(group, "targets"), group.get("weights")) for group in groups.values()]
+
+    def of_module(module: str) -> float:
+        for targets, weights in schemes:
+            if weights and any(target == "Linear" or _matches(target, module) for target in targets):
+                return _scheme_bytes(weights)
+        return 2.0
+
+    return of_module
+
+
+def _is_group(group: object) -> bool:
+    return isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping | None)
+
+
+def _scheme_bytes(weights: Mapping[str, Any]) -> float:
+    bits = weights.get("num_bits")
+    if bits not in (4, 8):
+        raise _not_understood("config_groups.weights.num_bits", bits, "4, 8")
+    small = weights.get("type") == "float" and bits == 4
+    return _grouped(bits, weights.get("group_size"), _SMALL_SCALE_BYTES if small else _SCALE_BYTES)
+
+
+_METHODS: dict[str, Callable[[Mapping[str, Any]], Bytes]] = {
+    "fp8": _eight_bits,
+    "fbgemm_fp8": _eight_bits,
+    "gptq": _integers,
+    "awq": _integers,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed_tensors,
+    "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
+}
+
+
+def _grouped(bits: int, group: object, group_bytes: float) -> float:
+    """Bytes of a weight of so many bits with its share of what a group keeps; one scale a column or tensor is none."""
+    return bits / 8 + (group_bytes / group if isinstance(group, int) and group > 0 else 0)
+
+
+def _patterns(found: Mapping[str, Any], key: str) -> list[str]:
+    patterns = found.get(key) or ()
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise _not_understood(key, patterns, "a list of names and patterns")
+    return list(patterns)
+
+
+def _kept_by_gptqmodel(found: Mapping[str, Any]) -> list[str]:
+    """GPTQModel's own list: `-:` and a pattern for modules left as they are."""
+    patterns = list(found.get("dynamic") or {})
+    if any(not pattern.startswith("-:") for pattern in patterns):
+        raise _not_understood("dynamic", patterns, "patterns that begin with -:")
+    return [f"re:{pattern.removeprefix('-:')}" for pattern in patterns]
+
+
+def _module(layer: int, part: str) -> str:
+    return f"{_NESTED}model.layers.{layer}.{part}"
+
+
+def _is_kept(layer: int, names: Sequence[str], kept: Sequence[str]) -> bool:
+    return any(_matches(pattern, _module(layer, name)) for name in names for pattern in kept)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    """Whether a pattern means the module: `re:` and an expression, or whole parts of its dotted name, `*` for any."""
+    if pattern.startswith("re:"):
+        return any(_matches_expression(pattern[3:], name) for name in (module, module.removeprefix(_NESTED)))
+    parts = re.escape(pattern).replace(r"\*", ".*")
+    return re.search(rf"(^|\.){parts}(\.|$)", module) is not None
+
+
+def _matches_expression(expression: str, name: str) -> bool:
+    try:
+        return re.match(expression, name) is not None
+    except re.error as error:
+        raise ConfigError(f"quantization_config has the pattern {expression!r}: {error}") from error
+
+
+def _not_understood(key: str, value: object, accepted: str) -> ConfigError:
+    return ConfigError(f"quantization_config.{key} is {value!r}; accepted: {accepted}")

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.errors import ConfigError
+from headway.predict.model_shape import model_shape_of
+from tests.predict.configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, LLAMA, LLAMA4, MIXTRAL, QWEN2_57B, QWEN2_MOE
+
+
+@pytest.mark.parametrize(("config", "billions", "active"), [
+    (DEEPSEEK_V2_LITE, 15.7, 2.4), (DEEPSEEK_V3, 671, 36.7), (QWEN2_57B, 57.4, 14.2), (QWEN2_MOE, 14.3, 2.7),
+    (MIXTRAL, 46.7, 12.9), (LLAMA4, 400, 17),
+])  # fmt: skip
+def test_models_have_their_published_size(config: dict[str, Any], billions: float, active: float) -> None:
+    """In all, and what a token is multiplied with, tables and all (of DeepSeek-V2-Lite the last)."""
+    shape = model_shape_of(config)
+    assert shape.num_weights / 1e9 == pytest.approx(billions, rel=0.02)
+    tables = 1 if config is DEEPSEEK_V2_LITE else 2
+    multiplied = shape.active_weights + tables * shape.vocab_size * shape.hidden_size
+    assert multiplied / 1e9 == pytest.approx(active, rel=0.03)
+
+
+def test_shared_experts_and_a_leading_dense_layer_by_hand() -> None:
+    # Attention: queries 2048 x 16 x 192, latent 2048 x 576, keys and values 512 x 16 x 256, out 16 x 128 x 2048.
+    # Feed-forward: three of 2048 x 1408 an expert, three of 2048 x 10944 in the first layer; a router of 2048 x 64.
+    attention = 6_291_456 + 1_179_648 + 2_097_152 + 4_194_304
+    expert, dense, router = 8_650_752, 67_239_936, 131_072
+    shape = model_shape_of(DEEPSEEK_V2_LITE)
+    assert shape.num_weights == (
+        27 * attention + dense + 26 * (router + (64 + 2) * expert) + 2 * 102_400 * 2048
+    )
+    assert shape.active_weights == 27 * attention + dense + 26 * (router + (6 + 2) * expert)
+    assert shape.active_width == (26 * 8 * 1408 + 10944) / 27
+
+
+@pytest.mark.parametrize(
+    ("keys", "dense_layers"),
+    [
+        ({}, 0),
+        ({"decoder_sparse_step": 2}, 12),
+        ({"mlp_only_layers": [0, 5, 23]}, 3),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, 13),
+        ({"first_k_dense_replace": 3}, 3),
+        ({"num_dense_layers": 2}, 2),
+        ({"first_k_dense_replace": 3, "moe_layer_freq": 2}, 14),
+        ({"moe_layer_freq": [0] * 2 + [1] * 22}, 2),
+        ({"mlp_layer_types": ["dense"] + ["sparse"] * 23}, 1),
+        ({"decoder_sparse_step": None, "interleave_moe_layer_step": 4}, 18),
+        ({"moe_layers": [1, 3]}, 22),
+    ],
+)
+def test_which_layers_have_experts(keys: dict[str, Any], dense_layers: int) -> None:
+    assert model_shape_of(QWEN2_MOE | keys).num_dense_layers == dense_layers
+
+
+@pytest.mark.parametrize("keys", [
+    {"moe_num_experts": 16}, {"ffn_config": {"moe_num_experts": 16}},
+])  # fmt: skip
+def test_experts_by_another_name_are_not_taken_for_none(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(keys))):
+        model_shape_of(LLAMA | keys, "m")
+
+
+def test_shared_experts_by_another_name_are_not_overlooked() -> None:
+    with pytest.raises(ConfigError, match="num_shared_expert"):
+        model_shape_of(MIXTRAL | {"num_shared_expert": 1}, "m")

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.core.batch_shape import BatchShape
+from headway.errors import ConfigError
+from headway.predict.hardware import hardware
+from headway.predict.model_shape import model_shape_of
+from headway.predict.roofline import Roofline
+from tests.predict.configs import AWQ, DEEPSEEK_V3, FP8, GPT_OSS, INT4, LLAMA, MIXTRAL
+from tests.predict.shapes import batch, decodes
+
+IN_LAYERS, TABLES = 32 * 218_103_808, 2 * 128_256 * 4096
+
+
+def quantized(config: dict[str, Any], **found: Any) -> dict[str, Any]:
+    return LLAMA | {"quantization_config": config | found}
+
+
+@pytest.mark.parametrize(("found", "bytes_per_weight"), [
+    (FP8, 1), ({"quant_method": "fp8"}, 1), ({"quant_method": "fbgemm_fp8"}, 1),
+    # A scale of two bytes and a zero of four bits for every 128 weights; compressed-tensors keep the scale alone.
+    (AWQ, 0.5 + 2.5 / 128), (AWQ | {"quant_method": "gptq", "bits": 8, "group_size": -1}, 1), (INT4, 0.5 + 2 / 128),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 1),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 0.5 + 4 / 64),
+    ({"quant_method": "modelopt", "quant_algo": "FP8"}, 1),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5 + 1 / 16),
+])  # fmt: skip
+def test_layers_are_as_small_as_their_bits(found: dict[str, Any], bytes_per_weight: float) -> None:
+    """Tables keep two bytes, and so does the cache; there are as many weights."""
+    shape = model_shape_of(quantized(found))
+    assert shape.weight_bytes == round(IN_LAYERS * bytes_per_weight + 2 * TABLES)
+    assert shape.num_weights == IN_LAYERS + TABLES
+    assert shape.kv_bytes_per_token == 131_072
+
+
+@pytest.mark.parametrize(("found", "gigabytes"), [(FP8, 9.08), (AWQ, 5.73), (INT4, 5.73)])
+def test_checkpoints_of_llama_3_1_8b_have_their_published_size(
+    found: dict[str, Any], gigabytes: float
+) -> None:
+    assert model_shape_of(quantized(found)).weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.02)
+
+
+def test_deepseek_v3_and_gpt_oss_have_their_published_size() -> None:
+    # DeepSeek-V3: 671 GB in eight bits and two tables of 129,280 x 7168 in sixteen. gpt-oss-20b: 13.8 GB.
+    assert model_shape_of(DEEPSEEK_V3).weight_bytes / 1e9 == pytest.approx(671 + 1.9, rel=0.02)
+    assert model_shape_of(GPT_OSS).weight_bytes / 1e9 == pytest.approx(13.8, rel=0.02)
+
+
+@pytest.mark.parametrize(("kept", "bytes_of_kept"), [
+    (["lm_head"], 0),
+    (["self_attn"], 32 * 41_943_040),
+    (["model.layers.*.self_attn"], 32 * 41_943_040),
+    (["re:.*self_attn.*"], 32 * 41_943_040),
+    (["model.layers.0", "model.layers.31.mlp.down_proj"], 218_103_808 + 176_160_768),
+    (["gate", "re:.*lm_head", "model.layers.3.mlp.down"], 0),
+])  # fmt: skip
+def test_modules_that_are_named_keep_their_width(kept: list[str], bytes_of_kept: int) -> None:
+    for key in ("ignore", "modules_to_not_convert"):
+        shape = model_shape_of(quantized({"quant_method": "fp8"}, **{key: kept}))
+        assert shape.weight_bytes == IN_LAYERS + bytes_of_kept + 2 * TABLES
+
+
+def test_a_scheme_is_of_the_modules_it_names() -> None:
+    groups = {
+        "mlp": {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}},
+        "rest": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"}},
+    }
+    shape = model_shape_of(quantized(FP8, config_groups=groups))
+    assert shape.weight_bytes == 32 * (41_943_040 + 176_160_768 * (0.5 + 2 / 32)) + 2 * TABLES
+
+
+def test_what_gptqmodel_leaves_as_it_is() -> None:
+    shape = model_shape_of(quantized(AWQ, quant_method="gptq", dynamic={"-:.*attn.*": {}}))
+    assert shape.weight_bytes == round(32 * (2 * 41_943_040 + 176_160_768 * (0.5 + 2.5 / 128)) + 2 * TABLES)
+
+
+def test_experts_may_be_quantised_alone() -> None:
+    shape = model_shape_of(GPT_OSS)
+    assert shape.quantized is not None
+    assert (shape.quantized.attention, shape.quantized.experts) == (2, 0.5 + 1 / 32)
+
+
+def test_a_language_model_is_quantised_by_what_stands_beside_it() -> None:
+    config = {"text_config": LLAMA, "quantization_config": FP8 | {"ignore": ["re:vision_tower.*"]}}
+    assert model_shape_of(config).weight_bytes == IN_LAYERS + 2 * TABLES
+
+
+@pytest.mark.parametrize("found", [
+    {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, {"kv_cache_quant_algo": "FP8"},
+])  # fmt: skip
+def test_scales_for_the_cache_halve_it(found: dict[str, Any]) -> None:
+    assert model_shape_of(quantized(FP8, **found)).kv_bytes_per_token == 131_072 // 2
+
+
+@pytest.mark.parametrize(("found", "key"), [
+    ({"quant_method": "hqq"}, "quant_method"), ({"bits": 4}, "quant_method"),
+    (AWQ | {"bits": None}, "bits"), ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quant_algo"),
+    (FP8 | {"config_groups": {}}, "config_groups"), (FP8 | {"config_groups": {"g": "Linear"}}, "config_groups"),
+    (FP8 | {"config_groups": {"g": {"weights": 8}}}, "config_groups"),
+    (FP8 | {"ignore": [7]}, "ignore"), (FP8 | {"ignore": ["re:*lm_head"]}, "lm_head"),
+    (FP8 | {"config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 3}}}}, "num_bits"),
+    (FP8 | {"kv_cache_scheme": {"num_bits": 4}}, "kv_cache_scheme"),
+    (AWQ | {"dynamic": {"+:.*attn.*": {"bits": 8}}}, "dynamic"),
+])  # fmt: skip
+def test_what_is_not_understood_is_named(found: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        model_shape_of(LLAMA | {"quantization_config": found})
+
+
+def test_steps_read_the_weights_as_they_are_stored() -> None:
+    whole, small = (Roofline(model_shape_of(each)) for each in (LLAMA, quantized(FP8)))
+    shape = decodes(1, 9)
+    assert whole.bytes(shape) - small.bytes(shape) == IN_LAYERS
+    assert whole.flops(shape) == small.flops(shape)
+    whole, small = (
+        Roofline(model_shape_of(each)) for each in (MIXTRAL, MIXTRAL | {"quantization_config": FP8})
+    )
+    attention, expert, router = 41_943_040, 176_160_768, 32_768
+    assert whole.weight_bytes(shape) == 2 * (32 * (attention + router + 2 * expert) + 32_000 * 4096)
+    assert small.weight_bytes(shape) == whole.weight_bytes(shape) - 32 * (attention + 2 * expert)
+
+
+@pytest.mark.parametrize("shape", [decodes(1, 100), decodes(64, 100), batch((512, 0))])
+def test_a_gpu_is_faster_and_has_more_room(shape: BatchShape) -> None:
+    whole, small = (hardware("h100").calibrate(model_shape_of(each)) for each in (LLAMA, quantized(FP8)))
+    assert whole.step.step_s(shape) / 2 < small.step.step_s(shape) <= whole.step.step_s(shape)
+    assert small.kv_capacity_tokens - whole.kv_capacity_tokens == pytest.approx(IN_LAYERS / 131_072, abs=1)
+    assert "quantised" in small.provenance
+    assert "quantised" not in whole.provenance
