@@ -24,8 +24,8 @@ from headway.core.job import Job
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.model_free import ScriptedRequest, engine_config, headway_builder
 from headway.engine.self_check import Parity, compare_logs, run_script, stock_builder
+from headway.experiments.stream import Stream
 from headway.policies.order.arrival import Arrival
-from headway.traces import load_trace
 
 SHARED_TRACE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "azure2023_conv.csv.gz"
 OWN_TRACE = "gen:poisson:rate=6/input=azure-conversation/output=azure-conversation/count=400/seed=1"
@@ -93,7 +93,7 @@ def make_script(count: int) -> list[ScriptedRequest]:
     print(f"lengths from {Path(source).name}", file=sys.stderr)
     rng = random.Random(0)
     script = []
-    for index, request in enumerate(load_trace(source, limit=count)):
+    for index, request in enumerate(Stream(source, count).requests()):
         prompt = min(request.input_tokens, MAX_MODEL_LEN // 2)
         shared = prompt // 2 if rng.random() < 0.5 else 0
         group = rng.randrange(5) * MAX_MODEL_LEN

@@ -31,10 +31,11 @@ from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.experiments.engine_sizes import Sizes, engine_limits
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
+from headway.experiments.stream import Stream
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.sim.simulation import System, simulate
-from headway.traces import TraceRequest, load_trace, scale_rate
+from headway.traces import TraceRequest, scale_rate
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 SPEED_TRACE, MEMORY_TRACE = "azure2023_conv.csv.gz", "servegen_deepseek_r1_1h_resampled.csv.gz"
@@ -78,7 +79,7 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true", help="leave out the long trace")
     arguments = parser.parse_args()
     source = source_of(arguments.data / SPEED_TRACE, SPEED_LAW)
-    requests = load_trace(source, arguments.limit)
+    requests = Stream(source, arguments.limit).requests()
     runs = []
     for case in CASES:
         runs.append(measure(case, requests))
@@ -188,7 +189,7 @@ class MemoryMeter:
 
 def memory_samples(source: str, limit: int | None) -> dict[str, Any]:
     """Serve a trace and sample what the process holds beyond it."""
-    requests = load_trace(source, limit)
+    requests = Stream(source, limit).requests()
     system = system_of("h100", MEMORY_INSTANCES)
     meter = MemoryMeter(len(requests))
     started_s = time.process_time()

@@ -30,10 +30,11 @@ from headway.engine.kv.host import HostKv
 from headway.engine.launching.server_command import server_command
 from headway.engine.launching.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
+from headway.experiments.stream import Stream
 from headway.gateway import ReplayOptions, replay
 from headway.gateway.client.scrape import scrape
 from headway.results import read_records
-from headway.traces import TraceRequest, load_trace, scale_lengths, scale_rate
+from headway.traces import TraceRequest, scale_lengths, scale_rate
 
 SHARED_TRACE = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces" / "azure2023_conv.csv.gz"
 OWN_TRACE = "gen:poisson:rate=6/input=azure-conversation/output=azure-conversation/seed=1/count="
@@ -162,7 +163,7 @@ def make_requests(count: int) -> list[TraceRequest]:
     """The trace's start, fitted to the model; each request is its own tenant, so that both sides name it alike."""
     source = str(SHARED_TRACE) if SHARED_TRACE.exists() else f"{OWN_TRACE}{count}"
     print(f"requests of {Path(source).name}", file=sys.stderr)
-    requests = scale_lengths(load_trace(source, count), MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS)
+    requests = scale_lengths(Stream(source, count).requests(), MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS)
     return [replace(request, tenant=request.id) for request in scale_rate(requests, RATE_SCALE)]
 
 

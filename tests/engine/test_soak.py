@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from bench import soak
+from bench import parity, soak
 from headway.core.record import Outcome, Record
 from headway.engine.kv.host import HostKv
 from headway.traces import load_trace
@@ -144,6 +144,17 @@ def test_without_the_shared_trace_the_workload_is_made() -> None:
     made = load_trace(f"{soak.OWN_TRACE}50")
     assert len(made) == 50
     assert made == load_trace(f"{soak.OWN_TRACE}50")
+
+
+def test_requests_without_output_are_left_out_as_the_commands_leave_them_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,8,2\n1,8,0\n2,8,3\n")
+    for bench in (soak, parity):
+        monkeypatch.setattr(bench, "SHARED_TRACE", trace)
+    assert [request.output_tokens for request in soak.make_requests(9)] == [2, 3]
+    assert [request.output_tokens for request in parity.make_script(9)] == [2, 3]
 
 
 def test_waiting_for_the_engines_records_ends_with_the_last(tmp_path: Path) -> None:

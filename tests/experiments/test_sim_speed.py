@@ -35,3 +35,10 @@ def test_live_requests_are_those_fed_and_not_ended() -> None:
     meter = MemoryMeter(3)
     assert list(meter.feed(requests)) == requests
     assert (meter.arrived, meter.most_live) == (3, 3)
+
+
+def test_requests_without_output_are_left_out_as_the_commands_leave_them_out(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    lines = (f"2024-05-10 00:00:{n % 60:02}.0,8,{int(n != 3)}" for n in range(40))
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+    assert memory_samples(str(trace), None)["requests"] == 39
