@@ -103,3 +103,9 @@ def test_a_way_that_does_not_exist_is_refused() -> None:
         ConfigError, match="way of a broken predictor is 'x'; accepted: reversed, constant, random"
     ):
         Broken(BY_HAND, "x")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_broken_about_no_requests(way: str) -> None:
+    with pytest.raises(ConfigError, match="no requests to be wrong about; accepted: 1 or more"):
+        Broken([], way)

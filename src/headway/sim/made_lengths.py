@@ -69,6 +69,8 @@ class Broken:
     def __init__(self, requests: Sequence[TraceRequest], way: str, seed: int = 0) -> None:
         if way not in WAYS:
             raise ConfigError(f"way of a broken predictor is {way!r}; accepted: {', '.join(WAYS)}")
+        if not requests:
+            raise ConfigError("a broken predictor has no requests to be wrong about; accepted: 1 or more")
         lengths = [request.output_tokens for request in requests]
         self.shortest, self.longest = min(lengths), max(lengths)
         self.turns_at_s = requests[len(requests) // 2].arrival_s
