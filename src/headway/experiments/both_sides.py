@@ -1,4 +1,4 @@
-"""One record from two: the client knows what a request felt like, the engine what was done to it."""
+"""One record from several: the client knows what a request felt like, its engines what was done to it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ENGINE_ID = re.compile(r"cmpl-(?P<id>.+)-0(-[0-9a-f]{8})?")
 
 
 def add_engine_side(client: Iterable[Record], engine: Iterable[Record]) -> list[Record]:
-    """The client's records with the engine's first scheduling, prediction, preemptions and recomputed tokens.
+    """The client's records with the engines' first scheduling, prediction, preemptions and recomputed tokens.
 
     The two clocks differ: when a request was first scheduled is carried over as time since its arrival.
     Requests the engine never saw stay as they are.
     """
     seen = by_client_id(engine)
-    return [_merged(record, seen[record.id][-1]) if record.id in seen else record for record in client]
+    return [_merged(record, whole(seen[record.id])) if record.id in seen else record for record in client]
 
 
 def by_client_id(engine: Iterable[Record]) -> Mapping[str, Sequence[Record]]:
@@ -31,6 +31,28 @@ def by_client_id(engine: Iterable[Record]) -> Mapping[str, Sequence[Record]]:
         if match := _ENGINE_ID.fullmatch(record.id):
             seen[match["id"]].append(record)
     return seen
+
+
+def whole(parts: Sequence[Record]) -> Record:
+    """What engines on one clock did to a request, each its part: it came to the first and ended in the last.
+
+    The second is told of the targets that are left; those of the whole are the first's.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    first = min(parts, key=lambda part: part.arrival_s)
+    last = max(parts, key=lambda part: part.finished_s or 0.0)
+    return replace(
+        last,
+        id=first.id,
+        arrival_s=first.arrival_s,
+        slo=first.slo,
+        first_scheduled_s=min(measured(part.first_scheduled_s for part in parts), default=None),
+        first_token_s=min(measured(part.first_token_s for part in parts), default=None),
+        preemptions=sum(part.preemptions for part in parts),
+        swapped_blocks=sum(part.swapped_blocks for part in parts),
+        recomputed_tokens=sum(part.recomputed_tokens for part in parts),
+    )
 
 
 def _merged(client: Record, engine: Record) -> Record:

@@ -14,6 +14,7 @@ from headway.core.record import Outcome, Record
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import Hints, SteppedEngine, SteppedStep
 from headway.errors import ConfigError
+from headway.experiments.both_sides import whole
 from headway.sim.length_source import LengthSource
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
@@ -121,7 +122,7 @@ class Returning:
         """The record under the id, arrival and targets of the request it is of."""
         move = self._moves.pop(record.id, None)
         if move is not None:
-            return replace(record, id=move.id, arrival_s=move.arrival_s, slo=move.slo)
+            return whole((move, record))
         if record.outcome is Outcome.HANDED_OFF and record.first_scheduled_s is None:
             self._given_up.append(record)
         return record

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from headway.core.record import Record
 from headway.errors import UpstreamError
-from headway.experiments.both_sides import by_client_id
-from headway.results.metrics import measured
+from headway.experiments.both_sides import by_client_id, whole
 from headway.traces import TraceRequest
 
 
@@ -36,21 +35,9 @@ def in_engine(requests: Iterable[TraceRequest], engine: Iterable[Record]) -> InE
             raise UpstreamError(
                 f"the engine's records do not have request {request.id}, so nothing can be compared"
             )
-        pairs.append((replace(_whole(seen[request.id]), id=request.id, slo=request.slo), request))
+        pairs.append((replace(whole(seen[request.id]), id=request.id, slo=request.slo), request))
     pairs.sort(key=lambda pair: pair[0].arrival_s)
     return InEngine(
         [replace(request, arrival_s=record.arrival_s - pairs[0][0].arrival_s) for record, request in pairs],
         [record for record, _ in pairs],
-    )
-
-
-def _whole(parts: Sequence[Record]) -> Record:
-    """One record of a request that was in several engines, whose clocks are the machine's."""
-    if len(parts) == 1:
-        return parts[0]
-    last = max(parts, key=lambda part: part.finished_s or 0.0)
-    return replace(
-        last,
-        arrival_s=min(part.arrival_s for part in parts),
-        first_token_s=min(measured(part.first_token_s for part in parts), default=None),
     )
