@@ -102,3 +102,9 @@ def test_what_is_kept_and_cannot_be_read_is_refused(tmp_path: Path) -> None:
         (tmp_path / FILE).write_bytes(content)
         with pytest.raises(RecordError, match=FILE):
             real_runs(tmp_path, PLAN, lambda line: None)
+
+
+@pytest.mark.parametrize("other", [{"headway": "0.0.1"}, {"vllm": "0.11.0"}])
+def test_what_another_release_measured_is_measured_again(tmp_path: Path, other: dict[str, str]) -> None:
+    (tmp_path / FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(RUNS, **other)))
+    assert real_seconds(tmp_path, PLAN) == 90

@@ -15,10 +15,11 @@ from headway.engine.kv.host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import SteppedEngine
+from headway.experiments.measured_once import MeasuredOnce, read_current
 from headway.experiments.mid_model import ensure_mid_model
 from headway.experiments.paper import Tell
 from headway.experiments.real_engine import run_real
-from headway.json_file import read_json, write_json
+from headway.json_file import write_json
 from headway.results import Summary, summarize
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.traces import TraceRequest
@@ -119,7 +120,7 @@ class RealResult(msgspec.Struct, frozen=True, kw_only=True):
         return None if None in values else fmean(values)
 
 
-class RealRuns(msgspec.Struct, frozen=True, kw_only=True):
+class RealRuns(MeasuredOnce, frozen=True, kw_only=True):
     """What was measured, and on what."""
 
     hardware: str
@@ -148,12 +149,12 @@ def run_real_policies(
 
 
 def real_runs(root: Path, plan: RealPlan, tell: Tell) -> RealRuns | None:
-    """What the folder keeps, else measured now and kept; None without vLLM.
+    """What the folder keeps of these releases, else measured now and kept; None without vLLM.
 
     Raises ConfigError if the engine does not start, RecordError if what is kept cannot be read.
     """
     path = root / FILE
-    kept = read_json(path, RealRuns)
+    kept = read_current(path, RealRuns)
     if kept is not None:
         return kept
     if find_spec("vllm") is None:
@@ -178,8 +179,8 @@ def keep_runs(path: Path, num_requests: int, results: tuple[RealResult, ...]) ->
 
 
 def real_seconds(root: Path, plan: RealPlan) -> float:
-    """About how long `real_runs` will take."""
-    return 0.0 if (root / FILE).exists() or find_spec("vllm") is None else plan.seconds
+    """About how long `real_runs` will take. Raises RecordError as it does."""
+    return 0.0 if read_current(root / FILE, RealRuns) or find_spec("vllm") is None else plan.seconds
 
 
 def real_part(runs: RealRuns | None, plan: RealShown) -> StudyPart:

@@ -21,8 +21,9 @@ from headway.experiments.ascendra.real_run import (
 from headway.experiments.ascendra.real_servers import Fleet, fleet
 from headway.experiments.ascendra.real_stream import Shape, TargetRule, bursty_stream
 from headway.experiments.ascendra.real_systems import ASCENDRA
+from headway.experiments.measured_once import MeasuredOnce, read_current
 from headway.experiments.paper import Request, Tell
-from headway.json_file import read_json, write_json
+from headway.json_file import write_json
 from headway.results.study import StudyPart, StudyTable, Value
 
 FILE = "ascendra-real-engine.json"
@@ -55,7 +56,7 @@ class RealCell(msgspec.Struct, frozen=True, kw_only=True):
         return None if None in values else fmean(values)
 
 
-class AscendraReal(msgspec.Struct, frozen=True, kw_only=True):
+class AscendraReal(MeasuredOnce, frozen=True, kw_only=True):
     """What was measured, and on what."""
 
     hardware: str
@@ -66,12 +67,14 @@ class AscendraReal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def real_seconds(request: Request) -> float:
-    """About how long `real_runs` will take."""
-    return 0.0 if request.quick or (request.root / FILE).exists() or _missing() else SECONDS
+    """About how long `real_runs` will take. Raises RecordError as it does."""
+    if request.quick or read_current(request.root / FILE, AscendraReal) or _missing():
+        return 0.0
+    return SECONDS
 
 
 def real_runs(request: Request, tell: Tell) -> AscendraReal | None:
-    """What the folder keeps, else measured now and kept; None for --quick, or without what is needed.
+    """What the folder keeps of these releases, else measured now and kept; None for --quick, or without what is needed.
 
     Raises UpstreamError if a server does not start, SimulationError if a request fails before anything is compared,
     RecordError if what is kept cannot be read.
@@ -79,7 +82,7 @@ def real_runs(request: Request, tell: Tell) -> AscendraReal | None:
     path = request.root / FILE
     if request.quick:
         return None
-    kept = read_json(path, AscendraReal)
+    kept = read_current(path, AscendraReal)
     if kept is not None:
         return kept
     if _missing():

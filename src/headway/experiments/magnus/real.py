@@ -16,6 +16,7 @@ from headway.engine.settings import EngineSettings
 from headway.errors import SimulationError
 from headway.experiments.magnus.data import LONGEST_OUTPUT, DataSource, TaskRow, load_tasks
 from headway.experiments.magnus.setting import MAGNUS, TODAY, VS, VS_BATCH
+from headway.experiments.measured_once import read_current
 from headway.experiments.paper import Request, Tell
 from headway.experiments.policy_bench import START_TIMEOUT_S, free_port
 from headway.experiments.real_study import (
@@ -25,7 +26,6 @@ from headway.experiments.real_study import (
     keep_runs,
 )
 from headway.gateway import BatchPlan, ReplayOptions, replay, replay_batches
-from headway.json_file import read_json
 from headway.predict.length import RequestFacts
 from headway.predict.length_choice import length_predictor
 from headway.predict.shared_prefix import SharedPrefix
@@ -68,19 +68,21 @@ REAL_SHOWN = _Shown()
 
 
 def magnus_real_seconds(request: Request) -> float:
-    """About how long `magnus_real_runs` will take."""
-    return 0.0 if request.quick or (request.root / FILE).exists() or _missing() else SECONDS
+    """About how long `magnus_real_runs` will take. Raises RecordError as it does."""
+    if request.quick or read_current(request.root / FILE, RealRuns) or _missing():
+        return 0.0
+    return SECONDS
 
 
 def magnus_real_runs(request: Request, tell: Tell) -> RealRuns | None:
-    """What the folder keeps, else measured now and kept; None for --quick, or without what is needed.
+    """What the folder keeps of these releases, else measured now and kept; None for --quick, or without what is needed.
 
     Raises UpstreamError if the server does not start, RecordError if what is kept cannot be read.
     """
     path = request.root / FILE
     if request.quick:
         return None
-    kept = read_json(path, RealRuns)
+    kept = read_current(path, RealRuns)
     if kept is not None:
         return kept
     if _missing():
