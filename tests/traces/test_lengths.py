@@ -150,6 +150,7 @@ def test_adaptivellm_inputs_have_the_published_means(name: str, mean: float) -> 
         (lambda: LogNormal(1.0, 11.0, 5), "sigma is 11.0"),
         (lambda: LogNormal(1.0, 1.0, 5, minimum=6), r"minimum is 6; accepted: maximum \(5\) or less"),
         (lambda: LogNormal.fitted(5.0, 1.0, 5), "mean is 5.0; accepted: between 1 and 5, both excluded"),
+        (lambda: LogNormal.fitted(2.3, 1e-18, 9), "sigma is 1e-18, with which no law has a mean of 2.3"),
         (lambda: Empirical(()), "values is empty"),
         (lambda: Empirical((1, 0)), "a length of values is 0"),
         (lambda: Quantiles(((0, 1),)), "accepted: points from probability 0 to 1"),

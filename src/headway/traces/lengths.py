@@ -112,7 +112,8 @@ class LogNormal:
     def fitted(cls, mean: float, sigma: float, maximum: int, minimum: int = 1) -> Self:
         """The law whose `expected_tokens` is `mean`, within FIT_TOLERANCE of it; found by bisection.
 
-        Raises ConfigError for a mean outside minimum..maximum, which no clipped law has.
+        Raises ConfigError for a mean outside minimum..maximum, which no clipped law has, and for a `sigma` so small
+        that all lengths are one whole number or the next, and no float is exact enough for the mean between them.
         """
         law = cls(mean, sigma, maximum, minimum)
         if not minimum < mean < maximum:
@@ -121,6 +122,8 @@ class LogNormal:
         low, high = log(minimum) - spread, log(maximum) + spread
         while abs(law.expected_tokens() - mean) > FIT_TOLERANCE * mean:
             middle = (low + high) / 2
+            if not low < middle < high:
+                raise ConfigError(f"sigma is {sigma}, with which no law has a mean of {mean}; accepted: more")
             law = cls(exp(middle), sigma, maximum, minimum)
             low, high = (middle, high) if law.expected_tokens() < mean else (low, middle)
         return law
