@@ -166,12 +166,13 @@ def test_what_is_not_accepted_is_one_line_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("asked", [("--verify",), ()])
+@pytest.mark.parametrize("seconds", [0.0, float("nan"), float("inf")])
 def test_no_time_to_verify_in_is_refused_before_anything_is_searched(
-    plan: Headway, asked: tuple[str, ...]
+    plan: Headway, asked: tuple[str, ...], seconds: float
 ) -> None:
-    code, out, err = plan(*asked, verify_seconds=0)
+    code, out, err = plan(*asked, verify_seconds=seconds)
     assert (code, out) == (2, "")
-    assert err == "error: --verify-seconds is 0.0; accepted: more than 0\n"
+    assert err == f"error: --verify-seconds is {seconds}; accepted: more than 0\n"
 
 
 def test_a_plan_is_kept_when_its_check_fails(plan: Headway, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def plan(
     from headway.experiments.planning.planner import Effort
     from headway.experiments.stream import Stream
 
-    if not verify_seconds > 0:
+    if not 0 < verify_seconds < float("inf"):
         raise ConfigError(f"--verify-seconds is {verify_seconds}; accepted: more than 0")
     effort = Effort(budget=budget, minutes=minutes, jobs=os.cpu_count() or 1 if jobs is None else jobs)
     prepared = prepare(
