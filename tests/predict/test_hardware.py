@@ -95,6 +95,15 @@ def test_gpus_that_do_not_divide_the_heads_are_refused(tp: int) -> None:
         calibration("h100", LLAMA, tp)
 
 
+def test_gpus_that_do_not_share_the_kv_heads_evenly_are_refused() -> None:
+    # As Phi-4: each of 4 GPUs would hold two and a half of its 10 KV heads.
+    phi = replace(LLAMA, num_heads=40, num_kv_heads=10)
+    with pytest.raises(ConfigError, match="tensor parallelism 4 does not share the 10 KV heads"):
+        calibration("h100", phi, 4)
+    for tp in (1, 2, 5, 10, 20):
+        assert calibration("h100", phi, tp).kv_capacity_tokens > 0
+
+
 def test_a_share_of_memory_outside_0_to_1_is_refused() -> None:
     with pytest.raises(ConfigError, match="share"):
         hardware("h100").calibrate(LLAMA, gpu_memory_utilization=1.5)

@@ -116,6 +116,11 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(
                 f"tensor parallelism {tp} does not divide the {model.num_heads} heads of {model.name}"
             )
+        if max(tp, model.num_kv_heads) % min(tp, model.num_kv_heads):
+            raise ConfigError(
+                f"tensor parallelism {tp} does not share the {model.num_kv_heads} KV heads of {model.name} evenly, "
+                "which vLLM refuses"
+            )
         if not 1 <= stages <= model.num_layers:
             raise ConfigError(
                 f"{stages} pipeline stages do not share the {model.num_layers} layers of {model.name}; accepted: 1 to "
