@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -108,6 +109,19 @@ def test_a_full_disk_behind_stdout_is_one_line_and_code_2(words: tuple[str, ...]
         2,
         "error: output cannot be written (No space left on device); accepted: a disk or stream with room\n",
     )
+
+
+def test_a_name_that_is_no_text_is_one_line_and_code_2(tmp_path: Path) -> None:
+    trace = os.path.join(os.fsencode(tmp_path), b"latin-\xe9.csv")
+    with open(trace, "w", encoding="ascii") as file:
+        file.write("arrival_s,input_tokens,output_tokens\n0,8,2\n")
+    flags = ("--hardware", "h100", "--model", "demo", "--policies", "vllm", "--trace")
+    command = [sys.executable, "-m", "headway.cli", "simulate", *flags, trace]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "latin-\\udce9.csv' on the command line is not UTF-8" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_module_that_is_missing_is_named_with_the_extras_that_bring_it() -> None:

@@ -121,7 +121,9 @@ def headway(
 
 
 def main() -> None:
-    """Run the command line; errors raised on purpose, and a full disk, are one line on stderr and exit code 2."""
+    """Run the command line; errors raised on purpose, a full disk, and names that are no text are one line on stderr
+    and exit code 2.
+    """
     try:
         app(prog_name="headway")
     except HeadwayError as error:
@@ -130,6 +132,13 @@ def main() -> None:
         if error.name not in EXTRAS:
             raise
         _fail(missing(error.name))
+    except UnicodeEncodeError:
+        garbled = next((word for word in sys.argv if not _is_text(word)), None)
+        if garbled is None:
+            raise
+        _fail(
+            f"{garbled!r} on the command line is not UTF-8, and cannot be written down; accepted: names that are"
+        )
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -137,6 +146,11 @@ def main() -> None:
         _fail(f"output cannot be written ({error.strerror}); accepted: a disk or stream with room")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _is_text(word: str) -> bool:
+    """Whether it holds no bytes that are no text, which Python keeps as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in word)
 
 
 def missing(module: str) -> str:
