@@ -148,3 +148,11 @@ def test_aborted_requests_are_left_out_only_if_asked(
         kept = read_trace(path, drop_empty=True)
     assert kept == [TraceRequest("0", 0.0, 9, 1), TraceRequest("1", 2.0, 9, 2)]
     assert "left out 2 requests" in caplog.text
+
+
+@pytest.mark.parametrize("form", EXPECTED)
+def test_blank_lines_before_the_first_are_skipped(form: str, tmp_path: Path) -> None:
+    text, requests = EXPECTED[form]
+    path = tmp_path / "trace"
+    path.write_bytes(b"\n\r\n" + text.encode())
+    assert read_trace(path) == requests

@@ -17,16 +17,16 @@ MAX_CELL_CHARACTERS = 1 << 28
 
 
 def recognise(path: Path, lines: Iterator[str]) -> tuple[Format, Iterator[tuple[int, Any]]]:
-    """The format of a file, told by its first line, and its rows as (line number, row).
+    """The format of a file, told by its first line that is not blank, and its rows as (line number, row).
 
     Raises TraceError, here or while the rows are read, for an empty file, a header that is none of the
     accepted ones, and a row that does not fit its header.
     """
-    first = next(lines, None)
-    if first is None:
+    head = list(_up_to_text(lines))
+    if not head:
         raise TraceError(f"{path} is empty; accepted: {ACCEPTED}")
-    lines = chain([first], lines)
-    if first.lstrip().startswith("{"):
+    lines = chain(head, lines)
+    if head[-1].lstrip().startswith("{"):
         return MOONCAKE, ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     records = _records(path, lines)
     number, names = next(records, (1, []))
@@ -37,6 +37,14 @@ def recognise(path: Path, lines: Iterator[str]) -> tuple[Format, Iterator[tuple[
             return form, _cells(path, _distinct(path, number, header), records)
     found = shown(", ".join(header))
     raise TraceError(f"{path}, line {number}: the columns are {found}; accepted: {ACCEPTED}")
+
+
+def _up_to_text(lines: Iterator[str]) -> Iterator[str]:
+    """The blank lines at the beginning, and the first that is not."""
+    for line in lines:
+        yield line
+        if line.strip():
+            return
 
 
 def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
