@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,12 @@ def test_the_facts_of_all_seeds() -> None:
     assert stream_facts(Stream(f"{DRAWN}/max_output=9"), range(1)).declared_tokens == 9
     assert facts.digest != stream_facts(Stream(DRAWN), range(2)).digest
     assert facts == stream_facts(Stream(DRAWN), range(3))
+
+
+def test_a_pipe_cannot_be_read_again(tmp_path: Path) -> None:
+    pipe = tmp_path / "trace.csv"
+    os.mkfifo(pipe)
+    with pytest.raises(
+        TraceError, match=r"trace\.csv is a pipe, and is read more than once; accepted: a file"
+    ):
+        stream_facts(Stream(str(pipe)), range(1))

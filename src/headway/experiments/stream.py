@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import TraceError
@@ -84,7 +85,12 @@ class StreamFacts:
 
 
 def stream_facts(stream: Stream, seeds: range) -> StreamFacts:
-    """Facts over all seeds; `num_requests` is of one seed. Reads or draws each stream once."""
+    """Facts over all seeds; `num_requests` is of one seed. Reads or draws each stream once.
+
+    Whoever asks reads it once more, so TraceError for a pipe, whose requests would be gone.
+    """
+    if not stream.is_drawn and Path(stream.source).is_fifo():
+        raise TraceError(f"{stream.source} is a pipe, and is read more than once; accepted: a file")
     digest = sha256()
     requests: list[TraceRequest] = []
     declared = undeclared = longest = 0
