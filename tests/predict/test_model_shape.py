@@ -212,6 +212,13 @@ def test_a_directory_is_read(tmp_path: Path) -> None:
     assert model_shape(str(tmp_path)).num_weights == model_shape("opt-6.7b").num_weights
 
 
+def test_a_checkpoint_of_32_bits_is_served_in_16_as_vllm_does(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(OPT | {"torch_dtype": "float32"}))
+    served = model_shape(str(tmp_path))
+    assert served.weight_bytes == model_shape("opt-6.7b").weight_bytes
+    assert served.kv_bytes_per_token == model_shape("opt-6.7b").kv_bytes_per_token
+
+
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"gpt-9.*Qwen/Qwen3-32B"):
         model_shape("gpt-9")

@@ -107,12 +107,15 @@ KNOWN_MODELS: tuple[ModelShape, ...] = (
 The context is what vLLM takes from the config: of Qwen-14B its `seq_length`.
 """
 
+_SERVED_BYTES = 2
 _BY_NAME = {shape.name.lower(): shape for shape in KNOWN_MODELS}
 _BY_LAST_PART = {name.rpartition("/")[2]: shape for name, shape in _BY_NAME.items()}
 
 
 def model_shape(name: str) -> ModelShape:
     """The shape of a directory's config.json, or of a model known by its hub name or the last part of it.
+
+    As vLLM serves it where no dtype is asked for: in 16 bits, if the checkpoint has 32.
 
     Case does not matter. Raises ConfigError for anything else, with the names that are accepted.
     """
@@ -121,8 +124,16 @@ def model_shape(name: str) -> ModelShape:
         return found
     directory = Path(name).expanduser()
     if directory.is_dir():
-        return read_model_shape(directory)
+        return _at_most_16_bits(read_model_shape(directory))
     known = ", ".join(shape.name for shape in KNOWN_MODELS)
     raise ConfigError(
         f"model {name!r} is not known; accepted: a directory with config.json, or one of {known}"
+    )
+
+
+def _at_most_16_bits(shape: ModelShape) -> ModelShape:
+    return replace(
+        shape,
+        bytes_per_value=min(_SERVED_BYTES, shape.bytes_per_value),
+        kv_bytes_per_value=min(_SERVED_BYTES, shape.kv_bytes_per_value),
     )
