@@ -66,3 +66,8 @@ def test_experts_by_another_name_are_not_taken_for_none(keys: dict[str, Any]) ->
 def test_shared_experts_by_another_name_are_not_overlooked() -> None:
     with pytest.raises(ConfigError, match="num_shared_expert"):
         model_shape_of(MIXTRAL | {"num_shared_expert": 1}, "m")
+
+
+def test_a_switch_is_no_number_of_experts() -> None:
+    switched = MIXTRAL | {"moe_shared_expert_overlap": True, "num_shared_experts": False}
+    assert model_shape_of(switched) == model_shape_of(MIXTRAL)

@@ -19,7 +19,7 @@ class ConfigReader:
         """The first of these keys that is a positive whole number, or 0."""
         for key in keys:
             value = self.config.get(key)
-            if isinstance(value, int) and value > 0:
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
         return 0
 
