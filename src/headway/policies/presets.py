@@ -268,7 +268,6 @@ _ROWS = (
         "no step is longer than a token may take, whatever prompts need",
         batching="paced:saving=false",
     ),
-    _ablation("no-headroom", "who is late takes what is free", batching="paced:headroom=0"),
     _ablation(
         "overdue-first",
         "somebody who has waited too long always comes first",

@@ -28,7 +28,7 @@ from headway.policies.batching.step_shapes import (
     shape_of_decodes,
 )
 from headway.policies.batching.step_work import step_work
-from headway.policies.batching.top_jobs import DEFAULT_HEADROOM, TopJobs
+from headway.policies.batching.top_jobs import TopJobs
 from headway.policies.batching.turns import Turn, Turns, step_of
 from headway.policies.order import Order, knows_late
 
@@ -73,7 +73,6 @@ class Paced:
         self,
         cost: CostModel | None = None,
         *,
-        headroom: float = DEFAULT_HEADROOM,
         share: float = 0.85,
         most_dearer: float = DEFAULT_MOST_DEARER,
         turns: bool = True,
@@ -81,12 +80,11 @@ class Paced:
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigError(f"share is {share}; accepted: a share of the target above 0, at most 1")
-        self.headroom = headroom
         self.share = share
         self.turns = turns
         self.saving = saving
         self._cost: CostModel = cost or UnknownCost()
-        self._top = TopJobs(headroom=headroom)
+        self._top = TopJobs()
         self._short_steps = ShortSteps(most_dearer)
         self._turns = Turns()
         self._saved = SavedTime()

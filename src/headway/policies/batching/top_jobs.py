@@ -13,13 +13,10 @@ from headway.errors import ConfigError
 from headway.policies.batching.candidates import SCAN_AHEAD
 from headway.policies.batching.decode_first import decodes_first, split_ranked
 from headway.policies.batching.fitting import starts_beside
-from headway.policies.batching.in_time_headroom import InTimeHeadroom
 from headway.policies.batching.outlook import ExpectedTokens, Outlook
 from headway.policies.batching.reservation import reservable
-from headway.policies.order import Order, knows_late, predicts
+from headway.policies.order import Order, predicts
 
-DEFAULT_HEADROOM = 0.25
-"""Blocks that late newcomers leave free, as a share of those that residents in time hold."""
 MOST_MISFITS = 8
 """Newcomers that rank high and cannot start, looked at in one step: who comes behind them waits for the next."""
 
@@ -36,20 +33,16 @@ class TopJobs:
     each of the highest that are not in another. With `reserve` a job starts only if blocks for its longest
     possible answer can be set aside, so no KV is ever taken away for another's. With `reserve_confidence` it starts
     if memory lasts to its end beside those that rank before it, by what answers stay within with that probability
-    (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set aside. Where it
-    knows who can be in time, late newcomers leave `headroom` to those that can (`InTimeHeadroom`).
+    (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set aside.
     O((residents + seats) log) a step, and a memory check for each newcomer of the top; O(residents) with a ranking of
     prompts and newcomers alone where there is a place and a block for every resident, and memory for all to their ends.
     """
 
     reserve: bool = False
     reserve_confidence: float | None = None
-    headroom: float = DEFAULT_HEADROOM
     _expected: ExpectedTokens | None = field(init=False, default=None)
-    _headroom: InTimeHeadroom = field(init=False)
 
     def __post_init__(self) -> None:
-        self._headroom = InTimeHeadroom(self.headroom)
         if self.reserve_confidence is not None:
             if self.reserve:
                 raise ConfigError("reserve and reserve_confidence are both given; accepted: one of them")
@@ -102,8 +95,6 @@ class TopJobs:
         first: Sequence[Job] = order.top(wanted + len(leaving), view.now_s)
         if leaving:
             first = [job for job in first if job not in leaving][:wanted]
-        if knows_late(order):
-            first = self._headroom.leaving_room(view, order, first)
         return reservable(view, first) if self.reserve else first
 
     def _outlook(self, view: StepView, order: Order, queued: Sequence[Job]) -> Outlook | None:
