@@ -136,6 +136,20 @@ async def test_an_instances_own_key_is_not_the_clients() -> None:
         running.cancel()
 
 
+async def test_a_cookie_is_for_the_client_that_got_it() -> None:
+    async def act(turn: Turn) -> None:
+        await turn.refuse(200, b"{}", **{"Content-Type": "application/json", "Set-Cookie": "who=first"})
+
+    async with upstream(act=act) as instance:
+        # A client library that keeps cookies keeps those of names, not of addresses.
+        instance.url = instance.url.replace("127.0.0.1", "localhost")
+        async with gateway(instance) as front:
+            assert (await front.post(PROMPT)).headers["set-cookie"] == "who=first"
+            assert "Cookie" not in (await front.get("/elsewhere")).json["headers"]
+            await front.post(PROMPT, Cookie="who=second")
+            assert instance.turns[-1].request.headers["cookie"] == "who=second"
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_over_the_limit_is_a_413(chunked: bool) -> None:
     async def parts() -> Any:

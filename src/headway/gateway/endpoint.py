@@ -55,11 +55,13 @@ def open_session(
 ) -> aiohttp.ClientSession:
     """A session without a limit on connections; `timeout_s` is a whole request's, None for no limit.
 
-    Without `fills_lines` a `Line` stays as it is, and a request and each piece of its answer cost less.
+    It keeps no cookies: what a server gives one client is not for the others whose requests go out on it. Without
+    `fills_lines` a `Line` stays as it is, and a request and each piece of its answer cost less.
     """
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
         headers=headers,
         trace_configs=[_LINES] if fills_lines else [],
