@@ -45,7 +45,8 @@ _OBJECT = _Kind(dict[str, Any], "an object")
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _encode = msgspec.json.encode
 _TRUE = msgspec.Raw(b"true")
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises, of a field too: of those that are kept as they came only the outline has been read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,7 +147,7 @@ def read_ask(
 def _read_fields(body: bytes) -> Fields:
     try:
         return _decode_fields(body)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise bad_request(f"the body is not a JSON object ({error}); accepted: an object") from None
 
 
@@ -157,7 +158,7 @@ def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:
         return None
     try:
         return kind.decode(raw)
-    except _UNREADABLE:
+    except UNREADABLE:
         shown = bytes(raw)[:80].decode(errors="replace")
         raise bad_request(f"{name} is {shown}; accepted: {kind.accepted}", name) from None
 

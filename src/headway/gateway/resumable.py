@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headway.gateway.ask import Ask
+from headway.gateway.ask import UNREADABLE, Ask
 
 KEPT = frozenset(
     {
@@ -74,15 +74,19 @@ def resumable(ask: Ask) -> bool:
 
 def _keeps_its_sense(name: str, raw: msgspec.Raw) -> bool:
     if name == "stop":
-        return _short_stops(msgspec.json.decode(raw))
+        return _short_stops(raw)
     if name in KEPT or name in _PROMPT or name in _COUNTED or name in _OURS:
         return True
     value = bytes(raw).replace(b" ", b"")
     return value in _NO_EFFECT and not (value == b"0" and name in _COUNTS_OTHERS)
 
 
-def _short_stops(stop: object) -> bool:
+def _short_stops(raw: msgspec.Raw) -> bool:
     """A stop text of one character cannot lie across the break, nor hold text back that had been made before it."""
+    try:
+        stop = msgspec.json.decode(raw)
+    except UNREADABLE:
+        return False  # the instance's to refuse
     stops = stop if isinstance(stop, list) else [stop or ""]
     return all(isinstance(text, str) and len(text) <= 1 for text in stops)
 
