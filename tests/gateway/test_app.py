@@ -65,6 +65,24 @@ async def test_every_answer_has_the_requests_id(path: str) -> None:
         assert instance.turns[0].request.headers["x-request-id"] == "mine"
 
 
+async def test_a_request_has_one_id_everywhere() -> None:
+    """The body's before the header's, although vLLM itself would take the header's; one that is too long is none."""
+    async with upstream() as instance, gateway(instance) as front:
+        for body, header, expected in (
+            ({**PROMPT, "request_id": "said"}, {}, "said"),
+            ({**PROMPT, "request_id": "said"}, {"x_request_id": "other"}, "said"),
+            (PROMPT, {"x_request_id": "x" * 257}, None),
+            ({**PROMPT, "request_id": "größer"}, {"x_request_id": "other"}, "größer"),
+        ):
+            answer = await front.post(body, **header)
+            told = instance.turns[-1].request.headers.get("x-request-id")
+            assert answer.headers.get("x-request-id") == told
+            seen = front.accounts.recent[-1].id
+            assert instance.bodies[-1]["request_id"] == seen
+            assert seen == (expected or told)
+            assert told == (seen if seen.isascii() else None)
+
+
 # ---- the door -----------------------------------------------------------------------------------------------------
 
 

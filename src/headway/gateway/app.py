@@ -97,6 +97,7 @@ class Gateway:
         client.request_id = _request_id(headers)
         body = await read_body(headers, receive, self._options.max_body_bytes)
         ask = self._read(scope, headers, body, tenant, client.request_id.decode("latin-1"))
+        client.request_id = _as_header(ask.request_id)
         interrupt = Interrupt()
         watcher = asyncio.create_task(watch_client(receive, interrupt))
         try:
@@ -258,3 +259,8 @@ def _request_id(headers: Headers) -> bytes:
     given = next((value for name, value in headers if name == b"x-request-id"), b"")
     fits = 0 < len(given) <= MAX_ID_CHARACTERS and given.isascii() and given.decode().isprintable()
     return given if fits else uuid4().hex.encode()
+
+
+def _as_header(request_id: str) -> bytes:
+    """A request's name, which its body may have said; empty if it is not for a header."""
+    return request_id.encode() if request_id.isascii() else b""

@@ -113,16 +113,23 @@ async def watch_client(receive: Receive, interrupt: Interrupt) -> None:
     interrupt.cut(Cut.GONE)
 
 
-def upstream_headers(headers: Headers, *, with_key: bool) -> list[tuple[str, str]]:
+def upstream_headers(
+    headers: Headers, *, with_key: bool, request_id: bytes | None = None
+) -> list[tuple[str, str]]:
     """A client's headers for an instance: end-to-end ones, without what is said in the body or is the gateway's.
 
-    `with_key`: whether the client's key is for the instance, since the gateway asks for none.
+    `with_key`: whether the client's key is for the instance, since the gateway asks for none. `request_id` stands in
+    place of the client's, since vLLM goes by the header before the body; empty: there is none, None: as it came.
     """
     found = [
         (name.decode("latin-1"), value.decode("latin-1"))
         for name, value in headers
-        if name not in _NOT_TO_INSTANCES and (with_key or name != b"authorization")
+        if name not in _NOT_TO_INSTANCES
+        and (with_key or name != b"authorization")
+        and (request_id is None or name != _REQUEST_ID)
     ]
+    if request_id:
+        found.append((_REQUEST_ID.decode(), request_id.decode()))
     found.append(("accept-encoding", "identity"))
     return found
 

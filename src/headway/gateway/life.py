@@ -257,7 +257,9 @@ class Life:
         may_move = self._may_move and serving.router.hands_off and rest is None
         hints = ask.hints(left, may_move=may_move) if facts.is_headway else None
         body = ask.body(hints=hints, request_id=facts.is_vllm, ids=ids)
-        headers = upstream_headers(self.headers, with_key=serving.passes_keys)
+        headers = upstream_headers(
+            self.headers, with_key=serving.passes_keys, request_id=self.client.request_id
+        )
         return Call(member.url.rstrip("/").removesuffix("/v1") + ask.path, headers, body), events
 
     def _tell_fleet(self, name: str, ending: Ending) -> None:
