@@ -278,6 +278,21 @@ async def test_the_rest_of_the_api_goes_to_an_instance() -> None:
         assert front.fleet.member("0").served == 2
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/zipped"])
+async def test_who_is_sent_on_by_an_instance_comes_back_to_the_gateway(path: str) -> None:
+    """vLLM sends `/v1/completions/` on to the path without the slash, at the address it was asked at."""
+
+    async def act(turn: Turn) -> None:
+        await turn.refuse(307, b"", Location=places.pop(0).format(turn.request.url.origin()))
+
+    places = ["{}/v1/here?a=b", "{}0/elsewhere", "/there", "https://elsewhere.example/x"]
+    expected = ["/v1/here?a=b", *places[1:]]
+    async with upstream(act=act) as instance, gateway(instance) as front:
+        for place in expected:
+            answer = await front.post(PROMPT, path)
+            assert (answer.status, answer.headers["location"]) == (307, place.format(instance.url))
+
+
 async def test_what_comes_compressed_goes_on_plain() -> None:
     async def act(turn: Turn) -> None:
         text = gzip.compress(b'{"choices": []}')

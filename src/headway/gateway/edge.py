@@ -35,6 +35,7 @@ _NOT_DECODED = _NOT_TO_CLIENTS | {b"content-encoding", b"content-length"}
 """What an instance sent compressed, although it was asked not to, is plain by now."""
 
 _REQUEST_ID = b"x-request-id"
+_LOCATION = b"location"
 EVENT_STREAM = b"text/event-stream"
 
 
@@ -143,5 +144,13 @@ def client_headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]
     """An instance's headers for the client."""
     left_out = _NOT_DECODED if "Content-Encoding" in response.headers else _NOT_TO_CLIENTS
     return [
-        (lowered, value) for name, value in response.raw_headers if (lowered := name.lower()) not in left_out
+        (lowered, _place_here(value, response) if lowered == _LOCATION else value)
+        for name, value in response.raw_headers
+        if (lowered := name.lower()) not in left_out
     ]
+
+
+def _place_here(location: bytes, response: aiohttp.ClientResponse) -> bytes:
+    """Where an instance sends the client on to: at the instance's own address it is the gateway that can be reached."""
+    origin = str(response.url.origin()).encode()
+    return location.removeprefix(origin) if location.startswith(origin + b"/") else location
