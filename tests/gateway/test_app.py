@@ -24,7 +24,7 @@ from headway.gateway.keys import Keys
 from headway.gateway.options import GatewayOptions
 from headway.routing import build_router
 from tests.gateway.fleets import until
-from tests.gateway.front import CHAT, PROMPT, Answer, Front, gateway
+from tests.gateway.front import CHAT, PROMPT, Answer, Front, ask, gateway
 from tests.gateway.loopback import serving
 from tests.gateway.upstream import Turn, upstream
 
@@ -114,6 +114,19 @@ async def test_a_key_is_wanted_everywhere(method: str, path: str) -> None:
         password = base64.b64encode(b"me:k1").decode()
         for key in ("Bearer k1", f"Basic {password}"):
             assert (await send(Authorization=key)).status in (200, 202)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/elsewhere"])
+async def test_a_browser_may_ask_without_a_key_what_a_page_of_elsewhere_may_ask(path: str) -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+
+        async def options(**headers: str) -> Answer:
+            return await ask(front.session, "OPTIONS", front.url + path, None, headers)
+
+        asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+        assert (await options(**asked)).status == 202
+        assert (await options()).status == 401
+        assert (await front.get("/elsewhere", **asked)).status == 401
 
 
 async def test_health_needs_no_key() -> None:

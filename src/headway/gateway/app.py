@@ -39,6 +39,7 @@ _LOG = logging.getLogger(__name__)
 _HOT = (COMPLETIONS_PATH, CHAT_PATH)
 _OPEN = ("/health", "/ready")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
+_PREFLIGHT = b"access-control-request-method"
 _KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs, so that it is they who close."""
 _LAST_WORDS_S = 1.0
@@ -78,7 +79,7 @@ class Gateway:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, client = scope["path"], Client(send)
         try:
-            tenant = "" if path in _OPEN else self._tenant(scope["headers"])
+            tenant = "" if path in _OPEN or _is_preflight(scope) else self._tenant(scope["headers"])
             if path in _HOT and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
             elif path in self._paths or path.startswith(_OWN_PREFIXES):
@@ -252,6 +253,11 @@ async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> Non
     # Who has not sent its request whole, or reads none of its answer, cannot be told: no interrupt lands there.
     for connection in list(server.server_state.connections):
         connection.transport.abort()
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks what a page of elsewhere may ask: it never sends a key along, and vLLM wants none."""
+    return scope["method"] == "OPTIONS" and any(name == _PREFLIGHT for name, _ in scope["headers"])
 
 
 def _request_id(headers: Headers) -> bytes:
