@@ -281,6 +281,28 @@ async def test_connections_that_are_kept_and_closed_are_no_sign_of_ill_health(
     assert not caplog.records
 
 
+@pytest.mark.parametrize("busy", [b"/metrics", b"/version"])
+async def test_what_a_server_is_too_busy_to_say_of_itself_is_asked_again(
+    busy: bytes, unused_tcp_port: int
+) -> None:
+    asked: list[bytes] = []
+    bodies = {b"/metrics": b"# \nheadway_steps_total 1.0\n", b"/version": b'{"version": "0.32.0"}'}
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).split()[1]
+        asked.append(path)
+        if path != busy or asked.count(busy) > 4:  # aiohttp itself asks twice
+            body = bodies.get(path, MODELS.encode())
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    joined = Member("0", url=f"http://127.0.0.1:{unused_tcp_port}")
+    async with await asyncio.start_server(serve, "127.0.0.1", unused_tcp_port), running(joined) as fleet:
+        await until(fleet.names)
+        assert (joined.facts.is_headway, joined.facts.is_vllm) == (True, True)
+        assert asked.count(busy) == 5
+
+
 # ---- joined ones ----------------------------------------------------------------------------------------------------
 
 

@@ -50,6 +50,10 @@ class Facts:
 NO_FACTS = Facts()
 
 
+class _TooLong(aiohttp.ClientPayloadError):
+    """An answer without an end that is worth waiting for."""
+
+
 def probing_session(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
     """A session for health checks, with the headers of the one that requests go out on.
 
@@ -77,22 +81,29 @@ async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: fl
 
 
 async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Facts | str:
-    """What a server says of itself; or why it is no server that can be used, for people."""
+    """What a server says of itself; or why it is no server that can be used, for people.
+
+    It is asked once in its life, so a question that it leaves open is not taken for a no.
+    """
+    path = "/v1/models"
     try:
         status, models = await _get(session, api_url(url, "models"), timeout_s)
         card = msgspec.json.decode(models, type=_Models).data[0]
+        path = "/metrics"
+        metrics = await _optional(session, _root(url, "metrics"), timeout_s)
+        path = "/version"
+        version = await _optional(session, _root(url, "version"), timeout_s)
     except TimeoutError:
-        return f"no answer to /v1/models within {timeout_s:g} s"
+        return f"no answer to {path} within {timeout_s:g} s"
     except (aiohttp.ClientError, OSError) as error:
-        return f"/v1/models: {type(error).__name__}: {error}"
+        return f"{path}: {type(error).__name__}: {error}"
     except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
         return f"/v1/models answered HTTP {status}, and not with a list of models: {models[:80]!r}"
-    metrics = await _optional(session, _root(url, "metrics"), timeout_s)
     return Facts(
         models=models,
         model=card.id,
         max_model_len=card.max_model_len,
-        version=_version(await _optional(session, _root(url, "version"), timeout_s)),
+        version=_version(version),
         is_headway=b"\nheadway_" in metrics,
     )
 
@@ -105,10 +116,10 @@ def _version(body: bytes) -> str | None:
 
 
 async def _optional(session: aiohttp.ClientSession, address: str, timeout_s: float) -> bytes:
-    """The body that is there, or nothing where there is none."""
+    """The body that is there, or nothing where there is none, or no end of it."""
     try:
         status, body = await _get(session, address, timeout_s)
-    except (aiohttp.ClientError, TimeoutError, OSError):
+    except _TooLong:
         return b""
     return body if status == _OK else b""
 
@@ -120,7 +131,7 @@ async def _get(session: aiohttp.ClientSession, address: str, timeout_s: float) -
         async for chunk in response.content.iter_any():
             body += chunk
             if len(body) > _LONGEST_BODY_BYTES:
-                raise aiohttp.ClientPayloadError(f"more than {_LONGEST_BODY_BYTES} bytes")
+                raise _TooLong(f"more than {_LONGEST_BODY_BYTES} bytes")
         return response.status, bytes(body)
 
 
