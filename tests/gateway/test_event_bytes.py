@@ -138,11 +138,20 @@ def test_what_is_more_than_a_role(stream: bytes, begins: bool) -> None:
     assert PassedEvents().begins(stream) is begins
 
 
-def test_tokens_are_counted_by_events_where_ids_are_not_known() -> None:
+@pytest.mark.parametrize("field", [b"data: ", b"data:"])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_tokens_are_counted_by_events_where_ids_are_not_known(
+    field: bytes, separators: tuple[str, str]
+) -> None:
     events = PassedEvents()
-    usage = {"choices": [], "usage": {"completion_tokens": 2}}
-    for each in (data(ROLE), event("a", None), event("b", None, finish_reason="stop"), data(usage)):
-        events.begins(events.take(each))
+    said: list[dict[str, Any]] = [
+        ROLE,
+        {"choices": [{"text": "data: {", "finish_reason": None}]},
+        {"choices": [{"text": "data:{", "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"completion_tokens": 2}},
+    ]
+    for each in said:
+        events.begins(events.take(data(each, separators).replace(b"data: ", field, 1)))
     assert (events.tokens, events.finished, events.counted, events.done) == (2, True, True, False)
 
 

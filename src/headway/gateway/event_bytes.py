@@ -13,6 +13,8 @@ MAX_LINE_BYTES = 64 * 2**20
 
 _IDS = re.compile(rb'"(prompt_)?token_ids":( ?)\[([0-9, ]*)\]')
 """Inside a JSON text these quotes would be escaped, so a match is never part of one."""
+_EVENT = re.compile(rb"^data: ?\{", re.MULTILINE)
+_NO_CHOICES = re.compile(rb'"choices": ?\[\]')
 _END_MARK = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 """An answer may hold the same words, but never at the beginning of a line: JSON escapes newlines."""
 
@@ -79,10 +81,10 @@ class PassedEvents:
             if b'"reasoning' in data or b'"tool_calls":' in data or b'"delta":{}' in data:
                 self.parsed = True
         else:
-            self.tokens += data.count(b"data: {") - data.count(b'"choices":[]')
+            self.tokens += len(_EVENT.findall(data)) - len(_NO_CHOICES.findall(data))
         if b'"finish_reason":"' in data or b'"finish_reason": "' in data:
             self.finished = True
-        if self.finished and b'"choices":[]' in data:
+        if self.finished and _NO_CHOICES.search(data):
             self.counted = True
         if b"[DONE]" in data and _END_MARK.search(data):
             self.done = True
