@@ -117,6 +117,13 @@ def test_which_events_halt(value: Any, halt: Halt | None, separators: tuple[str,
         assert found == halt
 
 
+def test_of_several_answers_an_error_is_the_end_and_a_choice_is_not() -> None:
+    events = PassedEvents(judged=False)
+    one = data({"choices": [{"finish_reason": "abort", "stop_reason": "headway:shed"}]})
+    assert events.take(one + data({"error": "died"}) + one) == one
+    assert events.halt == Halt(None, "died")
+
+
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
 
 

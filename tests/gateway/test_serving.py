@@ -330,6 +330,29 @@ async def test_what_breaks_unstarted_is_served_elsewhere(
         counts(front, finished=1)
 
 
+async def test_an_error_is_the_end_of_several_answers_too() -> None:
+    async def late_error(turn: Turn) -> None:
+        await turn.begin()
+        await turn.event({"choices": [{"index": 0, "text": "x", "finish_reason": None}]})
+        await turn.raw(b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\ndata: [DONE]\n\n')
+
+    body = {**PROMPT, "stream": True, "n": 2}
+    async with (
+        upstream("a", act=acts(early_error)) as first,
+        upstream("b") as second,
+        gateway(first, second) as front,
+    ):
+        assert (await front.post(body)).text == TEXT
+        assert front.accounts.retried == 1
+        counts(front, finished=1)
+        first.act = second.act = late_error
+        events = (await front.post(body)).events
+        assert [each["error"]["message"] for each in events[1:]] == [
+            "EngineCore died; its tokens are not known"
+        ]
+        counts(front, finished=1, failed=1)
+
+
 async def test_an_instances_own_error_reaches_the_client_if_all_have_it() -> None:
     sick: dict[str, Any] = {"act": fault}
     async with (

@@ -51,9 +51,9 @@ class Lines:
 class PassedEvents:
     """The first instance's events, as they are but for token ids that the client did not ask for (`hide_ids`).
 
-    `with_ids`: the instance was asked for token ids. `judged`: whether events may say that the answer halts; it is
-    off where several answers share the stream. O(bytes); events are decoded only where a few bytes of them say
-    that they may be special.
+    `with_ids`: the instance was asked for token ids. `judged`: whether choices may say that the answer halts, as
+    errors do; it is off where several answers share the stream. O(bytes); events are decoded only where a few bytes of
+    them say that they may be special.
     """
 
     with_ids: bool = False
@@ -74,7 +74,7 @@ class PassedEvents:
         data = self._lines.take(data)
         if not data or self.halt is not None:
             return b""
-        if self.judged and (b'"headway:' in data or b'{"error"' in data):
+        if b'{"error"' in data or (self.judged and b'"headway:' in data):
             data = self._until_halt(data)
         if self.with_ids:
             data = _IDS.sub(self._note_ids, data)
@@ -119,7 +119,7 @@ class PassedEvents:
         """The lines before one that says the answer halts, if there is such a one."""
         place = 0
         for line in data.split(b"\n"):
-            self.halt = halt_of(line)
+            self.halt = halt_of(line, judged=self.judged)
             if self.halt is not None:
                 return data[:place]
             place += len(line) + 1

@@ -97,15 +97,15 @@ def payload(line: bytes) -> bytes | None:
     return None if found == b"[DONE]" else found
 
 
-def halt_of(line: bytes) -> Halt | None:
-    """Whether a line says that the answer will not go on here."""
+def halt_of(line: bytes, *, judged: bool = True) -> Halt | None:
+    """Whether a line says that the answer will not go on here. Not `judged`: an error alone says so, and no choice."""
     found = payload(line)
     if found is None or (b"headway:" not in found and b'"error"' not in found):
         return None
     event = _decode(found)
     if event.error is not None:
         return _fault(event.error)
-    for choice in event.choices:
+    for choice in event.choices if judged else ():
         reason = choice.stop_reason
         if choice.finish_reason == "abort" and isinstance(reason, str) and reason.startswith(_REASON):
             return Halt(_departure(reason.removeprefix(_REASON)), f"ended by the policy ({reason})")
