@@ -146,6 +146,16 @@ async def test_a_second_break_is_survived_too() -> None:
         assert answer.events[-1]["usage"] == {"prompt_tokens": 4, "total_tokens": 28, "completion_tokens": 24}
 
 
+async def test_a_base_url_may_end_in_v1() -> None:
+    inside = IDS["completion"].index(191) + 1
+    async with upstream("a") as first, upstream("b") as second:
+        for instance in (first, second):
+            instance.url += "/v1/"
+        async with gateway(first, second) as front:
+            breaking(first, inside)
+            assert (await front.post(streamed("completion"))).text == text_of(IDS["completion"])
+
+
 @pytest.mark.parametrize("fault", [500, 429])
 @pytest.mark.parametrize("kind", PATHS)
 async def test_who_cannot_say_what_text_tokens_are_gets_no_half_character(kind: str, fault: int) -> None:

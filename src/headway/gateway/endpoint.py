@@ -69,13 +69,18 @@ def open_session(
 
 
 def api_url(url: str, path: str) -> str:
-    """URL of an API path under a server's base URL, which may end in `/v1` or not.
+    """URL of an API path under a server's base URL. Raises ConfigError for what is not an HTTP URL."""
+    return f"{root_of(url)}/v1/{path}"
+
+
+def root_of(url: str) -> str:
+    """What the paths of a server are under, those beside `/v1` too: its base URL, which may end in `/v1` or not.
 
     Raises ConfigError for what is not an HTTP URL.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"url is {url!r}; accepted: a base URL such as http://127.0.0.1:8000")
-    return f"{url.rstrip('/').removesuffix('/v1')}/v1/{path}"
+    return url.rstrip("/").removesuffix("/v1")
 
 
 async def find_model(session: aiohttp.ClientSession, url: str, name: str | None) -> tuple[str, int | None]:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway.gateway.accounts import Accounts, Entry
+from headway.gateway.endpoint import api_url
 from headway.gateway.instances.fleet import Fleet
 from headway.gateway.refusal import Refusal, message_of, refused
 
@@ -125,7 +126,7 @@ class Explaining:
             return Unanswered(name, "it is no longer there")
         if not member.facts.is_headway:
             return Unanswered(name, "it does not schedule with Headway")
-        url = f"{member.url.rstrip('/').removesuffix('/v1')}/v1/explain/{quote(request_id, safe='')}"
+        url = api_url(member.url, f"explain/{quote(request_id, safe='')}")
         try:
             limit = aiohttp.ClientTimeout(total=_TIMEOUT_S)
             async with self._fleet.session.get(url, timeout=limit, allow_redirects=False) as response:

@@ -15,6 +15,7 @@ from headway.gateway.accounts import Entry
 from headway.gateway.ask import Ask
 from headway.gateway.attempt import Attempt, Call, End, Ending
 from headway.gateway.edge import Client, Headers, upstream_headers
+from headway.gateway.endpoint import root_of
 from headway.gateway.event_bytes import PassedEvents
 from headway.gateway.events import DONE, Events
 from headway.gateway.instances.member import Member
@@ -260,7 +261,7 @@ class Life:
         headers = upstream_headers(
             self.headers, with_key=serving.passes_keys, request_id=self.client.request_id
         )
-        return Call(member.url.rstrip("/").removesuffix("/v1") + ask.path, headers, body), events
+        return Call(root_of(member.url) + ask.path, headers, body), events
 
     def _tell_fleet(self, name: str, ending: Ending) -> None:
         if ending.garbage:

@@ -17,6 +17,7 @@ from headway.gateway.edge import (
     upstream_headers,
     watch_client,
 )
+from headway.gateway.endpoint import root_of
 from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.refusal import Refusal, no_instance, too_large
@@ -71,7 +72,7 @@ class PassThrough:
     ) -> None:
         serving = self._serving
         path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
-        url = member.url.rstrip("/").removesuffix("/v1") + path + (f"?{query}" if query else "")
+        url = root_of(member.url) + path + (f"?{query}" if query else "")
         headers = upstream_headers(scope["headers"], with_key=serving.passes_keys)
         response = await interrupt.wait(
             serving.session.request(

@@ -10,7 +10,7 @@ import msgspec
 
 from headway.errors import UpstreamError
 from headway.gateway.ask import COMPLETIONS_PATH, Ask
-from headway.gateway.endpoint import FIRST_SERVER_FAULT, named
+from headway.gateway.endpoint import FIRST_SERVER_FAULT, named, root_of
 from headway.gateway.events import DONE, Events, payload
 from headway.gateway.resumable import KEPT, has_more_than_text, resumable
 
@@ -216,7 +216,7 @@ async def _text(session: aiohttp.ClientSession, url: str, model: str, ids: list[
     body = b'{"model":%b,"tokens":[%b]}' % (_encode(model), b",".join(ids))
     try:
         async with session.post(
-            f"{url}/detokenize",
+            f"{root_of(url)}/detokenize",
             data=body,
             headers={"content-type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=_DETOKENIZE_TIMEOUT_S),

@@ -11,7 +11,7 @@ from headway.errors import ConfigError, UpstreamError
 from headway.gateway.client.prompts import Dialect
 from headway.gateway.client.replay_options import ReplayOptions
 from headway.gateway.client.scrape import scrape, scrape_labels
-from headway.gateway.endpoint import CONNECT_TIMEOUT_S, FIRST_SERVER_FAULT, api_url, find_model
+from headway.gateway.endpoint import CONNECT_TIMEOUT_S, FIRST_SERVER_FAULT, find_model, root_of
 
 SETTLE_S = 0.5
 """A server that does not tell how many requests it has is given so long to let go of those that were cut off."""
@@ -52,7 +52,7 @@ class ServedInstance:
         """Whether it still serves its model. One whose engine has died may list it a little longer."""
         try:
             await find_model(session, self.url, self.dialect.model)
-            address = api_url(self.url, "health").replace("/v1/health", "/health")
+            address = f"{root_of(self.url)}/health"
             async with session.get(address, timeout=aiohttp.ClientTimeout(CONNECT_TIMEOUT_S)) as response:
                 return response.status < FIRST_SERVER_FAULT
         except (UpstreamError, ConfigError, aiohttp.ClientError, TimeoutError, OSError):

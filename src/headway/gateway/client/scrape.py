@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import aiohttp
 
 from headway.errors import UpstreamError
-from headway.gateway.endpoint import api_url, open_session
+from headway.gateway.endpoint import open_session, root_of
 
 TIMEOUT_S = 30.0
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -36,7 +36,7 @@ async def scrape_labels(url: str, name: str) -> list[dict[str, str]]:
 
 async def _samples(url: str, prefix: str) -> tuple[str, Iterator[str]]:
     """The address of a server's metrics, and the lines there that start so."""
-    address = api_url(url, "metrics").replace("/v1/metrics", "/metrics")
+    address = f"{root_of(url)}/metrics"
     try:
         async with open_session(timeout_s=TIMEOUT_S) as session, session.get(address) as response:
             if response.status != 200:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from headway.gateway.endpoint import api_url
+from headway.gateway.endpoint import api_url, root_of
 
 _OK = 200
 _LONGEST_BODY_BYTES = 4 << 20
@@ -70,7 +70,7 @@ async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: fl
     A server without `/health` (404) is well, as it answers.
     """
     try:
-        status, _ = await _get(session, _root(url, "health"), timeout_s)
+        status, _ = await _get(session, f"{root_of(url)}/health", timeout_s)
     except TimeoutError:
         return f"no answer to /health within {timeout_s:g} s"
     except aiohttp.ClientConnectorError:
@@ -90,9 +90,9 @@ async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float)
         status, models = await _get(session, api_url(url, "models"), timeout_s)
         card = msgspec.json.decode(models, type=_Models).data[0]
         path = "/metrics"
-        metrics = await _optional(session, _root(url, "metrics"), timeout_s)
+        metrics = await _optional(session, f"{root_of(url)}/metrics", timeout_s)
         path = "/version"
-        version = await _optional(session, _root(url, "version"), timeout_s)
+        version = await _optional(session, f"{root_of(url)}/version", timeout_s)
     except TimeoutError:
         return f"no answer to {path} within {timeout_s:g} s"
     except (aiohttp.ClientError, OSError) as error:
@@ -133,8 +133,3 @@ async def _get(session: aiohttp.ClientSession, address: str, timeout_s: float) -
             if len(body) > _LONGEST_BODY_BYTES:
                 raise _TooLong(f"more than {_LONGEST_BODY_BYTES} bytes")
         return response.status, bytes(body)
-
-
-def _root(url: str, path: str) -> str:
-    """URL of a path beside `/v1`."""
-    return api_url(url, "").removesuffix("v1/") + path
