@@ -45,6 +45,12 @@ def breaking(instance: Upstream, after: int, how: str = "abort") -> None:
             await turn.raw(b'data: {"id":"r","choi')
             await asyncio.sleep(0.01)
             turn.die()
+        elif how == "line":
+            write = turn.raw
+            turn.raw = lambda data: write(data[:-1])  # type: ignore[method-assign]
+            await turn.token()
+            await asyncio.sleep(0.01)
+            turn.die()
         elif how == "error":
             await turn.raw(b'data: {"error": {"message": "EngineCore died", "type": "x", "code": 500}}\n\n')
             await turn.raw(b"data: [DONE]\n\n")
@@ -104,7 +110,7 @@ async def test_wherever_it_breaks_the_stream_is_the_same(kind: str, after: int) 
         assert (entry.finished, front.accounts.resumed) == (1, 1)
 
 
-@pytest.mark.parametrize("how", ["abort", "half", "error", "handed_off"])
+@pytest.mark.parametrize("how", ["abort", "half", "line", "error", "handed_off"])
 @pytest.mark.parametrize("kind", PATHS)
 async def test_however_it_breaks_the_text_is_whole(kind: str, how: str) -> None:
     async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
@@ -112,6 +118,17 @@ async def test_however_it_breaks_the_text_is_whole(kind: str, how: str) -> None:
         answer = await front.post(streamed(kind), PATHS[kind])
         assert answer.text == text_of(IDS[kind])
         assert answer.events[-1]["usage"]["completion_tokens"] == LIMIT
+        assert b"\ndata: " not in answer.body.replace(b"\n\n", b"")
+
+
+@pytest.mark.parametrize("after", [0, 5])
+async def test_an_error_is_an_event_of_its_own(after: int) -> None:
+    """Whatever of the last event was still on its way: two data lines without a line between are one event."""
+    async with upstream("a") as first, gateway(first, resume=False) as front:
+        breaking(first, after, "line")
+        *_, last, error, done = (await front.post(streamed("chat"), PATHS["chat"])).body.split(b"\n\n")[:-1]
+        assert (last[:7], error[:15], done) == (b"data: {", b'data: {"error":', b"data: [DONE]")
+        assert b"\n" not in last + error
 
 
 async def test_an_answer_that_quotes_the_end_mark_goes_on_too() -> None:

@@ -37,6 +37,7 @@ _NOT_DECODED = _NOT_TO_CLIENTS | {b"content-encoding", b"content-length"}
 _REQUEST_ID = b"x-request-id"
 _LOCATION = b"location"
 EVENT_STREAM = b"text/event-stream"
+_EVENT_ENDS = (b"\n\n", b"\n\r\n")
 
 
 class ClientGone(Exception):
@@ -46,13 +47,16 @@ class ClientGone(Exception):
 class Client:
     """Where one request's answer goes. `began`: its head is out; `ended`: its end is.
 
+    What is passed on ends with a line, which need not be the last of its event (`end_event`).
+
     Answers carry `request_id`, unless it is empty or the instance named one itself.
     """
 
-    __slots__ = ("_send", "began", "ended", "request_id", "status")
+    __slots__ = ("_last", "_send", "began", "ended", "request_id", "status")
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._last = b""
         self.request_id = b""
         self.began = False
         self.ended = False
@@ -67,7 +71,13 @@ class Client:
 
     async def pass_on(self, data: bytes) -> None:
         """Some of its body."""
+        self._last = data
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_event(self) -> None:
+        """Write the empty line after an event that broke off before it: what comes next is another event."""
+        if self._last and not self._last.endswith(_EVENT_ENDS):
+            await self.pass_on(b"\n")
 
     async def end(self, data: bytes = b"") -> None:
         """The rest of its body."""

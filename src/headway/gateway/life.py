@@ -73,6 +73,7 @@ class Life:
                 continue
             tried.append(name)
             self._tell_fleet(name, ending)
+            await self.client.end_event()
             if self._has_all_tokens():
                 return await self._finish()
             name = await (self._resume if self.client.began else self._retry)(tried, ending)

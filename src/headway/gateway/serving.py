@@ -148,6 +148,7 @@ class Serving:
             return
         with suppress(Exception):
             if client.began:
+                await client.end_event()
                 await client.end(error_event(reason, "interrupted"))
             else:
                 await client.refuse(Refusal(500, "internal", reason))
