@@ -174,6 +174,22 @@ async def test_an_instances_errors_pass_unchanged(status: int, stream: bool) -> 
         counts(front, **{"shed" if status == 429 else "rejected": 1})
 
 
+@pytest.mark.parametrize("answers", [1, 2])
+async def test_an_instances_error_inside_a_stream_is_no_answer(answers: int) -> None:
+    """One in the request, as nothing would have served it: it is the client's, and not in goodput."""
+
+    async def act(turn: Turn) -> None:
+        await turn.begin()
+        await turn.event({"error": {"message": "too long", "type": "BadRequestError", "code": 400}})
+        await turn.raw(b"data: [DONE]\n\n")
+
+    async with upstream("a", act=act) as instance, gateway(instance, slo=Slo(deadline_s=100)) as front:
+        answer = await front.post({**PROMPT, "stream": True, "n": answers})
+        assert [event["error"]["message"] for event in answer.events] == ["too long"]
+        counts(front, rejected=1)
+        assert front.accounts.totals.goodput is None
+
+
 async def test_what_the_instance_is_sent() -> None:
     async with upstream() as instance, gateway(instance) as front:
         body = {**PROMPT, "stream": True, "vllm_xargs": {"other": "kept", "headway_ttft_ms": 2000}}

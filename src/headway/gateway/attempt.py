@@ -191,7 +191,7 @@ class Attempt:
         if not events.done:
             return Ending(End.BROKEN, "the stream ended without its end mark")
         await client.end(events.rest)
-        return Ending(End.PASSED)
+        return Ending(End.REFUSED, "an error in the request") if events.refused else Ending(End.PASSED)
 
     async def _until_begun(self, response: aiohttp.ClientResponse, events: Events) -> Ending | None:
         """Hold back everything up to the first token, and send it with that. An ending, if that comes first."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from headway.errors import UpstreamError
-from headway.gateway.events import Halt, begins_answer, halt_of, payload
+from headway.gateway.events import Halt, begins_answer, halt_of, payload, refuses
 
 MAX_LINE_BYTES = 64 * 2**20
 """A line longer than this is no event."""
@@ -64,6 +64,7 @@ class PassedEvents:
     done: bool = False
     counted: bool = False
     parsed: bool = False
+    refused: bool = False
     tokens: int = 0
     sent_ids: bytearray = field(default_factory=bytearray)
     prompt_ids: bytes = b""
@@ -122,5 +123,6 @@ class PassedEvents:
             self.halt = halt_of(line, judged=self.judged)
             if self.halt is not None:
                 return data[:place]
+            self.refused = self.refused or refuses(line)
             place += len(line) + 1
         return data

@@ -58,7 +58,8 @@ class Events(Protocol):
 
     `halt` is set once an event says that the answer will not go on; nothing after it is returned. `finished`: its
     finish reason has passed; `counted`: the token counts after that have; `done`: the end mark has. `parsed`: a
-    parser of the instance made something of the text (reasoning, tool calls). `tokens` have passed, or events where
+    parser of the instance made something of the text (reasoning, tool calls). `refused`: an error in the request has
+    passed, which is the client's to see and no answer. `tokens` have passed, or events where
     token ids were not asked for. `sent_ids` are the ids of the tokens that passed, `prompt_ids` those of the prompt,
     both as JSON numbers with commas between, empty where they were not asked for.
     """
@@ -68,6 +69,7 @@ class Events(Protocol):
     done: bool
     counted: bool
     parsed: bool
+    refused: bool
     tokens: int
     sent_ids: bytearray
     prompt_ids: bytes
@@ -110,6 +112,12 @@ def halt_of(line: bytes, *, judged: bool = True) -> Halt | None:
         if choice.finish_reason == "abort" and isinstance(reason, str) and reason.startswith(_REASON):
             return Halt(_departure(reason.removeprefix(_REASON)), f"ended by the policy ({reason})")
     return None
+
+
+def refuses(line: bytes) -> bool:
+    """Whether a line that does not halt the answer says that the request was in error."""
+    found = payload(line)
+    return found is not None and b'"error"' in found and _decode(found).error is not None
 
 
 def _departure(word: str) -> Departure | None:

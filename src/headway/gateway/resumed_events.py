@@ -19,6 +19,7 @@ class ResumedEvents:
     done: bool = False
     counted: bool = False
     parsed: bool = False
+    refused: bool = False
     tokens: int = 0
     sent_ids: bytearray = field(default_factory=bytearray)
     prompt_ids: bytes = b""
@@ -56,6 +57,7 @@ class ResumedEvents:
             return DONE if line.startswith(b"data:") else b""
         event = read_event(found)
         if "error" in event:
+            self.refused = True
             return line + b"\n\n"
         choices = event.get("choices") or []
         self.counted = self.counted or not choices
