@@ -104,6 +104,25 @@ def test_the_key_that_vllm_wants_is_sent_to_it(model: str, monkeypatch: pytest.M
     assert site(None, join=("http://10.0.0.3:8000",)).upstream_key == "def"
 
 
+def test_what_vllm_was_told_to_keep_closed_stays_closed_behind_a_gateway(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def accepted(*vllm_flags: str, api_keys: Path | None = None) -> set[bytes]:
+        return {*site(model, *vllm_flags, instances=1, api_keys=api_keys).options.keys.tenants}
+
+    assert accepted() == set()
+    assert accepted("--api-key", "old", "--api-key", "abc", "def") == {b"abc", b"def"}
+    assert accepted("--api-key", "", "abc") == {b"abc"}
+    assert accepted("--api-key", "") == set()
+    own = tmp_path / "keys"
+    own.write_text("secret\n")
+    assert accepted("--api-key", "abc", api_keys=own) == {b"secret"}
+    monkeypatch.setenv("VLLM_API_KEY", "def")
+    assert accepted() == {b"def"}
+    # Joined servers' key is how the gateway gets in, not who may ask it.
+    assert not site(None, join=("http://10.0.0.3:8000",)).options.keys
+
+
 def test_moving_between_pools_needs_two(model: str) -> None:
     assert site(model, pools="lp=2,hp=1", rebalance=True).rebalances
     for flags in ({"instances": 3}, {"pools": "lp=3"}):

@@ -148,7 +148,11 @@ def serve(
         bool, _gateway(None, "Move instances between pools when one is short of time.", "--rebalance")
     ] = False,
     api_keys: Annotated[
-        Path | None, _gateway("FILE", "Lines KEY [TENANT]; also HEADWAY_API_KEYS. Without any, all may ask.")
+        Path | None,
+        _gateway(
+            "FILE",
+            "Lines KEY [TENANT]; also HEADWAY_API_KEYS. Without any, vLLM's --api-key; without that, all may ask.",
+        ),
     ] = None,
     max_queue: Annotated[
         int | None, _gateway("N", "Requests without their first token at a time; more: 429.")

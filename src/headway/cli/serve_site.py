@@ -18,12 +18,12 @@ from headway.engine.launching.instances_command import (
     check_memory,
 )
 from headway.engine.launching.server_command import ServerCommand
-from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
+from headway.engine.launching.vllm_flags import parse_vllm_flags
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.experiments.grid import parse_policies
 from headway.gateway.instances.fleet import FleetOptions
-from headway.gateway.keys import read_keys
+from headway.gateway.keys import Keys, read_keys
 from headway.gateway.options import MIB, GatewayOptions
 from headway.policies.presets import find_preset, known_presets
 
@@ -80,10 +80,10 @@ def build_site(asked: Request, flags: GatewayFlags, address: tuple[str, int]) ->
     return Site(
         layout,
         address,
-        _options(asked, flags, drain_s),
+        _options(asked, flags, layout, drain_s),
         FleetOptions(drain_s=drain_s),
         local=_local(asked, layout, address[1]) if layout.launched else None,
-        upstream_key=_upstream_key(asked.vllm_flags),
+        upstream_key=next(reversed(_instances_keys(asked.vllm_flags)), None),
         rebalances=_rebalances(flags, layout),
         shadows=_shadows(asked, flags, layout),
     )
@@ -168,12 +168,12 @@ def _local(asked: Request, layout: Layout, port: int) -> LocalInstances:
     return local
 
 
-def _options(asked: Request, flags: GatewayFlags, drain_s: float) -> GatewayOptions:
+def _options(asked: Request, flags: GatewayFlags, layout: Layout, drain_s: float) -> GatewayOptions:
     limits = {} if flags.max_body_mib is None else {"max_body_bytes": flags.max_body_mib * MIB}
     return GatewayOptions(
         slo=asked.settings("vllm").default_slo(),
         resume=flags.resume,
-        keys=read_keys(flags.api_keys, os.environ),
+        keys=_keys(asked, flags, layout),
         access_log=flags.access_log,
         max_in_flight=flags.max_in_flight,
         max_queue=flags.max_queue,
@@ -184,9 +184,18 @@ def _options(asked: Request, flags: GatewayFlags, drain_s: float) -> GatewayOpti
     )
 
 
-def _upstream_key(vllm_flags: Sequence[str]) -> str | None:
-    """The key that the instances want, if they were given one."""
-    return value_of(parse_vllm_flags(vllm_flags), "--api-key") or os.environ.get(VLLM_KEY)
+def _keys(asked: Request, flags: GatewayFlags, layout: Layout) -> Keys:
+    """The keys of those who may ask: with none of the gateway's own, those that vLLM here was told to want."""
+    keys = read_keys(flags.api_keys, os.environ)
+    if keys or not layout.launched:
+        return keys
+    return Keys(dict.fromkeys((key.encode() for key in _instances_keys(asked.vllm_flags)), ""))
+
+
+def _instances_keys(vllm_flags: Sequence[str]) -> tuple[str, ...]:
+    """The keys that the instances want, if they were given some; read as vLLM does."""
+    given = [flag.values for flag in parse_vllm_flags(vllm_flags) if flag.name == "--api-key" and flag.values]
+    return tuple(filter(None, given[-1] if given else [os.environ.get(VLLM_KEY)]))
 
 
 def _shadows(asked: Request, flags: GatewayFlags, layout: Layout) -> tuple[str, ...]:
