@@ -181,6 +181,17 @@ async def test_a_cookie_is_for_the_client_that_got_it() -> None:
             assert instance.turns[-1].request.headers["cookie"] == "who=second"
 
 
+async def test_a_key_in_an_instances_url_is_not_the_clients() -> None:
+    async with upstream("a") as instance:
+        instance.url = instance.url.replace("http://", "http://me:theirs@")
+        async with gateway(instance) as front:
+            assert (await front.post(PROMPT, Authorization="Bearer EMPTY")).status == 200
+            expected = f"Basic {base64.b64encode(b'me:theirs').decode()}"
+            assert instance.turns[0].request.headers["authorization"] == expected
+            answer = await front.get("/elsewhere", Authorization="Bearer EMPTY")
+            assert answer.json["headers"]["Authorization"] == expected
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_over_the_limit_is_a_413(chunked: bool) -> None:
     async def parts() -> Any:

@@ -145,11 +145,6 @@ def upstream_headers(
     return found
 
 
-def passes_keys(session: aiohttp.ClientSession, *, checks_keys: bool) -> bool:
-    """Whether a client's key goes on to the instance: neither does the gateway ask for one, nor has it its own."""
-    return not checks_keys and "Authorization" not in session.headers
-
-
 def client_headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
     """An instance's headers for the client."""
     left_out = _NOT_DECODED if "Content-Encoding" in response.headers else _NOT_TO_CLIENTS

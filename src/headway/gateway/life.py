@@ -260,7 +260,7 @@ class Life:
         hints = ask.hints(left, may_move=may_move) if facts.is_headway else None
         body = ask.body(hints=hints, request_id=facts.is_vllm, ids=ids)
         headers = upstream_headers(
-            self.headers, with_key=serving.passes_keys, request_id=self.client.request_id
+            self.headers, with_key=serving.passes_key(member), request_id=self.client.request_id
         )
         return Call(root_of(member.url) + ask.path, headers, body), events
 

@@ -73,7 +73,7 @@ class PassThrough:
         serving = self._serving
         path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
         url = root_of(member.url) + path + (f"?{query}" if query else "")
-        headers = upstream_headers(scope["headers"], with_key=serving.passes_keys)
+        headers = upstream_headers(scope["headers"], with_key=serving.passes_key(member))
         response = await interrupt.wait(
             serving.session.request(
                 scope["method"],

@@ -14,8 +14,8 @@ from headway.core.slo import Slo
 from headway.gateway.access_log import AccessLog
 from headway.gateway.accounts import Accounts, RefusalNote, slo_label
 from headway.gateway.ask import Ask
-from headway.gateway.edge import Client, Headers, passes_keys
-from headway.gateway.instances.fleet import Fleet
+from headway.gateway.edge import Client, Headers
+from headway.gateway.instances.fleet import Fleet, Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.life import Life
 from headway.gateway.losses import Losses
@@ -60,7 +60,7 @@ class Serving:
         )
         self.running: set[Interrupt] = set()
         self.closing = False
-        self.passes_keys = passes_keys(fleet.session, checks_keys=bool(options.keys))
+        self._keys_are_clients = not options.keys and "Authorization" not in fleet.session.headers
         self._numbers = count()
 
     async def serve(
@@ -89,6 +89,13 @@ class Serving:
             self.accounts.end(entry, outcome, now_s, rejected=life.rejected)
             if self.log is not None:
                 self.log.write(entry, ask, client.status, now_s, reason)
+
+    def passes_key(self, member: Member) -> bool:
+        """Whether a client's key is for the instance: neither does the gateway ask for one, nor has it one for there.
+
+        It has one in all of its headers, or in the instance's URL.
+        """
+        return self._keys_are_clients and "@" not in member.url
 
     async def refuse(self, client: Client, refusal: Refusal, slo: Slo, tenant: str) -> None:
         """Answer with an error of the gateway's own, and note it."""
