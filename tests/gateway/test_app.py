@@ -192,6 +192,24 @@ async def test_a_key_in_an_instances_url_is_not_the_clients() -> None:
             assert answer.json["headers"]["Authorization"] == expected
 
 
+@pytest.mark.parametrize("coding", ["utf-8", "latin-1"])
+async def test_a_header_says_the_same_to_the_instance(coding: str) -> None:
+    keys = Keys({b"k1": "José"})
+    async with upstream() as instance, gateway(instance, keys=keys) as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        name, body = "José".encode(coding), json.dumps(PROMPT).encode()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\nAuthorization: Bearer k1\r\n"
+            b"X-Tenant: %b\r\nX-Name: %b\r\nContent-Length: %d\r\n\r\n%b" % (name, name, len(body), body)
+        )
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert instance.turns[0].request.headers["x-name"] == "José"
+        assert instance.bodies[0]["vllm_xargs"]["headway_tenant"] == "José"
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_over_the_limit_is_a_413(chunked: bool) -> None:
     async def parts() -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from headway.gateway.hints import HINT_HEADERS
+from headway.gateway.hints import HINT_HEADERS, header_text
 from headway.gateway.interrupt import Cut, Interrupt
 from headway.gateway.refusal import Refusal, too_large
 
@@ -133,7 +133,7 @@ def upstream_headers(
     place of the client's, since vLLM goes by the header before the body; empty: there is none, None: as it came.
     """
     found = [
-        (name.decode("latin-1"), value.decode("latin-1"))
+        (name.decode("latin-1"), header_text(value))
         for name, value in headers
         if name not in _NOT_TO_INSTANCES
         and (with_key or name != b"authorization")

@@ -64,7 +64,7 @@ def read_hints(
     said: dict[str, Any] = {}
     for name, value in headers:
         if name in HINT_HEADERS:
-            _read_header(said, name, value.decode("latin-1").strip())
+            _read_header(said, name, header_text(value).strip())
     for key in (TTFT, TBT, DEADLINE):
         if key in xargs:
             _agree(said, key, _checked(target_ms, key, xargs[key]), key)
@@ -79,6 +79,14 @@ def read_hints(
         priority=said.get("priority"),
         may_move=bool(xargs.get(MAY_MOVE, True)),
     )
+
+
+def header_text(value: bytes) -> str:
+    """What a header says: UTF-8, as names come today and as aiohttp writes them, or else Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _read_header(said: dict[str, Any], name: bytes, value: str) -> None:
