@@ -64,6 +64,13 @@ def test_limits_of_answers() -> None:
     assert read({**CHAT, "max_tokens": 5, "max_completion_tokens": 4}, "/v1/chat/completions").max_tokens == 4
 
 
+@pytest.mark.parametrize("two", [2, 2.0, "2"])
+def test_whole_numbers_may_be_written_as_vllm_reads_them(two: Any) -> None:
+    ask = read({"prompt": "x", "n": two, "max_tokens": two, "priority": two})
+    assert (ask.answers, ask.max_tokens, ask.priority) == (2, 2, 2)
+    assert json.loads(ask.body(hints=None, request_id=False, ids=False))["max_tokens"] == two
+
+
 def test_what_the_client_wants_of_a_stream() -> None:
     ask = read(
         {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}

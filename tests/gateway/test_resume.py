@@ -201,8 +201,9 @@ async def test_who_does_not_offer_text_of_tokens_goes_on_from_all_of_them() -> N
         assert len(second.bodies[0]["prompt"]) == len(first.turns[0].prompt) + 4
 
 
-async def test_sampled_and_forced_lengths_are_carried_on() -> None:
-    fields = {"temperature": 0.7, "min_tokens": 20, "ignore_eos": True, "stop": ["#"], "seed": 3}
+@pytest.mark.parametrize("least", [20, "20"])
+async def test_sampled_and_forced_lengths_are_carried_on(least: int | str) -> None:
+    fields = {"temperature": 0.7, "min_tokens": least, "ignore_eos": True, "stop": ["#"], "seed": 3}
     async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
         breaking(first, 6)
         await front.post(streamed("completion", **fields), PATHS["completion"])

@@ -30,18 +30,24 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 class _Kind(Generic[T]):
-    """What a field may be, apart from null. Decoders are made once: making one costs more than using it."""
+    """What a field may be, apart from null; not `strict`: or what vLLM too reads as that, as 16.0 or "16" for 16.
 
-    def __init__(self, kind: type[T], accepted: str) -> None:
-        self.decode: Callable[[msgspec.Raw], T | None] = msgspec.json.Decoder(kind | None).decode
+    Decoders are made once: making one costs more than using it.
+    """
+
+    def __init__(self, kind: type[T], accepted: str, *, strict: bool = True) -> None:
+        decoder = msgspec.json.Decoder(kind | None, strict=strict)
+        self.decode: Callable[[msgspec.Raw], T | None] = decoder.decode
         self.accepted = accepted
 
 
-_NUMBER = _Kind(int, "a whole number")
+_NUMBER = _Kind(int, "a whole number", strict=False)
 _YES_OR_NO = _Kind(bool, "true or false")
 _TEXT = _Kind(str, "a text")
 _OBJECT = _Kind(dict[str, Any], "an object")
 
+whole_number = _NUMBER.decode
+"""Of a field that an instance has accepted."""
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _encode = msgspec.json.encode
 _TRUE = msgspec.Raw(b"true")

@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 
 from headway.errors import UpstreamError
-from headway.gateway.ask import COMPLETIONS_PATH, Ask
+from headway.gateway.ask import COMPLETIONS_PATH, Ask, whole_number
 from headway.gateway.endpoint import FIRST_SERVER_FAULT, named, root_of
 from headway.gateway.events import DONE, Events, payload
 from headway.gateway.resumable import KEPT, has_more_than_text, resumable
@@ -87,7 +87,7 @@ class Continuation:
         fields["max_tokens"] = msgspec.Raw(b"%d" % (self.left or 1))
         least = self.ask.fields.get("min_tokens")
         if least is not None:
-            fields["min_tokens"] = msgspec.Raw(_encode(max(0, (_decode(least) or 0) - self.sent)))
+            fields["min_tokens"] = msgspec.Raw(_encode(max(0, (whole_number(least) or 0) - self.sent)))
         return Ask(
             path=COMPLETIONS_PATH,
             fields=fields,
