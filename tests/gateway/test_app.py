@@ -273,6 +273,24 @@ async def test_only_so_many_are_sent_to_an_instance_at_a_time() -> None:
         assert max(seen) == 2
 
 
+async def test_one_that_has_as_many_as_it_may_is_not_the_next_in_turn() -> None:
+    async with (
+        upstream("a", act=hang) as first,
+        upstream("b") as second,
+        gateway(first, second, max_in_flight=1, drain_s=0.1) as front,
+    ):
+        stuck = asyncio.create_task(front.post(STREAM))
+        await until(lambda: first.running)
+        for _ in range(3):
+            assert (await front.post(STREAM)).status == 200
+        assert (len(first.turns), len(second.turns)) == (1, 3)
+        first.act = None
+        stuck.cancel()
+        await front.idle()
+        await front.post(STREAM)
+        assert len(first.turns) == 2
+
+
 async def test_who_waits_too_long_for_a_first_token_is_told_so() -> None:
     async def slow(turn: Turn) -> None:
         if turn.streams:

@@ -112,8 +112,9 @@ class Life:
         return names
 
     def _route(self, avoided: Sequence[str]) -> str:
-        names = self._names()
-        name = self.serving.router.route(self.job, [each for each in names if each not in avoided] or names)
+        serving, names = self.serving, self._names()
+        unavoided = [each for each in names if each not in avoided] or names
+        name = serving.router.route(self.job, serving.with_room(unavoided))
         self._routed, self._started = True, False
         return name
 

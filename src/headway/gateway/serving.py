@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -115,6 +115,16 @@ class Serving:
         self.losses.close()
         if self.log is not None:
             self.log.close()
+
+    def with_room(self, names: Sequence[str]) -> Sequence[str]:
+        """Those that may be sent one more at a time, as far as there are any.
+
+        A router that hands off keeps instances free for those that are urgent: there the limit is the pools' together.
+        """
+        limit = self.options.max_in_flight
+        if limit is None or self.router.hands_off:
+            return names
+        return [name for name in names if self.fleet.member(name).in_flight < limit] or names
 
     def _places(self) -> int | None:
         limit = self.options.max_in_flight
