@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from headway.core.slo import Slo
 from headway.gateway.accounts import Totals
@@ -111,6 +112,27 @@ async def test_odd_but_good_streams_pass_as_they_are() -> None:
 
     async with upstream(act=act) as instance, gateway(instance) as front:
         assert (await front.post({**PROMPT, "stream": True})).body == events
+        counts(front, finished=1)
+
+
+async def test_a_stream_that_somebody_gathered_is_as_good() -> None:
+    """A proxy in front of an instance may send it in one piece, and say how long that is."""
+
+    async def act(turn: Turn) -> None:
+        pieces: list[bytes] = []
+
+        async def gather(data: bytes) -> None:
+            pieces.append(data)
+
+        turn.raw = gather  # type: ignore[method-assign]
+        for _ in range(turn.limit - 1):
+            await turn.token()
+        await turn.token(finish="length")
+        await turn.end()
+        turn.response = web.Response(body=b"".join(pieces), content_type="text/event-stream")
+
+    async with upstream(act=act) as instance, gateway(instance) as front:
+        assert (await front.post({**PROMPT, "stream": True})).text == TEXT
         counts(front, finished=1)
 
 

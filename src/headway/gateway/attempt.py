@@ -205,7 +205,7 @@ class Attempt:
             if begun:
                 self.first_events = held
                 self._on_tokens(events.tokens)
-                await self._client.begin(response.status, client_headers(response))
+                await self._client.begin(response.status, _unsized(client_headers(response)))
                 await self._client.pass_on(held)
                 return None
         return Ending(End.BROKEN, "the stream ended before its first token")
@@ -234,7 +234,9 @@ def _broken(error: Exception) -> Ending:
 
 
 def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
-    return [
-        *(each for each in headers if each[0] != b"content-length"),
-        (b"content-length", b"%d" % len(body)),
-    ]
+    return [*_unsized(headers), (b"content-length", b"%d" % len(body))]
+
+
+def _unsized(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Whoever gathered a stream may say how long it is; what the client gets of it is not."""
+    return [each for each in headers if each[0] != b"content-length"]
