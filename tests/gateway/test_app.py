@@ -353,6 +353,24 @@ async def test_who_is_sent_on_by_an_instance_comes_back_to_the_gateway(path: str
             assert (answer.status, answer.headers["location"]) == (307, place.format(instance.url))
 
 
+@pytest.mark.parametrize(
+    "target", ["*", "*@{}/x", "*:1@{}/x", "//{}/x", "/@{}", "http://{}/x", "http://h@{}/x"]
+)
+@pytest.mark.parametrize("method", ["GET", "OPTIONS"])
+async def test_what_is_asked_for_names_no_other_host(method: str, target: str) -> None:
+    async with upstream("a") as instance, upstream("b") as other, gateway(instance) as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        asked = target.format(other.url.removeprefix("http://"))
+        writer.write(f"{method} {asked} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        if target.startswith("*"):
+            assert head.startswith(b"HTTP/1.1 400 ")
+        else:
+            assert json.loads(body)["headers"]["Host"] == instance.url.removeprefix("http://")
+
+
 async def test_what_comes_compressed_goes_on_plain() -> None:
     async def act(turn: Turn) -> None:
         text = gzip.compress(b'{"choices": []}')

@@ -20,7 +20,7 @@ from headway.gateway.edge import (
 from headway.gateway.endpoint import root_of
 from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.refusal import Refusal, no_instance, too_large
+from headway.gateway.refusal import Refusal, bad_request, no_instance, too_large
 from headway.gateway.serving import Serving
 
 
@@ -32,8 +32,9 @@ class PassThrough:
         self._turn = 0
 
     async def __call__(self, scope: Scope, receive: Receive, client: Client) -> None:
-        """Answer one request. Raises Refusal (413, 502, 503); ClientGone where all that is left is to hang up."""
+        """Answer one request. Raises Refusal (400, 413, 502, 503); ClientGone where all that is left is to hang up."""
         serving = self._serving
+        _check_path(scope["raw_path"])
         names = serving.fleet.names()
         if not names:
             raise no_instance()
@@ -90,6 +91,12 @@ class PassThrough:
             await client.end()
         finally:
             response.close()
+
+
+def _check_path(path: bytes) -> None:
+    """Raise Refusal (400) unless it is a path: behind an instance's address `*@host/` would name another host."""
+    if not path.startswith(b"/"):
+        raise bad_request(f"the path is {path.decode('latin-1')[:80]!r}; accepted: one that begins with /")
 
 
 class _Upload:
