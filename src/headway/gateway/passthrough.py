@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
+from yarl import URL
 
 from headway.gateway.edge import (
     Client,
@@ -78,7 +79,7 @@ class PassThrough:
         response = await interrupt.wait(
             serving.session.request(
                 scope["method"],
-                url,
+                URL(url, encoded=True),  # as it came: a `..` taken up here would lead to another path
                 data=upload.parts() if upload.is_there else None,
                 headers=[*headers, *upload.headers],
                 allow_redirects=False,
