@@ -136,6 +136,18 @@ async def test_a_stream_that_somebody_gathered_is_as_good() -> None:
         counts(front, finished=1)
 
 
+async def test_an_end_mark_may_be_the_last_of_all_bytes() -> None:
+    async def act(turn: Turn) -> None:
+        await turn.begin()
+        for index in (0, 1):
+            await turn.event({"choices": [{"index": index, "text": "x", "finish_reason": "stop"}]})
+        await turn.raw(b"data: [DONE]")
+
+    async with upstream(version=None, act=act) as instance, gateway(instance) as front:
+        assert (await front.post({**PROMPT, "stream": True, "n": 2})).body.endswith(b"\n\ndata: [DONE]")
+        counts(front, finished=1)
+
+
 async def test_several_answers_in_a_stream_are_nobodys_to_judge() -> None:
     async def act(turn: Turn) -> None:
         await turn.begin()

@@ -16,7 +16,7 @@ from headway.core.plan import Departure
 from headway.errors import UpstreamError
 from headway.gateway.edge import EVENT_STREAM, Client, client_headers
 from headway.gateway.endpoint import FIRST_SERVER_FAULT, named
-from headway.gateway.events import Events, Halt, halt_of
+from headway.gateway.events import Events, Halt, halt_of, is_end_mark
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 
 _OK = 200
@@ -188,7 +188,7 @@ class Attempt:
             await _drained(response)  # many a client leaves at the end mark, and has its answer then
         if events.halt is not None:
             return _halted(events.halt)
-        if not events.done:
+        if not events.done and not is_end_mark(events.rest):
             return Ending(End.BROKEN, "the stream ended without its end mark")
         await client.end(events.rest)
         return Ending(End.REFUSED, "an error in the request") if events.refused else Ending(End.PASSED)

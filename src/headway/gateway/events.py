@@ -99,6 +99,11 @@ def payload(line: bytes) -> bytes | None:
     return None if found == b"[DONE]" else found
 
 
+def is_end_mark(line: bytes) -> bool:
+    """Whether a line is the end mark, whole or without the newline that a server forgot."""
+    return line.startswith(_FIELD) and payload(line) is None
+
+
 def halt_of(line: bytes, *, judged: bool = True) -> Halt | None:
     """Whether a line says that the answer will not go on here. Not `judged`: an error alone says so, and no choice."""
     found = payload(line)
@@ -132,7 +137,7 @@ def begins_answer(line: bytes) -> bool:
     """
     found = payload(line)
     if found is None:
-        return line.startswith(_FIELD)
+        return is_end_mark(line)
     event = _decode(found)
     return not all(_role_only(choice) for choice in event.choices) or not event.choices
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.gateway.event_bytes import Lines
-from headway.gateway.events import DONE, Halt, halt_of, payload, read_event
+from headway.gateway.events import DONE, Halt, halt_of, is_end_mark, payload, read_event
 from headway.gateway.resume import Continuation
 
 
@@ -53,8 +53,8 @@ class ResumedEvents:
             return b""
         found = payload(line)
         if found is None:
-            self.done = self.done or line.startswith(b"data:")
-            return DONE if line.startswith(b"data:") else b""
+            self.done = self.done or is_end_mark(line)
+            return DONE if is_end_mark(line) else b""
         event = read_event(found)
         if "error" in event:
             self.refused = True
