@@ -116,8 +116,8 @@ def test_a_name_that_is_no_text_is_one_line_and_code_2(tmp_path: Path) -> None:
     with open(trace, "w", encoding="ascii") as file:
         file.write("arrival_s,input_tokens,output_tokens\n0,8,2\n")
     flags = ("--hardware", "h100", "--model", "demo", "--policies", "vllm", "--trace")
-    command = [sys.executable, "-m", "headway.cli", "simulate", *flags, trace]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    words: list[str | bytes] = [sys.executable, "-m", "headway.cli", "simulate", *flags, trace]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert "latin-\\udce9.csv' on the command line is not UTF-8" in done.stderr
