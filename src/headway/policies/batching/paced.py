@@ -48,9 +48,9 @@ class Paced:
     The target of a job counts while it brings tokens, even of one that is late: somebody reads them. Prompts get what
     time is left beside the decodes, in rank order, begun or not, so a long one is cut into as many chunks as that
     takes, stalls nobody, and keeps no short one waiting. Where there is time for none, or where more of them less often
-    get through sooner and first tokens need it, decodes save up for them (`SavedTime`): streams keep their pace in the
-    mean, and as many start as can. Where a step of both takes longer than two (`times_as_long`), decodes and prompts
-    take turns (`Turns`).
+    get through sooner and somebody waits for their first tokens, decodes save up for them (`SavedTime`): streams keep
+    their pace in the mean, and as many start as can. Where a step of both takes longer than two (`times_as_long`),
+    decodes and prompts take turns (`Turns`).
 
     Where the decodes alone would take too long, those pause that have no such target, or one at least twice as long
     that they are ahead of, the lowest ranked first, and nobody starts but who is in time; where no pause helps, nobody
@@ -140,7 +140,7 @@ class Paced:
     def _prompt_tokens(
         self, view: StepView, plan: StepPlan, order: Order, planned: Round, longest_s: float
     ) -> int:
-        """Prompt tokens of this round: as many as keep to the longest step, or what first tokens need and was saved.
+        """Prompt tokens of this round: as many as keep to the longest step, or more that are waited for and were saved.
 
         The fewest keep to it if they do so by the whole target.
         """
@@ -149,16 +149,15 @@ class Paced:
             return planned.most_tokens(longest_s, most_tokens)
         kept = planned.seconds(GRAIN_TOKENS) <= longest_s / self.share
         tokens = planned.most_tokens(longest_s, most_tokens) if kept else 0
-        needed = self._needed(view, plan, order, planned, tokens) if kept else most_tokens
-        return tokens if needed <= tokens else self._saved.afford(planned, tokens, needed, longest_s)
+        wanted = min(most_tokens, self._waited_for(view, order, planned.prompts)) if kept else most_tokens
+        return tokens if wanted <= tokens else self._saved.afford(planned, tokens, wanted, longest_s)
 
-    def _needed(self, view: StepView, plan: StepPlan, order: Order, planned: Round, tokens: int) -> int:
-        """Prompt tokens of a round that first tokens need, if that is more than so many."""
-        if not knows_late(order) or tokens >= sum(map(left_tokens, planned.prompts)):
-            return tokens
-        alone = planned.decodes.num_tokens
-        work = step_work(view, plan)
-        return tokens_for_first_tokens(planned.rounds, order, view.now_s, work, alone + tokens) - alone
+    def _waited_for(self, view: StepView, order: Order, prompts: Sequence[Job]) -> int:
+        """Tokens of those prompts whose first token somebody waits for and can have in time. O(prompts)."""
+        if not knows_late(order):
+            return 0
+        in_time = order.on_time(prompts, view.now_s)
+        return sum(left_tokens(job) for job in in_time if job.ttft_deadline_s is not None)
 
     def _rounds(self, view: StepView, plan: StepPlan, decodes: BatchShape, prompts: Sequence[Job]) -> Rounds:
         """Whether decodes and these prompts take turns; not if no prompt has begun, and the first could not start.

@@ -49,13 +49,13 @@ class SavedTime:
             left_s = self._left_s + (self._alone[1] if num_tokens <= self._alone[0] else 0.0)
             self._saved_s = max(self._least_s, min(self._saved_s + left_s, _MOST * self._longest_s))
 
-    def afford(self, planned: Round, tokens: int, needed: int, longest_s: float) -> int:
-        """Prompt tokens of this round, where `tokens` keep to the longest step and more are needed.
+    def afford(self, planned: Round, tokens: int, wanted: int, longest_s: float) -> int:
+        """Prompt tokens of this round, where `tokens` keep to the longest step and more are wanted.
 
         More of them less often, if prompts get through sooner so: none while decodes still save up.
         """
         most_s = longest_s * (1 + _MOST)
-        many = planned.most_tokens(max(most_s, planned.seconds(GRAIN_TOKENS)), needed)
+        many = planned.most_tokens(max(most_s, planned.seconds(GRAIN_TOKENS)), wanted)
         many_s = planned.seconds(many)
         if tokens and not _gets_more_through(planned, tokens, (many, many_s), longest_s):
             return tokens

@@ -12,32 +12,31 @@ _EVERY = 4
 
 
 class ComparedSteps:
-    """Tells `quality` what two steps in a row took, and what was predicted of them: the first two of every four.
+    """Tells `quality` what a step took, and what was predicted of it: of two in a row, the first of every four.
 
-    Two, since with asynchronous scheduling the time between two plans is that of the step before: where decodes and
-    prompts take turns, the other's. O(jobs of the step) for these two, else O(1).
+    With asynchronous scheduling the time between two plans is that of the step before. Where steps differ much, since
+    decodes and prompts take turns, or save up for each other, that would be another's: so the time after two steps is
+    held against the prediction of one of them, the nearer. O(jobs of the step) for these two, else O(1).
     """
 
     def __init__(self, cost: CostModel, quality: StepTimeQuality) -> None:
         self._cost = cost
         self._quality = quality
         self._num_seen = 0
-        self._predicted_s = 0.0
-        self._last_s = 0.0
+        self._predicted_s: list[float] = []
 
     def observe(self, outcome: StepOutcome, step_s: float) -> None:
-        """A step was filled, `step_s` after the one before it; 0 if nobody knows, and then two are not compared."""
+        """A step was filled, `step_s` after the one before it; 0 if nobody knows, and then nothing is compared."""
         turn = self._num_seen % _EVERY
         self._num_seen += 1
         if turn == 0:
-            self._predicted_s = self._predict_s(outcome)
-        elif not step_s:
-            self._predicted_s = 0.0
-        elif turn == 1 and self._predicted_s:
-            self._predicted_s += self._predict_s(outcome)
-        elif turn == 2:
-            self._quality.observe(self._predicted_s, self._last_s + step_s)
-        self._last_s = step_s
+            self._predicted_s.clear()
+        if turn <= 1 and outcome.tokens:
+            self._predicted_s.append(self._cost.step_s(shape_of(outcome.tokens)))
+        elif turn == 2 and step_s and all(self._predicted_s):
+            nearer_s = min(self._predicted_s, default=0.0, key=lambda each_s: _times_apart(each_s, step_s))
+            self._quality.observe(nearer_s, step_s)
 
-    def _predict_s(self, outcome: StepOutcome) -> float:
-        return self._cost.step_s(shape_of(outcome.tokens)) if outcome.tokens else 0.0
+
+def _times_apart(one: float, other: float) -> float:
+    return max(one / other, other / one)
