@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan, check_plan
-from headway.core.slo import Slo
+from headway.core.slo import NO_TARGETS, Slo
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.paced import SAFE_BUDGET_TOKENS, Paced
@@ -22,6 +22,7 @@ from headway.policies.order.on_time import OnTime
 from headway.policies.order.prompt_length import ShortestPrompt
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
+from tests.policies.batching.test_rounds import SharedKernel
 from tests.policies.contract import Workload, drive, from_preset, hurried, workloads
 from tests.policies.instance import LinearCost, ReadingCost
 from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
@@ -227,6 +228,24 @@ def test_prompts_in_time_have_three_tenths_of_the_step_from_decodes_that_can_wai
     assert (len(plan.run), ids(plan.admit), plan.token_budget) == (21, ["a"], 640)
     # Without one in time nobody pauses: all the decodes take less than the whole step.
     assert len(knowing([*others, *hurried], late).plan().run) == 28
+
+
+def test_for_prompts_that_somebody_waits_for_decodes_save_up_where_that_is_faster() -> None:
+    # As in `test_saved_time`: 16 tokens take 5.8 of 6 s, 128 take 17, which three steps of decodes of 2.2 s pay for.
+    residents = [timed(f"x{n}", 6.0, first_token_s=1.0) for n in range(2)]
+
+    def beside(slo: Slo) -> Scene:
+        at = knowing(residents, make_job("a", prompt=500, slo=slo))
+        at.batching = Paced(SharedKernel(), share=1.0)
+        return at
+
+    waited_for = beside(Slo(ttft_s=900.0))
+    assert (waited_for.plan().admit, waited_for.plan().token_budget) == ((), 2)
+    assert not after(waited_for, 2).admit
+    assert (ids(after(waited_for, 1).admit), waited_for.plan().token_budget) == (["a"], 2 + 128)
+    # Nobody waits for it, or it is late already: then no stream is held up.
+    for slo in (NO_TARGETS, Slo(ttft_s=0.1), Slo(deadline_s=9000.0)):
+        assert (ids(beside(slo).plan().admit), beside(slo).plan().token_budget) == (["a"], 2 + 16)
 
 
 @pytest.mark.parametrize(("prompts", "free_blocks", "budget"), [(3, 500, 3), (4, 500, 512), (4, 499, 3)])
