@@ -210,6 +210,15 @@ async def test_a_header_says_the_same_to_the_instance(coding: str) -> None:
         assert instance.bodies[0]["vllm_xargs"]["headway_tenant"] == "José"
 
 
+async def test_headers_that_are_for_the_gateway_alone_go_no_further() -> None:
+    said = {"Connection": "close, X-Hop", "X-Hop": "1", "X-All-The-Way": "2"}
+    async with upstream() as instance, gateway(instance) as front, aiohttp.ClientSession() as session:
+        async with session.post(f"{front.url}/v1/completions", json=PROMPT, headers=said) as answer:
+            assert answer.status == 200
+        there = instance.turns[0].request.headers
+        assert ("X-Hop" in there, there["X-All-The-Way"]) == (False, "2")
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_over_the_limit_is_a_413(chunked: bool) -> None:
     async def parts() -> Any:

@@ -132,10 +132,11 @@ def upstream_headers(
     `with_key`: whether the client's key is for the instance, since the gateway asks for none. `request_id` stands in
     place of the client's, since vLLM goes by the header before the body; empty: there is none, None: as it came.
     """
+    left_out = _NOT_TO_INSTANCES | _named_hop_by_hop(headers)
     found = [
         (name.decode("latin-1"), header_text(value))
         for name, value in headers
-        if name not in _NOT_TO_INSTANCES
+        if name not in left_out
         and (with_key or name != b"authorization")
         and (request_id is None or name != _REQUEST_ID)
     ]
@@ -143,6 +144,12 @@ def upstream_headers(
         found.append((_REQUEST_ID.decode(), request_id.decode()))
     found.append(("accept-encoding", "identity"))
     return found
+
+
+def _named_hop_by_hop(headers: Headers) -> set[bytes]:
+    """Headers that a client's `Connection` says are for the next hop alone (RFC 9110, section 7.6.1)."""
+    named = [value.lower().split(b",") for name, value in headers if name == b"connection"]
+    return {name.strip() for names in named for name in names}
 
 
 def client_headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
