@@ -102,6 +102,10 @@ def test_records_are_the_stored_ones(preset: str, pytestconfig: pytest.Config) -
     assert lines == stored.read_bytes(), f"{preset} decides differently; if that is meant, `make golden`"
 
 
+def test_every_stored_file_is_of_a_preset() -> None:
+    assert {path.stem for path in Path(__file__).parent.glob("*.jsonl")} == set(PRESETS)
+
+
 @pytest.mark.parametrize("preset", [name for name, row in PRESETS.items() if not row.leaving])
 def test_whatever_the_order_all_work_is_done(preset: str) -> None:
     records, true_output = run(preset)

@@ -87,8 +87,7 @@ class OnTime:
             least_tau=least_tau,
             trusted_at_first=trusted_at_first,
         )
-        self._work = self._rest.work
-        self._times = Timetable(self._work, cost, prompt_share, by_tokens=by_tokens)
+        self._times = Timetable(self._rest.work, cost, prompt_share, by_tokens=by_tokens)
         self._weighed: dict[tuple[float, int], list[Job]] = {}
         self._overdue_now: dict[float, list[Job]] = {}
         self._num_ran = 0
