@@ -13,11 +13,14 @@ SCAN_AHEAD = 32
 
 
 def candidates(view: StepView, order: Order, leaving: Collection[Job], seats: int | None = None) -> list[Job]:
-    """The first `seats` (default: all free ones) waiting or swapped jobs and SCAN_AHEAD more, without those leaving."""
-    wanted = view.seats if seats is None else min(seats, view.seats)
-    if wanted <= 0 or not (view.waiting or view.swapped):
+    """Waiting or swapped jobs for `seats` of the free seats (default: all), as `first_queued`."""
+    return first_queued(view, order, leaving, view.seats if seats is None else min(seats, view.seats))
+
+
+def first_queued(view: StepView, order: Order, leaving: Collection[Job], seats: int) -> list[Job]:
+    """The first `seats` waiting or swapped jobs and SCAN_AHEAD more, without those leaving; nobody for no seat."""
+    if seats <= 0 or not (view.waiting or view.swapped):
         return []
-    if not leaving:
-        return order.top(wanted + SCAN_AHEAD, view.now_s)
-    staying = [job for job in order.top(wanted + SCAN_AHEAD + len(leaving), view.now_s) if job not in leaving]
-    return staying[: wanted + SCAN_AHEAD]
+    wanted = seats + SCAN_AHEAD
+    first = order.top(wanted + len(leaving), view.now_s)
+    return [job for job in first if job not in leaving][:wanted] if leaving else first

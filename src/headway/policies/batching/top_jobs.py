@@ -10,7 +10,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.batching.candidates import SCAN_AHEAD
+from headway.policies.batching.candidates import first_queued
 from headway.policies.batching.decode_first import decodes_first, split_ranked
 from headway.policies.batching.fitting import starts_beside
 from headway.policies.batching.outlook import ExpectedTokens, Outlook
@@ -87,15 +87,10 @@ class TopJobs:
         )
 
     def _queued(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
-        """The first of those who are not resident: as many as there are slots and places for, and SCAN_AHEAD more."""
+        """The first of those who are not resident, for every slot and place: who runs now may have to make way."""
         slots = view.max_resident - len(view.residents)
-        if slots <= 0 or not (view.waiting or view.swapped):
-            return ()
-        wanted = min(view.max_run, slots) + SCAN_AHEAD
-        first: Sequence[Job] = order.top(wanted + len(leaving), view.now_s)
-        if leaving:
-            first = [job for job in first if job not in leaving][:wanted]
-        return reservable(view, first) if self.reserve else first
+        first = first_queued(view, order, leaving, min(view.max_run, slots))
+        return reservable(view, first) if first and self.reserve else first
 
     def _outlook(self, view: StepView, order: Order, queued: Sequence[Job]) -> Outlook | None:
         """What newcomers have room beside; None while nothing is set aside, or there is enough for all."""

@@ -63,8 +63,10 @@ class LatestStart:
     def last_chance_s(self, job: Job) -> float:
         """Its latest start, but between tokens until when it can catch up by the end that is expected of its answer."""
         slo = job.slo
-        if not slo or _missed_first_token(job):
-            return TOO_LATE if slo else NO_TARGET
+        if not slo:
+            return NO_TARGET
+        if _missed_first_token(job):
+            return TOO_LATE
         latest_s = NO_TARGET
         if slo.ttft_s is not None and not job.num_output_tokens:
             # The step under way comes to its end first: `_step_s` is 0 until steps have been seen.
