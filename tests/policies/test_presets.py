@@ -14,7 +14,6 @@ from headway.policies.presets import (
     PRESETS,
     Preset,
     build_policy,
-    find_pooled,
     find_preset,
     known_presets,
 )
@@ -61,15 +60,9 @@ def test_a_row_has_one_column_for_each_kind_of_part() -> None:
 
 @pytest.mark.parametrize("name", POOLED)
 def test_each_policy_for_pools_names_presets_and_no_preset_has_its_name(name: str) -> None:
-    assert find_pooled(name) is POOLED[name]
     assert set(POOLED[name]) == {LP, HP}
     assert set(POOLED[name].values()) <= set(PRESETS)
     assert name not in PRESETS
-
-
-def test_what_is_no_policy_for_pools_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'vllm' is no policy for pools; accepted: ascendra, ascendra-edf"):
-        find_pooled("vllm")
 
 
 def test_built_policies_share_nothing() -> None:

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.cost import CostModel
+from headway.core.view import StepView
 from headway.predict.copy_time import CopyTimeModel
+from headway.predict.known_models import model_shape
 from headway.predict.learned_cost import LearnedCost
 from headway.predict.step_time import StepTimeModel
 from headway.predict.transfer import TransferModel
@@ -66,6 +68,20 @@ def test_a_prior_is_what_it_says_until_it_has_faded() -> None:
     for size in range(1, 400):
         model.observe(1 + size % 40, 2.0 * (1 + size % 40))
     assert model.seconds(10) == pytest.approx(20.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mib", "round_trip_s"), [(20, 25, 4.37e-3), (340, 275, 48e-3)], ids=["2 blocks", "22 blocks"]
+)
+def test_a_swap_of_llama_13b_takes_whole_blocks_there_and_back(
+    tokens: int, mib: int, round_trip_s: float
+) -> None:
+    # 2 x 40 layers x 5120 x 2 bytes = 800 KiB a token; 2 blocks of 16 = 25 MiB; 2 x 26.2 MB / 12 GB/s = 4.37 ms.
+    block_bytes = 16 * model_shape("Llama-2-13b").kv_bytes_per_token
+    num_blocks = StepView(block_size=16).blocks(tokens)
+    assert num_blocks * block_bytes == mib * 2**20
+    model = CopyTimeModel(TransferModel(start_s=0.0, bytes_per_s=12e9), block_bytes=block_bytes)
+    assert 2 * model.seconds(num_blocks) == pytest.approx(round_trip_s, rel=1e-2)
 
 
 def test_a_policys_cost_model_is_put_together() -> None:

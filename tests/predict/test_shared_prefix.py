@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 from headway.predict.shared_prefix import SharedPrefix
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=6).map(tuple), max_size=30)
+"""Pieces, as numbers."""
 TEMPLATE = "Translate the following sentence into Chinese: "
+
+
+def text_of(prompt: tuple[int, ...]) -> str:
+    """A prompt of these pieces."""
+    return "".join(f" {piece}" for piece in prompt)
 
 
 def test_a_template_is_told_from_what_is_filled_in() -> None:
@@ -76,14 +82,14 @@ def test_it_finds_what_counting_every_prompt_finds(prompts: list[tuple[int, ...]
         for length in range(1, min(len(prompt), most) + 1):
             if sum(other[:length] == prompt[:length] for other in recent) >= least:
                 shared = length
-        assert prefix.num_shared_tokens(prompt) == shared
+        assert prefix.split(text_of(prompt)) == (text_of(prompt[:shared]), text_of(prompt[shared:]))
 
 
 @given(PROMPTS)
 def test_memory_is_bounded(prompts: list[tuple[int, ...]]) -> None:
     prefix = SharedPrefix(window=3, max_pieces=4)
     for prompt in prompts:
-        prefix.num_shared_tokens(prompt)
+        prefix.split(text_of(prompt))
     assert len(prefix._prompts) <= 3
     assert sum(prefix._sharing.values()) == sum(map(len, prefix._prompts.values())) <= 12
     assert all(prefix._sharing.values())

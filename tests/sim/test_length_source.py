@@ -78,7 +78,7 @@ def test_answers_that_were_cut_short_teach_nothing_and_are_forgotten() -> None:
     records, _ = run(trace, preset("vllm", leaving=("expired",)), one_seat, lengths=source)
     assert records["b"].outcome == "expired"
     assert [facts.num_prompt_tokens for facts, _ in predictor.seen] == [3]
-    assert source.num_asked == 0
+    assert not source._asked
 
 
 # ---- preset predicted in the simulator -------------------------------------------------------------------

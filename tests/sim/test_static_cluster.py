@@ -11,8 +11,6 @@ from headway.core.batch_shape import BatchShape
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError, TraceError
-from headway.predict.hardware import hardware
-from headway.predict.known_models import model_shape
 from headway.routing.batch_queue import BatchQueue
 from headway.routing.magnus import BATCH_PRESETS, BatchSettings, build_batch_queue
 from headway.sim.static_cluster import (
@@ -21,7 +19,7 @@ from headway.sim.static_cluster import (
     StaticSystem,
     simulate_batches,
 )
-from headway.sim.static_cost import SynchronousStep, four_bit, synchronous
+from headway.sim.static_cost import SynchronousStep, synchronous
 from headway.traces import TraceRequest
 from tests.sim.worlds import Linear, calibration, request
 
@@ -193,21 +191,8 @@ def test_no_request_is_lost_whatever_is_predicted(
 
 
 def test_a_synchronous_step_waits_for_its_host_by_hand() -> None:
-    # 3 jobs of one token each: 0.5 + 3 x 0.1 on the host, then 2 s of the device stretched by a half.
+    # 3 jobs of one token each: 0.5 + 3 x 0.1 on the host, then 2 s of the device.
     shape = BatchShape(num_jobs=3, num_tokens=3, num_decodes=3)
-    step = SynchronousStep(device=Linear(2.0), host_s=0.5, host_job_s=0.1, device_factor=1.5)
-    assert step.step_s(shape) == pytest.approx(0.8 + 3.0)
+    step = SynchronousStep(device=Linear(2.0), host_s=0.5, host_job_s=0.1)
+    assert step.step_s(shape) == pytest.approx(0.8 + 2.0)
     assert synchronous(calibration(Linear(2.0), host_s=0.25)).step_s(shape) == pytest.approx(2.25)
-
-
-def test_four_bit_weights_leave_room_and_take_time() -> None:
-    plain = hardware("v100-32g").calibrate(model_shape("facebook/opt-6.7b"))
-    small = four_bit(plain)
-    assert plain.model is not None
-    # Three quarters of the weights' bytes hold KV now.
-    freed_bytes = (small.kv_capacity_tokens - plain.kv_capacity_tokens) * plain.kv_bytes_per_token
-    assert freed_bytes == pytest.approx(0.75 * plain.model.weight_bytes, rel=1e-3)
-    shape = BatchShape(num_jobs=1, num_tokens=1, num_decodes=1, decode_context_tokens=100)
-    assert small.step.step_s(shape) == pytest.approx(1.3 * plain.step.step_s(shape))
-    with pytest.raises(ConfigError, match="test does not say how large its model is"):
-        four_bit(calibration())

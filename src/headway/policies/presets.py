@@ -370,13 +370,6 @@ POOLED: dict[str, Mapping[str, str]] = {
 """Policies of several pools of instances: name -> pool -> preset of its instances."""
 
 
-def find_pooled(name: str) -> Mapping[str, str]:
-    """The preset of each pool; ConfigError for a name that is not one of several pools."""
-    if name not in POOLED:
-        raise ConfigError(f"{name!r} is no policy for pools; accepted: {', '.join(POOLED)}")
-    return POOLED[name]
-
-
 def known_presets() -> dict[str, Preset]:
     """Every preset that can be named, built in or installed."""
     return known(_GROUP, PRESETS)

@@ -29,7 +29,6 @@ DEGREES = tuple(range(1, 11))
 QUICK_DEGREES = (1, 2, 3)
 _PENALTY = 1e-4
 """Of Lasso and ElasticNet, whose target is seconds: scikit-learn's 1.0 would answer the mean to everything."""
-_LASSO_ROUNDS = 300
 
 Tell = Callable[[float, str], None]
 

@@ -21,7 +21,7 @@ from headway.predict.recompute_rows import PrefillStep, RecomputeRows
 from headway.predict.recompute_split import Split, medians, split
 from headway.predict.step_fit import MIN_ROWS, fit_step_time
 from headway.predict.step_time import READY_STEPS, StepTimeModel
-from headway.predict.swap_cost import SwapErrors, swap_errors
+from headway.predict.swap_errors import SwapErrors, swap_errors
 
 ANALYSER = "analyser"
 LAW = "step-time law"

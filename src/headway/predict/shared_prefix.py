@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable
 
 from headway.predict.length import RequestFacts
 from headway.predict.text_pieces import spaced_pieces
@@ -52,11 +52,7 @@ class SharedPrefix:
             tenant=tenant,
         )
 
-    def num_shared_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many of a prompt's first token ids are the instruction; the prompt counts from now on."""
-        return self._shared(token_ids[: self._max_pieces], hash(tuple(token_ids)))
-
-    def _shared(self, prompt: Iterable[Hashable], identity: int) -> int:
+    def _shared(self, prompt: Iterable[str], identity: int) -> int:
         """Leading pieces that enough prompts share, this one among them."""
         beginnings = self._prompts.pop(identity, None)
         if beginnings is None:
@@ -80,7 +76,7 @@ class SharedPrefix:
                 del self._sharing[beginning]
 
 
-def _beginnings(prompt: Iterable[Hashable]) -> tuple[int, ...]:
+def _beginnings(prompt: Iterable[str]) -> tuple[int, ...]:
     """A hash of the first piece, of the first two, and so on."""
     found: list[int] = []
     last = 0

@@ -1,4 +1,4 @@
-"""AdaptiveLLM's swap analyser: seconds a job's KV takes to the host and back."""
+"""How well AdaptiveLLM's law of swaps tells what copies take of sizes that it was not fitted to."""
 
 from __future__ import annotations
 
@@ -7,50 +7,11 @@ from dataclasses import dataclass
 
 from headway.errors import ConfigError
 from headway.predict.mape import mape
-from headway.predict.model_shape import ModelShape
 from headway.predict.recompute_rows import BlockCopy
-from headway.predict.transfer import TransferModel, fit_transfer
+from headway.predict.transfer import fit_transfer
 
 MIN_SIZES = 4
 """Different sizes of copy one way: two to fit a line, two to judge it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwapCost:
-    """Whole blocks over an affine law each way, out and in one after the other.
-
-    Source: AdaptiveLLM Eq. 3, with the bandwidth of block copies as measured, not a link's nominal one.
-    """
-
-    block_size: int
-    block_bytes: int
-    to_host: TransferModel
-    to_device: TransferModel
-
-    def kv_bytes(self, num_tokens: int) -> int:
-        """Bytes of the blocks that hold the KV of `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size) * self.block_bytes
-
-    def out_s(self, num_tokens: int) -> float:
-        """Seconds to the host."""
-        return self.to_host.seconds(self.kv_bytes(num_tokens))
-
-    def in_s(self, num_tokens: int) -> float:
-        """Seconds back to the device."""
-        return self.to_device.seconds(self.kv_bytes(num_tokens))
-
-    def round_trip_s(self, num_tokens: int) -> float:
-        """Seconds of a swap: out, and in again."""
-        return self.out_s(num_tokens) + self.in_s(num_tokens)
-
-
-def block_bytes(model: ModelShape, block_size: int) -> int:
-    """Bytes of one KV block on all GPUs: keys and values of every layer and KV head.
-
-    Source: AdaptiveLLM Eq. 3, with KV heads x head size in place of the hidden size, which grouped-query
-    attention tells apart.
-    """
-    return model.kv_bytes_per_token * block_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,11 +33,6 @@ class AskedPredictor:
         self._prefixes = SharedPrefix()
         self._asked: dict[str, RequestFacts] = {}
 
-    @property
-    def num_asked(self) -> int:
-        """Live requests that were asked about."""
-        return len(self._asked)
-
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
         """What the predictor says."""
         facts = self._asked[request.id] = self._prefixes.facts(

@@ -59,8 +59,6 @@ class Point:
         return f"{self.load:g} of vs's capacity, Phi {self.phi:,}" if self.load else "all at once"
 
 
-AT_ONCE = Point(load=0.0)
-
 Capacity = Callable[[Change], float]
 """Requests a second that vs gets through, all at once, on an engine with that change."""
 Pairs = list[tuple[Point, str]]
