@@ -16,6 +16,7 @@ from headway.errors import ConfigError
 from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.first_tokens import tokens_for_first_tokens
 from headway.policies.batching.last_short import last_short
+from headway.policies.batching.pausing import pausing
 from headway.policies.batching.prompts_by_rank import by_rank
 from headway.policies.batching.rounds import Round, Rounds, times_as_long
 from headway.policies.batching.saved_time import SavedTime
@@ -43,29 +44,22 @@ _STEADY_STEPS = 64
 
 
 class Paced:
-    """`top-jobs`, but no step is predicted to last longer than the tightest target between tokens allows.
+    """`top-jobs`, in steps as long as the decodes' tightest target between tokens allows; without one, as is worth it.
 
-    The target of a job counts while it brings tokens, even of one that is late: somebody reads them. Prompts get what
-    time is left beside the decodes, in rank order, begun or not, so a long one is cut into as many chunks as that
-    takes, stalls nobody, and keeps no short one waiting. Where there is time for none, or where more of them less often
-    get through sooner and somebody waits for their first tokens, decodes save up for them (`SavedTime`): streams keep
-    their pace in the mean, and as many start as can. Where a step of both takes longer than two (`times_as_long`),
-    decodes and prompts take turns (`Turns`).
+    Of a target `share` counts: the rest is for what predictions leave out. That of a late job counts too: somebody
+    reads it. Prompts get the time that is left beside the decodes, by rank, begun or not, so a long one is cut into
+    chunks, stalls nobody, and keeps no short one waiting. With `saving` decodes save up for them where no time is left,
+    or where more of them less often get through sooner and somebody waits for their first tokens (`SavedTime`): streams
+    keep their pace in the mean, and as many start as can. With `turns` decodes and prompts take turns where a step of
+    both takes longer than two (`Turns`). Where the decodes alone would take too long, some pause (`Pausing`).
 
-    Where the decodes alone would take too long, those pause that have no such target, or one at least twice as long
-    that they are ahead of, the lowest ranked first, and nobody starts but who is in time; where no pause helps, nobody
-    pauses. Seven tenths of the longest step are too long while prompts in time wait, or others have begun: they get the
-    rest, unless those in a hurry alone take more; and if those are fewer than the prompts with room, they may miss
-    their pace, for the many would be late. `share` of the target is used: the rest is for what the prediction leaves
-    out. Where predictions are wrong or no pause helps, a step with such a target has SAFE_BUDGET_TOKENS; while steps
-    have no predicted time the engine's own budget holds.
+    Without such a target steps are as short as they may be at hardly more cost to those who decode and those who wait,
+    at most `most_dearer` more than of any longer one (`ShortSteps`), and longer where first tokens would be late
+    otherwise (`tokens_for_first_tokens`).
 
-    Where nobody who decodes has such a target, steps are as short as they may be at hardly more cost to those who
-    decode and those who wait, at most `most_dearer` more than of any longer one (`ShortSteps`), and longer where first
-    tokens would be late otherwise (`tokens_for_first_tokens`).
-
-    As `top-jobs`, and O(running) with some twenty predictions of a step's time where somebody has a target or there
-    are prompts.
+    Where predictions are wrong, or no pause helps, a step with a target has SAFE_BUDGET_TOKENS; while steps have no
+    predicted time, the engine's own budget. Costs: those of `top-jobs`, O(running), and some twenty predictions of a
+    step's time where there are targets or prompts.
     Source: the idea of Sarathi-Serve (OSDI 2024) with the budget taken from the step-time model, step by step.
     """
 
@@ -92,9 +86,9 @@ class Paced:
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, prompts by rank, within the tokens that the tightest target leaves or that are worth a step."""
-        return by_rank(view, self._in_time(view, order, leaving), order)
+        return by_rank(view, self._paced(view, order, leaving), order)
 
-    def _in_time(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+    def _paced(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, and the budget; prompts that have begun still come before those that start."""
         plan = self._top.plan(view, order, leaving)
         decodes, begun = split_decodes(plan.run)
@@ -114,8 +108,40 @@ class Paced:
             )
             decodes_s = longest_s * (1 - _PROMPTS_SHARE) if in_time or begun else longest_s
             if alone_s > decodes_s:
-                return self._fewer(view, plan, (longest_s, decodes_s), in_time, order)
+                return self._fewer(view, plan, order, in_time, (longest_s, decodes_s))
         return self._with_prompts(view, plan, order, alone, longest_s)
+
+    def _fewer(
+        self,
+        view: StepView,
+        plan: StepPlan,
+        order: Order,
+        in_time: Collection[Job],
+        within_s: tuple[float, float],
+    ) -> StepPlan:
+        """Of the decodes those in a hurry, and as many others as there is time for; of newcomers those `in_time`.
+
+        `within_s` are the longest step, and what of it the decodes may take. Those in a hurry may take all of it,
+        unless they are fewer than the prompts in time that have room, which would be late.
+        """
+        longest_s, decodes_s = within_s
+        decodes, prompts = split_decodes(plan.run)
+        found = pausing(view, order, decodes, longest_s)
+        # Somebody decodes: prompts in time may have no room, and then nobody would run.
+        least = 0 if found.hurried else 1
+        least_s = self._cost.step_s(found.shape(least))
+        if least_s > longest_s / self.share or (
+            least_s > decodes_s and _with_room(view, in_time) > len(found.hurried)
+        ):
+            # Nobody's pause would help: such a target is not kept by starving the others, nor by more being late.
+            return _safely(plan, len(decodes) * view.tokens_a_decode)
+        going_on = max(
+            least,
+            last_short(len(found.others), lambda count: self._cost.step_s(found.shape(count)) > decodes_s),
+        )
+        plan.run = [*found.hurried, *found.others[:going_on], *prompts]
+        plan.admit = [job for job in plan.admit if job in in_time][: view.seats_beside(plan.run)]
+        return self._with_prompts(view, plan, order, found.shape(going_on), longest_s)
 
     def _with_prompts(
         self, view: StepView, plan: StepPlan, order: Order, alone: BatchShape, longest_s: float
@@ -128,14 +154,18 @@ class Paced:
         planned = Round(self._rounds(view, plan, alone, prompts), alone, prompts)
         tokens = self._prompt_tokens(view, plan, order, planned, longest_s)
         turn = self._whose(planned, tokens)
+        self._expect(planned, tokens, turn, longest_s)
+        return step_of(view, plan, planned, tokens, turn)
+
+    def _expect(self, planned: Round, tokens: int, turn: Turn, longest_s: float) -> None:
+        """Note what the step of this turn is predicted to take of the time that a token may."""
         if turn is Turn.PROMPTS:
             self._saved.expect(planned.prompts_s(tokens), longest_s, decodes=False)
         elif turn is Turn.DECODES:
             self._saved.expect(planned.decodes_s, longest_s)
         else:
-            without = (alone.num_tokens, planned.decodes_s)
-            self._saved.expect(planned.seconds(tokens), longest_s, alone=without)
-        return step_of(view, plan, planned, tokens, turn)
+            alone = (planned.decodes.num_tokens, planned.decodes_s)
+            self._saved.expect(planned.seconds(tokens), longest_s, alone=alone)
 
     def _prompt_tokens(
         self, view: StepView, plan: StepPlan, order: Order, planned: Round, longest_s: float
@@ -149,15 +179,8 @@ class Paced:
             return planned.most_tokens(longest_s, most_tokens)
         kept = planned.seconds(GRAIN_TOKENS) <= longest_s / self.share
         tokens = planned.most_tokens(longest_s, most_tokens) if kept else 0
-        wanted = min(most_tokens, self._waited_for(view, order, planned.prompts)) if kept else most_tokens
+        wanted = min(most_tokens, _waited_for(view, order, planned.prompts)) if kept else most_tokens
         return tokens if wanted <= tokens else self._saved.afford(planned, tokens, wanted, longest_s)
-
-    def _waited_for(self, view: StepView, order: Order, prompts: Sequence[Job]) -> int:
-        """Tokens of those prompts whose first token somebody waits for and can have in time. O(prompts)."""
-        if not knows_late(order):
-            return 0
-        in_time = order.on_time(prompts, view.now_s)
-        return sum(left_tokens(job) for job in in_time if job.ttft_deadline_s is not None)
 
     def _rounds(self, view: StepView, plan: StepPlan, decodes: BatchShape, prompts: Sequence[Job]) -> Rounds:
         """Whether decodes and these prompts take turns; not if no prompt has begun, and the first could not start.
@@ -191,47 +214,6 @@ class Paced:
         turn = self._turns.whose(planned, tokens)
         self._prompts_wait = turn is Turn.DECODES
         return turn
-
-    def _fewer(
-        self,
-        view: StepView,
-        plan: StepPlan,
-        within_s: tuple[float, float],
-        in_time: Collection[Job],
-        order: Order,
-    ) -> StepPlan:
-        """Of the decodes those in a hurry, and as many others as there is time for; of newcomers those `in_time`.
-
-        `within_s` are the longest step, and what of it the decodes may take.
-        """
-        longest_s, decodes_s = within_s
-        decodes, prompts = split_decodes(plan.run)
-        others = [
-            job
-            for job in order.rank(decodes, view.now_s)
-            if job.slo.tbt_s is None or _is_ahead(job, longest_s, view, order)
-        ]
-        patient = set(others)
-        hurried = [job for job in decodes if job not in patient]
-        contexts = list(accumulate(map(context_tokens, others), initial=sum(map(context_tokens, hurried))))
-
-        def beside(count: int) -> BatchShape:
-            return decode_shape(len(hurried) + count, contexts[count], view.tokens_a_decode)
-
-        def too_long(count: int) -> bool:
-            return self._cost.step_s(beside(count)) > decodes_s
-
-        least_s = self._cost.step_s(beside(0 if hurried else 1))
-        if least_s > longest_s / self.share or (
-            least_s > decodes_s and _with_room(view, in_time) > len(hurried)
-        ):
-            # Nobody's pause would help: such a target is not kept by starving the others, nor by more being late.
-            return _safely(plan, len(decodes) * view.tokens_a_decode)
-        # Somebody decodes: prompts in time may have no room, and then nobody would run.
-        kept = others[: max(0 if hurried else 1, last_short(len(others), too_long))]
-        plan.run = [*hurried, *kept, *prompts]
-        plan.admit = [job for job in plan.admit if job in in_time][: view.seats_beside(plan.run)]
-        return self._with_prompts(view, plan, order, beside(len(kept)), longest_s)
 
     def next_change_s(self, view: StepView) -> float:
         """As `top-jobs`; with a target between tokens as long as steps keep it although they grow with every token.
@@ -267,29 +249,26 @@ class Paced:
         self._saved.observe(outcome.num_tokens)
 
 
-def _within(plan: StepPlan, tokens: int) -> StepPlan:
-    """The plan, now of a step of at most so many tokens."""
-    plan.token_budget = min(plan.token_budget, tokens)
-    return plan
-
-
 def _prompts(view: StepView, plan: StepPlan) -> list[Job]:
     """The prompts of a plan that have begun, and newcomers that have a place."""
     return [*split_decodes(plan.run)[1], *plan.admit[: view.seats_beside(plan.run)]]
 
 
+def _waited_for(view: StepView, order: Order, prompts: Sequence[Job]) -> int:
+    """Tokens of those prompts whose first token somebody waits for and can have in time. O(prompts)."""
+    if not knows_late(order):
+        return 0
+    in_time = order.on_time(prompts, view.now_s)
+    return sum(left_tokens(job) for job in in_time if job.ttft_deadline_s is not None)
+
+
 def _safely(plan: StepPlan, decode_tokens: int) -> StepPlan:
     """The plan with a budget that needs no predictions, for every decode and a little of prompts: none starves."""
-    return _within(plan, max(SAFE_BUDGET_TOKENS, decode_tokens + GRAIN_TOKENS))
+    plan.token_budget = min(plan.token_budget, max(SAFE_BUDGET_TOKENS, decode_tokens + GRAIN_TOKENS))
+    return plan
 
 
 def _with_room(view: StepView, prompts: Iterable[Job]) -> int:
     """How many of these prompts there are blocks for now, those that lack the fewest first. O(prompts log)."""
     needed = sorted(view.blocks(job.num_tokens - job.num_computed_tokens) for job in prompts)
     return bisect_right(list(accumulate(needed)), view.free_blocks)
-
-
-def _is_ahead(job: Job, longest_s: float, view: StepView, order: Order) -> bool:
-    """Whether a decode's own pace is so much slower that it may sit a step out."""
-    own_s = (job.slo.tbt_s or inf) * view.decoded_tokens
-    return knows_late(order) and own_s >= 2 * longest_s and order.latest_start_s(job) > view.now_s + own_s
