@@ -107,7 +107,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._farewells = Farewells()
         token_budget, active_reqs = self._stock_limits()
         self.view = StepView(
-            total_blocks=self.kv_cache_manager.block_pool.num_gpu_blocks - 1,
+            total_blocks=kv_blocks,
             block_size=self.block_size,
             max_run=min(settings.batch_width or active_reqs, active_reqs),
             max_resident=self.max_num_running_reqs,
@@ -146,7 +146,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         now_s = self.clock()
         self._settle(now_s)
         self.defers_prefills = throttle_prefills and self._may_defer_prefills()
-        plan = self._plan(now_s)
+        plan = self._plan(self._look(now_s))
         self._depart(plan)
         self._shape(plan)
         shaped = len(self.running)
@@ -187,7 +187,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.view.residents = self.ledger.residents
             self.following.moved(self.outcomes.between_steps(now_s))
 
-    def _plan(self, now_s: float) -> StepPlan:
+    def _look(self, now_s: float) -> StepView:
+        """What there is for the policy to see before this step."""
         view = self.view
         view.now_s = now_s
         view.defers_prompts = self.defers_prefills
@@ -203,6 +204,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             view.returned = self.swaps.copies.returned
             view.blocks_coming_free = self.swaps.device.coming_free
             view.host_free_blocks = self.swaps.copies.host.free_blocks
+        return view
+
+    def _plan(self, view: StepView) -> StepPlan:
+        """What the policy wants of this step, within what the engine can do at all."""
         if self.lora_config is not None:
             self.admission.look_at_adapters(self.outcomes.tokens)
         plan = self.guard.plan(view)

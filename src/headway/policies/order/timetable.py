@@ -19,13 +19,13 @@ _RENEWED_A_STEP = 8
 
 
 class Timetable:
-    """Latest starts (`LatestStart`) of live jobs that have a target: of those that wait as they were when last taken.
+    """Latest starts (`LatestStart`) of live jobs that have a target, as last taken, and who of them can be in time.
 
-    A job that waits is late from its latest start on; one that holds memory may still catch up with its pace, until its
+    A job that waits is late from its latest start on. One that holds memory may still catch up with its pace, until its
     last chance (`LatestStart.last_chance_s`): each token that it has brought since that was taken leaves one less to
-    come, so it may go on a step later. Turns are as they were when last taken, whatever has come since. What a prompt
-    needs is computed for `prompt_share` of the time; what is decoded, in steps as they are of late. True while anybody
-    has a target. Costs: an insertion for each job that waits and has a target, whenever its latest start is taken anew.
+    come, so it may go on a step later. A prompt is computed for `prompt_share` of the time; what is decoded, in steps
+    as they are of late. True while anybody has a target. Costs: an insertion for each job that waits and has a target,
+    whenever its latest start is taken anew.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Timetable:
         self._prompt_share = prompt_share
         self._latest_s: dict[Job, float] = {}
         self._late_s: dict[Job, float] = {}
-        self._taken_at: dict[Job, int] = {}
+        self._tokens_then: dict[Job, int] = {}
         self._candidates: dict[Job, Candidate] = {}
         self._queue = SortedIndex()
         self._waiting: set[Job] = set()
@@ -68,7 +68,7 @@ class Timetable:
         """Forget a job."""
         self._latest.forget(job)
         if job.slo:
-            del self._latest_s[job], self._late_s[job], self._taken_at[job], self._candidates[job]
+            del self._latest_s[job], self._late_s[job], self._tokens_then[job], self._candidates[job]
 
     def renew(self, jobs: Iterable[Job]) -> None:
         """Take latest starts anew, of those of these jobs that have a target."""
@@ -87,7 +87,7 @@ class Timetable:
         latest_s, last_chance_s = self._latest.with_last_chance(job)
         self._latest_s[job] = latest_s
         self._late_s[job] = latest_s if job in self._waiting else last_chance_s
-        self._taken_at[job] = job.num_output_tokens
+        self._tokens_then[job] = job.num_output_tokens
         prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
         due_s, service_s = latest_s + prefill_s, prefill_s / self._prompt_share
         cost_s = self._work.of(job)
@@ -126,23 +126,23 @@ class Timetable:
         return job in self._waiting
 
     def latest_start_s(self, job: Job) -> float:
-        """Until when a job may be left alone; inf without any target, -inf if one is missed."""
+        """Until when a job may be left alone, a resident as of now; inf without any target, -inf if one is missed."""
         if job in self._waiting:
             return self._latest_s.get(job, inf)
         return self._latest.of(job)
 
     def candidates(self, jobs: Iterable[Job]) -> list[Candidate]:
-        """What has to be known of these to weigh them against each other; each has a target."""
+        """What has to be known of these to weigh them against each other, as last taken; each has a target."""
         return [self._candidates[job] for job in jobs]
 
     def in_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
         """Those of `jobs` that have a target and can still meet all they have. O(jobs), without calls."""
-        late_s, taken_at, token_s = self._late_s, self._taken_at, self._latest.token_s
+        late_s, tokens_then, token_s = self._late_s, self._tokens_then, self._latest.token_s
         return [
             job
             for job in jobs
             if job in late_s
-            and now_s <= late_s[job] + (job.num_output_tokens - taken_at[job]) * token_s < inf
+            and now_s <= late_s[job] + (job.num_output_tokens - tokens_then[job]) * token_s < inf
         ]
 
     def waiting_in_time(self, most: int, now_s: float) -> list[Job]:
