@@ -30,12 +30,16 @@ class TopJobs:
     a place, so nobody pauses for a job that has no slot or blocks, or is not ready; at most 8 that cannot start
     are passed over in a step, and none that lacks blocks. A resident has no place either while its KV is on its
     way back, or while a step in flight computes all it has: with pipeline stages several steps are under way,
-    each of the highest that are not in another. With `reserve` a job starts only if blocks for its longest
-    possible answer can be set aside, so no KV is ever taken away for another's. With `reserve_confidence` it starts
-    if memory lasts to its end beside those that rank before it, by what answers stay within with that probability
-    (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set aside.
-    O((residents + seats) log) a step, and a memory check for each newcomer of the top; O(residents) with a ranking of
-    prompts and newcomers alone where there is a place and a block for every resident, and memory for all to their ends.
+    each of the highest that are not in another.
+
+    With `reserve` a job starts only if blocks for its longest possible answer can be set aside, so no KV is ever taken
+    away for another's. With `reserve_confidence` it starts if memory lasts to its end beside those that rank before it,
+    by what answers stay within with that probability (`Outlook`), so KV is seldom taken away; while the order does not
+    trust predictions, nothing is set aside.
+
+    Costs: O((residents + seats) log) a step, and a memory check for each newcomer of the top; O(residents) with a
+    ranking of prompts and newcomers alone where there is a place and a block for every resident, and memory for all to
+    their ends.
     """
 
     reserve: bool = False
@@ -56,15 +60,7 @@ class TopJobs:
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top of residents and startable newcomers together; further newcomers for seats left over."""
         queued = self._queued(view, order, leaving)
-        # Tokens that no step in flight computes, spelled out: this runs for every resident of every step.
-        pending = [
-            job
-            for job in view.residents
-            if job.num_computed_tokens
-            < job.num_prompt_tokens + job.num_output_tokens + job.num_output_placeholders
-        ]
-        if view.restoring:
-            pending = [job for job in pending if job not in view.restoring]
+        pending = _pending(view)
         if not queued and _all_run_on(view, pending):
             # The residents themselves, where that is all of them: such a run is not looked at again.
             run = view.residents if len(pending) == len(view.residents) else pending
@@ -145,6 +141,18 @@ class TopJobs:
         """Nothing to learn, but for whom room is set aside."""
         if self._expected is not None:
             self._expected.observe(outcome)
+
+
+def _pending(view: StepView) -> list[Job]:
+    """Residents whose KV is here, with tokens that no step in flight computes."""
+    # Spelled out: this runs for every resident of every step.
+    pending = [
+        job
+        for job in view.residents
+        if job.num_computed_tokens
+        < job.num_prompt_tokens + job.num_output_tokens + job.num_output_placeholders
+    ]
+    return [job for job in pending if job not in view.restoring] if view.restoring else pending
 
 
 def _all_run_on(view: StepView, pending: Sequence[Job]) -> bool:
