@@ -113,8 +113,7 @@ class DeviceStep:
         return gpu.kernels.gemm_s(gpu.peaks, tokens, columns, depth, self._model.bytes_per_value, weight)
 
     def _experts_s(self, tokens: int) -> float:
-        """Router, then the experts that are expected to be chosen by some token, if tokens choose evenly; shared
-        ones."""
+        """Router, the experts expected to be chosen by some token, if tokens choose evenly, and the shared ones."""
         model, gpu = self._model, self._gpu
         idle = float((1 - model.experts_per_token / model.num_experts) ** tokens)
         read = self._weight.experts * model.expert_weights * model.num_experts * (1 - idle) / self._tp

@@ -118,8 +118,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if max(tp, model.num_kv_heads) % min(tp, model.num_kv_heads):
             raise ConfigError(
-                f"tensor parallelism {tp} does not share the {model.num_kv_heads} KV heads of {model.name} evenly, "
-                "which vLLM refuses"
+                f"tensor parallelism {tp} does not share the {model.num_kv_heads} KV heads of {model.name} evenly, as "
+                "vLLM asks; accepted: what divides them, or a multiple of them"
             )
         if not 1 <= stages <= model.num_layers:
             raise ConfigError(

@@ -74,5 +74,5 @@ def test_a_time_that_is_not_known_is_not_compared() -> None:
 
 def test_nothing_is_predicted_of_a_step_of_nobody() -> None:
     cost = Turns()
-    assert compared("----", [1, 1, 1, 1], cost) == [(0.0, 1)]
+    assert compared("----", [1, 1, 1, 1], cost) == []
     assert cost.asked == 0

@@ -33,8 +33,8 @@ class ComparedSteps:
             self._predicted_s.clear()
         if turn <= 1 and outcome.tokens:
             self._predicted_s.append(self._cost.step_s(shape_of(outcome.tokens)))
-        elif turn == 2 and step_s and all(self._predicted_s):
-            nearer_s = min(self._predicted_s, default=0.0, key=lambda each_s: _times_apart(each_s, step_s))
+        elif turn == 2 and step_s and self._predicted_s and all(self._predicted_s):
+            nearer_s = min(self._predicted_s, key=lambda each_s: _times_apart(each_s, step_s))
             self._quality.observe(nearer_s, step_s)
 
 
