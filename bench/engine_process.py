@@ -56,9 +56,9 @@ class EngineProcess:
             initargs=(kind, os.getpid(), self._theirs),
         )
 
-    def begin(self, work: Work[Any, _Found]) -> Future[_Found]:
-        """Start a run, which goes on turn by turn."""
-        return self._process.submit(_do, work)
+    def begin(self, work: Work[Any, _Found], speed: float = 1.0) -> Future[_Found]:
+        """Start a run, which goes on turn by turn; `speed` as `TurnTime` has it."""
+        return self._process.submit(_do, work, speed)
 
     def turn(self) -> bool:
         """Let it work on its run for a turn; whether it wants more: not when the run is over, or it has died."""
@@ -84,9 +84,11 @@ class EngineProcess:
         self._process.shutdown()
 
 
-def do_in_turn(engines: Sequence[EngineProcess], works: Sequence[Work[Any, _Found]]) -> list[Future[_Found]]:
+def do_in_turn(
+    engines: Sequence[EngineProcess], works: Sequence[Work[Any, _Found]], speed: float = 1.0
+) -> list[Future[_Found]]:
     """Do runs, each on its own engine, at the same pace of the machine; all have ended, well or not."""
-    begun = [engine.begin(work) for engine, work in zip(engines, works, strict=True)]
+    begun = [engine.begin(work, speed) for engine, work in zip(engines, works, strict=True)]
     working = list(engines)
     while working:
         working = [engine for engine in working if engine.turn()]
@@ -125,6 +127,6 @@ def _stop() -> None:
     _own.close()
 
 
-def _do(work: Work[Any, _Found]) -> _Found:
-    with TurnTime(_turns[0], _engines[0].worker_pids) as clock:
+def _do(work: Work[Any, _Found], speed: float) -> _Found:
+    with TurnTime(_turns[0], _engines[0].worker_pids, speed) as clock:
         return work(_engines[0], clock)

@@ -22,6 +22,8 @@ a machine's speed takes to change.
 class WallTime:
     """The machine's: an idle engine sleeps."""
 
+    speed = 1.0
+
     def __init__(self) -> None:
         self._origin_s = 0.0
 
@@ -48,10 +50,12 @@ class TurnTime:
     same stream are compared within tenths of a second, whatever the machine's speed does from one second to the next.
     A turn is TURN_S or a step, whichever is longer; `turns` brings each, and is told at its end whether this engine
     wants more. Its worker processes are stopped meanwhile: vLLM's look for work without a rest for a second after the
-    last. Used as a context: what is done before and after the stream needs the turn too.
+    last. Used as a context: what is done before and after the stream needs the turn too. Of the machine's seconds
+    `speed` go into one of these, or one into so many: where it has become half as fast, its clock goes half as fast.
     """
 
-    def __init__(self, turns: Connection, worker_pids: Sequence[int]) -> None:
+    def __init__(self, turns: Connection, worker_pids: Sequence[int], speed: float = 1.0) -> None:
+        self.speed = speed
         self._turns = turns
         self._worker_pids = worker_pids
         self._origin_s = 0.0
@@ -73,12 +77,12 @@ class TurnTime:
 
     def now_s(self) -> float:
         """Seconds of the stream, the others' turns left out."""
-        return time.perf_counter() - self._origin_s
+        return (time.perf_counter() - self._origin_s) * self.speed
 
     def idle(self, until_s: float) -> None:
         """It is then at once."""
         skipped_s = max(0.0, until_s - self.now_s())
-        self._origin_s -= skipped_s
+        self._origin_s -= skipped_s / self.speed
         self._turn_ends_s += skipped_s
 
     def stepped(self) -> None:
@@ -90,7 +94,7 @@ class TurnTime:
         self._turns.send(True)
         self._turns.recv()
         signal_all(self._worker_pids, SIGCONT)
-        self._origin_s = time.perf_counter() - now_s
+        self._origin_s = time.perf_counter() - now_s / self.speed
         self._turn_ends_s = now_s + TURN_S
 
 

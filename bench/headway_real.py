@@ -4,8 +4,10 @@ The demo model answers its own tasks and stops by itself; Poisson arrivals at 0.
 streams each, KV memory for some twenty-four requests. Three kinds of clients: without targets (`none`), all
 interactive (`one`), and seven in ten interactive, the others patient (`two`). The targets follow from what stock does
 at a light load (`targets.rule`), before anything is compared. Capacity is what stock gets through when all requests are
-there at once, at the best of 16, 32 and 64 seats. It is measured again after the runs: a machine that has changed
-meanwhile is seen by it.
+there at once, at the best of 16, 32 and 64 seats. It is measured again before every stream: `speeds` says how many
+times as fast the machine was than at first, least first. All clocks go by that, so that a load is what it is called
+and targets ask for as much, on a machine that is half as fast an hour later. What it does during a stream hits all
+that are compared alike.
 
 Stock is vLLM's own scheduler on an engine with nothing of Headway in it: chunked prefill, prefix caching and
 asynchronous scheduling as vLLM decides. It is swept over `max_num_seqs` first, alone, at load 1, and each metric is
@@ -50,8 +52,8 @@ from bench.client_classes import KINDS, NONE, TWO, rule_text
 from bench.engine_costs import profiled
 from bench.headway_real_engine import PRIORITY, Memory, Run, governor_of, kept, records
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
-from bench.headway_real_measured import capacity_afterwards_rps, measure, prepare
-from bench.headway_real_plan import SYSTEMS, Plan, stock_name
+from bench.headway_real_measured import measure, prepare
+from bench.headway_real_plan import SYSTEMS, Grid, Plan, stock_name
 from bench.headway_real_simulated import Engine
 from bench.progress import say
 from bench.versus import Runs
@@ -91,7 +93,7 @@ def report(plan: Plan, profile_s: float) -> dict[str, Any]:
         )
         best = {metric: stock_name(seats) for metric, seats in plan.best(kind).items()}
         cells[kind][f"{load:g}"] = cell_figures(found, plan.policy, best, plan.targets.classes)
-    return {**facts(plan), **verdicts(cells), "cells": cells}
+    return {**facts(plan, grid), **verdicts(cells), "cells": cells}
 
 
 def report_broken(plan: Plan) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def report_broken(plan: Plan) -> dict[str, Any]:
         }
         metric = next(iter(plan.best(kind)))
         cells[kind][f"{load:g}"] = broken_cell(metric, real, said, plan.targets.classes)
-    return {**facts(plan), **broken_verdicts(cells), "cells": cells}
+    return {**facts(plan, grid), **broken_verdicts(cells), "cells": cells}
 
 
 def simulated_engine(plan: Plan, profile_s: float) -> Engine:
@@ -120,9 +122,11 @@ def simulated_engine(plan: Plan, profile_s: float) -> Engine:
     )
 
 
-def facts(plan: Plan) -> dict[str, Any]:
+def facts(plan: Plan, grid: Grid) -> dict[str, Any]:
     """What was compared, and on what."""
     found = plan.prepared
+    runs = {run for cell in grid.values() for runs in cell.values() for run in runs}
+    speeds = sorted({kept(run, plan.out).speed for run in runs})
     return {
         "measured_on": machine_name(),
         "vllm": vllm_version(),
@@ -131,7 +135,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "seeds": plan.seeds,
         "seconds": plan.seconds,
         "capacity_rps": found.capacity_rps,
-        "capacity_afterwards_rps": capacity_afterwards_rps(plan),
+        "speeds": speeds,
         "asynchronous": found.asynchronous,
         "kv_blocks": found.num_blocks,
         "host_gib": plan.memory.host_gib,

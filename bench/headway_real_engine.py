@@ -76,9 +76,13 @@ class Run:
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to: its requests in the order of the stream, Headway's counters, the governor's changes."""
+    """What a run came to: its requests in the order of the stream, Headway's counters, the governor's changes.
+
+    `speed`: how many times as fast the machine was before it as when capacity was measured; all times are by that.
+    """
 
     served: list[Served]
+    speed: float = 1.0
     counters: dict[str, int] = {}
     changes: list[Change] = []
 
@@ -169,4 +173,4 @@ def serve(engine: ServingEngine, clock: EngineTime, *, run: Run, requests: Seque
     served = engine.serve(
         requests, run.seed, lengths=lengths, own_stops=True, clock=clock, after_step=watch.look
     )
-    return Kept(served=served, counters=engine.counters, changes=watch.changes)
+    return Kept(served=served, speed=clock.speed, counters=engine.counters, changes=watch.changes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,7 +140,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     policy = found["policy"]
     lines = [
         f"Measured on {found['measured_on']}, vLLM {found['vllm']}: capacity {found['capacity_rps']:.1f} requests a "
-        f"second ({found['capacity_afterwards_rps']:.1f} after the runs), {found['kv_blocks']} KV blocks, "
+        f"second, and before the streams {_range(found['speeds'])} times as many, {found['kv_blocks']} KV blocks, "
         f"{found['seeds']} streams of {found['seconds']:g} s a cell; stock's best seats: "
         f"{_seats(found['best_seats'])}. Low-load loss {_percent(found['low_load_loss'])}; losing cells: "
         f"{len(found['losing_cells'])}. Stock a second time is as far from itself in mean JCT: "
@@ -152,6 +152,10 @@ def markdown(found: Mapping[str, Any]) -> str:
     for kind, loads in found["cells"].items():
         lines += [_row(kind, load, cell, policy) for load, cell in loads.items()]
     return "\n".join(lines)
+
+
+def _range(ascending: Sequence[float]) -> str:
+    return f"{ascending[0]:.2f} to {ascending[-1]:.2f}"
 
 
 def _seats(best: Mapping[str, Mapping[str, int]]) -> str:

@@ -9,18 +9,19 @@ from functools import partial
 import msgspec
 
 from bench.client_classes import NONE
+from bench.engine_time import EngineTime, WallTime
 from bench.headway_real_engine import SLOTS, STOCK, Kept, Run, put_in, records, serve
 from bench.headway_real_plan import Plan, Prepared
 from bench.progress import say
 from bench.serving_engine import ServingEngine
-from bench.side_by_side import Lane, compared, measure_side_by_side
+from bench.side_by_side import Gauge, Lane, compared, measure_side_by_side
 from bench.taught_lengths import untaught_stream
 from headway.results import summarize
 from headway.whole_file import write_whole
 
 LIGHT_LOAD = 0.2
-CAPACITY_REQUESTS = 800
-"""So many that what the last long answers take alone hardly counts."""
+CAPACITY_REQUESTS = 400
+"""So many that what the last long answers take alone hardly counts, and few enough to serve before every stream."""
 CAPACITY_SEATS = (16, 32, 64)
 """With the most of them memory is so short that some is computed twice; capacity is the best of these."""
 CAPACITY_SEED, LIGHT_SEED = 99, 98
@@ -33,7 +34,7 @@ def prepare(plan: Plan) -> None:
         return
     with plan.memory.of(STOCK).serving() as engine:
         capacity_rps, capacity_seats = max(
-            (_throughput_rps(engine, seats), seats) for seats in CAPACITY_SEATS
+            (_throughput_rps(engine, WallTime(), seats=seats), seats) for seats in CAPACITY_SEATS
         )
         light = untaught_stream(LIGHT_LOAD * capacity_rps, plan.seconds, LIGHT_SEED)
         put_in(engine, STOCK, SLOTS)
@@ -50,32 +51,22 @@ def prepare(plan: Plan) -> None:
     write_whole(plan.preparation, msgspec.json.encode(found))
 
 
-def capacity_afterwards_rps(plan: Plan) -> float:
-    """Capacity once more, measured after all runs: what a machine that has changed meanwhile is seen by."""
-    if not plan.afterwards.exists():
-        with plan.memory.of(STOCK).serving() as engine:
-            again_rps = _throughput_rps(engine, plan.prepared.capacity_seats)
-        write_whole(plan.afterwards, msgspec.json.encode(again_rps))
-    return msgspec.json.decode(plan.afterwards.read_bytes(), type=float)
-
-
-def _throughput_rps(engine: ServingEngine, seats: int) -> float:
+def _throughput_rps(engine: ServingEngine, clock: EngineTime, *, seats: int) -> float:
     """What stock gets through with so many seats."""
     burst = untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED)
     at_once = [replace(request, arrival_s=0.0) for request in burst]
     put_in(engine, STOCK, seats)
-    served = engine.serve(at_once, CAPACITY_SEED, own_stops=True)
-    found = len(served) / max(each.finished_s for each in served)
-    say(f"{found:.1f} requests a second at {seats} seats")
-    return found
+    served = engine.serve(at_once, CAPACITY_SEED, own_stops=True, clock=clock)
+    return len(served) / max(each.finished_s for each in served)
 
 
 def measure(plan: Plan, runs: Sequence[Run]) -> None:
     """Do all runs that are not kept yet, those of one load and seed side by side."""
     todo = [run for run in dict.fromkeys(runs) if not run.file(plan.out).exists()]
-    if todo:
-        plan.afterwards.unlink(missing_ok=True)
-    measure_side_by_side([[_lane(plan, run) for run in group] for group in side_by_side(todo)], say)
+    found = plan.prepared
+    work = partial(_throughput_rps, seats=found.capacity_seats)
+    gauge = Gauge(plan.memory.of(STOCK), work, found.capacity_rps)
+    measure_side_by_side([[_lane(plan, run) for run in group] for group in side_by_side(todo)], say, gauge)
 
 
 def side_by_side(runs: Iterable[Run]) -> list[list[Run]]:

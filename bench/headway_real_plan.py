@@ -62,11 +62,6 @@ class Plan:
         """Where what is measured beforehand is kept."""
         return self.out / "prepared.json"
 
-    @property
-    def afterwards(self) -> Path:
-        """Where capacity as it was measured again, after the runs, is kept."""
-        return self.out / "capacity-afterwards.json"
-
     @cached_property
     def prepared(self) -> Prepared:
         """As it was kept. Raises ConfigError if it is of runs of another kind."""

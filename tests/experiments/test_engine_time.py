@@ -58,8 +58,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
             worker.kill()
 
 
-def clock_of(machine: Any) -> TurnTime:
-    return TurnTime(machine, [machine.worker_pid])
+def clock_of(machine: Any, speed: float = 1.0) -> TurnTime:
+    return TurnTime(machine, [machine.worker_pid], speed)
 
 
 def test_what_others_take_is_left_out(machine: Machine) -> None:
@@ -93,6 +93,19 @@ def test_nobody_waits_for_an_arrival(machine: Machine) -> None:
         machine.now_s += TURN_S
         clock.stepped()
         assert machine.said == [True]
+
+
+def test_on_a_machine_half_as_fast_the_clock_goes_half_as_fast(machine: Machine) -> None:
+    with clock_of(machine, speed=0.5) as clock:
+        clock.begin()
+        machine.now_s += 2 * TURN_S
+        assert clock.now_s() == pytest.approx(TURN_S)
+        clock.stepped()
+        assert machine.said == [True]
+        assert clock.now_s() == pytest.approx(TURN_S)
+        clock.idle(100.0)
+        machine.now_s += TURN_S
+        assert clock.now_s() == pytest.approx(100.0 + TURN_S / 2)
 
 
 def test_who_fails_leaves_the_turn_to_the_others(machine: Machine) -> None:

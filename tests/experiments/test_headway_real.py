@@ -16,7 +16,7 @@ import pytest
 from bench.broken_ways import REFERENCES
 from bench.client_classes import INTERACTIVE, NONE, ONE, PATIENT, TWO
 from bench.engine_process import EngineProcess, do_in_turn
-from bench.engine_time import WallTime
+from bench.engine_time import EngineTime, WallTime
 from bench.governor_watch import Change, GovernorWatch
 from bench.headway_real import BROKEN_KINDS, options, plan_of
 from bench.headway_real_engine import (
@@ -34,11 +34,11 @@ from bench.headway_real_engine import (
     taught,
 )
 from bench.headway_real_figures import CellRuns, cell_figures, markdown, verdicts
-from bench.headway_real_measured import capacity_afterwards_rps, measure, side_by_side
+from bench.headway_real_measured import measure, side_by_side
 from bench.headway_real_plan import SWEEP_SEED, SYSTEMS, Plan, Prepared, best_seats, stock_name
 from bench.headway_real_simulated import Engine
-from bench.serving_engine import Served
-from bench.side_by_side import placed
+from bench.serving_engine import Served, ServingEngine
+from bench.side_by_side import Gauge, Lane, measure_side_by_side, placed
 from bench.taught_lengths import TAUGHT, estimates_of, lessons, untaught_stream
 from bench.versus import GOODPUT, MEAN_JCT, Runs
 from bench.wrong_cost import wrong_by
@@ -181,10 +181,8 @@ def test_every_system_of_a_cell_is_run_once_a_seed_and_stock_for_all_kinds(plan:
     assert len({run.file(plan.out) for run in every}) == len(every)
 
 
-def test_capacity_afterwards_is_kept_until_more_is_run(plan: Plan) -> None:
-    plan.afterwards.write_text("9.5")
-    measure(plan, plan.sweep())  # all of it is there
-    assert capacity_afterwards_rps(plan) == 9.5
+def test_what_is_there_is_not_run_again(plan: Plan) -> None:
+    measure(plan, plan.sweep())
 
 
 def test_equal_engines_change_places_from_group_to_group() -> None:
@@ -363,7 +361,7 @@ def test_the_table_has_a_row_for_each_cell() -> None:
         "measured_on": "a machine",
         "vllm": "0.32",
         "capacity_rps": 20.0,
-        "capacity_afterwards_rps": 19.0,
+        "speeds": [0.812, 0.9, 1.2],
         "kv_blocks": 96,
         "seeds": 2,
         "seconds": 20.0,
@@ -372,7 +370,7 @@ def test_the_table_has_a_row_for_each_cell() -> None:
         **verdicts(verdict_example()),  # type: ignore[arg-type]
     }
     lines = markdown(found).splitlines()
-    assert "capacity 20.0 requests a second (19.0 after the runs)" in lines[0]
+    assert "capacity 20.0 requests a second, and before the streams 0.81 to 1.20 times as many" in lines[0]
     assert "Low-load loss 5.0 %" in lines[0]
     assert lines[0].endswith("mean JCT: 3.0 % at load 0.5.")
     head, _, low, high = lines[2:]
@@ -481,3 +479,22 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
             )
             assert isinstance(failed.exception(), ConfigError)
             assert len(whole.result().served) == len(requests)
+
+
+@pytest.mark.engine
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_machines_speed_is_taken_before_each_group_and_clocks_go_by_it() -> None:
+    requests = untaught_stream(20.0, 0.5, seed=1)
+    found: list[Kept] = []
+    lane = Lane(Memory(96), partial(serve, run=Run(STOCK, "", 8, 1.0, 0), requests=requests), found.append)
+    gauge = Gauge(Memory(96), rate_of_nothing, first_rate=4.0)
+    said: list[str] = []
+    measure_side_by_side([[lane], [lane]], said.append, gauge)
+    assert [each.speed for each in found] == [0.5, 0.5]
+    assert all("0.50 times as fast" in each for each in said)
+
+
+def rate_of_nothing(engine: ServingEngine, clock: EngineTime) -> float:
+    """At a rate of 2, by a clock that goes as the machine's."""
+    return 2.0 * clock.speed
