@@ -58,6 +58,15 @@ def test_more_less_often_only_where_prompts_get_through_sooner() -> None:
     assert saved(*[1.0] * 99, longest_s=30.0).afford(cheap, 272, 500, 30.0) == 272
 
 
+def test_nobody_saves_up_for_long_while_prompts_could_come_in_grains() -> None:
+    # 32 tokens take 7.4 s, 4.7 more than 2.7, of which decodes leave half a second: ten steps. Or they take 4.9 more
+    # than 2.5, and there are 0.3 each: seventeen, and that would still be 0.7 tokens a second in place of 0.5.
+    assert saved(*[1.0] * 99, longest_s=2.7).afford(planned(), 2, 500, 2.7) == 32
+    assert saved(*[1.0] * 99, longest_s=2.5).afford(planned(), 2, 500, 2.5) == 2
+    # Where not even a grain fits there is no other way.
+    assert saved(*[1.0] * 99, longest_s=2.5).afford(planned(), 0, 500, 2.5) == 32
+
+
 def test_no_more_than_is_needed() -> None:
     assert saved(*[1.0] * 99, longest_s=6.0).afford(planned(), 16, 48, 6.0) == 48
 

@@ -13,6 +13,9 @@ takes longer."""
 _WORTH = 1.1
 """Times the prompt tokens a second for which it is worth saving: predictions are wrong by as much."""
 
+_MOST_STEPS = 12
+"""That decodes save up for tokens which could come in grains as well: meanwhile prompts wait, and the memory for them."""
+
 
 class SavedTime:
     """Each token of a stream may take the longest step; steps that take less leave the rest, longer ones are paid, or
@@ -52,7 +55,7 @@ class SavedTime:
     def afford(self, planned: Round, tokens: int, wanted: int, longest_s: float) -> int:
         """Prompt tokens of this round, where `tokens` keep to the longest step and more are wanted.
 
-        More of them less often, if prompts get through sooner so: none while decodes still save up.
+        More of them less often, if prompts get through sooner so and it is soon saved: none while decodes save up.
         """
         most_s = longest_s * (1 + _MOST)
         many = planned.most_tokens(max(most_s, planned.seconds(GRAIN_TOKENS)), wanted)
@@ -63,10 +66,15 @@ class SavedTime:
 
 
 def _gets_more_through(planned: Round, tokens: int, many: tuple[int, float], longest_s: float) -> bool:
-    """Whether `many` in so many seconds, and in those of saving up for them, are more than `tokens` in every round."""
+    """Whether `many` in so many seconds, and in those of saving up for them, are more than `tokens` in every round.
+
+    Not if decodes leave so little that they would save up for long.
+    """
     more, more_s = many
     decodes_s = planned.decodes_s
     if decodes_s >= longest_s:
         return False
-    saving_s = max(0.0, more_s - longest_s) / (longest_s - decodes_s) * decodes_s
-    return more * planned.seconds(tokens) > _WORTH * tokens * (more_s + saving_s)
+    saving_steps = max(0.0, more_s - longest_s) / (longest_s - decodes_s)
+    if saving_steps > _MOST_STEPS:
+        return False
+    return more * planned.seconds(tokens) > _WORTH * tokens * (more_s + saving_steps * decodes_s)
