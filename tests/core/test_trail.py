@@ -6,12 +6,14 @@ import pytest
 
 from headway.core.batch_shape import BatchShape
 from headway.core.explain.explanation import explain
+from headway.core.explain.slack import slack_points
 from headway.core.explain.step_log import KEPT_CHANGES
 from headway.core.explain.story import Kind
 from headway.core.explain.telling import NOT_KEPT, _in_turn
 from headway.core.explain.track import KEPT_DISPLACEMENTS, KEPT_FIRST, KEPT_LAST
 from headway.core.plan import Fate, Reason
 from headway.core.record import Outcome
+from headway.core.slo import Slo
 from tests.core.trail_scene import Scene, displaced_scene
 
 
@@ -58,6 +60,20 @@ def test_slack_falls_to_the_first_token_and_then_to_the_end() -> None:
     assert slack[2.0] == (2.0, "whole answer")
     assert slack[5.0] == (-1.0, "whole answer")
     assert [point.at_s for point in found.slack] == sorted(slack)
+
+
+def test_slack_counts_lost_tokens_of_a_prompt_as_still_to_be_computed() -> None:
+    # All 8 tokens of the prompt take 8 s. 4 are computed by 1 and lost then; all 8 are computed from 2 to 3.
+    scene = Scene()
+    scene.come("a", prompt=8, slo=Slo(ttft_s=20.0))
+    scene.step({"a": 4}, admitted="a")
+    scene.step({}, preempted={"a": Fate.RECOMPUTE})
+    scene.step({"a": 8}, admitted="a")
+    track = scene.trail.find("a")
+    assert track is not None
+    slack = {point.at_s: point.slack_s for point in slack_points(track, scene.now_s, prefill_s=8.0)}
+    assert (slack[0.0], slack[0.5], slack[1.0]) == (12.0, 13.5, 11.0)
+    assert (slack[2.0], slack[2.5]) == (10.0, 13.5)
 
 
 def test_one_that_came_later_and_started_first_overtook_it() -> None:

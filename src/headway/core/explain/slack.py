@@ -50,7 +50,7 @@ def _moments(track: Track, end_s: float) -> Iterator[tuple[float, Mark]]:
     """Times, each with what was known then: tokens are taken to come evenly between two marks."""
     job = track.job
     arrived = Mark(job.arrival_s, 0, 0, 0, Kind.WAITED)
-    ended = Mark(end_s, 0, track.computed, job.num_output_tokens, Kind.ENDED)
+    ended = Mark(end_s, 0, track.computed, job.num_output_tokens, Kind.ENDED, lost=job.recomputed_tokens)
     for mark, following in pairwise([arrived, *track.marks, ended]):
         lasted_s = following.at_s - mark.at_s
         if lasted_s <= 0:
@@ -85,7 +85,7 @@ def _slacks(track: Track, at_s: float, mark: Mark, prefill_s: float) -> Iterator
 def _prompt_left(track: Track, mark: Mark) -> float:
     """The share of its prompt that is still to be computed."""
     prompt = track.job.num_prompt_tokens
-    return max(0, prompt - mark.computed) / prompt if prompt else 0.0
+    return max(0, prompt - (mark.computed - mark.lost)) / prompt if prompt else 0.0
 
 
 def _is_whole(track: Track, mark: Mark) -> bool:

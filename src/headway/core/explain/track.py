@@ -23,7 +23,8 @@ class Mark(NamedTuple):
 
     `step` is the number of steps with work before the one it was made in, `computed` the tokens computed before
     that one, those lost since included, `outputs` the output tokens known. `why` is its own reason; empty where all
-    the others waited or paused for the same. An instant says what it was `then`, if that is known with it.
+    the others waited or paused for the same. An instant says what it was `then`, if that is known with it. `lost` are
+    the computed tokens that are gone again by then.
     """
 
     at_s: float
@@ -33,6 +34,7 @@ class Mark(NamedTuple):
     kind: Kind
     why: str = ""
     then: Kind | None = None
+    lost: int = 0
 
 
 class Displacement(NamedTuple):

@@ -147,8 +147,9 @@ class Trail:
         then: Kind | None = None,
     ) -> None:
         """From this step on, in which it was `granted` tokens, something else is true of a job."""
-        computed = track.computed - granted
-        track.add(Mark(now_s, self.steps.count, computed, track.job.num_output_tokens, kind, why, then))
+        job = track.job
+        computed, lost = track.computed - granted, job.recomputed_tokens
+        track.add(Mark(now_s, self.steps.count, computed, job.num_output_tokens, kind, why, then, lost))
 
     def _look_round(self, view: StepView, outcome: StepOutcome) -> None:
         """Note what those found who have come since the last step."""
@@ -192,7 +193,7 @@ class Trail:
                 track.waited_s += now_s - track.waits_from_s
                 track.waits_from_s = None
             then = self._kind_of_run(job, track, granted) if granted else None
-            track.add(Mark(now_s, step, kept + lost, job.num_output_tokens, _ADMITTED, why, then))
+            track.add(Mark(now_s, step, kept + lost, job.num_output_tokens, _ADMITTED, why, then, lost))
             if self._passed_over:
                 self._passed_over.pop(job, None)
 
