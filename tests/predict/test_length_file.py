@@ -68,6 +68,18 @@ def test_a_file_of_nothing_learned_is_a_start_from_nothing(tmp_path: Path) -> No
     assert not loaded.ready
 
 
+def test_a_file_of_a_few_answers_is_silent_until_there_are_enough(tmp_path: Path) -> None:
+    spec = "learned:trees=5,first_answers=20"
+    first, second = length_predictor(spec), length_predictor(spec)
+    for facts, tokens in TAUGHT[:19]:
+        first.observe(facts, tokens)
+    save_lengths(tmp_path / "few", first)
+    load_lengths(tmp_path / "few", second)
+    assert second.predict(TAUGHT[19][0]) is None
+    second.observe(*TAUGHT[19])
+    assert (second.ready, second.rows.num_rows) == (True, 20)
+
+
 def test_a_missing_file_and_one_of_other_features_are_refused(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load_lengths(tmp_path / "none", length_predictor(SPEC))

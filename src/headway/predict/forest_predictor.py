@@ -159,14 +159,18 @@ class ForestPredictor:
             return (*self.rows.copy(), self.interval.state())
 
     def restore(self, rows: Rows, tokens: Tokens, interval: Tokens, num_answers: int) -> None:
-        """Take over what `snapshot` returned, and fit. The interval stays as it was: its answers were real ones."""
+        """Take over what `snapshot` returned, and fit, unless it was too little for a first forest.
+
+        The interval stays as it was: its answers were real ones.
+        """
         for row, answer in zip(rows, tokens, strict=True):
             self.rows.add(row, float(answer))
         self.num_answers = num_answers
         # Before the fit, since one that is settled needs no answers held out; after it, for one that is not.
         self.interval.restore(interval)
-        self.refit()
-        self.interval.restore(interval)
+        if num_answers >= self.settings.first_answers:
+            self.refit()
+            self.interval.restore(interval)
 
     def _held_out(self, rows: Rows, tokens: Tokens) -> tuple[Tokens, Tokens] | None:
         """A fifth of the rows as the forest of the others predicts them, where the interval needs them."""
