@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -82,11 +83,14 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     (lambda raw: raw.update(host_s="long"), "host_s"),
     (lambda raw: raw.pop("machine"), "machine"),
     (lambda raw: raw["step"]["law"]["tokens"].update(knots=[3, 4, 5]), "knots"),
+    (lambda raw: raw["to_host"].update(bytes_per_s=0), "`float` > 0.0 - at `$.to_host.bytes_per_s`"),
+    (lambda raw: raw["step"]["held_out"].update(residuals=[]), "length >= 1 - at `$.step.held_out.residuals`"),
+    (lambda raw: raw.update(block_size=0), "`int` >= 1 - at `$.block_size`"),
 ])  # fmt: skip
 def test_a_bad_file_is_an_error_that_says_why(
     path: Path, edit: Callable[[dict[str, Any]], object], says: str
 ) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
         load_cost_file(edited(path, edit))
 
 

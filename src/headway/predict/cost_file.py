@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -16,6 +16,8 @@ from headway.predict.step_fit import StepTimeFit
 from headway.predict.transfer import TransferModel
 
 VERSION: Final = 1
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,14 +46,14 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dtype: str
     vllm_version: str
     measured_on: str
-    tensor_parallel: int = 1
+    tensor_parallel: _Count = 1
     step: StepTimeFit
-    host_s: float
+    host_s: Annotated[float, msgspec.Meta(ge=0)]
     to_host: TransferModel
     to_device: TransferModel
-    kv_bytes_per_token: int
-    kv_capacity_tokens: int
-    block_size: int
+    kv_bytes_per_token: _Count
+    kv_capacity_tokens: _Count
+    block_size: _Count
     rows: tuple[MeasuredStep, ...] = ()
 
     def calibration(self) -> Calibration:
@@ -94,7 +96,9 @@ def write_cost_file(path: Path, cost: CostFile) -> None:
 
 
 def load_cost_file(path: Path) -> CostFile:
-    """The contents of a cost file, checked. Raises ConfigError for one that is missing or not of this version."""
+    """The contents of a cost file, checked. Raises ConfigError for one that is missing, not of this version, or
+    with numbers that cannot be, such as a bandwidth of 0.
+    """
     try:
         raw = msgspec.json.decode(path.read_bytes())
     except OSError as error:

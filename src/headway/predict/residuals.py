@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 QUANTILES = 21
 """Residual quantiles kept: the least, the greatest and every 5 % between."""
@@ -19,7 +22,7 @@ class Errors:
     num_rows: int
     median_error: float
     p90_error: float
-    residuals: tuple[float, ...]
+    residuals: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0)], ...], msgspec.Meta(min_length=1)]
 
 
 def errors_of(pairs: Sequence[tuple[float, float]]) -> Errors:

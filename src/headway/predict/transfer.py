@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from headway.errors import ConfigError
@@ -15,8 +17,8 @@ from headway.predict.nnls import nnls
 class TransferModel:
     """An affine law for one direction: a fixed start, then bytes at a steady bandwidth."""
 
-    start_s: float
-    bytes_per_s: float
+    start_s: Annotated[float, msgspec.Meta(ge=0)]
+    bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]
 
     def seconds(self, num_bytes: int) -> float:
         """Seconds a copy of `num_bytes` takes; 0 for nothing."""
