@@ -100,6 +100,13 @@ def test_qwens_first_config_counts_both_halves_of_its_feed_forward() -> None:
     assert model_shape_of(config, "Qwen/Qwen-14B") == model_shape("Qwen-14B")
 
 
+@pytest.mark.parametrize("family", ["gemma3_text", "cohere", "falcon", "starcoder2", "gpt_bigcode"])
+def test_some_families_tie_their_tables_where_their_config_is_silent(family: str) -> None:
+    silent = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
+    assert not model_shape_of(silent).tied_embeddings
+    assert model_shape_of(silent | {"model_type": family}).tied_embeddings
+
+
 def test_gemma_is_gated_whatever_its_activation() -> None:
     assert model_shape_of(LLAMA | {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"}).gated
 

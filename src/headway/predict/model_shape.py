@@ -21,6 +21,20 @@ _GATED_FAMILIES = ("gemma", "qwen")
 """Families whose feed-forward is gated although the activation is GELU, or not named."""
 _BOTH_HALVES = "qwen"
 """The family, Qwen's first, whose config counts the two halves of the gated feed-forward as one width."""
+_TIED_FAMILIES = (
+    "opt",
+    "gpt2",
+    "gpt_bigcode",
+    "bloom",
+    "falcon",
+    "mpt",
+    "gemma",
+    "cohere",
+    "starcoder2",
+    "ernie4_5",
+    "smollm3",
+)
+"""Families whose LM head is the embedding table where their config does not say, as transformers 5.19 has it."""
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 _DEFAULT_DTYPE = "bfloat16"
 
@@ -235,8 +249,8 @@ def _is_gated(config: Mapping[str, Any]) -> bool:
 
 
 def _ties_by_default(config: Mapping[str, Any]) -> bool:
-    """What transformers assumes where the key is absent: OPT, GPT-2, BLOOM and Gemma tie, the others do not."""
-    return str(config.get("model_type", "")).startswith(("opt", "gpt2", "bloom", "gemma"))
+    """Whether the LM head is the embedding table where the key is absent."""
+    return str(config.get("model_type", "")).startswith(_TIED_FAMILIES)
 
 
 def _dtype_bytes(config: Mapping[str, Any]) -> int:
