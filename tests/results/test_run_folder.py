@@ -176,6 +176,16 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
         start_run(folder, META)
 
 
+def test_records_alone_are_never_overwritten_but_by_a_run_that_goes_on(tmp_path: Path) -> None:
+    with record_writer(tmp_path, "vllm") as writer:
+        writer.append(make())
+    with pytest.raises(ConfigError, match="holds a run already"):
+        start_run(tmp_path, META)
+    start_run(tmp_path, META, goes_on=True)
+    start_run(tmp_path, META, goes_on=True)
+    assert read_run(tmp_path).records == {"vllm": [make()]}
+
+
 def test_a_run_without_a_record_is_forgotten_and_no_other(tmp_path: Path) -> None:
     start_run(tmp_path, META)
     run_file(tmp_path, "vllm", RECORDS_SUFFIX).touch()

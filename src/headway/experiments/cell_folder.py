@@ -22,7 +22,7 @@ from headway.experiments.policy_choice import label
 from headway.experiments.simulation import CellResult
 from headway.json_file import read_json, write_json
 from headway.results import RecordWriter, RunMeta, load_folder, start_run, write_info
-from headway.results.run_folder import META_NAME, RECORDS_SUFFIX, run_file, seed_folder
+from headway.results.run_folder import RECORDS_SUFFIX, run_file, seed_folder
 from headway.whole_file import PARTIALS, partial_path
 
 MANIFEST = "simulation.json"
@@ -44,9 +44,7 @@ class CellFolder:
         """
         open_folder(self.root / MANIFEST, {"version": VERSION, **manifest}, "simulation")
         for folder, load in self._runs():
-            # Always the same bytes; one that was cut short by a kill is replaced.
-            (folder / META_NAME).unlink(missing_ok=True)
-            start_run(folder, msgspec.structs.replace(meta, load=load))
+            start_run(folder, msgspec.structs.replace(meta, load=load), goes_on=True)
 
     def _runs(self) -> list[tuple[Path, float]]:
         grid = self.grid

@@ -83,15 +83,16 @@ def seed_folder(folder: Path, seed: int) -> Path:
     return folder / f"{SEED_PREFIX}{seed}"
 
 
-def start_run(folder: Path, meta: RunMeta) -> None:
+def start_run(folder: Path, meta: RunMeta, *, goes_on: bool = False) -> None:
     """Make the folder and write what is about to be run, before the first request.
 
-    Raises ConfigError if the folder holds a run already (results are never overwritten) or a sweep, beside which it
-    would not be read, if a policy is named twice or has no name, or if the folder cannot be written.
+    Raises ConfigError if the folder holds a run already, or records alone (results are never overwritten; only a run
+    that `goes_on` may find its own), or a sweep, beside which it would not be read, if a policy is named twice or has
+    no name, or if the folder cannot be written.
     """
     if len(set(meta.policies)) < len(meta.policies) or not all(meta.policies):
         raise ConfigError(f"policies are {', '.join(meta.policies)!r}; accepted: different names, none empty")
-    if has_run(folder):
+    if not goes_on and (has_run(folder) or _has_records(folder)):
         raise ConfigError(f"{folder} holds a run already; give another folder, or remove this one first")
     if any(chain(folder.glob(f"{SEED_PREFIX}*"), folder.glob(f"{LOAD_PREFIX}*"))):
         raise ConfigError(f"{folder} holds a sweep; accepted: another folder")
@@ -105,8 +106,12 @@ def has_run(folder: Path) -> bool:
 
 def forget_run_without_records(folder: Path) -> None:
     """Take back what `start_run` wrote if no record followed: nothing would be overwritten by another try."""
-    if not any(path.stat().st_size for path in folder.glob(f"*{RECORDS_SUFFIX}")):
+    if not _has_records(folder):
         (folder / META_NAME).unlink(missing_ok=True)
+
+
+def _has_records(folder: Path) -> bool:
+    return any(path.stat().st_size for path in folder.glob(f"*{RECORDS_SUFFIX}"))
 
 
 def record_writer(folder: Path, policy: str) -> RecordWriter:
