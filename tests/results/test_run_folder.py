@@ -83,6 +83,8 @@ def test_policies_that_were_not_reached_are_left_out_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert list(read_run(folder).records) == ["vllm"]
     assert caplog.messages == [f"{folder}: no records of headway; left out"]
+    run_file(folder, "headway", RECORDS_SUFFIX).write_text('{"id"')  # stopped while that was written
+    assert list(read_run(folder).records) == ["vllm"]
 
 
 def test_what_records_do_not_hold_is_never_half_written(tmp_path: Path) -> None:

@@ -158,6 +158,14 @@ def read_records(path: Path) -> list[Record]:
     in the log. Raises RecordError, with file and line, for any other line that is not a record, and for a
     file that is missing or holds no record.
     """
+    records = records_so_far(path)
+    if not records:
+        raise RecordError(f"{path}: no records in it; accepted: one JSON object a line")
+    return records
+
+
+def records_so_far(path: Path) -> list[Record]:
+    """As `read_records`, but none of a file that no record has got into yet."""
     records: list[Record] = []
     try:
         with path.open("rb") as lines:
@@ -172,6 +180,4 @@ def read_records(path: Path) -> list[Record]:
                     logger.warning("%s: 1 half-written line left out (line %d)", path, number)
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror})") from error
-    if not records:
-        raise RecordError(f"{path}: no records in it; accepted: one JSON object a line")
     return records

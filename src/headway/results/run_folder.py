@@ -27,7 +27,7 @@ import msgspec
 from headway.core.record import Record
 from headway.errors import ConfigError, RecordError
 from headway.json_file import read_json, write_json
-from headway.results.records import RecordWriter, read_records, write_records
+from headway.results.records import RecordWriter, records_so_far, write_records
 from headway.results.summary import RunInfo
 
 logger = logging.getLogger(__name__)
@@ -137,21 +137,21 @@ def read_run(folder: Path) -> Run:
     """
     _require_folder(folder)
     meta = read_json(folder / META_NAME, RunMeta) or RunMeta()
-    paths = {
-        unquote(path.name.removesuffix(RECORDS_SUFFIX)): path
+    found = {
+        unquote(path.name.removesuffix(RECORDS_SUFFIX)): records
         for path in folder.glob(f"*{RECORDS_SUFFIX}")
-        if path.stat().st_size
+        if (records := records_so_far(path))
     }
-    if not paths:
+    if not found:
         raise RecordError(f"{folder}: no records in it; accepted: a folder of <policy>{RECORDS_SUFFIX} files")
-    if missing := [policy for policy in meta.policies if policy not in paths]:
+    if missing := [policy for policy in meta.policies if policy not in found]:
         logger.warning("%s: no records of %s; left out", folder, ", ".join(missing))
-    planned = [policy for policy in meta.policies if policy in paths]
-    policies = [*planned, *sorted(paths.keys() - set(planned))]
+    planned = [policy for policy in meta.policies if policy in found]
+    policies = [*planned, *sorted(found.keys() - set(planned))]
     return Run(
         folder=folder,
         meta=meta,
-        records={policy: read_records(paths[policy]) for policy in policies},
+        records={policy: found[policy] for policy in policies},
         infos={
             policy: read_json(run_file(folder, policy, INFO_SUFFIX), RunInfo) or RunInfo()
             for policy in policies
