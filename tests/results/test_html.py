@@ -119,6 +119,11 @@ def test_a_sweep_is_drawn_against_load_with_its_doubts() -> None:
     assert len(page.all("details")) == 3  # two loads and the glossary
 
 
+def test_policies_of_all_loads_are_named() -> None:
+    page = page_of(run(vllm=[make()], load=0.5), run(vllm=[make()], orca=[make()], load=0.9))
+    assert "<dt>policies</dt><dd>vllm, orca</dd>" in page.source
+
+
 def test_a_policy_keeps_its_colour_at_every_load() -> None:
     page = page_of(run(vllm=[make()], orca=[make()], load=0.5), run(orca=[make()], load=0.9))
     chips = {attrs["style"] for attrs in page.all("span") if attrs.get("class") == "chip"}

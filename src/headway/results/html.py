@@ -70,7 +70,7 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
             ("model", meta.model),
             ("trace", meta.trace),
             ("offered load", loads),
-            ("policies", ", ".join(mine[0].records)),
+            ("policies", ", ".join(dict.fromkeys(policy for run in mine for policy in run.records))),
             ("versions", ", ".join(f"{name} {version}" for name, version in meta.versions.items())),
             ("command", meta.command),
         ]
