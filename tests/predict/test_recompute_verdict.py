@@ -124,5 +124,9 @@ def test_too_little_is_refused_by_name() -> None:
     assert missing[-1] == "steps of 8x512 (0 of 21)"
     with pytest.raises(ConfigError, match="too little was measured to judge by; missing: steps of 4x512"):
         judge(few, lambda share, what: None)
+    told: list[str] = []
+    with pytest.raises(ConfigError, match="0 copies are too few to judge"):
+        judge(msgspec.structs.replace(some, copies=()), lambda share, what: told.append(what))
+    assert not told  # nothing was fitted in vain
     nothing = msgspec.structs.replace(some, models=(), steps=())
     assert missing_in(nothing) == ["steps of any model (0 of 20 to learn from)"]

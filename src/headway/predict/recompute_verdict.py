@@ -131,10 +131,11 @@ def judge(rows: RecomputeRows, tell: Tell, *, degrees: Sequence[int] = DEGREES, 
     if missing:
         raise ConfigError(f"too little was measured to judge by; missing: {', '.join(missing)}")
     parts = split(rows, seed)
+    swap = swap_errors(rows.copies)  # before the grid, which takes minutes: copies may be refused
     grid = tuple(judge_cells(rows, parts, cells(degrees), tell))
     tell(1.0, "comparing with the step-time model")
     contenders = (_analyser(rows, best_of(grid)), _law(parts), _online(rows, parts), _machine(parts))
-    return Verdict(rows=rows, parts=parts, grid=grid, contenders=contenders, swap=swap_errors(rows.copies))
+    return Verdict(rows=rows, parts=parts, grid=grid, contenders=contenders, swap=swap)
 
 
 def missing_in(rows: RecomputeRows, seed: int = 0) -> list[str]:
