@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.results.study import Study, StudyTable
+from headway.results.tables import wrap_columns
 
 _GAP = 3  # blanks between two columns
 _EDGES = 4  # blanks left and right of a table
@@ -53,19 +54,12 @@ class _TerminalTable:
     def _parts(self, rows: Sequence[Sequence[str]], room: int) -> list[list[int]]:
         """Column numbers of each table, those of the first columns in all."""
         widths = [
-            max(map(len, [*heading.split(), *(row[number] for row in rows)]))
+            _GAP + max(map(len, [*heading.split(), *(row[number] for row in rows)]))
             for number, heading in enumerate(self.table.headings)
         ]
-        keys = list(range(self.table.keys))
-        fixed = sum(widths[number] + _GAP for number in keys)
-        parts, left = [[*keys]], room - fixed
-        for number in range(len(keys), len(widths)):
-            if len(parts[-1]) > len(keys) and widths[number] + _GAP > left:
-                parts.append([*keys])
-                left = room - fixed
-            parts[-1].append(number)
-            left -= widths[number] + _GAP
-        return parts
+        keys = self.table.keys
+        parts = wrap_columns(widths[keys:], room - sum(widths[:keys]))
+        return [[*range(keys), *(keys + number for number in part)] for part in parts]
 
 
 def markdown(study: Study) -> str:
