@@ -131,6 +131,8 @@ def test_gemma_is_gated_whatever_its_activation() -> None:
             4096,
         ),
         ({"max_position_embeddings": 8192, "seq_length": 2048}, 2048),
+        ({"max_position_embeddings": 8192, "max_seq_length": 4096}, 4096),
+        ({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072),
         ({"max_position_embeddings": 32768, "rope_scaling": None}, 32768),
     ],
 )

@@ -11,9 +11,12 @@ _POSITIONS = (
     "n_positions",
     "max_seq_len",
     "seq_length",
-    "model_max_length",
     "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
 )
+_INSTEAD = "model_max_length"
+"""Command R's own: where it is given, vLLM 0.32 goes by it and by none of these."""
 _SCALED_AS_WRITTEN = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Ways to scale rotary positions whose factor is in the written number of positions already, as vLLM 0.32 has it."""
 
@@ -29,4 +32,4 @@ def context_tokens_of(read: ConfigReader) -> int:
     if "factor" in scaling and kind not in _SCALED_AS_WRITTEN:
         return 0
     original = read.known("original_max_position_embeddings") if kind == "longrope" else 0
-    return original or min(filter(None, map(read.known, _POSITIONS)), default=0)
+    return original or read.known(_INSTEAD) or min(filter(None, map(read.known, _POSITIONS)), default=0)
