@@ -41,14 +41,13 @@ class Sheet:
     ratios: str = ""
 
 
-GB = 10**9
 STEP_OVERHEAD_S = 2e-4
 """What a device waits for between steps however the host is scheduled: input copies and the graph's launch.
 Published times show only its sum with the host's part (0.6 ms for one request); this share of it is assumed."""
 SHEETS = (
     Sheet("a100-80g", "A100 SXM 80 GB", "a100", 312e12, 2039e9, 80 * 2**30, 32e9, STEP_OVERHEAD_S),
     Sheet("h100", "H100 SXM 80 GB", "h100", 989e12, 3350e9, 80 * 2**30, 64e9, STEP_OVERHEAD_S),
-    Sheet("h200", "H200 SXM 141 GB", "h200", 989e12, 4800e9, 141 * GB, 64e9, STEP_OVERHEAD_S),
+    Sheet("h200", "H200 SXM 141 GB", "h200", 989e12, 4800e9, 141 * 2**30, 64e9, STEP_OVERHEAD_S),
     Sheet("b200", "B200 SXM 180 GB", "b200", 2250e12, 7700e9, 180 * 2**30, 128e9, STEP_OVERHEAD_S),
     Sheet("l40s", "L40S 48 GB", "l40s", 362.05e12, 864e9, 45 * 2**30, 32e9, STEP_OVERHEAD_S),
     Sheet(
@@ -74,7 +73,7 @@ SHEETS = (
         all_reduce="l40s",
     ),
     Sheet(
-        "rtx-pro-6000", "RTX PRO 6000 Blackwell 96 GB", "rtx-pro-6000", 467.8e12, 1792e9, 96 * GB, 64e9,
+        "rtx-pro-6000", "RTX PRO 6000 Blackwell 96 GB", "rtx-pro-6000", 467.8e12, 1792e9, 97887 * 2**20, 64e9,
         STEP_OVERHEAD_S, all_reduce="l40s", link_ratio=0.5,
     ),
 )  # fmt: skip

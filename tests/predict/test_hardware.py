@@ -68,6 +68,11 @@ def test_kv_capacity_by_hand() -> None:
     assert calibration("a100-80g", LLAMA).kv_capacity_tokens == 468_959
 
 
+def test_memory_is_what_devices_report_though_their_names_say_gb() -> None:
+    found = {name: hardware(name).memory_bytes / 2**30 for name in ("h100", "h200", "rtx-pro-6000")}
+    assert found == pytest.approx({"h100": 80, "h200": 141, "rtx-pro-6000": 95.6}, rel=0.001)
+
+
 def test_each_stage_brings_its_gpus_memory_and_links_and_the_weights_are_there_once() -> None:
     one, two = calibration("a100-80g", LLAMA, 2), calibration("a100-80g", LLAMA, 2, stages=2)
     # Two GPUs more: 2 x (0.92 x 85,899,345,920 - 1,500,000,000) bytes at 131,072 a token.
