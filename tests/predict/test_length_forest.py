@@ -50,6 +50,15 @@ def test_the_same_rows_make_the_same_forest(forest: str) -> None:
     assert np.array_equal(one, other)
 
 
+@pytest.mark.parametrize("forest", ["quantile", "rf"])
+def test_where_requests_tell_nothing_the_middle_is_the_usual_answer(forest: str) -> None:
+    settings, tokens = LengthSettings(forest=forest), TOKENS[:60]
+    usual = np.median(tokens) if forest == "quantile" else tokens.mean()
+    alike = LengthForest(np.ones((60, 3), dtype=np.float32), tokens, settings)
+    assert alike.ask(UNSEEN[:1])[0, 1] == pytest.approx(usual, rel=0.05)
+    assert LengthForest(ROWS[:60], np.full(60, 100.0), settings).ask(UNSEEN[:1]) == pytest.approx(100.0)
+
+
 def test_one_row_is_enough_to_answer_with() -> None:
     answers = LengthForest(ROWS[:1], np.array([7.0]), LengthSettings()).ask(UNSEEN[:2])
     assert answers == pytest.approx(np.full((2, 3), 7.0))

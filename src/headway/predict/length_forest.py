@@ -38,7 +38,9 @@ class LengthForest:
         """Fits: (rows, features) and (rows,), at least one row. Seconds for 20,000 rows; one thread."""
         own = {**_COMMON, "min_data_in_leaf": settings.min_leaf, "seed": settings.seed}
         self._logarithm = settings.forest == "quantile"
-        target = np.log(tokens) if self._logarithm else tokens
+        # A random forest is fitted to differences from the mean: trees of LightGBM's that find no split answer 0.
+        self._mean = float(tokens.mean())
+        target = np.log(tokens) if self._logarithm else tokens - self._mean
         variants: list[dict[str, object]] = [dict(_RANDOM)]
         if self._logarithm:
             variants = [{**_QUANTILE, "alpha": alpha} for alpha in (TAIL, 0.5, 1 - TAIL)]
@@ -51,8 +53,7 @@ class LengthForest:
     def ask(self, rows: Rows) -> Tokens:
         """(rows, 3): low, middle and high tokens, ascending, at least 1. 25 to 60 us a booster for one row."""
         answers = np.stack([booster.predict(rows, num_threads=1) for booster in self._boosters], axis=1)
-        if self._logarithm:
-            answers = np.exp(answers)
+        answers = np.exp(answers) if self._logarithm else answers + self._mean
         answers.sort(axis=1)  # quantiles fitted apart may cross
         found: Tokens = np.maximum(answers, 1.0)
         return found if self._logarithm else np.repeat(found, 3, axis=1)
