@@ -58,6 +58,9 @@ def test_a_folder_whose_name_is_no_text_has_a_page_too(tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     assert headway_report(*folders, "--out", out).exit_code == 0
     assert "vllm (caf\\xe9)" in out.read_text()
+    (folders[0] / "vllm.records.jsonl").rename(folders[0] / "th\udce9.records.jsonl")
+    assert headway_report(folders[0], "--out", out).exit_code == 0
+    assert "th\\xe9" in out.read_text()
 
 
 def test_json_is_the_only_thing_on_stdout(folder: Path, tmp_path: Path) -> None:

@@ -69,8 +69,13 @@ class Run:
 
     @property
     def place(self) -> str:
-        """The folder as text: its name may hold bytes that are none."""
-        return os.fsencode(self.folder).decode(errors="backslashreplace")
+        """The folder as text."""
+        return _as_text(self.folder)
+
+
+def _as_text(path: Path | str) -> str:
+    """A path, whose bytes need not be text."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def load_folder(folder: Path, load: float) -> Path:
@@ -138,7 +143,7 @@ def read_run(folder: Path) -> Run:
     _require_folder(folder)
     meta = read_json(folder / META_NAME, RunMeta) or RunMeta()
     found = {
-        unquote(path.name.removesuffix(RECORDS_SUFFIX)): records
+        unquote(_as_text(path.name).removesuffix(RECORDS_SUFFIX)): records
         for path in folder.glob(f"*{RECORDS_SUFFIX}")
         if (records := records_so_far(path))
     }
