@@ -68,6 +68,11 @@ def test_shared_experts_by_another_name_are_not_overlooked() -> None:
         model_shape_of(MIXTRAL | {"num_shared_expert": 1}, "m")
 
 
+def test_a_token_passes_no_more_experts_than_there_are() -> None:
+    with pytest.raises(ConfigError, match="has 9 experts a token; accepted: at most the 8 that it has"):
+        model_shape_of(MIXTRAL | {"num_experts_per_tok": 9})
+
+
 def test_a_switch_is_no_number_of_experts() -> None:
     switched = MIXTRAL | {"moe_shared_expert_overlap": True, "num_shared_experts": False}
     assert model_shape_of(switched) == model_shape_of(MIXTRAL)

@@ -103,7 +103,7 @@ def test_scales_for_the_cache_halve_it(found: dict[str, Any]) -> None:
     (FP8 | {"ignore": [7]}, "ignore"), (FP8 | {"ignore": ["re:*lm_head"]}, "lm_head"),
     (FP8 | {"config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 3}}}}, "num_bits"),
     (FP8 | {"kv_cache_scheme": {"num_bits": 4}}, "kv_cache_scheme"),
-    (AWQ | {"dynamic": {"+:.*attn.*": {"bits": 8}}}, "dynamic"),
+    (AWQ | {"dynamic": {"+:.*attn.*": {"bits": 8}}}, "dynamic"), (AWQ | {"dynamic": [7]}, "dynamic"),
 ])  # fmt: skip
 def test_what_is_not_understood_is_named(found: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):

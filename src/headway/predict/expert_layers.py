@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.errors import ConfigError
 from headway.predict.config_reader import ConfigReader
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -18,6 +19,16 @@ def num_experts_of(read: ConfigReader) -> int:
         if not experts and any(_counts_experts(str(inner), number) for inner, number in nested.items()):
             raise read.refuse(key)
     return experts
+
+
+def experts_per_token_of(read: ConfigReader, experts: int) -> int:
+    """Experts of a layer that a token passes, of so many. Raises ConfigError for more than there are."""
+    chosen = read.needed(_CHOSEN, "moe_top_k")
+    if chosen > experts:
+        raise ConfigError(
+            f"the config of {read.name!r} has {chosen} experts a token; accepted: at most the {experts} that it has"
+        )
+    return chosen
 
 
 def _counts_experts(key: str, value: object) -> bool:

@@ -11,7 +11,12 @@ from typing import Any
 from headway.errors import ConfigError
 from headway.predict.config_reader import ConfigReader
 from headway.predict.context_tokens import context_tokens_of
-from headway.predict.expert_layers import layers_with_experts, num_experts_of, shared_width
+from headway.predict.expert_layers import (
+    experts_per_token_of,
+    layers_with_experts,
+    num_experts_of,
+    shared_width,
+)
 from headway.predict.latent_attention import LatentAttention, latent_attention_of
 from headway.predict.other_kinds import refuse_other_kinds
 from headway.predict.quantization import WeightBytes, kv_bytes_of, weight_bytes_of
@@ -214,7 +219,7 @@ def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
         gated=_is_gated(config),
         tied_embeddings=bool(config.get("tie_word_embeddings", _ties_by_default(config))),
         num_experts=experts,
-        experts_per_token=read.needed("num_experts_per_tok", "moe_top_k") if experts else 0,
+        experts_per_token=experts_per_token_of(read, experts) if experts else 0,
         shared_intermediate_size=shared_width(read, width) if experts else 0,
         num_dense_layers=dense,
         dense_intermediate_size=read.needed("intermediate_size_mlp", "intermediate_size") if dense else 0,

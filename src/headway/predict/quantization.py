@@ -190,9 +190,9 @@ def _patterns(found: Mapping[str, Any], key: str) -> list[str]:
 
 def _kept_by_gptqmodel(found: Mapping[str, Any]) -> list[str]:
     """GPTQModel's own list: `-:` and a pattern for modules left as they are."""
-    patterns = list(found.get("dynamic") or {})
-    if any(not pattern.startswith("-:") for pattern in patterns):
-        raise _not_understood("dynamic", patterns, "patterns that begin with -:")
+    patterns = found.get("dynamic") or {}
+    if not isinstance(patterns, Mapping) or any(not pattern.startswith("-:") for pattern in patterns):
+        raise _not_understood("dynamic", patterns, "an object of patterns that begin with -:")
     return [f"re:{pattern.removeprefix('-:')}" for pattern in patterns]
 
 
