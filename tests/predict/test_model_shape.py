@@ -159,6 +159,26 @@ def test_a_missing_size_is_named(key: str) -> None:
         model_shape_of(config, "broken")
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            LLAMA | {"num_attention_heads": 0},
+            "has num_attention_heads = 0; accepted: a whole number, 1 or more",
+        ),
+        (
+            LLAMA | {"num_hidden_layers": -1},
+            "has num_hidden_layers = -1; accepted: a whole number, 1 or more",
+        ),
+        (LLAMA | {"hidden_size": 4096.0}, "has hidden_size = 4096.0; accepted: a whole number, 1 or more"),
+        (LLAMA | {"hidden_size": 16}, "has 32 heads for a hidden size of 16; accepted: 1 to 16"),
+    ],
+)
+def test_sizes_that_no_model_has_are_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^the config of 'nonsense' {message}$"):
+        model_shape_of(config, "nonsense")
+
+
 @pytest.mark.parametrize("keys", [
     {"layer_types": ["linear_attention", "full_attention"] * 16}, {"mamba_d_state": 16}, {"index_topk": 2048},
     {"is_encoder_decoder": True}, {"layers_block_type": ["mamba"] * 32},

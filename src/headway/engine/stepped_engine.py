@@ -12,7 +12,7 @@ from headway.core.record import Record
 from headway.engine.launching.launcher import answer_for_missing_distribution
 from headway.engine.launching.server_command import SCHEDULER, server_command
 from headway.engine.settings import EngineSettings
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError
 
 Hints = dict[str, object]
 
@@ -234,13 +234,22 @@ def start_core(
         engine_arguments = AsyncEngineArgs.from_cli_args(arguments)
         config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         return EngineCore(config, Executor.get_class(config), log_stats=False)
-    except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        reason = str(error).strip().splitlines()
-        raise ConfigError(
-            f"vLLM does not start with model {model!r}: {reason[0] if reason else error!r}"
-        ) from error
+    except HeadwayError:
+        raise
+    except Exception as error:  # a model without heads is a ZeroDivisionError to vLLM
+        raise ConfigError(f"vLLM does not start with model {model!r}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """The first line of what an error says; of one that is not made for people, its kind too."""
+    said = str(error).strip().splitlines()
+    if not said:
+        return repr(error)
+    return (
+        said[0]
+        if isinstance(error, OSError | ValueError | RuntimeError)
+        else f"{type(error).__name__}: {said[0]}"
+    )
 
 
 def core_worker_pids(core: Any) -> list[int]:

@@ -26,14 +26,23 @@ class ConfigReader:
     def needed(self, *keys: str) -> int:
         """The same, but an error if there is none."""
         value = self.known(*keys)
-        if not value:
-            raise ConfigError(f"the config of {self.name!r} has no {' or '.join(map(repr, keys))}")
-        return value
+        if value:
+            return value
+        for key in keys:
+            if self.config.get(key) is not None:
+                raise self.not_accepted(key, "a whole number, 1 or more")
+        raise ConfigError(f"the config of {self.name!r} has no {' or '.join(map(repr, keys))}")
 
     def listed(self, key: str) -> list[Any]:
         """The list under this key; empty if there is none."""
         value = self.config.get(key)
         return list(value) if isinstance(value, list | tuple) else []
+
+    def not_accepted(self, key: str, accepted: str) -> ConfigError:
+        """What to raise for a value that no model can have."""
+        return ConfigError(
+            f"the config of {self.name!r} has {key} = {self.config.get(key)!r}; accepted: {accepted}"
+        )
 
     def refuse(self, key: str) -> ConfigError:
         """What to raise where to overlook a key would make a wrong size of it."""

@@ -213,7 +213,7 @@ def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=1 if latent else _kv_heads(read, heads),
-        head_dim=latent.mean_head_dim if latent else read.known("head_dim") or hidden // heads,
+        head_dim=latent.mean_head_dim if latent else _head_dim(read, hidden, heads),
         intermediate_size=width,
         vocab_size=read.needed("vocab_size"),
         gated=_is_gated(config),
@@ -235,6 +235,15 @@ def _kv_heads(read: ConfigReader, heads: int) -> int:
     if read.config.get("multi_query") is True and not read.config.get("new_decoder_architecture"):
         return 1
     return read.known("num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
+
+
+def _head_dim(read: ConfigReader, hidden: int, heads: int) -> int:
+    """A head's width: what is said of it, else a head's share of the hidden size."""
+    if not read.known("head_dim") and heads > hidden:
+        raise ConfigError(
+            f"the config of {read.name!r} has {heads} heads for a hidden size of {hidden}; accepted: 1 to {hidden}"
+        )
+    return read.known("head_dim") or hidden // heads
 
 
 def _default_inner(read: ConfigReader) -> int:
