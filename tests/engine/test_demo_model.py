@@ -126,7 +126,9 @@ def test_names_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert resolve_model("~/mine") == str(tmp_path / "mine")
 
 
-@pytest.mark.parametrize("name", ["/no/such/model", "./model", "../model", "~/no-such-model", "a/b/c", ""])
+@pytest.mark.parametrize(
+    "name", ["/no/such/model", "./model", "../model", "~/no-such-model", "~no-such-user", "a/b/c", ""]
+)
 def test_a_path_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(
         ConfigError, match="does not exist; accepted: 'demo', 'demo-random', a directory, or a hub name"

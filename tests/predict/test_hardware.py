@@ -115,8 +115,9 @@ def test_a_share_of_memory_outside_0_to_1_is_refused() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"tpu.*a100-80g.*cost file"):
-        calibration("tpu", LLAMA)
+    for name in ("tpu", "~no-such-user"):
+        with pytest.raises(ConfigError, match=rf"{name}.*a100-80g.*cost file"):
+            calibration(name, LLAMA)
 
 
 def test_published_servers_are_met() -> None:

@@ -249,8 +249,9 @@ def test_a_checkpoint_of_32_bits_is_served_in_16_as_vllm_does(tmp_path: Path) ->
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"gpt-9.*Qwen/Qwen3-32B"):
-        model_shape("gpt-9")
+    for name in ("gpt-9", "~gpt-9"):
+        with pytest.raises(ConfigError, match=rf"{name}.*Qwen/Qwen3-32B"):
+            model_shape(name)
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", None])

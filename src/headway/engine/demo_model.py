@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError
 from headway.traces.demo_tasks import demo_directory
+from headway.written_path import written_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +72,7 @@ def resolve_model(name: str, cache_dir: Path | None = None) -> str:
         return str(demo_directory())
     if name == DEMO_RANDOM:
         return str(ensure_demo_random(cache_dir))
-    path = Path(name).expanduser()
+    path = written_path(name)
     if name and path.exists():
         return str(path)
     if "://" not in name and (name.startswith(("/", ".", "~")) or name.count("/") > 1 or not name):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from headway.errors import ConfigError
 from headway.predict.calibration import Calibration
 from headway.predict.cost_file import load_cost_file
 from headway.predict.hardware import hardware, is_cost_file
 from headway.sim.limits import EngineLimits
+from headway.written_path import written_path
 
 GPU_BLOCK_TOKENS = 16
 """Tokens a KV block that vLLM takes by itself on GPUs."""
@@ -79,7 +79,7 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
 
 def _block_tokens(name: str) -> int:
     """Tokens a KV block of what was measured; else vLLM's own."""
-    return load_cost_file(Path(name).expanduser()).block_size if is_cost_file(name) else GPU_BLOCK_TOKENS
+    return load_cost_file(written_path(name)).block_size if is_cost_file(name) else GPU_BLOCK_TOKENS
 
 
 def _gpu_defaults(name: str) -> tuple[int, int]:

