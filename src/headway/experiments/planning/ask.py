@@ -69,6 +69,8 @@ class Ask:
                 raise ConfigError(f"{name} is {value}; accepted: a number above 0")
         if self.rate_scale is not None and self.load is not None:
             raise ConfigError("rate_scale and load are given; accepted: one of the two")
+        if self.policies is not None and len(set(self.policies)) < len(self.policies):
+            raise ConfigError(f"policies are {', '.join(self.policies)!r}; accepted: different names")
         check_predictor_name(self.predictor, made=False)
         self._check_aim()
 
