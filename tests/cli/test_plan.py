@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -176,14 +177,26 @@ def test_no_time_to_verify_in_is_refused_before_anything_is_searched(
     assert err == f"error: --verify-seconds is {seconds}; accepted: more than 0\n"
 
 
-def test_a_plan_is_kept_when_its_check_fails(plan: Headway, tmp_path: Path) -> None:
-    costs = write_costs(tmp_path / "cost.json", jobs=128, tokens=2048)
-    trace = TRACE.replace("count=120", "count=30")
-    out = tmp_path / "plan"
-    code, printed, err = plan("--verify", hardware=costs, model="demo", trace=trace, budget=1, out=out)
+def test_too_few_requests_to_verify_with_are_refused_before_anything_is_searched(plan: Headway) -> None:
+    code, printed, err = plan("--verify", trace=TRACE.replace("count=120", "count=30"))
     assert (code, printed) == (2, "")
-    assert err.endswith("error: the trace has 30 requests; accepted with verify: 48 or more\n")
+    assert err == "error: the trace has 30 requests; accepted with verify: 48 or more\n"
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_a_plan_is_kept_when_its_check_fails(
+    plan: Headway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = write_costs(tmp_path / "cost.json", jobs=128, tokens=2048)
+    out = tmp_path / "plan"
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # the deployment ends as soon as it is started
+    code, printed, err = plan("--verify", hardware=costs, model="demo", budget=1, out=out)
+    assert (code, printed) == (2, "")
+    log = out / "verify-server.log"
+    assert err.endswith(f"error: the deployment did not get ready; its messages are in {log}\n")
     assert json.loads((out / "plan.json").read_text())["verify"] is None
+    _, _, err = plan("--verify", hardware=costs, model="demo", budget=1)
+    assert err.endswith("verify-server.log; without --out DIR nothing of it is kept\n")
 
 
 def test_ctrl_c_loses_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:

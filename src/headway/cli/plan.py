@@ -12,7 +12,7 @@ from headway.cli import EXIT_INTERRUPTED
 from headway.cli.measuring import progress, stdout_for_data
 from headway.cli.option_panels import options_under
 from headway.cli.out_folder import kept_or_temporary
-from headway.errors import ConfigError
+from headway.errors import ConfigError, UpstreamError
 
 if TYPE_CHECKING:
     from headway.experiments.planning.ask import Prepared
@@ -122,6 +122,8 @@ def plan(
             aim=goodput_aim,
         )
     )
+    if verify:
+        _check_verifiable(prepared)
     _introduce(prepared)
     with kept_or_temporary(out) as root:
         planned = _plan(prepared, effort, root, kept=out is not None)
@@ -130,6 +132,12 @@ def plan(
             _write(planned, out)
         verified = _verify(planned, root, verify_seconds, out) if verify else None
         _answer(planned, verified, as_json)
+
+
+def _check_verifiable(prepared: Prepared) -> None:
+    from headway.experiments.planning.verify import check_verifiable
+
+    check_verifiable(prepared)
 
 
 def _introduce(prepared: Prepared) -> None:
@@ -166,6 +174,10 @@ def _verify(planned: Planned, root: Path, seconds: float, out: Path | None) -> V
     except KeyboardInterrupt:
         typer.echo("interrupted: the plan stands, and was not checked", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    except UpstreamError as error:
+        if out is not None:
+            raise
+        raise UpstreamError(f"{error}; without --out DIR nothing of it is kept") from None
     _print(verify_table(verified))
     if out is not None:
         _write_data(planned, verified, out)

@@ -139,8 +139,8 @@ class PolicyBench:
         return not report.interrupted
 
 
-def why_not_ready(error: UpstreamError, log: Path) -> str:
-    """The error with what the server's log says last of one, and where the log is."""
+def why_not_ready(error: UpstreamError | str, log: Path) -> str:
+    """The error with what the log of what was started says last of one, and where the log is."""
     with log.open("rb") as lines:
         told = [found for found in map(error_told, lines) if found]
     return f"{error}{f': {told[-1]}' if told else ''}; its messages are in {log}"

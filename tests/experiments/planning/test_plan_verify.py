@@ -73,7 +73,7 @@ def test_no_time_to_check_in_is_refused(tmp_path: Path) -> None:
 def test_a_deployment_that_does_not_start_is_one_error(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     words = ("headway", "serve", "demo", "--policy", "nope", "--")
-    says = r"the deployment did not get ready; .*server\.log says why"
+    says = r"the deployment did not get ready: unknown policy 'nope'; .*; its messages are in .*server\.log"
     with pytest.raises(UpstreamError, match=says), deployed(words, free_port(), log, tmp_path / "r.jsonl"):
         pytest.fail("it got ready")
     assert "unknown policy 'nope'" in log.read_text()

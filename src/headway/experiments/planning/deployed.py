@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from headway.errors import UpstreamError
+from headway.experiments.policy_bench import why_not_ready
 from headway.with_parent import signal_with_parent
 
 HOST = "127.0.0.1"
@@ -38,7 +39,7 @@ def deployed(words: Sequence[str], port: int, log: Path, records: Path) -> Itera
     """The URL of what a deploy command serves, once it is ready; it and all it started end with the block.
 
     They end too if this process is killed (`signal_with_parent`). Its engines begin `records` anew
-    (`records_of_engines`). Raises UpstreamError if it does not get ready; its log says why.
+    (`records_of_engines`). Raises UpstreamError if it does not get ready, with what its log says of it.
     """
     command = [sys.executable, "-m", "headway.cli", *as_started(words, port, records)]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, path: str, log: Path) -> 
     deadline_s = time.monotonic() + START_S
     while not _answers(port, path):
         if process.poll() is not None or time.monotonic() > deadline_s:
-            raise UpstreamError(f"the deployment did not get ready; {log} says why")
+            raise UpstreamError(why_not_ready("the deployment did not get ready", log))
         time.sleep(_POLL_S)
 
 

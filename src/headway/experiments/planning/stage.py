@@ -94,19 +94,22 @@ def _later(record: Record, seconds: float) -> Record:
     )
 
 
+def check_requests(number: int) -> None:
+    """Raise ConfigError for so few requests that their means say nothing."""
+    if number < FEWEST_REQUESTS:
+        raise ConfigError(f"the trace has {number} requests; accepted with verify: {FEWEST_REQUESTS} or more")
+
+
 def set_stage(planned: Planned, here: Configuration, machine: Machine, seconds: float) -> Stage:
     """The trace fitted to this machine: lengths, rate and targets. Raises ConfigError for a trace that is too short."""
     task = planned.prepared.task
+    check_requests(planned.prepared.requests)
     theirs = task.requests()
     ours = shortened(theirs)
     rates = exchange((task.machine, planned.choice.tp, theirs), machine, ours)
     ours = [replace(request, slo=rates.targets(request.slo)) for request in ours]
     ours_task = replace(task, machine=machine, max_output_tokens=MAX_OUTPUT_TOKENS)
     rate_rps = LOAD * capacity_rps(ours_task, here, ours)
-    if len(ours) < FEWEST_REQUESTS:
-        raise ConfigError(
-            f"the trace has {len(ours)} requests; accepted with verify: {FEWEST_REQUESTS} or more"
-        )
     count = max(FEWEST_REQUESTS, round(rate_rps * seconds))
     return Stage(
         machine=machine,

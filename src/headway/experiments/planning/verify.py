@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +16,7 @@ from typing import Any
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError, UpstreamError
+from headway.experiments.planning.ask import Prepared
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.deploy import arguments, command, vllm_flags
 from headway.experiments.planning.deployed import deployed, records_of_engines
@@ -22,8 +24,8 @@ from headway.experiments.planning.in_engine import InEngine, in_engine
 from headway.experiments.planning.machine import Machine
 from headway.experiments.planning.planner import Planned
 from headway.experiments.planning.scaled_down import MODEL, scaled_down
-from headway.experiments.planning.stage import Served, served_beyond, set_stage
-from headway.experiments.policy_bench import free_port, warm_up
+from headway.experiments.planning.stage import Served, check_requests, served_beyond, set_stage
+from headway.experiments.policy_bench import free_port, warm_up, why_not_ready
 from headway.gateway import ReplayOptions, ReplayReport, replay
 from headway.predict.hardware import is_cost_file
 from headway.results import summarize
@@ -87,12 +89,23 @@ def _error(key: str, predicted: float | None, achieved: float | None) -> float |
     return predicted / achieved - 1 if achieved else None
 
 
+def check_verifiable(prepared: Prepared) -> None:
+    """Raise ConfigError for a plan that could not be verified: before the search, which takes minutes."""
+    check_requests(prepared.requests)
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            "vLLM is not installed, so nothing can be deployed here; accepted with verify: pip install "
+            "'headway[cuda]' or 'headway[cpu]'"
+        )
+
+
 def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verified:
     """Profile this machine (unless it is what was planned for), predict, deploy, replay, compare. Minutes.
 
     Of a stream of about so many seconds every other request tells what serving adds, and the rest is compared. Raises
-    ConfigError without vLLM, UpstreamError if the deployment does not get ready or loses a request.
+    ConfigError as `check_verifiable`, UpstreamError if the deployment does not get ready or loses a request.
     """
+    check_verifiable(planned.prepared)
     if not seconds > 0:
         raise ConfigError(f"verify_seconds is {seconds}; accepted: more than 0")
     here = scaled_down(planned.choice)
@@ -141,10 +154,11 @@ def _machine(planned: Planned, here: Configuration, folder: Path, tell: Tell) ->
     ]
     tell(f"profiling this machine for about {PROFILE_SECONDS} s")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "verify-profile.log").open("wb") as log:
-        ended = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    log = folder / "verify-profile.log"
+    with log.open("wb") as output:
+        ended = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
     if ended.returncode:
-        raise UpstreamError(f"this machine could not be profiled; {folder / 'verify-profile.log'} says why")
+        raise UpstreamError(why_not_ready("this machine could not be profiled", log))
     return Machine(str(file), MODEL)
 
 
