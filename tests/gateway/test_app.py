@@ -22,6 +22,7 @@ from headway.gateway.endpoint import open_session
 from headway.gateway.instances.fleet import Fleet, Member
 from headway.gateway.keys import Keys
 from headway.gateway.options import GatewayOptions
+from headway.gateway.serving import Serving
 from headway.routing import build_router
 from tests.gateway.fleets import until
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, ask, gateway
@@ -190,6 +191,21 @@ async def test_a_key_in_an_instances_url_is_not_the_clients() -> None:
             assert instance.turns[0].request.headers["authorization"] == expected
             answer = await front.get("/elsewhere", Authorization="Bearer EMPTY")
             assert answer.json["headers"]["Authorization"] == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "passes"),
+    [
+        ("http://me:theirs@10.0.0.1:8000", False),
+        ("http://theirs@10.0.0.1/v1", False),
+        ("http://10.0.0.1/team@home/v1", True),
+    ],
+)
+async def test_a_key_in_a_url_stands_before_its_host(url: str, passes: bool) -> None:
+    async with open_session() as session:
+        fleet = Fleet([member := Member("a", url=url)], session=session)
+        serving = Serving(fleet, build_router("round-robin"), GatewayOptions())
+        assert serving.passes_key(member) is passes
 
 
 @pytest.mark.parametrize("coding", ["utf-8", "latin-1"])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
+from urllib.parse import urlsplit
 
 from headway.core.job import Job
 from headway.core.record import Outcome
@@ -95,7 +96,7 @@ class Serving:
 
         It has one in all of its headers, or in the instance's URL.
         """
-        return self._keys_are_clients and "@" not in member.url
+        return self._keys_are_clients and "@" not in urlsplit(member.url).netloc
 
     async def refuse(self, client: Client, refusal: Refusal, slo: Slo, tenant: str) -> None:
         """Answer with an error of the gateway's own, and note it."""
