@@ -93,3 +93,20 @@ async def test_a_shadow_that_cannot_be_run_harms_nobody(
     async with upstream("a") as one, running(Member("a", url=one.url)) as fleet:
         await shadow_beside(fleet, ShadowBoard(), ("sjf",), None)
     assert "the shadow is given up; serving goes on without it" in caplog.text
+
+
+async def test_a_server_that_is_down_keeps_no_shadow_waiting_and_has_its_own_when_it_comes(
+    monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    seen: list[list[str]] = []
+
+    def command(urls: list[str], policies: list[str], every_s: float) -> list[str]:
+        seen.append(urls)
+        return [sys.executable, "-c", ""]
+
+    monkeypatch.setattr(serve_shadow, "_command", command)
+    down = f"http://127.0.0.1:{unused_tcp_port}"
+    async with upstream("a") as one, running(Member("a", url=one.url), Member("b", url=down)) as fleet:
+        await shadow_beside(fleet, ShadowBoard(), ("sjf",), None)
+        assert fleet.names() == ("a",)
+    assert seen == [[one.url, down]]

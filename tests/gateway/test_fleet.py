@@ -310,9 +310,9 @@ async def test_a_joined_server_may_come_late_go_and_come_back(small: Small) -> N
     server = small("0")
     joined = server.joined()
     async with running(joined) as fleet:
-        await until(lambda: joined.reason == f"nobody listens at {joined.url}")
-        assert (joined.condition, joined.failures) == (Condition.STARTING, 0)
-        for failures in (1, 2):
+        await fleet.until_settled()
+        assert (joined.condition, joined.reason) == (Condition.LOST, f"nobody listens at {joined.url}")
+        for failures in (2, 3):
             process = server.launch(joined)
             await until(is_(joined, Condition.READY))
             assert not fleet.lost("0").is_set()

@@ -23,14 +23,13 @@ _LONGEST_LINE_BYTES = 1 << 20
 async def shadow_beside(
     fleet: Fleet, board: ShadowBoard, policies: Sequence[str], api_key: str | None, *, every_s: float = 60.0
 ) -> None:
-    """Run `headway shadow` on the fleet's instances once they are up, and put its reports on the board.
+    """Run `headway shadow` on the fleet's instances once each is up or down, and put its reports on the board.
 
-    Until cancelled. A shadow that ends, or cannot be run, is not started again, and serving goes on without it.
+    Until cancelled. Those that are down have reports too when they come: a shadow leaves out who does not answer. One
+    that ends, or cannot be run, is not started again, and serving goes on without it.
     """
     await fleet.until_settled()
-    urls = [fleet.member(name).url for name in fleet.names()]
-    if not urls:
-        return
+    urls = [member.url for member in fleet.members if member.url]
     try:
         code = await _run(_command(urls, policies, every_s), board, api_key)
         _LOG.warning("the shadow ended with code %d; serving goes on without it", code)

@@ -24,10 +24,10 @@ class FleetOptions:
     """How instances are watched.
 
     Each is asked for its health every `interval_s` and has `timeout_s` to answer; one miss makes it UNWELL, `misses` in
-    a row make it LOST. A launched one may take `start_s` to answer for the first time, and is launched anew when it has
-    been LOST for `frozen_s` although its process is there. `garbage_in_a_row` answers that were none make an instance
-    UNWELL for `garbage_pause_s`. Between launches lie `backoff_s`, doubled up to `longest_backoff_s`. An instance that
-    is drained has `drain_s` for the requests it has.
+    a row make it LOST: a joined one from the start, as it may be down for good. A launched one may take `start_s` to
+    answer for the first time, and is launched anew when it has been LOST for `frozen_s` although its process is there.
+    `garbage_in_a_row` answers that were none make an instance UNWELL for `garbage_pause_s`. Between launches lie
+    `backoff_s`, doubled up to `longest_backoff_s`. An instance that is drained has `drain_s` for the requests it has.
     """
 
     interval_s: float = 1.0
@@ -237,7 +237,8 @@ class Watch:
     def _is_ill(self, problem: str) -> None:
         self._misses += 1
         condition = self.member.condition
-        if condition in _SERVING and self._misses >= self._options.misses:
+        joining = condition is Condition.STARTING and self.member.launch is None
+        if (condition in _SERVING or joining) and self._misses >= self._options.misses:
             self.lose(problem)
         elif condition is Condition.READY:
             self.become(Condition.UNWELL, problem)
