@@ -82,6 +82,7 @@ def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
         ({"instances": 2, "policy": "ascendra"}, "policy 'ascendra' serves pools; accepted with it: --pools"),
         ({"join": ["http://a"], "policy": "edf"}, "--policy is 'edf', but no instance is started here"),
         ({"join": ["ftp://a"]}, "--join is 'ftp://a'; accepted: URL or POOL=URL"),
+        ({"join": ["hp=http://"]}, "--join is 'hp=http://'; accepted: URL or POOL=URL"),
         ({"join": ["hp=a:8000"]}, "--join is 'hp=a:8000'; accepted: URL or POOL=URL"),
         ({"join": ["H P=http://a"]}, "pools are 'H P=1'; accepted"),
         ({"join": ["http://a", "http://a/v1"]}, "--join names http://a twice"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -85,7 +86,7 @@ def _joined(text: str) -> tuple[str, str]:
     pool, _, url = (NO_POOL, "", text) if "://" in text.partition("=")[0] else text.partition("=")
     if pool:
         parse_pools(f"{pool}=1")
-    if not url.startswith(("http://", "https://")):
+    if not re.match("https?://[^/]", url):
         raise ConfigError(f"--join is {text!r}; accepted: URL or POOL=URL, as hp=http://10.0.0.2:8000")
     return pool, url.rstrip("/").removesuffix("/v1")
 
