@@ -260,5 +260,6 @@ def test_an_engine_that_was_started_again_is_learned_anew(
 
 
 def test_an_answer_that_is_none_is_refused() -> None:
-    with pytest.raises(UpstreamError, match="tells shadows what is not understood"):
-        Feed(1.0).take({"now_s": 1.0})
+    for wrong in ({"now_s": 1.0}, answer([], [], next="new")):
+        with pytest.raises(UpstreamError, match="tells shadows what is not understood"):
+            Feed(1.0).take(wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -88,7 +88,7 @@ class Window(msgspec.Struct, kw_only=True):
     """One answer of an engine. `steps` are seconds and the six sums of a batch shape."""
 
     now_s: float
-    next: str
+    next: Annotated[str, msgspec.Meta(pattern=r"^\d+-\d+$")]
     missed: int
     ended: list[Told]
     live: list[Told]
