@@ -54,6 +54,7 @@ def test_the_ray_service_runs_the_application_with_arguments_it_accepts() -> Non
         config = llm_config(application["args"], environment)
         assert config["deployment_config"]["num_replicas"] == 2
         assert config["engine_kwargs"]["scheduler_cls"] == SCHEDULER
+        assert config["accelerator_config"] == {"kind": "gpu"}
 
 
 def test_versions_are_the_tested_ones() -> None:
@@ -109,7 +110,8 @@ def test_direct_streaming_needs_all_of_its_environment(missing: str) -> None:
     ("arguments", "message"),
     [
         ({"modell": "demo"}, "unknown modell; accepted: model, replicas"),
-        ({"replicas": 0}, "replicas is 0; accepted: 1 or more"),
+        ({"replicas": 0}, "replicas is 0; accepted: a whole number, 1 or more"),
+        ({"replicas": "two"}, "replicas is two; accepted: a whole number, 1 or more"),
         (
             {"router": "nearest"},
             "router 'nearest' is none that Ray can use; accepted: round-robin, least-work",

@@ -88,10 +88,10 @@ def _options(arguments: Mapping[str, Any]) -> Options:
     unknown = sorted(set(arguments) - set(accepted))
     if unknown:
         raise ConfigError(f"unknown {', '.join(unknown)}; accepted: {', '.join(accepted)}")
-    options = Options(**{**arguments, "replicas": int(arguments.get("replicas", 2))})
-    if options.replicas < 1:
-        raise ConfigError(f"replicas is {options.replicas}; accepted: 1 or more")
-    return options
+    replicas = str(arguments.get("replicas", 2))  # a number in a manifest, text in a command
+    if not (replicas.isdecimal() and int(replicas) >= 1):
+        raise ConfigError(f"replicas is {replicas}; accepted: a whole number, 1 or more")
+    return Options(**{**arguments, "replicas": int(replicas)})
 
 
 def _check_router(router: str, direct: bool, environment: Mapping[str, str]) -> None:
