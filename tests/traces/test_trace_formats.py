@@ -154,5 +154,5 @@ def test_aborted_requests_are_left_out_only_if_asked(
 def test_blank_lines_before_the_first_are_skipped(form: str, tmp_path: Path) -> None:
     text, requests = EXPECTED[form]
     path = tmp_path / "trace"
-    path.write_bytes(b"\n\r\n" + text.encode())
+    path.write_bytes(b"\n \t\r\n" + text.encode())
     assert read_trace(path) == requests

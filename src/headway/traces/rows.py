@@ -58,7 +58,7 @@ def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]
             return
         except csv.Error as error:
             raise TraceError(f"{path}, line {number}: {error}; accepted: comma-separated values") from None
-        if record:
+        if len(record) > 1 or any(map(str.strip, record)):
             yield number, record
 
 
