@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,13 +11,14 @@ from hypothesis import strategies as st
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS, Slo
-from headway.errors import ConfigError, SimulationError
+from headway.errors import ConfigError, SimulationError, UpstreamError
 from headway.experiments.ascendra.real_run import HAND_OFFS, counts, joined
 from headway.experiments.ascendra.real_servers import (
     GatewayInstance,
     GatewayState,
     HandOffs,
     Place,
+    gateway,
     gateway_command,
     ready_instances,
 )
@@ -28,6 +30,7 @@ from headway.experiments.ascendra.real_systems import (
     STOCK,
     SYSTEMS,
     Service,
+    System,
     calibrating,
     pool_sizes,
 )
@@ -143,3 +146,14 @@ def test_several_processes_are_counted_as_one() -> None:
     one, two = Usage(1.0, {1: ThreadTime(1.0, 0.0)}), Usage(2.5, {2: ThreadTime(2.0, 1.0)})
     assert joined([one, two]) == Usage(3.5, {**one.threads, **two.threads})
     assert joined([]) == Usage(0.0, {})
+
+
+def test_a_gateway_that_does_not_get_ready_says_why(tmp_path: Path) -> None:
+    instances = {"0": Place("http://127.0.0.1:1", 0)}
+    with (
+        pytest.raises(
+            UpstreamError, match=r"did not get ready: .*'nope'.*; its messages are in .*a-b-gateway\.log"
+        ),
+        gateway("a b", System("vllm", "nope"), instances, tmp_path),
+    ):
+        pytest.fail("it got ready")

@@ -24,7 +24,7 @@ from headway.engine.settings import EngineSettings
 from headway.errors import UpstreamError
 from headway.experiments.ascendra.real_systems import SERVICES, SYSTEMS, Service, System, pool_sizes
 from headway.experiments.paper import Tell
-from headway.experiments.policy_bench import START_TIMEOUT_S, free_port
+from headway.experiments.policy_bench import START_TIMEOUT_S, free_port, why_not_ready
 from headway.routing.pools import instance_names, pool_of
 from headway.with_parent import signal_with_parent
 
@@ -103,7 +103,8 @@ def gateway(name: str, system: System, instances: Mapping[str, Place], logs: Pat
     """A gateway over these instances, once it is ready. Raises UpstreamError if it does not get ready."""
     port = free_port()
     command = gateway_command(system, instances, port)
-    with (logs / f"{name.replace(' ', '-')}-gateway.log").open("wb") as log:
+    path = logs / f"{name.replace(' ', '-')}-gateway.log"
+    with path.open("wb") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -113,7 +114,7 @@ def gateway(name: str, system: System, instances: Mapping[str, Place], logs: Pat
         )
         try:
             place = Place(f"http://127.0.0.1:{port}", process.pid)
-            wait_until_ready(place, process, len(instances))
+            wait_until_ready(place, process, len(instances), path)
             yield place
         finally:
             process.terminate()
@@ -136,12 +137,12 @@ def gateway_command(system: System, instances: Mapping[str, Place], port: int) -
     ]
 
 
-def wait_until_ready(place: Place, process: subprocess.Popen[bytes], instances: int) -> None:
+def wait_until_ready(place: Place, process: subprocess.Popen[bytes], instances: int, log: Path) -> None:
     """Return when the gateway serves with as many instances as there are. Raises UpstreamError if it does not."""
     deadline_s = time.monotonic() + GATEWAY_START_S
     while ready_instances(place.url) < instances:
         if process.poll() is not None or time.monotonic() > deadline_s:
-            raise UpstreamError(f"the gateway at {place.url} did not get ready; its log says why")
+            raise UpstreamError(why_not_ready(f"the gateway at {place.url} did not get ready", log))
         time.sleep(_POLL_S)
 
 
