@@ -123,7 +123,7 @@ def model_shape(name: str) -> ModelShape:
     if found is not None:
         return found
     directory = written_path(name)
-    if directory.is_dir():
+    if name and directory.is_dir():
         return _at_most_16_bits(read_model_shape(directory))
     known = ", ".join(shape.name for shape in KNOWN_MODELS)
     raise ConfigError(
