@@ -16,7 +16,6 @@ from headway.predict.step_fit import StepTimeFit
 from headway.predict.transfer import TransferModel
 
 VERSION: Final = 1
-
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 

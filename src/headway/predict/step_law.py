@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+import msgspec
 
 from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
+
+Cost = Annotated[float, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """A piecewise-linear function of a count, beyond its last knot as steep as before it.
 
-    `knots` ascend from 0; `seconds` are the values there. Rising values make it monotone.
+    `knots` ascend from 0; `seconds` are the values there, of which none is less than the one before.
     """
 
     knots: tuple[int, ...]
@@ -27,6 +33,8 @@ class Curve:
             )
         if any(low >= high for low, high in zip(self.knots, self.knots[1:], strict=False)):
             raise ConfigError(f"a curve's knots must ascend; found {self.knots}")
+        if any(low > high for low, high in pairwise((0.0, *self.seconds))):
+            raise ConfigError(f"a curve's seconds must be 0 or more and not fall; found {self.seconds}")
 
     def at(self, count: float) -> float:
         """Seconds at `count`. O(log knots)."""
@@ -49,9 +57,9 @@ class StepTimeLaw:
 
     tokens: Curve
     jobs: Curve
-    decode_context_s: float
-    prefill_context_s: float
-    prefill_pair_s: float
+    decode_context_s: Cost
+    prefill_context_s: Cost
+    prefill_pair_s: Cost
 
     def step_s(self, shape: BatchShape) -> float:
         """Seconds of one step of this shape. About 1 us."""
