@@ -14,7 +14,7 @@ _WORTH = 1.1
 """Times the prompt tokens a second for which it is worth saving: predictions are wrong by as much."""
 
 _MOST_STEPS = 12
-"""That decodes save up for tokens which could come in grains as well: meanwhile prompts wait, and the memory for them."""
+"""That decodes save up for tokens that could come in grains too: meanwhile prompts wait, and the memory for them."""
 
 
 class SavedTime:
