@@ -6,7 +6,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.request import Request
 
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.model_free import (
@@ -50,6 +54,27 @@ def scheduler(
     config = engine_config(str(ensure_demo_random()), **options)
     config.scheduler_config.async_scheduling = asynchronous
     return make_scheduler(headway_builder(**{"check": True, **settings}), config, num_blocks)
+
+
+def image_request(id_: str, prompt_tokens: int, *images: tuple[int, int]) -> Request:
+    """A request in whose prompt images stand at these (offset, length)."""
+    features = [
+        MultiModalFeatureSpec(None, "image", f"{id_} at {offset}", PlaceholderRange(offset, length))
+        for offset, length in images
+    ]
+    return Request(
+        request_id=id_,
+        prompt_token_ids=list(range(prompt_tokens)),
+        sampling_params=SamplingParams(max_tokens=3),
+        pooling_params=None,
+        mm_features=features,
+    )
+
+
+def give_encoder(built: Any, tokens: int) -> None:
+    """Let a scheduler's model read images of so many tokens a step, as if it were one that can."""
+    built.encoder_cache_manager = EncoderCacheManager(cache_size=10_000)
+    built.max_num_encoder_input_tokens = tokens
 
 
 def depth(built: Any) -> int:

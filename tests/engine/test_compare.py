@@ -22,7 +22,8 @@ from headway.engine.model_free import ScriptedRequest, to_request
 from headway.policies.batching import Batching
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order
-from tests.engine.scripts import HearingEngine, assert_empty, scheduler, steps
+from headway.policies.presets import PRESETS
+from tests.engine.scripts import HearingEngine, assert_empty, give_encoder, image_request, scheduler, steps
 from tests.strategies import decoding, make_job, prefilling
 
 pytestmark = pytest.mark.vllm
@@ -247,6 +248,23 @@ def test_a_grammar_in_the_making_is_passed_over_and_a_failed_one_fails_its_reque
     assert scene.scheduler.counters.watchdog_faults == 0
 
 
+@pytest.mark.parametrize("policy", PRESETS)
+def test_under_every_policy_a_failed_grammar_ends_its_request_soon(policy: str) -> None:
+    built = scheduler(policy=policy)
+    engine = HearingEngine(built)
+    request = guided("g")
+    built.add_request(request)
+    engine.add(ScriptedRequest("a", 0, range(10), 2))
+    engine.step()
+    request.structured_output_request.grammar = ValueError("no such grammar")
+    for _ in steps(engine, limit=100):
+        engine.step()
+    endings = engine.endings()
+    assert {name: str(end.finish_reason) for name, end in endings.items()} == {"a": "length", "g": "error"}
+    assert built.counters.watchdog_faults == 0
+    assert_empty(built)
+
+
 def test_held_by_the_engine() -> None:
     scene = Scene()
     request = scene.add("a", 10)
@@ -378,6 +396,20 @@ def test_an_adapter_is_not_to_blame_when_blocks_are_short() -> None:
     scene.finish()
 
 
+# ---- images ----------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_whose_image_finds_no_room_in_the_encoder_ends_admission() -> None:
+    scene = Scene()
+    give_encoder(scene.scheduler, 60)
+    for name in "ab":
+        scene.scheduler.add_request(image_request(name, 100, (0, 50)))
+    scene.add("c", 10)
+    assert scene.step() == {"b": "encoder"}
+    assert scene.tokens == {"a": 100}
+    scene.finish()
+
+
 # ---- what is no difference, and what has no reason --------------------------------------------------
 
 
@@ -477,6 +509,7 @@ def request_like(**fields: Any) -> Any:
     ("of_request", "of_engine", "reason"),
     [
         ({}, {}, Reason.UNEXPLAINED),
+        ({}, {"need_mamba_block_aligned_split": True}, Reason.ALIGNMENT),
         ({"has_encoder_inputs": True}, {}, Reason.ENCODER),
         ({}, {"num_spec_tokens": 3}, Reason.DRAFTS),
         ({"num_in_flight_tokens": 1}, {"num_spec_tokens": 3}, Reason.IN_FLIGHT),
@@ -544,6 +577,8 @@ def test_why_a_prefill_was_cut_short(
     [
         ({}, {}, Reason.UNEXPLAINED),
         ({}, {"num_spec_tokens": 3}, Reason.DRAFTS),
+        ({"has_encoder_inputs": True}, {}, Reason.ENCODER),
+        ({}, {"need_mamba_block_aligned_split": True}, Reason.ALIGNMENT),
         ({}, {"waiting": []}, Reason.HELD),
         ({"status": RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR}, {}, Reason.GRAMMAR),
         ({}, {"defers_prefills": True}, Reason.ENGINE_PAUSED),

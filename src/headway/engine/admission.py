@@ -28,10 +28,13 @@ class Admission:
         )
 
     def not_ready(self, request: Request) -> Reason | None:
-        """Why vLLM would pass this request over now; None when it would try to start it. O(1)."""
+        """Why vLLM would pass this request over now; None when it would try to start it. O(1).
+
+        One whose grammar failed to compile is ready: only when its turn to start has come does vLLM end it.
+        """
         if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
             grammar = request.structured_output_request and request.structured_output_request.grammar
-            if grammar is None or isinstance(grammar, Exception):
+            if grammar is None:
                 return Reason.GRAMMAR
         elif request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
             if request.request_id not in self._scheduler.finished_recving_kv_req_ids:

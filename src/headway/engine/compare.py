@@ -81,6 +81,13 @@ def _why_nothing(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) 
         return Reason.BLOCKS
     if scheduler.defers_prefills and request.is_prefill_chunk:
         return Reason.ENGINE_PAUSED
+    return _why_no_chunk(request, scheduler)
+
+
+def _why_no_chunk(request: Any, scheduler: Any) -> Reason:
+    """Why a job got no token although tokens and memory were left."""
+    if scheduler.need_mamba_block_aligned_split:
+        return Reason.ALIGNMENT
     if request.has_encoder_inputs:
         return Reason.ENCODER
     return Reason.DRAFTS if scheduler.num_spec_tokens else Reason.UNEXPLAINED
@@ -166,23 +173,19 @@ def _was_ready(job: Job, scheduler: Any) -> bool:
 
 def _why_refused(job: Job, outcome: StepOutcome, scheduler: Any) -> Reason:
     """Why a ready waiting job was not started although tokens were left."""
+    request = scheduler.requests[job.id]
     if job is scheduler.admission.cut:
         return Reason.WHOLE_PROMPT
     if len(set(outcome.admitted).difference(outcome.plan.prefetch)) >= scheduler.seats_planned:
         return Reason.SEATS
+    if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        return Reason.GRAMMAR  # compiled since the step was filled, or not at all
     if job.lora_id and _adapters_full(job, outcome, scheduler):
         return Reason.LORA
     if scheduler.defers_prefills:
         return Reason.ENGINE_PAUSED
-    request = scheduler.requests[job.id]
     misfit: Reason | None = scheduler.admission.misfit(request)
-    if misfit is not None:
-        return misfit
-    if scheduler.num_spec_tokens:
-        return Reason.DRAFTS
-    if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
-        return Reason.GRAMMAR  # compiled since the step was filled
-    return Reason.UNEXPLAINED
+    return misfit or _why_no_chunk(request, scheduler)
 
 
 def _adapters_full(job: Job, outcome: StepOutcome, scheduler: Any) -> bool:
