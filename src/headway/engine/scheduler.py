@@ -19,6 +19,7 @@ from headway.core.plan import Departure, Fate, Reason, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.admission import Admission
+from headway.engine.chunk_ends import end_between_items
 from headway.engine.counters import Counters
 from headway.engine.explainer import NOT_FOLLOWED
 from headway.engine.farewells import Farewells
@@ -326,9 +327,23 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """
         granted: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         cap = self._caps.get(request.request_id, granted)
-        if cap and num_computed_tokens + granted > request.num_tokens:
+        if not 0 < cap < granted:
+            return min(granted, cap)
+        if num_computed_tokens + granted > request.num_tokens:
             return granted
-        return min(granted, cap)
+        return self._shorter(request, num_computed_tokens, granted, cap) or granted
+
+    def _shorter(self, request: Request, num_computed_tokens: int, granted: int, cap: int) -> int:
+        """A chunk of `cap` tokens, or about as many, that may end where it does; 0 if there is none.
+
+        It may not in what a drafter reads ahead, nor inside an item that vLLM wants computed in one piece.
+        """
+        end = num_computed_tokens + cap
+        if self.scheduler_config.disable_chunked_mm_input:
+            end = end_between_items(request, num_computed_tokens, end)
+        tokens = min(granted, end - num_computed_tokens)
+        shorter: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, tokens)
+        return shorter
 
     def _preempt(self, request: Request, fate: Fate) -> None:
         """Preempt one that the plan names; one that has come back and not run is put back."""
