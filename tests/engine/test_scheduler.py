@@ -10,8 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import FinishReason
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import UnknownCost
@@ -307,6 +308,34 @@ def test_who_would_be_late_is_handed_off_once_with_its_reason(
     counted = built.counters.departures
     assert (counted[Departure.HAND_OFF], counted[Departure.EXPIRED]) == (len(handed_off), len(expired))
     assert (built.counters.policy_faults, built.counters.watchdog_faults) == (0, 0)
+    assert_empty(built)
+
+
+@pytest.mark.parametrize("client_leaves", [False, True])
+def test_all_parts_of_streamed_input_are_refused_the_last_one_too(client_leaves: bool) -> None:
+    built = scheduler()
+    engine = HearingEngine(built)
+
+    def send(*, resumable: bool) -> None:
+        sampling = SamplingParams(max_tokens=50)
+        built.add_request(Request("s", [0], sampling, None, resumable=resumable))
+        engine.step()
+
+    parts = (
+        [True, True] if client_leaves else [True, True, False]
+    )  # the last one looks like any other request
+    for resumable in parts:
+        send(resumable=resumable)
+    if client_leaves:
+        built.finish_requests(["s"], RequestStatus.FINISHED_ABORTED)
+    why = "headway: streaming input is not supported; send the whole prompt"
+    heard = [(one.new_token_ids, one.finish_reason, one.stop_reason) for one in engine.heard]
+    assert heard == [([], FinishReason.ERROR, why)] * len(parts)
+    assert_empty(built)
+    send(resumable=False)  # of somebody else
+    for _ in steps(engine, limit=60):
+        engine.step()
+    assert built.ledger.ended == {Outcome.FAILED: len(parts), Outcome.FINISHED: 1}
     assert_empty(built)
 
 

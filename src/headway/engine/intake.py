@@ -12,10 +12,11 @@ from headway.core.slo import Slo
 from headway.errors import ConfigError
 
 
-def take_in(request: Request, default_slo: Slo, now_s: float) -> tuple[Job, str | None]:
+def take_in(request: Request, default_slo: Slo, now_s: float, *, is_streamed: bool) -> tuple[Job, str | None]:
     """The job of a request that comes in at `now_s`, and why it cannot be served here, if it cannot.
 
-    Hints were checked at the door; a request that came another way and has bad ones is refused too.
+    Hints were checked at the door; a request that came another way and has bad ones is refused too. So is a part of
+    streamed input.
     """
     refusal = None
     hints = RequestHints(slo=default_slo)
@@ -23,7 +24,7 @@ def take_in(request: Request, default_slo: Slo, now_s: float) -> tuple[Job, str 
         hints = read_hints(getattr(request.sampling_params, "extra_args", None), default_slo)
     except ConfigError as error:
         refusal = f"headway: {error}"
-    if request.resumable:
+    if is_streamed:
         refusal = "headway: streaming input is not supported; send the whole prompt"
     # The API server stamped the arrival with the wall clock; steps have their own.
     age_s = max(0.0, time.time() - request.arrival_time)

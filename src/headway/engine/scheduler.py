@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -35,6 +35,7 @@ from headway.engine.settings import EngineSettings
 from headway.engine.steady_plan import SteadyPlan
 from headway.engine.step_check import check_step
 from headway.engine.step_model import lesson, step_time_model
+from headway.engine.streamed_input import StreamedInput
 from headway.engine.watchdog import Remedy
 from headway.policies.presets import build_policy
 from headway.predict.learned_cost import LearnedCost
@@ -106,6 +107,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.not_offloaded: dict[Job, Reason] = {}
         self._departing: dict[str, Departure] = {}
         self._farewells = Farewells()
+        self._streamed_input = StreamedInput()
         token_budget, active_reqs = self._stock_limits()
         self.view = StepView(
             total_blocks=kv_blocks,
@@ -238,7 +240,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if departure is not None:
             self._departing[request_id] = departure
             self.counters.departures[departure] += 1
-        for request in self.finish_requests(request_id, status):
+        for request in super().finish_requests(request_id, status):
             self._farewells.add(request, reason, failed=status is RequestStatus.FINISHED_ERROR)
 
     # ---- shaping -----------------------------------------------------------------------------------
@@ -401,7 +403,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             return
         super().add_request(request)
         now_s = self.clock()
-        job, refusal = take_in(request, self._default_slo, now_s)
+        is_streamed = self._streamed_input.has_part(request)
+        job, refusal = take_in(request, self._default_slo, now_s, is_streamed=is_streamed)
         self.jobs[job.id] = job
         self.following.arrived(job, now_s)
         if refusal is not None:
@@ -440,10 +443,13 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             if ran.state is JobState.SWAPPED:
                 copies.advance(ran)
 
-    def finish_requests(self, *args: Any, **kwargs: Any) -> list[Request]:
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
         """End requests from outside a step: aborts, for one."""
         self._catch_up()
-        ended: list[Request] = super().finish_requests(*args, **kwargs)
+        self._streamed_input.forget(request_ids)
+        ended: list[Request] = super().finish_requests(request_ids, finished_status)
         return ended
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
