@@ -224,6 +224,25 @@ def test_the_watchdog_sees_a_stall_and_clears_it(
     assert_empty(built)
 
 
+def test_after_a_calm_hour_a_stall_has_its_grace_too() -> None:
+    built = scheduler()
+    now_s = 0.0
+    built.clock = lambda: now_s
+    engine = HearingEngine(built)
+    engine.add(ScriptedRequest("before", 0, range(10), 1))
+    for _ in steps(engine):
+        engine.step()
+    now_s = 3_600.0
+    batching, built.guard.policy.batching = built.guard.policy.batching, StartsNobody()
+    engine.add(ScriptedRequest("after", 0, range(10), 1))
+    for _ in range(3 * STALLED_STEPS):
+        engine.step()
+    assert built.counters.watchdog_faults == 0
+    built.guard.policy.batching = batching
+    engine.step()
+    assert_empty(built)
+
+
 def test_a_request_larger_than_the_cache_is_failed_with_the_reason_and_blocks_nobody() -> None:
     built = scheduler(num_blocks=9)
     engine = HearingEngine(built)

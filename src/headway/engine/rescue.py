@@ -21,17 +21,22 @@ class Rescue:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._watchdog = Watchdog()
-        self._last_work_s = 0.0
+        self._idle_since_s: float | None = None
         self.remedy = Remedy.NONE
 
     def follow(self, outcome: StepOutcome) -> None:
         """Look at a step; take a remedy where many did nothing although work was ready."""
         if outcome.tokens:
-            self._last_work_s = outcome.now_s
+            self._idle_since_s = None
             self.remedy = self._watchdog.note(stalled=False)
             return
         self.remedy = Remedy.NONE
-        if self._waited_long(outcome.now_s) and self._stalled():
+        if not self._scheduler.ledger.live:
+            self._idle_since_s = None  # who comes next has its own time
+            return
+        if self._idle_since_s is None:
+            self._idle_since_s = outcome.now_s
+        if self._waited_long(outcome.now_s, self._idle_since_s) and self._stalled():
             self.remedy = self._watchdog.note(stalled=True)
         if self.remedy is not Remedy.NONE:
             self._take(self.remedy)
@@ -47,12 +52,12 @@ class Rescue:
         elif remedy is Remedy.FAIL_OVERSIZED:
             self._fail_oversized()
 
-    def _waited_long(self, now_s: float) -> bool:
+    def _waited_long(self, now_s: float, since_s: float) -> bool:
         """Whether nothing has run for long; all who are ready may wait for what copies under way hold."""
         swaps = self._scheduler.swaps
         if swaps is None or not swaps.copies.busy:
-            return now_s - self._last_work_s >= STALL_GRACE_S
-        return bool(now_s - max(self._last_work_s, swaps.answered_s) > PATIENCE_S)
+            return now_s - since_s >= STALL_GRACE_S
+        return bool(now_s - max(since_s, swaps.answered_s) > PATIENCE_S)
 
     def _stalled(self) -> bool:
         scheduler = self._scheduler
