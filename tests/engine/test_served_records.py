@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config import ParallelConfig
 
 from headway.core.record import Outcome
 from headway.engine.model_free import replay
@@ -19,9 +20,9 @@ from tests.results.examples import make
 FULL_DISK = Path("/dev/full")
 
 
-def asking(path: Path, data_parallel: int = 1, rank: int = 0) -> Any:
+def asking(path: Path, data_parallel: int = 1, index: int = 0) -> Any:
     """What is read of a scheduler."""
-    parallel = SimpleNamespace(data_parallel_size=data_parallel, data_parallel_rank=rank)
+    parallel = SimpleNamespace(data_parallel_size=data_parallel, data_parallel_index=index)
     return SimpleNamespace(settings=SimpleNamespace(records=str(path)), parallel_config=parallel)
 
 
@@ -41,13 +42,26 @@ def test_a_full_disk_costs_the_records_and_no_request(caplog: pytest.LogCaptureF
 
 
 def test_engines_side_by_side_write_a_file_each(tmp_path: Path) -> None:
-    for rank in range(2):
-        records = records_of(asking(tmp_path / "served.jsonl", data_parallel=2, rank=rank))
+    for index in range(2):
+        records = records_of(asking(tmp_path / "served.jsonl", data_parallel=2, index=index))
         assert records is not None
-        records.append(make(f"of {rank}"))
+        records.append(make(f"of {index}"))
         records.close()
         records.close()
-    read = [read_records(tmp_path / f"served-dp{rank}.jsonl")[0].id for rank in range(2)]
+    read = [read_records(tmp_path / f"served-dp{index}.jsonl")[0].id for index in range(2)]
+    assert read == ["of 0", "of 1"]
+
+
+def test_engines_of_a_dense_model_side_by_side_write_a_file_each(tmp_path: Path) -> None:
+    for index in range(2):
+        parallel = ParallelConfig(data_parallel_size=2, data_parallel_rank=index)
+        parallel.reconfigure_for_independent_dp_rank()  # as vLLM does in each engine's process
+        asked = SimpleNamespace(settings=asking(tmp_path / "served.jsonl").settings, parallel_config=parallel)
+        records = records_of(asked)
+        assert records is not None
+        records.append(make(f"of {index}"))
+        records.close()
+    read = [read_records(tmp_path / f"{stem}.jsonl")[0].id for stem in ("served", "served-dp1")]
     assert read == ["of 0", "of 1"]
 
 

@@ -39,10 +39,14 @@ class ServedRecords:
 
 
 def records_of(scheduler: Any) -> ServedRecords | None:
-    """Those that a scheduler's settings ask for. Of several data-parallel engines each has a file of its own."""
+    """Those that a scheduler's settings ask for. Of several data-parallel engines each has a file of its own.
+
+    An engine of a dense model is told its index alone, not that there are others: there the first keeps the name.
+    """
     if scheduler.settings.records is None:
         return None
     path, parallel = Path(scheduler.settings.records), scheduler.parallel_config
-    if parallel.data_parallel_size > 1:
-        path = path.with_stem(f"{path.stem}-dp{parallel.data_parallel_rank}")
+    index = parallel.data_parallel_index
+    if parallel.data_parallel_size > 1 or index:
+        path = path.with_stem(f"{path.stem}-dp{index}")
     return ServedRecords(path)
