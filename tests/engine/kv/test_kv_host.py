@@ -16,7 +16,16 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from headway.engine.kv.host import CONNECTOR, CONNECTOR_MODULE, HostKv, why_not, worker_block_bytes
+from headway.engine.demo_model import ensure_demo_random
+from headway.engine.kv.host import (
+    CONNECTOR,
+    CONNECTOR_MODULE,
+    HostKv,
+    most_layers,
+    why_not,
+    worker_block_bytes,
+)
+from headway.engine.model_free import engine_config
 from headway.errors import ConfigError
 
 pytestmark = pytest.mark.vllm
@@ -43,6 +52,15 @@ def test_memory_is_shared_by_all_layers_and_workers(world_size: int, blocks: int
     cache = kv_cache((FULL, 4))
     assert worker_block_bytes(cache) == 4 * BLOCK_BYTES
     assert HostKv(gib=1).num_blocks(cache, world_size) == blocks
+
+
+def test_workers_of_unlike_stages_have_as_many_blocks() -> None:
+    # Four layers in three stages: the one in the middle has two.
+    config = engine_config(str(ensure_demo_random()), pipeline_parallel_size=3)
+    assert most_layers(config) == 2
+    found = {HostKv(gib=1).num_blocks(kv_cache((FULL, n)), 3, most_layers=2) for n in (1, 2)}
+    assert found == {GIB // BLOCK_BYTES // 6}
+    assert most_layers(engine_config(str(ensure_demo_random()))) is None
 
 
 def test_memory_for_less_than_one_block_is_refused() -> None:

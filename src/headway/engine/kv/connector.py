@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from headway.engine.kv.host import HostKv, why_not
+from headway.engine.kv.host import HostKv, most_layers, why_not
 from headway.engine.kv.orders import CopyOrders
 from headway.engine.launching.last_words import reason_left
 
@@ -101,7 +101,11 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         with reason_left():
             host = HostKv.of(self._vllm_config)
-            num_host_blocks = host.num_blocks(config, self._vllm_config.parallel_config.world_size)
+            num_host_blocks = host.num_blocks(
+                config,
+                self._vllm_config.parallel_config.world_size,
+                most_layers=most_layers(self._vllm_config),
+            )
         self.worker = KvWorker.over(kv_caches, config, num_host_blocks, host.bytes_per_s)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:

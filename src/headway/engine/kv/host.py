@@ -58,12 +58,18 @@ class HostKv:
         except msgspec.ValidationError as error:
             raise ConfigError(f"{CONNECTOR}: {error}") from None
 
-    def num_blocks(self, kv_cache_config: KVCacheConfig, world_size: int) -> int:
-        """Blocks there is room for; a block's bytes are those of all layers on all workers."""
+    def num_blocks(
+        self, kv_cache_config: KVCacheConfig, world_size: int, *, most_layers: int | None = None
+    ) -> int:
+        """Blocks there is room for; a block's bytes are those of all layers on all workers.
+
+        `most_layers` are those of the worker that has most, where workers do not have as many: all of them, and the
+        scheduler, have to come to one number.
+        """
         if self.blocks is not None:
             return self.blocks
         assert self.gib is not None
-        bytes_a_block = worker_block_bytes(kv_cache_config) * world_size
+        bytes_a_block = worker_block_bytes(kv_cache_config, most_layers) * world_size
         blocks = int(self.gib * _GIB) // bytes_a_block
         if not blocks:
             raise ConfigError(f"host_kv.gib is {self.gib}; accepted: at least a block, {bytes_a_block} bytes")
@@ -92,12 +98,26 @@ class HostKv:
         }
 
 
-def worker_block_bytes(kv_cache_config: KVCacheConfig) -> int:
-    """Bytes of one KV block on one worker, all layers."""
+def worker_block_bytes(kv_cache_config: KVCacheConfig, num_layers: int | None = None) -> int:
+    """Bytes of one KV block on one worker: of all its layers, or of so many."""
     return sum(
-        group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+        group.kv_cache_spec.page_size_bytes * (num_layers or len(group.layer_names))
         for group in kv_cache_config.kv_cache_groups
     )
+
+
+def most_layers(vllm_config: VllmConfig) -> int | None:
+    """Layers of the pipeline stage that has most of them; None without stages, where all workers have as many."""
+    from vllm.distributed.utils import get_pp_indices
+
+    num_stages = vllm_config.parallel_config.pipeline_parallel_size
+    if num_stages == 1:
+        return None
+    num_layers = vllm_config.model_config.get_total_num_hidden_layers()
+    stages: list[tuple[int, int]] = [
+        get_pp_indices(num_layers, stage, num_stages) for stage in range(num_stages)
+    ]
+    return max(end - start for start, end in stages)
 
 
 def why_not(kv_cache_config: KVCacheConfig, *, zeroes_blocks: bool) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.host_copies import Copy, Direction, HostCopies
 from headway.core.job import Job, JobState
 from headway.engine.kv.connector import HeadwayConnector
-from headway.engine.kv.host import HostKv, why_not
+from headway.engine.kv.host import HostKv, most_layers, why_not
 from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
 from headway.engine.kv.requests import KvRequests
 
@@ -102,7 +102,11 @@ class KvSwaps:
         total_blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
         self.copies = HostCopies(
             self.device,
-            host.num_blocks(scheduler.kv_cache_config, self._world_size),
+            host.num_blocks(
+                scheduler.kv_cache_config,
+                self._world_size,
+                most_layers=most_layers(scheduler.vllm_config),
+            ),
             restore_blocks=int(host.restore_share * total_blocks),
             serial=serial,
             in_flight=self._in_flight,
