@@ -20,6 +20,7 @@ from headway.cli.written_command import written_command
             "bench -- --api-key one two --seed 1 --hf-token=x",
             "headway bench -- --api-key '***' '***' --seed 1 '--hf-token=***'",
         ),
+        ("bench -- --api_key one --hf_token=x", "headway bench -- --api_key '***' '--hf-token=***'"),
     ],
 )
 def test_flags_that_change_nothing_are_left_out_and_secrets_hidden(given: str, written: str) -> None:

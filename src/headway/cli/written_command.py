@@ -19,6 +19,7 @@ def written_command(arguments: Sequence[str], *, without: Collection[str] = ()) 
     for word in arguments[1:]:
         if word.startswith("--"):
             flag, has_value, _ = word.partition("=")
+            flag = flag.replace("_", "-")  # vLLM reads both
             is_left_out = flag in without and not has_value
             if flag not in without:
                 kept.append(f"{flag}={_HIDDEN}" if has_value and flag in _SECRETS else word)
