@@ -323,6 +323,7 @@ def test_a_length_model_that_cannot_be_read_is_refused_before_anything_starts(
 def test_the_time_to_drain_is_the_users(model: str) -> None:
     assert command(model).drain_s == 0
     assert command(model, "--shutdown-timeout", "45").drain_s == 45
+    assert command(model, "--shutdown_timeout=0").drain_s == 0
 
 
 def test_the_introduction_states_policy_targets_choices_and_the_others(model: str) -> None:
@@ -374,6 +375,10 @@ def test_the_introduction_states_policy_targets_choices_and_the_others(model: st
         ),
         (["./no-such-model"], "error: model './no-such-model' does not exist"),
         (["demo", "stray"], "error: unexpected argument 'stray'; vLLM's own flags come after `--`"),
+        (
+            ["demo", "--", "--shutdown-timeout", "soon"],
+            "error: --shutdown-timeout is 'soon'; accepted: 0 or more whole seconds",
+        ),
         (["demo", "--", "--scheduler-cls", "x"], "error: --scheduler-cls cannot be used under Headway"),
     ],
 )

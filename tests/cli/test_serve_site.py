@@ -147,6 +147,7 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
     [
         ([], "error: MODEL is missing; accepted: `demo`, a directory or a hub name, or --join URL"),
         (["--pools", "lp=1"], "error: MODEL is missing; accepted: headway serve MODEL"),
+        (["--", "--max-num-seqs", "4"], "error: MODEL is missing"),
         (["--instances", "1", "--", "--max-num-seqs", "4"], "error: MODEL is missing"),
         (["demo", "--join", "http://x"], "error: no instance is started here, so 'demo' is for nobody"),
         (

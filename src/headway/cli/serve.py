@@ -232,7 +232,7 @@ def serve(
     if flags.want_gateway:
         raise typer.Exit(_serve_several(model, policy, settings, words, flags, (host, port)))
     flags.check_none_given()
-    if model is None:
+    if model is None or model.startswith("-"):
         raise ConfigError("MODEL is missing; accepted: `demo`, a directory or a hub name, or --join URL")
     if policy in POOLED:
         raise ConfigError(f"policy {policy!r} serves pools; accepted with it: --pools lp=2,hp=1")

@@ -79,8 +79,15 @@ def server_command(
         *("--scheduler-cls", SCHEDULER, "--additional-config", json.dumps(config)),
         *_connector(settings),
     ]
-    drain_s = float(value_of(flags, "--shutdown-timeout") or 0)
-    return ServerCommand(tuple(arguments), settings, tuple(map(" ".join, chosen)), drain_s)
+    return ServerCommand(tuple(arguments), settings, tuple(map(" ".join, chosen)), _drain_s(flags))
+
+
+def _drain_s(flags: Sequence[VllmFlag]) -> float:
+    """How long vLLM was told to finish running requests for: whole seconds, none if it was told nothing."""
+    given = value_of(flags, "--shutdown-timeout") or "0"
+    if not given.isdecimal():
+        raise ConfigError(f"--shutdown-timeout is {given!r}; accepted: 0 or more whole seconds")
+    return float(given)
 
 
 def _connector(settings: EngineSettings) -> tuple[str, ...]:
