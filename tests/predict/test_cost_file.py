@@ -87,7 +87,7 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     (lambda raw: raw["step"]["law"]["jobs"].update(seconds=[-1, 0]), "0 or more and not fall"),
     (lambda raw: raw["step"]["law"].update(prefill_pair_s=-1), ">= 0.0 - at `$.step.law.prefill_pair_s`"),
     (lambda raw: raw["step"]["held_out"].update(residuals=[]), "length >= 1 - at `$.step.held_out.residuals`"),
-    (lambda raw: raw["step"]["held_out"].update(residuals=[0]), "> 0.0 - at `$.step.held_out.residuals[...]`"),
+    (lambda raw: raw["step"]["held_out"].update(residuals=[0]), "> 0.0 - at `$.step.held_out.residuals[0]`"),
     (lambda raw: raw["to_host"].update(bytes_per_s=0), "> 0.0 - at `$.to_host.bytes_per_s`"),
     (lambda raw: raw.update(host_s=-1), ">= 0.0 - at `$.host_s`"),
     (lambda raw: raw.update(block_size=0), ">= 1 - at `$.block_size`"),

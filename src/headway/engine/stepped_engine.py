@@ -237,19 +237,25 @@ def start_core(
     except HeadwayError:
         raise
     except Exception as error:  # a model without heads is a ZeroDivisionError to vLLM
-        raise ConfigError(f"vLLM does not start with model {model!r}: {_why(error)}") from error
+        raise ConfigError(f"vLLM does not start with model {model!r}: {_reason(error)}") from error
 
 
-def _why(error: Exception) -> str:
-    """The first line of what an error says; of one that is not made for people, its kind too."""
-    said = str(error).strip().splitlines()
-    if not said:
+def _reason(error: Exception) -> str:
+    """What an error says, in one line; of a configuration's errors, which begin with a count, the first.
+
+    Of one that is not made for people its kind is said too.
+    """
+    from pydantic import ValidationError
+
+    text = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        text = ": ".join([*map(str, first["loc"]), first["msg"].removeprefix("Value error, ")])
+    lines = text.strip().splitlines()
+    if not lines:
         return repr(error)
-    return (
-        said[0]
-        if isinstance(error, OSError | ValueError | RuntimeError)
-        else f"{type(error).__name__}: {said[0]}"
-    )
+    made_for_people = isinstance(error, OSError | ValueError | RuntimeError)
+    return lines[0] if made_for_people else f"{type(error).__name__}: {lines[0]}"
 
 
 def core_worker_pids(core: Any) -> list[int]:
