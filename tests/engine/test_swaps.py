@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRESS
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -127,6 +128,26 @@ def test_every_step_finds_its_kv_and_every_request_its_length(
     assert bool(batching.in_flight) == asynchronous
     assert_empty(built)
     assert built.swaps.copies.host.free_blocks == built.swaps.copies.host.num_blocks
+
+
+@MODES
+@pytest.mark.parametrize("policy", ["restless", "fastserve"])
+def test_vllm_tells_how_many_wait_for_their_kv_and_how_many_for_their_turn(
+    policy: str, asynchronous: bool, prefix_caching: bool
+) -> None:
+    modes = {"asynchronous": asynchronous, "prefix_caching": prefix_caching}
+    if policy == "restless":
+        built, _ = restless(serial=False, **modes)
+    else:
+        built = scheduler(policy=policy, batch_width=4, vllm={"host_kv": HostKv(blocks=40)}, **modes)
+    built._kv_fetch_stages = {}  # as where statistics are logged
+    copies, counts, seen = built.swaps.copies, built._kv_fetch_counts, Counter[str]()
+    for _ in replay(MirrorEngine(built, 3), stream(40), 20_000):
+        assert counts[KV_FETCH_IN_PROGRESS] == len(copies.restoring)
+        assert counts[KV_FETCH_COMPLETED_WAITING] == len(copies.returned) - len(copies.restoring)
+        seen.update(counts)
+    assert min(seen[KV_FETCH_IN_PROGRESS], seen[KV_FETCH_COMPLETED_WAITING]) > 0
+    assert set(counts.values()) == {0}
 
 
 class DraftingEngine(MirrorEngine):

@@ -32,6 +32,7 @@ SEAMS = {
     f"{_SCHEDULER}.make_stats": "8963d2ab6518f994",
     f"{_SCHEDULER}.reset_prefix_cache": "8e03dcc540a25a8f",
     f"{_SCHEDULER}._inflight_prefill_reserved_blocks": "6b1f1791b7f5f1a7",
+    f"{_SCHEDULER}._set_kv_fetch_stage": "9c8e14a611115d2d",
     f"{_SCHEDULER}._update_waiting_for_remote_kv": "4f22b55198241f0d",
     f"{_SCHEDULER}._update_from_kv_xfer_finished": "98d49f74d3997d2b",
     f"{_SCHEDULER}._handle_invalid_blocks": "565f7144dcc77627",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRESS
 from vllm.v1.request import Request, RequestStatus
 
 from headway.core.job import Job, JobState
@@ -29,6 +30,7 @@ class KvRequests:
         scheduler._inflight_prefills.discard(request)
         scheduler.finished_recving_kv_req_ids.discard(request.request_id)
         scheduler.deferred_waiting.discard(request)
+        scheduler._set_kv_fetch_stage(request, None)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_preemptions += 1
@@ -78,6 +80,7 @@ class KvRequests:
         request.num_computed_tokens = num_local + num_external
         if waits:
             scheduler._inflight_prefills.add(request)
+            scheduler._set_kv_fetch_stage(request, KV_FETCH_IN_PROGRESS)
         scheduler.counters.prefetches += 1
         ids = manager.get_block_ids(request.request_id)[0]
         self._swaps.allocated(request, ids, num_external, in_batch=False)
@@ -85,7 +88,9 @@ class KvRequests:
 
     def back(self, job: Job) -> None:
         """All of a request's KV is back: vLLM may resume it."""
-        self._scheduler.finished_recving_kv_req_ids.add(job.id)
+        scheduler = self._scheduler
+        scheduler.finished_recving_kv_req_ids.add(job.id)
+        scheduler._set_kv_fetch_stage(scheduler.requests[job.id], KV_FETCH_COMPLETED_WAITING)
 
     # ---- KV that is lost ---------------------------------------------------------------------------
 
