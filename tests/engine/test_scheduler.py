@@ -243,7 +243,9 @@ def test_after_a_calm_hour_a_stall_has_its_grace_too() -> None:
     assert_empty(built)
 
 
-def test_a_request_larger_than_the_cache_is_failed_with_the_reason_and_blocks_nobody() -> None:
+def test_a_request_larger_than_the_cache_is_failed_with_the_reason_and_blocks_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     built = scheduler(num_blocks=9)
     engine = HearingEngine(built)
     engine.add(ScriptedRequest("huge", 0, range(300), 4))
@@ -253,6 +255,7 @@ def test_a_request_larger_than_the_cache_is_failed_with_the_reason_and_blocks_no
     endings = engine.endings()
     assert endings["huge"].finish_reason == FinishReason.ERROR
     assert endings["huge"].stop_reason == "headway: needs 10 KV blocks, the engine has 8"
+    assert "request huge fails: headway: needs 10 KV blocks, the engine has 8" in caplog.text
     assert endings["small"].finish_reason == FinishReason.LENGTH
     assert_empty(built)
 

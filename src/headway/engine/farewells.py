@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
 
 
 class Farewells:
@@ -15,7 +18,12 @@ class Farewells:
         self._queue: deque[tuple[int, EngineCoreOutput]] = deque()
 
     def add(self, request: Request, reason: str, *, failed: bool) -> None:
-        """Queue the last output of a request that was just finished, with the reason its client sees."""
+        """Queue the last output of a request that was just finished, with the reason its client sees.
+
+        Of one that failed the client hears over HTTP only that it did, so the log has the reason.
+        """
+        if failed:
+            logger.error("request %s fails: %s", request.request_id, reason)
         output = EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[],
