@@ -207,6 +207,12 @@ def test_two_engines_are_added_up(run: tuple[list[Record], list[list[float]]]) -
     assert report.figures[CONTROL].finished == 500
 
 
+def test_two_engines_may_have_served_requests_of_one_id(run: tuple[list[Record], list[list[float]]]) -> None:
+    once, twice = (shadow_report([fed(answer(*run))] * count, [], window_s=1e5) for count in (1, 2))
+    assert twice.requests == 2 * once.requests
+    assert twice.figures[CONTROL].mean_jct_s == pytest.approx(once.figures[CONTROL].mean_jct_s)
+
+
 def test_what_was_handed_over_unstarted_is_the_next_instances(
     run: tuple[list[Record], list[list[float]]],
 ) -> None:

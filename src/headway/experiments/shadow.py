@@ -9,7 +9,7 @@ simulations are compared with each other; the live figure beside them shows how 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import msgspec
@@ -48,11 +48,12 @@ def shadow_report(
     """
     worlds = _worlds(feeds, window_s)
     judged = [one for world in worlds for one in world.judged.values()]
-    found: dict[str, list[Record]] = {LIVE: [one.record() for one in judged]}
+    live = [[one.record() for one in world.judged.values()] for world in worlds]
+    found: dict[str, list[Record]] = {LIVE: _of_all(live)}
     failed: dict[str, str] = {}
     for name, policy in ((CONTROL, None), *((policy, policy) for policy in policies)):
         try:
-            found[name] = [record for world in worlds for record in _served(world, policy)]
+            found[name] = _of_all(_served(world, policy) for world in worlds)
         except HeadwayError as error:
             failed[name] = str(error)
         except Exception as error:  # a policy on trial may do anything; the others are reported all the same
@@ -67,6 +68,15 @@ def shadow_report(
         figures=_figures(found),
         failed=failed,
     )
+
+
+def _of_all(by_engine: Iterable[Sequence[Record]]) -> list[Record]:
+    """The records of all engines, named by them too: two engines may have served requests of one id."""
+    return [
+        replace(record, id=f"{number}/{record.id}")
+        for number, records in enumerate(by_engine)
+        for record in records
+    ]
 
 
 def _figures(found: dict[str, list[Record]]) -> dict[str, ShadowFigures]:
