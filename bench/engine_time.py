@@ -50,8 +50,8 @@ class TurnTime:
     same stream are compared within tenths of a second, whatever the machine's speed does from one second to the next.
     A turn is TURN_S or a step, whichever is longer; `turns` brings each, and is told at its end whether this engine
     wants more. Its worker processes are stopped meanwhile: vLLM's look for work without a rest for a second after the
-    last. Used as a context: what is done before and after the stream needs the turn too. Of the machine's seconds
-    `speed` go into one of these, or one into so many: where it has become half as fast, its clock goes half as fast.
+    last. Used as a context: what is done before and after the stream needs the turn too. While the machine's clock
+    goes on by a second this one goes on by `speed`: half of one where the machine has become half as fast.
     """
 
     def __init__(self, turns: Connection, worker_pids: Sequence[int], speed: float = 1.0) -> None:

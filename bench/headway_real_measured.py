@@ -36,6 +36,7 @@ def prepare(plan: Plan) -> None:
         capacity_rps, capacity_seats = max(
             (_throughput_rps(engine, WallTime(), seats=seats), seats) for seats in CAPACITY_SEATS
         )
+        say(f"capacity: {capacity_rps:.1f} requests a second, at {capacity_seats} seats")
         light = untaught_stream(LIGHT_LOAD * capacity_rps, plan.seconds, LIGHT_SEED)
         put_in(engine, STOCK, SLOTS)
         found = Prepared(

@@ -182,7 +182,9 @@ def test_every_system_of_a_cell_is_run_once_a_seed_and_stock_for_all_kinds(plan:
 
 
 def test_what_is_there_is_not_run_again(plan: Plan) -> None:
+    before = {path: path.stat().st_mtime_ns for path in plan.out.iterdir()}
     measure(plan, plan.sweep())
+    assert {path: path.stat().st_mtime_ns for path in plan.out.iterdir()} == before
 
 
 def test_equal_engines_change_places_from_group_to_group() -> None:
