@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import BatchShape, StepKind
 from headway.predict.step_clock import StepClock
 from headway.predict.step_time import READY_STEPS, StepTimeModel
 from tests.predict.shapes import batch, decodes
@@ -94,14 +94,14 @@ def test_it_teaches_when_asked_to_and_nothing_twice(model: Lessons, clock: StepC
 
 def test_lessons_are_apart_once_the_model_is_ready(model: Lessons, clock: StepClock) -> None:
     clock.dispatched(decodes(1, 5), 10.0)
-    assert clock.learns_next(10.01, with_prompts=False)
+    assert clock.learns_next(10.01, StepKind.DECODE)
     model.ready = True
-    assert not clock.learns_next(10.01, with_prompts=False)
+    assert not clock.learns_next(10.01, StepKind.DECODE)
     # A step that teaches nothing does not put the next lesson off.
     clock.dispatched(None, 10.04)
-    assert clock.learns_next(10.05, with_prompts=False)
+    assert clock.learns_next(10.05, StepKind.DECODE)
     clock.dispatched(NOTHING, 10.05)
-    assert clock.learns_next(10.06, with_prompts=False)
+    assert clock.learns_next(10.06, StepKind.DECODE)
 
 
 def test_a_ready_model_chooses_among_decodes_and_is_taught_all_prompts() -> None:
@@ -111,9 +111,22 @@ def test_a_ready_model_chooses_among_decodes_and_is_taught_all_prompts() -> None
     clock = StepClock(model)
     clock.dispatched(decodes(1, 5), 10.0)
     assert not model.wants(1)
-    assert not clock.learns_next(11.0, with_prompts=False)
-    assert clock.learns_next(11.0, with_prompts=True)
-    assert not clock.learns_next(10.04, with_prompts=True)  # too soon after the last lesson
+    assert not clock.learns_next(11.0, StepKind.DECODE)
+    assert clock.learns_next(11.0, StepKind.PREFILL)
+    assert clock.learns_next(10.04, StepKind.PREFILL)  # of its kind it is the first
+
+
+def test_of_a_kind_that_is_rare_every_step_teaches(model: Lessons, clock: StepClock) -> None:
+    # Prompts apart from decodes, and both together once: lessons of the one kind do not hide the other.
+    model.ready = True
+    clock.dispatched(batch((5, 0)), 10.0)
+    clock.dispatched(decodes(3, 100), 10.01)
+    assert not clock.learns_next(10.02, StepKind.PREFILL)
+    assert not clock.learns_next(10.02, StepKind.DECODE)
+    assert clock.learns_next(10.02, StepKind.MIXED)
+    clock.dispatched(batch((5, 0), (1, 10)), 10.02)
+    assert not clock.learns_next(10.06, StepKind.MIXED)  # too soon after the last one
+    assert clock.learns_next(10.06, StepKind.PREFILL)
 
 
 def test_in_flight_counts_steps_with_work(clock: StepClock) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from headway.core.batch_shape import BatchShape, shape_of
+from headway.core.batch_shape import BatchShape, StepKind, shape_of
 from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
 from headway.predict.model_shape import model_shape_of
@@ -31,6 +31,12 @@ def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
 
 def lesson(outcome: StepOutcome, clock: StepClock) -> BatchShape | None:
     """The shape of the step for its clock; None if that does not want the O(jobs) it costs."""
-    with_prompts = outcome.num_tokens > len(outcome.tokens)
-    wanted = not outcome.tokens or clock.learns_next(outcome.now_s, with_prompts=with_prompts)
+    wanted = not outcome.tokens or clock.learns_next(outcome.now_s, _kind(outcome))
     return shape_of(outcome.tokens) if wanted else None
+
+
+def _kind(outcome: StepOutcome) -> StepKind:
+    """That of the step's shape, without the shape."""
+    if outcome.num_tokens == len(outcome.tokens):
+        return StepKind.DECODE
+    return StepKind.MIXED if 1 in outcome.tokens.values() else StepKind.PREFILL

@@ -6,7 +6,7 @@ from collections import deque
 from math import inf
 from typing import Protocol
 
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import BatchShape, StepKind
 
 LESSONS_APART_S = 0.05
 """A lesson costs as much as planning a step: a tenth of a millisecond and more, where steps themselves take few."""
@@ -34,9 +34,10 @@ class StepClock:
 
     A step's time is finished(n) - max(dispatched(n), finished(n-1)): with two steps in flight the second
     starts on the device when the first ends. Empty steps are left out. The first after an idle engine is not: where
-    little is asked, prompts have no other. Once the model is ready lessons are LESSONS_APART_S apart; of decodes alone
-    it chooses some, while steps with prompts, which may be rare and are unlike each other, all teach it. Lessons are
-    given by `learn`, when nobody waits for it.
+    little is asked, prompts have no other. Once the model is ready lessons of a kind are LESSONS_APART_S apart, so that
+    the rare ones are all heard: a policy may do a kind of step now and then only to learn what it takes. Of decodes
+    alone it chooses some, steps with prompts are unlike each other. Lessons are given by `learn`, when nobody waits for
+    it.
     """
 
     def __init__(self, model: LearnsSteps) -> None:
@@ -44,13 +45,13 @@ class StepClock:
         self._dispatched: deque[tuple[BatchShape | None, float]] = deque()
         self._last_finished_s = -inf
         self._steps = 0
-        self._next_lesson_s = -inf
+        self._due_s = dict.fromkeys(StepKind, -inf)
         self._lessons: list[tuple[BatchShape, float]] = []
 
-    def learns_next(self, now_s: float, *, with_prompts: bool) -> bool:
-        """Whether the shape of the next step is wanted, which is dispatched about now."""
-        due = now_s >= self._next_lesson_s or not self._model.ready
-        return due and (with_prompts or self._model.wants(self._steps))
+    def learns_next(self, now_s: float, kind: StepKind) -> bool:
+        """Whether the shape of the next step, of this kind, is wanted; it is dispatched about now."""
+        due = now_s >= self._due_s[kind] or not self._model.ready
+        return due and (kind is not StepKind.DECODE or self._model.wants(self._steps))
 
     @property
     def in_flight(self) -> bool:
@@ -61,7 +62,7 @@ class StepClock:
         """A step went to the workers; None is one with work that nothing is to be learned from."""
         self._steps += 1
         if shape is not None and shape.num_jobs:
-            self._next_lesson_s = now_s + LESSONS_APART_S
+            self._due_s[shape.kind] = now_s + LESSONS_APART_S
         self._dispatched.append((shape, now_s))
 
     def finished(self, now_s: float) -> None:

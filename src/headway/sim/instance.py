@@ -136,8 +136,7 @@ class Instance:
             self._pipeline.cut(cut_s)
         self._flights.append(_Flight(min(finished_s, cut_s), now_s, outcome, killed))
         # A step that waited for copies, or was killed, says nothing about its shape.
-        with_prompts = self._shape.num_prefill_tokens > 0
-        teaches = not (self._serial_s or killed) and self._learn.learns_next(now_s, with_prompts=with_prompts)
+        teaches = not (self._serial_s or killed) and self._learn.learns_next(now_s, self._shape.kind)
         lesson = self._shape if teaches else None
         self._serial_s = 0.0
         self._learn.dispatched(lesson, now_s)
