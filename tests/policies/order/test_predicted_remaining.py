@@ -108,6 +108,24 @@ def test_the_work_ahead_is_that_of_those_who_rank_before() -> None:
     assert indexed([long, short, middle]).work_ahead_s([long, short, middle]) == [3.0, 0.0, 1.0]
 
 
+def test_with_the_first_answer_nobody_goes_by_its_limit_any_more() -> None:
+    # Unpredicted, both are worth their limit of 800 tokens, 100; then an answer of 8 ends, and a newcomer is worth 1.
+    runs, waits, short = (make_job(id_, prompt=1, limit=800) for id_ in ("runs", "waits", "short"))
+    order = indexed([runs, waits, short])
+    order.remove(runs)
+    order.remove(short)
+    short.num_output_tokens = 8
+    order.finished(short)
+    order.end(short)
+    assert [order.work.of(job) for job in (runs, waits)] == [100.0, 100.0]
+    newcomer = make_job("newcomer", prompt=1, limit=800, arrival_s=5.0)
+    order.add(newcomer)
+    order.observe(NO_STEP)
+    order.renew([runs])
+    assert [order.work.of(job) for job in (runs, waits, newcomer)] == pytest.approx([1.0] * 3, rel=1e-3)
+    assert ids(order.rank([newcomer, waits, runs], 5.0)) == ["runs", "waits", "newcomer"]
+
+
 def test_whoever_is_touched_is_estimated_anew_wherever_it_is() -> None:
     # Nine tokens are too few to look again (see above), but 10 x 31/8 is less than 45.
     touched, other = expecting("touched", 40), expecting("other", 36)

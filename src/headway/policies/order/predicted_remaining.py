@@ -88,7 +88,8 @@ class PredictedRemaining(KeyedOrder):
             self.renewed = [one for one in self.renewed if one is not job]
 
     def finished(self, job: Job) -> None:
-        """Learn how long answers are that nobody predicts."""
+        """Learn how long answers are that nobody predicts; after the first, nobody goes by a limit any longer."""
+        self._in_doubt.extend(self.work.by_limit(self._keys))
         self.work.learn(job)
 
     def touch(self, job: Job) -> None:

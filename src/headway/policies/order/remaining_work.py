@@ -147,6 +147,10 @@ class RemainingWork:
         """Learn how many share a step. What is estimated stays until the next estimate."""
         self._sharers = max(1, len(outcome.tokens), self._sharers * _SHARERS_KEPT)
 
+    def by_limit(self, jobs: Iterable[Job]) -> list[Job]:
+        """Those of `jobs` for which their limit stands. O(jobs) until the first answer has finished."""
+        return [job for job in jobs if self._prediction(job) is None] if self._usual.estimate is None else []
+
     def learn(self, job: Job) -> None:
         """An answer finished: what is usual changes for those estimated from now on."""
         self._usual.learn(job.num_output_tokens)
