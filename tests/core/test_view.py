@@ -30,5 +30,11 @@ def test_those_that_pause_leave_a_place_in_the_step_and_keep_their_slot(num_run:
     assert view.seats_beside(residents[:num_run]) == seats
 
 
+def test_the_watermark_holds_only_beside_somebody_who_has_run() -> None:
+    ran, back = decoding("a"), decoding("b")
+    assert StepView(watermark_blocks=2, residents=[ran, back], returned=[back]).spare_blocks == 2
+    assert StepView(watermark_blocks=2, residents=[back], returned=[back]).spare_blocks == 0
+
+
 def test_nobody_is_admissible_until_an_engine_says_so() -> None:
     assert not StepView().admissible(make_job())

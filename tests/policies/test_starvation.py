@@ -160,15 +160,26 @@ def test_with_a_host_it_holds_though_not_all_kv_fits(data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("host", [0, 40])
+@pytest.mark.parametrize(("num_blocks", "prompt", "watermark"), [(12, 44, 0), (14, 30, 4)])
 @pytest.mark.parametrize("preset", ["fastserve", "reactive-swap", "recompute", "mlfq-no-preempt"])
-def test_short_prompts_that_keep_coming_do_not_keep_a_long_one_out(preset: str, host: int) -> None:
-    """A prompt of 11 of the 12 blocks gets its room though there is always somebody who needs only two."""
+def test_short_prompts_that_keep_coming_do_not_keep_a_long_one_out(
+    preset: str, num_blocks: int, prompt: int, watermark: int, host: int
+) -> None:
+    """A prompt of 11 of the 12 blocks gets its room though there is always somebody who needs only two.
+
+    So does one of 8 of 14, of which 4 are to stay free beside others.
+    """
     # A small one comes each second for a minute. big comes at 4 s and is promoted at 7 s; from then on nobody starts
     # before it. At most six are resident, of 5 tokens each, four at a time: it starts within 8 s more.
     smalls = tuple(Arrival(id=f"{n:02}", at_step=n, prompt=4, output=5, limit=8) for n in range(60))
-    big = Arrival(id="big", at_step=4, prompt=44, output=2, limit=4)
+    big = Arrival(id="big", at_step=4, prompt=prompt, output=2, limit=4)
     engine = small_engine(
-        num_blocks=12, max_num_seqs=8, batch_width=4, max_num_batched_tokens=16, host_blocks=host
+        num_blocks=num_blocks,
+        max_num_seqs=8,
+        batch_width=4,
+        max_num_batched_tokens=16,
+        host_blocks=host,
+        watermark_blocks=watermark,
     )
     workload = Workload((*smalls, big), engine)
     run = drive(from_preset(PRESETS[preset])(workload), workload)

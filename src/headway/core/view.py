@@ -28,7 +28,8 @@ class StepView:
     unordered, since orders keep their own index of it. `max_run` is the batch width, `max_resident` the
     number of worker slots (paused jobs use one), `max_tokens` the most one step may compute, of which a decode
     takes `tokens_a_decode`: one, and its drafts where the engine makes some; `decoded_tokens` of them are right, in the
-    mean of late. `defers_prompts`: in this step the engine computes none, so that data-parallel engines keep pace.
+    mean of late. `watermark_blocks` are to stay free where a job starts, or comes back and has its first step, beside
+    others. `defers_prompts`: in this step the engine computes none, so that data-parallel engines keep pace.
     `admissible(job)` says whether a waiting or swapped job would pass every check of this step but its
     rank; it costs a prefix lookup, so ask for a few jobs, not for all. `ready(job)` is the part of it that is not
     about memory or seats: what freed blocks would not change. `missing_blocks(job)` is the part that is about memory:
@@ -54,6 +55,7 @@ class StepView:
     blocks_coming_free: int = 0
     host_free_blocks: int = 0
     host_total_blocks: int = 0
+    watermark_blocks: int = 0
     block_size: int = 16
     max_run: int = 1
     max_resident: int = 1
@@ -70,6 +72,11 @@ class StepView:
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+    @property
+    def spare_blocks(self) -> int:
+        """Blocks to be left free by a job that starts, or has its first step since it came back: 0 if it is alone."""
+        return self.watermark_blocks if len(self.residents) > len(self.returned) else 0
 
     @property
     def seats(self) -> int:

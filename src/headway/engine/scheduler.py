@@ -111,6 +111,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         token_budget, active_reqs = self._stock_limits()
         self.view = StepView(
             total_blocks=kv_blocks,
+            watermark_blocks=self.kv_cache_manager.watermark_blocks,
             block_size=self.block_size,
             max_run=min(settings.batch_width or active_reqs, active_reqs),
             max_resident=self.max_num_running_reqs,

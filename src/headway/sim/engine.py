@@ -93,6 +93,7 @@ class SimulatedEngine:
         self.steady: StepOutcome | None = None
         self._view = StepView(
             total_blocks=limits.num_blocks,
+            watermark_blocks=limits.watermark_blocks,
             block_size=limits.block_size,
             max_run=limits.max_run,
             max_resident=limits.max_num_seqs,

@@ -129,6 +129,16 @@ def test_a_job_on_its_way_back_has_no_place_until_it_is_there() -> None:
     assert run_and_admit(made.plan()) == ("sm", "")
 
 
+@pytest.mark.parametrize(("residents", "free", "run"), [("sl", 1, "l"), ("sl", 2, "s"), ("s", 0, "s")])
+def test_one_that_came_back_has_no_place_while_the_engine_would_not_resume_it(
+    residents: str, free: int, run: str
+) -> None:
+    # Beside others that have run two blocks are to stay free. If nobody else ran none would ever come free.
+    jobs = [job for job in (SHORT, LONG) if job.id in residents]
+    made = scene(residents=jobs, returned=[SHORT], max_run=1, free_blocks=free, watermark_blocks=2)
+    assert run_and_admit(made.plan()) == (run, "")
+
+
 def test_few_that_cannot_start_are_looked_at() -> None:
     # The ninth could start, but who comes behind eight that cannot waits for the next step.
     asked: list[str] = []
@@ -143,14 +153,17 @@ def test_few_that_cannot_start_are_looked_at() -> None:
     assert asked == [f"w{number}" for number in range(MOST_MISFITS)]
 
 
-@pytest.mark.parametrize(("free", "expected"), [(5, ("lm", "")), (50, ("l", "c"))])
+@pytest.mark.parametrize(
+    ("free", "watermark", "expected"), [(5, 0, ("lm", "")), (50, 0, ("l", "c")), (7, 2, ("lm", ""))]
+)
 def test_nobody_starts_past_a_higher_ranked_job_that_lacks_blocks(
-    free: int, expected: tuple[str, str]
+    free: int, watermark: int, expected: tuple[str, str]
 ) -> None:
-    # b cannot start. If that is for want of its 6 blocks, c, which needs 2, might take them, and others like it for
-    # ever; if it is not ready for another reason, c takes the place of m. They rank l, b, c, m.
+    # b cannot start. If that is for want of its 6 blocks, or of those to be left free beside them, c, which needs 2,
+    # might take them, and others like it for ever; if it is not ready for another reason, c takes the place of m. They
+    # rank l, b, c, m.
     jobs = [make_job("b", prompt=21), make_job("c", prompt=8)]
-    made = scene(residents=[LONG, MIDDLE], free_blocks=free)
+    made = scene(residents=[LONG, MIDDLE], free_blocks=free, watermark_blocks=watermark)
     made.order = Foretold({job: place for place, job in enumerate([LONG, *jobs, MIDDLE])})  # type: ignore[assignment]
     made.view.waiting = jobs
     plan = made.admissible(lambda job: job.id == "c").plan()

@@ -106,19 +106,20 @@ class TopJobs:
         run: list[Job] = []
         starting: list[Job] = []
         room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
+        spare = view.spare_blocks
         for job in ranked:
             if len(run) + len(starting) == view.max_run:
                 break
             if job not in newcomers:
                 if job in view.returned:
                     opened = view.blocks(job.num_tokens) - view.blocks(job.num_computed_tokens)
-                    if opened > room:
+                    if opened + spare > room:
                         continue
                     room -= opened
                 run.append(job)
             elif len(starting) < slots and misfits < MOST_MISFITS:
                 needed = view.blocks(job.num_tokens)
-                ready, has_room = starts_beside(view, starting, room, job), needed <= room
+                ready, has_room = starts_beside(view, starting, room, job), needed + spare <= room
                 if ready and outlook is not None:
                     ready = has_room = outlook.takes(job, run)
                 if ready:
