@@ -193,6 +193,14 @@ def test_who_has_waited_too_long_is_passed_over_no_more() -> None:
     assert (admitted(10.0), admitted(10.1)) == (["b"], [])
 
 
+@pytest.mark.parametrize(("ready", "admitted"), [(True, []), (False, ["b"])])
+def test_nor_where_it_is_the_engine_that_says_it_lacks_memory(ready: bool, admitted: list[str]) -> None:
+    # By a watermark, for one. Who is not ready for another reason holds nobody up.
+    made = scene(residents=[decoding("x")], now_s=10.1, ready=lambda job: ready)
+    made.admissible(lambda job: job.id == "b").wait(make_job("a"), make_job("b"))
+    assert ids(made.plan().admit) == admitted
+
+
 def test_and_its_own_target_counts_no_more() -> None:
     hasty = make_job("a", prompt=40, slo=Slo(tbt_s=0.2))
     assert ids(scene(residents=[timed("x", 9.0)], now_s=10.1).wait(hasty).plan().admit) == ["a"]

@@ -104,14 +104,13 @@ class WithinBudgets:
         """Whether a waiting job starts in this step; one that has waited too long to be passed over ends starting."""
         impatient = view.now_s - job.arrival_s > self.patience_s
         chunk = step.chunk_to_start(job, heeds_own_target=not impatient)
-        if not chunk:
-            if impatient:
-                step.seats = 0
-            return False
-        if not view.admissible(job):
-            return False
-        step.start(job, chunk)
-        return True
+        if chunk and view.admissible(job):
+            step.start(job, chunk)
+            return True
+        # Memory may also be short by the engine's own count: a watermark, for one.
+        if impatient and (not chunk or view.ready(job)):
+            step.seats = 0
+        return False
 
     def next_change_s(self, view: StepView) -> float:
         """Not known while somebody waits who could have a seat: what steps take changes with every token."""
