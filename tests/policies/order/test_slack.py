@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headway.core.job import JobState
 from headway.core.slo import Slo
+from headway.core.view import StepView
 from headway.policies.order.slack import LeastSlack
 from tests.policies.instance import LinearCost
 from tests.strategies import ids, make_job
@@ -33,3 +36,21 @@ def test_prompts_of_like_slack_do_not_take_turns() -> None:
     order.remove(a)
     a.num_computed_tokens = 20
     assert ids(order.rank([a, b], 1.0)) == ["a", "b"]
+
+
+def test_ranks_change_when_what_is_left_of_a_job_is_late() -> None:
+    # a had to start by 0.9 s when it was to be computed again. It decodes now, and is late from 4.9 s on.
+    order = LeastSlack(LinearCost())
+    a = make_job("a", prompt=40, slo=Slo(deadline_s=5.0), num_output_tokens=1)
+    b = make_job("b", prompt=1, state=JobState.RESIDENT)
+    for job in (a, b):
+        order.add(job)
+        order.remove(job)
+    a.num_computed_tokens, a.state = 40, JobState.RESIDENT
+    assert [ids(order.rank([a, b], now_s)) for now_s in (0.5, 3.0, 4.91)] == [
+        ["a", "b"],
+        ["a", "b"],
+        ["b", "a"],
+    ]
+    for now_s in (0.5, 3.0):
+        assert order.next_change_s(StepView(now_s=now_s, residents=[a, b])) == pytest.approx(4.9)

@@ -53,7 +53,9 @@ class DueOrder(KeyedOrder):
         """When the next job becomes late."""
         on_time = self._index.position((view.now_s,))
         waiting = self._index.slice(on_time, on_time + 1)
-        due = (float(self._keys[job][0]) for job in (*waiting, *view.residents))
+        due = [float(self._keys[job][0]) for job in waiting]
+        # One that began in time stays in its place until what is left of it is late too.
+        due += [max(float(self._keys[job][0]), self.due_s(job)) for job in view.residents]
         return min((due_s for due_s in due if due_s >= view.now_s), default=inf)
 
 
