@@ -24,6 +24,17 @@ def test_by_hand() -> None:
     assert sorted(ids(step.starting)) == ["a", "b"]
 
 
+def test_a_decode_takes_its_drafts_too() -> None:
+    # 4 tokens each of x and y, as far as the budget goes: a gets the last, and b none.
+    x, y, a, b = decoding("x"), decoding("y"), make_job("a"), make_job("b")
+    view = StepView(residents=[x, y], max_run=4, max_resident=4, max_tokens=64, tokens_a_decode=4)
+    step = expect_step(view, StepPlan(run=[x, y], admit=[a, b], token_budget=9))
+    expected = BatchShape()
+    for new, context in ((4, 10), (4, 10), (1, 0)):
+        expected.add(new, context)
+    assert (step.shape, ids(step.starting)) == (expected, ["a"])
+
+
 def test_what_the_prefix_cache_holds_is_read_and_not_computed() -> None:
     jobs = [make_job(name, prompt=40, num_cached_tokens=32) for name in "ab"]
     step = expect_step(ENGINE, StepPlan(admit=jobs, token_budget=16))
