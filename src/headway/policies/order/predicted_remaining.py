@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from math import inf
 
 from headway.core.cost import CostModel
@@ -62,7 +62,7 @@ class PredictedRemaining(KeyedOrder):
         self.work = self._estimator(cost, memory=memory)
         self.usual = UsualWork()
         self._num_ranked = 0
-        self._in_doubt: deque[Job] = deque()
+        self._in_doubt: dict[Job, None] = {}
         self.renewed: Sequence[Job] = ()
         """Whose work was estimated anew beside the last step."""
 
@@ -84,12 +84,13 @@ class PredictedRemaining(KeyedOrder):
         """Forget a job."""
         super().end(job)
         self.work.forget(job)
+        self._in_doubt.pop(job, None)
         if job in self.renewed:
             self.renewed = [one for one in self.renewed if one is not job]
 
     def finished(self, job: Job) -> None:
         """Learn how long answers are that nobody predicts; after the first, nobody goes by a limit any longer."""
-        self._in_doubt.extend(self.work.by_limit(self._keys))
+        self._in_doubt.update(dict.fromkeys(self.work.by_limit(self._keys)))
         self.work.learn(job)
 
     def touch(self, job: Job) -> None:
@@ -107,14 +108,13 @@ class PredictedRemaining(KeyedOrder):
 
     def _doubt_all(self) -> None:
         """What is known of work has changed: estimate all anew, some beside each step."""
-        self._in_doubt = deque(self._keys)
+        self._in_doubt = dict.fromkeys(self._keys)
 
     def _renew_some(self) -> None:
-        """Estimate the next of those in doubt; `renewed` has those that are live."""
-        in_doubt = self._in_doubt
-        turn = [in_doubt.popleft() for _ in range(min(len(in_doubt), _RENEWED_A_STEP))]
-        self.renewed = [job for job in turn if job in self]
+        """Estimate the next of those in doubt, `renewed`."""
+        self.renewed = list(islice(self._in_doubt, _RENEWED_A_STEP))
         for job in self.renewed:
+            del self._in_doubt[job]
             self.touch(job)
 
     def renew(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
