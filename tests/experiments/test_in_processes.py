@@ -22,6 +22,23 @@ if __name__ == "__main__":
     list(in_processes(say_and_wait, sys.argv[1:], jobs=2))
 """
 
+SLOW_START = """
+import os
+import sys
+import time
+from pathlib import Path
+from tests.experiments.test_in_processes import halved
+from headway.experiments.run_cells import in_processes
+
+begun, interrupted = map(Path, sys.argv[1:])
+if __name__ == "__main__":
+    print(list(in_processes(halved, [8], jobs=1)))
+else:  # a worker, which imports this before it does anything
+    begun.write_text(str(os.getpid()))
+    while not interrupted.exists():
+        time.sleep(0.01)
+"""
+
 
 def say_and_wait(path: str) -> None:
     """Leave the process's number in a file, and take long."""
@@ -69,6 +86,26 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, sent: signal.S
         parent.send_signal(sent)
         assert parent.wait(timeout=60) == -sent
         assert all(has_ended(pid) for pid in workers)
+    finally:
+        parent.kill()
+
+
+def test_a_worker_that_is_still_starting_leaves_an_interrupt_to_its_parent(tmp_path: Path) -> None:
+    begun, interrupted, script = tmp_path / "begun", tmp_path / "interrupted", tmp_path / "study.py"
+    script.write_text(SLOW_START)
+    root = str(Path(__file__).parents[2])
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(begun), str(interrupted)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": root},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        os.kill(number_in(begun), signal.SIGINT)
+        interrupted.touch()
+        assert parent.communicate(timeout=60) == ("[4]\n", "")
     finally:
         parent.kill()
 

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from functools import partial
@@ -89,6 +89,7 @@ def _start_worker(scenario: Scenario, folder: CellFolder) -> None:
 def ignore_interrupts() -> None:
     """Leave Ctrl-C, which reaches every process of a terminal, to the first one: it decides about the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def _work_on(cell: Cell) -> CellResult:
@@ -118,14 +119,14 @@ def in_processes(
     )
     try:
         with _ended_on_error():
-            running = {executor.submit(work, item) for item in islice(waiting, workers)}
+            running = {_submit(executor, work, item) for item in islice(waiting, workers)}
             while running:
                 ended, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in ended:
                     done = future.result()
                     following = then(done)
                     more = islice(waiting, 1) if following is None else [following]
-                    running |= {executor.submit(work, item) for item in more}
+                    running |= {_submit(executor, work, item) for item in more}
                     yield done
     except BrokenProcessPool:
         raise SimulationError(
@@ -136,6 +137,18 @@ def in_processes(
         # Waits for the executor's own thread alone, as the workers have ended: left behind, it closes the pipe
         # that Python writes to at exit, now and then just before.
         executor.shutdown(cancel_futures=True)
+
+
+def _submit(executor: ProcessPoolExecutor, work: Callable[[_Item], _Done], item: _Item) -> Future[_Done]:
+    """Hand an item in; a process that is started for it inherits that Ctrl-C is blocked, until it ignores it itself.
+
+    Interrupted in the second that its imports take, it would end with a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return executor.submit(work, item)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(start: Callable[..., None], *start_with: object) -> None:
