@@ -275,16 +275,17 @@ def _say_how_to_go_on(folder: CellFolder, out: Path | None) -> None:
 
 
 def _say_failures(folder: CellFolder, results: list[CellResult]) -> None:
-    """The usual reason for which requests of a run failed, for each run in which some did."""
+    """How many requests of a run failed, and the usual reason, for each run in which some did."""
     from headway.results import read_records
 
     for result in results:
-        if result.summary.failed:
+        if failed := result.summary.failed:
             records = read_records(folder.records(result.cell))
             reasons = Counter(record.error for record in records if record.error is not None)
             total = result.summary.requests  # records are more, where some were handed off
             for reason, count in reasons.most_common(1):
-                typer.echo(f"{result.cell}: {count} of {total} requests failed: {reason}", err=True)
+                share = "" if count == failed else f", {count} of them"
+                typer.echo(f"{result.cell}: {failed} of {total} requests failed{share}: {reason}", err=True)
 
 
 def _draw(folder: CellFolder, results: list[CellResult]) -> None:
