@@ -64,6 +64,11 @@ def test_every_example_can_be_copied_from_the_help(name: str, monkeypatch: pytes
         _load(command).make_context(command, words)  # raises for words that it would not accept
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_for_users_not_for_callers(name: str) -> None:
+    assert "Raises" not in run(name, "--help").stdout
+
+
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys, json\n"

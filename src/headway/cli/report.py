@@ -43,8 +43,7 @@ def report(
 ) -> None:
     """Compare runs: a table on stderr, the page with --out (its path on stdout), the numbers with --json.
 
-    With --json stdout is the JSON alone. Raises ConfigError for a folder given twice or a page that cannot be
-    written, RecordError for a folder that cannot be read.
+    With --json stdout is the JSON alone.
     """
     runs = _read(dirs)
     parts = sections(runs)
