@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -81,9 +82,42 @@ def test_it_ends_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(file)])
     wait_for(lambda: file.exists() and file.read_text().endswith("\n"))
+    shadow = int(file.read_text())
+    assert os.getpgid(shadow) == shadow, "Ctrl-C of the owner's terminal would reach it"
     owner.kill()
     owner.wait()
-    wait_for(lambda: not is_alive(int(file.read_text())))
+    wait_for(lambda: not is_alive(shadow))
+
+
+# A gateway that ends as soon as its shadow runs; the shadow tells how the one instance is when it has to end.
+ENDS = """
+import asyncio, os, signal, sys
+from headway.cli import serve_gateway
+from headway.cli.serve_layout import read_layout
+from headway.cli.serve_site import Site
+from headway.gateway.instances.fleet import FleetOptions
+from headway.gateway.options import GatewayOptions
+
+async def shadow(fleet, *_):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(600)
+    finally:
+        print(fleet.members[0].condition.value)
+
+serve_gateway.shadow_beside = shadow
+url, port = sys.argv[1:]
+site = Site(read_layout(join=(url,)), ("127.0.0.1", int(port)), GatewayOptions(), FleetOptions(), shadows=("sjf",))
+sys.exit(serve_gateway.run_gateway(site))
+"""
+
+
+async def test_it_ends_before_the_instances_it_asks(unused_tcp_port: int) -> None:
+    async with upstream("a") as one:
+        words = [sys.executable, "-c", ENDS, one.url, str(unused_tcp_port)]
+        gateway = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+        said, _ = await gateway.communicate()
+    assert said not in (b"", b"stopped\n")
 
 
 async def test_a_shadow_that_cannot_be_run_harms_nobody(

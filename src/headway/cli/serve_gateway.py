@@ -93,11 +93,13 @@ class _Run:
             app = gateway_app(fleet, build_router(site.layout.router), site.options, time.monotonic)
             serving = group.create_task(serve(app, *site.address, self._stop))
             others = [group.create_task(work) for work in self._others(fleet, app)]
+            shadow = group.create_task(self._shadow(fleet, app))
             try:
                 await _first(serving, group.create_task(self._stop.wait()))
                 self._stop.set()
                 await self._unless_at_once(serving)
             finally:
+                shadow.cancel()  # before the instances it asks are gone, which it would report
                 await self._close(fleet)
                 for task in (serving, *others):
                     task.cancel()
@@ -106,13 +108,15 @@ class _Run:
     def _others(self, fleet: Fleet, app: Gateway) -> list[Coroutine[Any, Any, None]]:
         """What goes on beside serving."""
         work = [fleet.run(), self._tell_when_ready(fleet), self._give_up_if_hopeless(fleet)]
-        if self._site.shadows:
-            work.append(shadow_beside(fleet, app.shadows, self._site.shadows, self._site.upstream_key))
         local = self._site.local
         if self._site.rebalances and local is not None:
             live = app.serving.accounts.live
             work.append(rebalance(fleet, lambda: live, clock=time.monotonic, prepare=local.prepare))
         return work
+
+    async def _shadow(self, fleet: Fleet, app: Gateway) -> None:
+        if self._site.shadows:
+            await shadow_beside(fleet, app.shadows, self._site.shadows, self._site.upstream_key)
 
     def _hear(self, number: int) -> None:
         self._received.append(number)

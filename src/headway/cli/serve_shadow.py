@@ -45,6 +45,8 @@ async def _run(command: Sequence[str], board: ShadowBoard, api_key: str | None) 
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         limit=_LONGEST_LINE_BYTES,
+        # The terminal's Ctrl-C is for the gateway, which ends it.
+        start_new_session=True,
         # One whose gateway was killed would ask for ever.
         preexec_fn=partial(signal_with_parent, signal.SIGTERM),
     )
