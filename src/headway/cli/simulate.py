@@ -124,7 +124,10 @@ def simulate(
             "the true lengths, `noisy-oracle:tau=T` or `broken:way=W`.",
         ),
     ] = None,
-    prefix_caching: Annotated[bool, _engine(flag="--prefix-caching/--no-prefix-caching")] = True,
+    prefix_caching: Annotated[
+        bool,
+        _engine(text="Prompts that begin alike share their KV.", flag="--prefix-caching/--no-prefix-caching"),
+    ] = True,
     asynchronous: Annotated[
         bool | None,
         _engine(text="vLLM's asynchronous scheduling (default: on for GPUs, --pp 1).", flag="--async/--sync"),

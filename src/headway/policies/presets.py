@@ -105,7 +105,7 @@ _ROWS = (
         order="waited-over-length",
         batching="swapped-or-waiting",
         eviction="cheapest:serial=true",
-        summary="swap or recompute, the cheaper; swapped or waiting, by mean wait per token; needs --host-blocks",
+        summary="swap or recompute, the cheaper; swapped or waiting, by mean wait per token; needs host memory",
         source="AdaptiveLLM (Liang et al. 2025), as published",
     ),
     Preset(
