@@ -141,7 +141,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     lines = [
         f"Measured on {found['measured_on']}, vLLM {found['vllm']}: capacity {found['capacity_rps']:.1f} requests a "
         f"second, and before the streams {_range(found['speeds'])} times as many, {found['kv_blocks']} KV blocks, "
-        f"{found['seeds']} streams of {found['seconds']:g} s a cell; stock's best seats: "
+        f"{found['seeds']} stream{'s' * (found['seeds'] > 1)} of {found['seconds']:g} s a cell; stock's best seats: "
         f"{_seats(found['best_seats'])}. Low-load loss {_percent(found['low_load_loss'])}; losing cells: "
         f"{len(found['losing_cells'])}. Stock a second time is as far from itself in mean JCT: "
         f"{_by_load(found['noise'])}.",
