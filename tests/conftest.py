@@ -7,8 +7,10 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A shell starts background jobs with SIGINT ignored, and what they start inherits that; tests press Ctrl-C.
+# A shell starts background jobs with SIGINT ignored, `nohup` those with SIGHUP, and what they start inherits that;
+# tests press Ctrl-C, and close terminals.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Machines are shared and slow at times: how long an example takes, or is drawn, is no property of the code.
 _untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

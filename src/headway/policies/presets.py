@@ -256,6 +256,11 @@ _ROWS = (
         "a stream waits until the last chance by the end expected of it, whatever it has brought",
         order="on-time:by_tokens=false",
     ),
+    _ablation(
+        "streams-first",
+        "a stream that waits for memory comes before all who are late, however far it is ahead of its pace",
+        order="on-time:far_ahead=false",
+    ),
     _ablation("no-pacing", "steps as long as they come", batching="top-jobs"),
     _ablation(
         "long-steps",

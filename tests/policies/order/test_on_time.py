@@ -128,6 +128,33 @@ def test_a_job_ahead_of_its_tokens_ranks_by_how_long_it_could_pause() -> None:
     assert ids(order.rank([slow, fast], 0.0)) == ["fast", "slow"]
 
 
+def test_a_stream_that_waits_far_ahead_ranks_with_those_that_are_late() -> None:
+    # Steps of a second: the stream, which has fifty tokens to come, may do without 512 of them, and the one that is
+    # late has less work. Once it may not it comes first.
+    ahead = decoding("ahead", output=2, limit=52, first_token_s=0.0, slo=Slo(tbt_s=1000.0))
+    late = due("late", 1.0, 5, limit=2)
+    order = on_time(ahead, late, patience_s=1e9)
+    for at_s in (0.0, 1.0):
+        run(order, decoding("other"), at_s=at_s)
+    both = [ahead, late]
+    assert ids(order.top(2, 100.0)) == ids(order.rank(both, 100.0)) == ["late", "ahead"]
+    assert order.on_time(both, 100.0) == [ahead]
+    assert ids(order.top(2, 1500.0)) == ids(order.rank(both, 1500.0)) == ["ahead", "late"]
+    first = on_time(ahead, late, patience_s=1e9, far_ahead=False)
+    assert ids(first.top(2, 100.0)) == ids(first.rank(both, 100.0)) == ["ahead", "late"]
+
+
+def test_of_streams_in_time_the_one_that_gives_its_memory_back_sooner_comes_first() -> None:
+    # An eighth of a second a token: the next of `short` is due at 160 s, of `long` at 20 s, but ten and a hundred
+    # tokens are to come, 1.25 and 12.5 s, of which each second counts sixteen times: 20 s against 200.
+    fields: dict[str, Any] = {"output": 1, "first_token_s": 0.0}
+    short = decoding("short", limit=11, slo=Slo(tbt_s=160.0), predicted_length=exactly(11), **fields)
+    long = decoding("long", limit=101, slo=Slo(tbt_s=20.0), predicted_length=exactly(101), **fields)
+    both = [long, short]
+    assert ids(on_time(*both).rank(both, 0.0)) == ["short", "long"]
+    assert ids(on_time(*both, by_work=False).rank(both, 0.0)) == ["long", "short"]
+
+
 def test_one_that_keeps_its_pace_stays_in_time_from_one_estimate_to_the_next() -> None:
     # A hundred tokens, the last due at 99 x 1.1 s; 61 of a second each are to come. Its work is estimated anew at 55.
     job = decoding(output=39, limit=999, first_token_s=0.0, slo=Slo(tbt_s=1.1), predicted_length=exactly(100))

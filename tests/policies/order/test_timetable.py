@@ -95,3 +95,32 @@ def test_who_holds_memory_may_catch_up_and_who_waits_may_not() -> None:
     assert times.latest_start_s(job) == 1.5
     assert times.in_time([job], 11.0) == [job]
     assert times.in_time([job], 41.0) == []
+
+
+def test_a_stream_far_ahead_of_its_pace_is_in_no_hurry_while_it_waits() -> None:
+    # Two tokens are out, a thousand seconds apart is the target, and steps take one: the next has to be begun by 1999
+    # s, and 512 steps before that it is in a hurry.
+    job = decoding("a", output=2, limit=99, first_token_s=0.0, slo=Slo(tbt_s=1000.0))
+    times = timetable(job)
+    for at_s in (0.0, 1.0):
+        times.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens={job: 1}))
+    times.renew([job])
+    assert times.hurried([job], 1486.9) == []
+    assert times.hurried([job], 1487.0) == times.candidates([job])
+    times.remove(job)
+    assert times.hurried([job], 0.0) == times.candidates([job])
+
+
+def test_who_waits_for_its_first_token_is_always_in_a_hurry() -> None:
+    times = timetable(job := due("a", 604800.0))
+    assert times.hurried([job], 0.0) == times.candidates([job])
+
+
+def test_the_work_of_a_stream_puts_off_its_turn_sixteen_times() -> None:
+    # A token takes an eighth of a second: ten to come are 1.25 s of work.
+    job = decoding(
+        "a", output=2, limit=12, first_token_s=0.0, slo=Slo(tbt_s=9.0), predicted_length=exactly(12)
+    )
+    [one] = timetable(job).candidates([job])
+    assert one.cost_s == pytest.approx(1.25)
+    assert one.turn_s == pytest.approx(one.due_s + 20.0)

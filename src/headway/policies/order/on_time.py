@@ -33,11 +33,13 @@ class OnTime:
 
     Who is late cannot be helped, and who has no target is in no hurry: both wait for those that can be in time, least
     work first, aged, by the usual length while predictions are bad. Those in time come by latest start, the later the
-    more work their answers are yet: of two that may wait as long, the one that makes room sooner goes first (with
-    `by_work`; else by due time). A job that is between tokens and ahead of its schedule may wait as long as it is ahead
-    (with `by_tokens`; else as it will be by the end expected of it); one that fell behind may catch up while it holds
-    memory. Where there are several tenants, one that has had more service than another comes as much later among those
-    in time (`TenantShares`), costs as much more where some are given up, and comes after it among the rest.
+    more work their answers are yet, those that have begun above all: of two that may wait as long, the one that makes
+    room sooner goes first (with `by_work`; else by due time). A job that is between tokens and ahead of its schedule
+    may wait as long as it is ahead (with `by_tokens`; else as it will be by the end expected of it); one that fell
+    behind may catch up while it holds memory. One that has none is in no hurry while it is far ahead, and waits with
+    the rest (with `far_ahead`). Where there are several tenants, one that has had more service than another comes as
+    much later among those in time (`TenantShares`), costs as much more where some are given up, and comes after it
+    among the rest.
 
     Where not all who wait for their first token can have it in time, those that cost most are given up (`triage`), as
     if the engine computed prompts one after another for `prompt_share` of its time, and decoded for the rest. What the
@@ -65,6 +67,7 @@ class OnTime:
         prefixes: bool = True,
         by_work: bool = True,
         by_tokens: bool = True,
+        far_ahead: bool = True,
     ) -> None:
         if not 0 < prompt_share <= 1:
             raise ConfigError(
@@ -79,6 +82,7 @@ class OnTime:
         self.prefixes = prefixes
         self.by_work = by_work
         self.by_tokens = by_tokens
+        self.far_ahead = far_ahead
         self.steps = StepTimeQuality()
         self._compared = ComparedSteps(cost or UnknownCost(), self.steps)
         self._rest = LeastWork(
@@ -230,7 +234,7 @@ class OnTime:
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
         """Those of `on_time` that are served before the rest, in turn: all but who is given up."""
-        kept = self._times.candidates(on_time)
+        kept = self._times.hurried(on_time, now_s) if self.far_ahead else self._times.candidates(on_time)
         lead_s = self._leads_s(kept)
         kept.sort()
         if lead_s:

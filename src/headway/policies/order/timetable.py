@@ -14,6 +14,10 @@ from headway.policies.order.remaining_work import RemainingWork
 from headway.policies.order.sorted_index import Key, SortedIndex
 from headway.policies.order.triage import Candidate
 
+_STREAM_WORK = 16.0
+"""A second of a stream's work puts off its turn by so many: who has less to do gives its memory back sooner."""
+_BACK_STEPS = 512
+"""A stream without memory is in a hurry once it may do without so many steps: in that time there is room for it."""
 _RENEWED_A_STEP = 8
 """Jobs that wait with a deadline whose latest start is taken anew beside a step: some fifty microseconds."""
 
@@ -91,7 +95,7 @@ class Timetable:
         prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
         due_s, service_s = latest_s + prefill_s, prefill_s / self._prompt_share
         cost_s = self._work.of(job)
-        turn_s = latest_s + cost_s - prefill_s
+        turn_s = latest_s + (_STREAM_WORK * cost_s if job.num_output_tokens else cost_s - prefill_s)
         self._candidates[job] = Candidate(due_s, job.arrival_s, job.id, service_s, cost_s, turn_s, job)
 
     def _key(self, job: Job) -> Key:
@@ -134,6 +138,16 @@ class Timetable:
     def candidates(self, jobs: Iterable[Job]) -> list[Candidate]:
         """What has to be known of these to weigh them against each other, as last taken; each has a target."""
         return [self._candidates[job] for job in jobs]
+
+    def hurried(self, jobs: Iterable[Job], now_s: float) -> list[Candidate]:
+        """The same, without streams that wait for memory and are in no hurry. O(jobs)."""
+        back_s = now_s + _BACK_STEPS * self._latest.step_s
+        waiting = self._waiting
+        return [
+            one
+            for one in self.candidates(jobs)
+            if one.due_s <= back_s or one.service_s or one.job not in waiting
+        ]
 
     def in_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
         """Those of `jobs` that have a target and can still meet all they have. O(jobs), without calls."""
