@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, settings
 # A shell starts background jobs with SIGINT ignored, `nohup` those with SIGHUP, and what they start inherits that;
 # tests press Ctrl-C, and close terminals.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # Still nothing to us, as was asked for; but what is caught, unlike what is ignored, programs do not inherit.
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 # Machines are shared and slow at times: how long an example takes, or is drawn, is no property of the code.
 _untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
