@@ -55,7 +55,7 @@ class CudaCopier:
             start = torch.cuda.Event(enable_timing=True)
             start.record(stream)
             for device_blocks, host_blocks in pieces(order, PIECE_BLOCKS):
-                move(torch.tensor(device_blocks, device=self._device), host_blocks)  # type: ignore[operator]
+                move(self._on_device(device_blocks), host_blocks)  # type: ignore[operator]
             end = torch.cuda.Event(enable_timing=True)
             end.record(stream)
         least_s = 0.0
@@ -63,6 +63,10 @@ class CudaCopier:
             least_s = len(order.device_blocks) * self._block_bytes / self._bytes_per_s
         link.due_s = max(link.due_s, time.perf_counter()) + least_s
         return CudaTicket(start, end, link.due_s, least_s)
+
+    def _on_device(self, blocks: list[int]) -> torch.Tensor:
+        """From pinned memory: from any other the host would wait for all that the stream waits for."""
+        return torch.tensor(blocks, pin_memory=True).to(self._device, non_blocking=True)
 
     def _gather(self, device_blocks: torch.Tensor, host_blocks: list[int]) -> None:
         gathered = torch.stack([layer.index_select(0, device_blocks) for layer in self._layers], dim=1)
