@@ -129,6 +129,7 @@ def _hardware(sheet: Sheet) -> Hardware:
         all_reduce=sheet.all_reduce or sheet.kernels,
         link_ratio=sheet.link_ratio,
         step_overhead_s=sheet.step_overhead_s,
+        ungraphed_s=sheet.ungraphed_s,
         host_s=0.0,
         host_job_s=0.0,
         sampler_s=SAMPLER_S,

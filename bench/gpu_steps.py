@@ -84,6 +84,7 @@ def gpu_of(catalogue: Catalogue, device: Hardware, *, bare: bool = False) -> Gpu
         all_reduce=catalogue.all_reduce[device.all_reduce],
         link_ratio=device.link_ratio,
         step_overhead_s=0.0 if bare else device.step_overhead_s,
+        ungraphed_s=0.0 if bare else device.ungraphed_s,
         sampler_s=0.0 if bare else device.sampler_s,
         sampler_job_s=0.0 if bare else device.sampler_job_s,
     )

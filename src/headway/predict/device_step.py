@@ -17,6 +17,8 @@ _COUNTS = tuple(
     sorted({round(2 ** (knot / _KNOTS_A_DOUBLING)) for knot in range(_KNOTS_A_DOUBLING * _DOUBLINGS + 1)})
 )
 """Counts of tokens, jobs or context at which kernels are asked; between them time is taken as linear."""
+GRAPHED_TOKENS = 512
+"""vLLM's CUDA graphs hold steps of so many tokens at most."""
 _NORMS_A_LAYER = 2
 _NORM_PASSES = 4
 """Read hidden and residual, write both."""
@@ -26,13 +28,17 @@ _LAUNCHES_A_LAYER = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as the step law sees it. `link_ratio` stretches measured collectives to this device's link."""
+    """One GPU as the step law sees it. `link_ratio` stretches measured collectives to this device's link.
+
+    `ungraphed_s` is what a step of more than GRAPHED_TOKENS takes beyond its kernels, which are launched one by one.
+    """
 
     peaks: Peaks
     kernels: Kernels
     all_reduce: AllReduce
     link_ratio: float
     step_overhead_s: float
+    ungraphed_s: float
     sampler_s: float
     sampler_job_s: float
 
@@ -72,6 +78,8 @@ class DeviceStep:
     def step_s(self, shape: BatchShape) -> float:
         """Seconds of one step of this shape. About 2 us without prompts, 5 us with."""
         seconds = self._tokens.at(shape.num_tokens) + self._jobs.at(shape.num_jobs)
+        if shape.num_tokens > GRAPHED_TOKENS:
+            seconds += self._gpu.ungraphed_s
         return seconds + self.attention_s(shape)
 
     def layers_s(self, tokens: int) -> float:

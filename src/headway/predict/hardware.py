@@ -46,6 +46,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     all_reduce: str
     link_ratio: float
     step_overhead_s: float
+    ungraphed_s: float
     host_s: float
     host_job_s: float
     sampler_s: float
@@ -90,6 +91,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 all_reduce=shipped.all_reduce[self.all_reduce],
                 link_ratio=self.link_ratio,
                 step_overhead_s=self.step_overhead_s,
+                ungraphed_s=self.ungraphed_s,
                 sampler_s=self.sampler_s,
                 sampler_job_s=self.sampler_job_s,
             ),
