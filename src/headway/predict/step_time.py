@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 from headway.core.batch_shape import BatchShape, StepKind
 from headway.predict.calibration import StepSeconds
+from headway.predict.device_step import GRAPHED_TOKENS
 from headway.predict.kernels import Peaks
 from headway.predict.known_models import model_shape
 from headway.predict.model_shape import ModelShape
@@ -21,10 +22,10 @@ TYPICAL = model_shape("Llama-3.1-8B")
 _BENDS = (1.0, 2.0, 4.0)
 """Operations over those that take, at nominal peaks, as long as reading the weights: where products may begin to wait
 for arithmetic. Nobody says which of two devices is meant, and their ratios differ by that much."""
-_COEFFICIENTS = 7 + len(_BENDS)
+_COEFFICIENTS = 9 + len(_BENDS)
 _PRODUCTS = slice(3, 4 + len(_BENDS))
-"""Where the coefficients of matrix products stand: before those of context read beside or for prompts, from which
-whole prompts do not tell them apart, so that these explain what they can."""
+"""Where the coefficients of matrix products stand: before those of steps with prompts and of context read beside or for
+prompts, from which whole prompts do not tell them apart, so that these explain what they can."""
 READY_STEPS = 20
 _ATTENTION_MOST = 5.0
 """An operation of a prompt's attention is taken to cost at most 5 times one of a matrix product. Short prompts say
@@ -66,20 +67,22 @@ _UNKNOWN = StepSecondsPrediction(0.0, 0.0, 0.0)
 
 
 class StepTimeModel:
-    """Step time = a + b jobs + c (tM - tM0) + d tF + sum of e_k max(0, tW - k tM0) + h tX + g tP + f tA, none below 0.
+    """Step time = a + b jobs + c (tM - tM0) + d tF + sum of e_k max(0, tW - k tM0) + q + p + h tX + g tP + f tA.
 
-    tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of the weights, tW the operations of
-    the products with them: those wait for the slower of the two, whatever else is read, from a k of 1, 2 or 4 on. tX
-    are the bytes of KV that decodes read in a step with prompts, which costs more where all share the kernel of
-    prompts; tP those that prompts read, again for every tile of a chunk; and tA the operations of prompts' attention,
-    which run slower than matrix products do (adr/0014): f <= 5 (d + all e_k). The paper's features (Ascendra section
-    4.2: tM + tF, max(tM, tF), tM, tF, 1) are nearly parallel; these are not, so that few steps settle them. Relative
-    errors are made small by recursive least squares with forgetting, and outliers are held back (`UsualError`), each
-    `StepKind` by its own measure: else prompts, or those beside decodes, when rare, would be outliers all. What
-    steps of late say nothing of, such as the cost of a prompt during a long decode, stays as it was last known.
+    None is below 0. tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of the weights, tW
+    the operations of the products with them: those wait for the slower of the two, whatever else is read, from a k of
+    1, 2 or 4 on. q is what a step costs that has more tokens than CUDA graphs hold, p what one with prompts does,
+    however few. tX are the bytes of KV that decodes read in a step with prompts, which costs more where all share the
+    kernel of prompts; tP those that prompts read, again for every tile of a chunk; and tA the operations of prompts'
+    attention, which run slower than matrix products do (adr/0014): f <= 5 (d + all e_k). The paper's features (Ascendra
+    section 4.2: tM + tF, max(tM, tF), tM, tF, 1) are nearly parallel; these are not, so that few steps settle them.
+    Relative errors are made small by recursive least squares with forgetting, and outliers are held back
+    (`UsualError`), each `StepKind` by its own measure: else prompts, or those beside decodes, when rare, would be
+    outliers all. What steps of late say nothing of, such as the cost of a prompt during a long decode, stays as it was
+    last known.
 
     Until 20 steps were seen it answers from `prior`, or 0 without one, so that nothing is decided by a
-    guess. Memory is bounded: 10 coefficients, their 100 products, and 600 ratios for the intervals.
+    guess. Memory is bounded: 12 coefficients, their 144 products, and 600 ratios for the intervals.
     """
 
     def __init__(
@@ -163,6 +166,8 @@ class StepTimeModel:
         for bend in _BENDS:
             beyond_s = products_s - bend * weights_s
             features.append(beyond_s if beyond_s > 0.0 else 0.0)
+        features.append(float(shape.num_tokens > GRAPHED_TOKENS))
+        features.append(float(shape.num_prefill_tokens > 0))
         features.append(work.mixed_context_bytes(shape) / peaks.bytes_per_s)
         features.append(work.prefill_context_bytes(shape) / peaks.bytes_per_s)
         features.append(work.prefill_attention_flops(shape) / peaks.flops_per_s)
