@@ -58,6 +58,17 @@ def test_more_less_often_only_where_prompts_get_through_sooner() -> None:
     assert saved(*[1.0] * 99, longest_s=30.0).afford(cheap, 272, 500, 30.0) == 272
 
 
+def test_all_that_is_wanted_comes_at_once_if_it_is_saved_and_cutting_it_is_dearer() -> None:
+    # 30 s allow 256 tokens. All 500 take 54.2 s; cut 29.8 and 28.6, less the 2.2 that a second step of the decodes
+    # takes: 56.2. Saving up for them anew each time would be no use: 500 in 56.1 s are 8.9 a second, 256 in 29.8 8.6.
+    saved_up = saved(*[1.0] * 99, longest_s=30.0)
+    assert saved_up.afford(planned(), 256, 500, 30.0) == 500
+    assert saved(longest_s=30.0).afford(planned(), 256, 500, 30.0) == 256
+    # Of 2,000 tokens 864 would be paid for, and somebody would still wait.
+    long = Round(Rounds(SharedKernel()), decode_shape(2, 20), prompts(2000))
+    assert saved_up.afford(long, 256, 2000, 30.0) == 256
+
+
 def test_nobody_saves_up_for_long_while_prompts_could_come_in_grains() -> None:
     # 32 tokens take 7.4 s, 4.7 more than 2.7, of which decodes leave half a second: ten steps. Or they take 4.9 more
     # than 2.5, and there are 0.3 each: seventeen, and that would still be 0.7 tokens a second in place of 0.5.

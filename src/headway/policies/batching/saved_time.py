@@ -12,7 +12,8 @@ _MOST = 2.0
 takes longer."""
 _WORTH = 1.1
 """Times the prompt tokens a second for which it is worth saving: predictions are wrong by as much."""
-
+_LESS = 0.98
+"""Of the time that prompts take if they are cut: what is only as much is no reason for a long step."""
 _MOST_STEPS = 12
 """That decodes save up for tokens that could come in grains too: meanwhile prompts wait, and the memory for them."""
 
@@ -55,14 +56,24 @@ class SavedTime:
     def afford(self, planned: Round, tokens: int, wanted: int, longest_s: float) -> int:
         """Prompt tokens of this round, where `tokens` keep to the longest step and more are wanted.
 
-        More of them less often, if prompts get through sooner so and it is soon saved: none while decodes save up.
+        All that are wanted, where that is saved already and no dearer than to cut them; more of them less often, none
+        while decodes save up, if prompts get through sooner so and it is soon saved.
         """
         most_s = longest_s * (1 + _MOST)
         many = planned.most_tokens(max(most_s, planned.seconds(GRAIN_TOKENS)), wanted)
         many_s = planned.seconds(many)
-        if tokens and not _gets_more_through(planned, tokens, (many, many_s), longest_s):
-            return tokens
-        return many if min(many_s, most_s) <= longest_s + self._saved_s else 0
+        is_saved = min(many_s, most_s) <= longest_s + self._saved_s
+        if not tokens or _gets_more_through(planned, tokens, (many, many_s), longest_s):
+            return many if is_saved else 0
+        at_once = is_saved and many >= wanted and many_s <= _LESS * _cut_s(planned, tokens, many)
+        return many if at_once else tokens
+
+
+def _cut_s(planned: Round, tokens: int, many: int) -> float:
+    """Seconds of rounds with `tokens` each until there were as many, less those of the decodes in all but one."""
+    rounds, rest = divmod(many, tokens)
+    rounds_s = rounds * planned.seconds(tokens) + (planned.seconds(rest) if rest else 0.0)
+    return rounds_s - (rounds - (not rest)) * planned.decodes_s
 
 
 def _gets_more_through(planned: Round, tokens: int, many: tuple[int, float], longest_s: float) -> bool:
