@@ -22,6 +22,7 @@ from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv.host import HostKv
+from headway.engine.launching.server_command import is_cpu_build
 from headway.policies.order import Learning, Order, Predicting
 from headway.policies.parts import build_part
 from headway.policies.presets import Preset
@@ -269,7 +270,7 @@ class Engine:
 
         settings: dict[str, Any] = {
             "model": str(ensure_demo_random()),
-            "dtype": "float32",
+            "dtype": "float32" if is_cpu_build() else "bfloat16",
             "enforce_eager": True,
             "block_size": 32,
             "num_gpu_blocks_override": NUM_BLOCKS,

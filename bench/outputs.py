@@ -1,8 +1,9 @@
 """Tokens under every preset against stock vLLM's own: `python bench/outputs.py --json`.
 
-The real CPU engine in float32 with the demo model, one process a feature: first vLLM's own scheduler, then
-Headway under each preset, every step checked, with pauses, chunk caps and preemptions forced on top
-(`bench/forced.py`). Half of the requests are greedy and in chunked prompts. Of the other half, in whole
+The real engine with the demo model, one process a feature: on a CPU in float32; on a GPU, where steps are scheduled
+asynchronously and so only features with `async` run, in bfloat16 with batch-invariant kernels. First vLLM's own
+scheduler, then Headway under each preset, every step checked, with pauses, chunk caps and preemptions forced on
+top (`bench/forced.py`). Half of the requests are greedy and in chunked prompts. Of the other half, in whole
 prompts, every second one samples with a seed: vLLM 0.32's CPU runner cannot compute a seeded request's
 prompt in chunks. A `storm` forces nothing: a preset that pauses, in a batch much narrower than the worker slots
 and with quanta of a step or two, over few blocks and much host memory. A cell is
@@ -55,6 +56,7 @@ from bench.forced import (
 )
 from bench.preset_kinds import moves_ahead, preset_option
 from headway.engine.demo_model import ensure_demo_random
+from headway.engine.launching.server_command import is_cpu_build
 from headway.engine.plugin import CPU_ASYNC_SWITCH
 from headway.policies.order import Predicting
 from headway.policies.presets import Preset, build_policy, known_presets
@@ -117,6 +119,8 @@ class Feature:
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """A model this small gains nothing from more, and threads that spin for one another lose on a busy machine."""
+_ON_GPU = {"VLLM_BATCH_INVARIANT": "1"}
+"""Kernels whose sums do not depend on what else is in the batch, as those of the CPU in float32 do not."""
 _TWO_WORKERS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 _ASYNC = {CPU_ASYNC_SWITCH: "1"}
 _TP2 = {"tensor_parallel_size": 2}
@@ -458,7 +462,7 @@ def _environment(feature: str, folder: str) -> dict[str, str]:
         "PYTHONPATH": folder,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
-        **_ONE_THREAD,
+        **(_ONE_THREAD if is_cpu_build() else _ON_GPU),
         **FEATURES[feature].environment,
     }
 

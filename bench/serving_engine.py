@@ -51,12 +51,13 @@ class Served:
 class ServingEngine:
     """vLLM's engine core in this process, scheduled as vLLM chooses (asynchronously, where it does so by default).
 
-    The scheduler is put in anew for every run; model and workers stay. `core` is vLLM's engine core itself.
+    The scheduler is put in anew for every run; model and workers stay. `core` is vLLM's engine core itself;
+    `worker_slots` is how many requests it holds at most.
     """
 
     def __init__(self, model: str, vllm_flags: Sequence[str], settings: EngineSettings) -> None:
         self.core = start_core(model, vllm_flags, settings)
-        self._worker_slots = self.core.vllm_config.scheduler_config.max_num_seqs
+        self.worker_slots = int(self.core.vllm_config.scheduler_config.max_num_seqs)
 
     @property
     def asynchronous(self) -> bool:
@@ -98,7 +99,7 @@ class ServingEngine:
         With `mistaken` its policy is told that of cost, while the engine goes on learning the truth.
         """
         self.core.vllm_config.additional_config = {"headway": asdict(settings)}
-        self._schedule_with(max_num_seqs or self._worker_slots)
+        self._schedule_with(max_num_seqs or self.worker_slots)
         if mistaken is not None:
             scheduler = self.core.scheduler
             policy = build_policy(settings.preset(), mistaken(scheduler.cost))
@@ -129,7 +130,7 @@ class ServingEngine:
             block_size=old.block_size,
             hash_block_size=old.hash_block_size,
         )
-        config.scheduler_config.max_num_seqs = self._worker_slots
+        config.scheduler_config.max_num_seqs = self.worker_slots
 
     @property
     def max_model_len(self) -> int:
@@ -139,7 +140,7 @@ class ServingEngine:
     def serve(
         self,
         requests: Sequence[TraceRequest],
-        seed: int,
+        seed: int | str,
         *,
         lengths: LengthSource | None = None,
         own_stops: bool = False,

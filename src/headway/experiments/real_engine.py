@@ -202,7 +202,7 @@ class RequestMaker(Protocol):
 
 
 def made_requests(
-    engine: RequestMaker, requests: Iterable[TraceRequest], seed: int, *, own_stops: bool
+    engine: RequestMaker, requests: Iterable[TraceRequest], seed: int | str, *, own_stops: bool
 ) -> list[tuple[TraceRequest, Any]]:
     """Each request with the engine's own, of its priority, made ahead of time as the API server's process would.
 
@@ -248,7 +248,7 @@ def _hints(request: TraceRequest, max_model_len: int) -> Hints:
     return hints
 
 
-def prompt_ids(request: TraceRequest, seed: int) -> list[int]:
+def prompt_ids(request: TraceRequest, seed: int | str) -> list[int]:
     """Made-up token ids of the prompt's length; requests share them as far as their prefix blocks agree."""
     ids: list[int] = []
     for block in request.prefix_blocks:

@@ -1,0 +1,183 @@
+"""A model of the catalogue on a real GPU, with made weights: its engine, and what a run of a stream leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from bench.headway_real_engine import Contender
+from bench.regret_machines import BLOCK_TOKENS, Machine
+from bench.serving_engine import Served, ServingEngine
+from headway.engine.settings import EngineSettings
+from headway.errors import ConfigError
+from headway.experiments.predictor_choice import NONE
+from headway.predict.known_models import model_shape
+from headway.predict.learning_thread import LearningThread
+from headway.predict.length_choice import length_predictor
+from headway.predict.model_shape import ModelShape
+from headway.sim.length_source import AskedPredictor
+from headway.traces import TraceRequest
+from headway.whole_file import write_whole
+
+WARM_REQUESTS = 64
+"""Served before anything counts: what vLLM compiles when it first meets it is compiled then."""
+WARM_TOKENS = (700, 24)
+
+
+class GpuRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to: its requests in the order of the stream, Headway's counters, seconds of each `schedule`."""
+
+    served: list[Served]
+    counters: dict[str, int]
+    schedule_s: list[float]
+
+
+def llama_folder(shape: ModelShape, folder: Path) -> Path:
+    """A checkpoint's folder without weights, which vLLM makes up (`--load-format dummy`).
+
+    Raises ConfigError for a shape that Llama's architecture has not.
+    """
+    if not shape.gated or shape.num_experts or shape.latent or shape.quantized:
+        raise ConfigError(f"model is {shape.name}; accepted: dense models with Llama's layers")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": shape.tied_embeddings,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.context_tokens,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "config.json", json.dumps(config, indent=1).encode())
+    return folder
+
+
+def engine_flags(machine: Machine) -> tuple[str, ...]:
+    """vLLM's flags; whatever is not said is left to vLLM, as for anybody who serves this model."""
+    longest = str(machine.longest_tokens)
+    made = ("--load-format", "dummy", "--skip-tokenizer-init")
+    return (*made, "--max-model-len", longest, "--block-size", str(BLOCK_TOKENS))
+
+
+@contextmanager
+def serving(machine: Machine, out: Path, flags: Sequence[str] = ()) -> Iterator[ServingEngine]:
+    """A warm engine."""
+    folder = llama_folder(model_shape(machine.model), out / "model")
+    engine = ServingEngine(str(folder), (*engine_flags(machine), *flags), EngineSettings())
+    try:
+        engine.use_stock("fcfs", engine.worker_slots)
+        engine.serve(alike(WARM_REQUESTS, *WARM_TOKENS), seed=0)
+        yield engine
+    finally:
+        engine.close()
+
+
+def alike(count: int, prompt_tokens: int, output_tokens: int) -> list[TraceRequest]:
+    """So many requests of one size, all there at once."""
+    return [
+        TraceRequest(id=f"{at}", arrival_s=0.0, input_tokens=prompt_tokens, output_tokens=output_tokens)
+        for at in range(count)
+    ]
+
+
+def serve(
+    engine: ServingEngine, contender: Contender, seats: int, requests: Sequence[TraceRequest], seed: int
+) -> GpuRun:
+    """Do a run. Lengths are learned beside it from the answers that have ended, as `headway serve` does."""
+    if contender.stock is not None:
+        engine.use_stock(contender.stock, seats)
+    else:
+        engine.use(EngineSettings(policy=contender.policy, batch_width=seats))
+    schedule_s = _timed_schedule(engine.core.scheduler)
+    gc.collect()
+    if contender.predictor in (None, NONE):
+        served = engine.serve(requests, seed)
+    else:
+        predictor = length_predictor(contender.predictor, inline=False)
+        with LearningThread(predictor):
+            served = engine.serve(requests, seed, lengths=AskedPredictor(predictor))
+    return GpuRun(served=served, counters=engine.counters, schedule_s=schedule_s)
+
+
+def _timed_schedule(scheduler: Any) -> list[float]:
+    """Seconds of each call from now on."""
+    schedule, found = scheduler.schedule, []
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began_s = time.perf_counter()
+        try:
+            return schedule(*args, **kwargs)
+        finally:
+            found.append(time.perf_counter() - began_s)
+
+    scheduler.schedule = timed
+    return found
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Median seconds between two steps of a batch of equals, each computing `new_tokens` after `context_tokens`."""
+
+    batch: int
+    new_tokens: int
+    context_tokens: int
+    seconds: float
+
+
+PROMPTS = (128, 512, 2048, 8192)
+"""Tokens of a lone prompt."""
+DECODES = ((1, 512), (16, 512), (64, 512), (256, 512), (16, 4096), (64, 4096))
+"""Requests that decode together, and the tokens of each prompt."""
+DECODED_TOKENS = 40
+REPETITIONS = 5
+
+
+def step_times(engine: ServingEngine) -> list[StepTime]:
+    """Lone prompts, and batches of decodes alone; under a minute."""
+    engine.use_stock("fcfs", engine.worker_slots)
+    return [*(_prompt(engine, tokens) for tokens in PROMPTS), *(_decode(engine, *each) for each in DECODES)]
+
+
+def _prompt(engine: ServingEngine, tokens: int) -> StepTime:
+    """No two prompts begin alike, so nothing is found in the prefix cache."""
+    served = [engine.serve(alike(1, tokens, 2), f"{tokens} {at}") for at in range(REPETITIONS)]
+    seconds = median(each.first_token_s or 0.0 for (each,) in served)
+    return StepTime(batch=1, new_tokens=tokens, context_tokens=0, seconds=seconds)
+
+
+def _decode(engine: ServingEngine, batch: int, prompt_tokens: int) -> StepTime:
+    """The steps in which everybody brings a token."""
+    at_s: Counter[float] = Counter()
+
+    def came(request_id: str, tokens: int, now_s: float) -> None:
+        at_s[now_s] += tokens
+
+    engine.serve(alike(batch, prompt_tokens, DECODED_TOKENS), f"{batch} {prompt_tokens}", on_tokens=came)
+    times_s = sorted(at_s)
+    gaps_s = [after - before for before, after in pairwise(times_s) if at_s[before] == at_s[after] == batch]
+    return StepTime(
+        batch=batch,
+        new_tokens=1,
+        context_tokens=prompt_tokens + DECODED_TOKENS // 2,
+        seconds=median(gaps_s),
+    )
