@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 
 from bench.gpu_answers import Stream, beyond_sheet
 from bench.gpu_engine import GpuRun, StepTime, serve, serving, step_times
-from bench.headway_real_engine import STOCK, Contender, records
+from bench.headway_real_engine import STOCK, Contender, Run, records
 from bench.progress import say
 from bench.regret_contenders import contender
 from bench.regret_machines import MACHINES, Machine
@@ -71,28 +71,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     measured_on: str
     vllm: str
     workload: str
+    seconds: float
     capacity_rps: float
     num_blocks: int
     worker_slots: int
     tokens_a_step: int
     asynchronous: bool
     steps: list[StepTime]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A stream under one system; `kind` of targets, NONE where the system sees none."""
-
-    contender: Contender
-    kind: str
-    seats: int
-    load: float
-    seed: int
-
-    @property
-    def file(self) -> str:
-        """Where what it came to is kept."""
-        return f"{self.contender.name}-{self.kind}-{self.seats}-{self.load:g}-{self.seed}.json"
 
 
 @dataclass(frozen=True)
@@ -112,8 +97,13 @@ class Study:
 
     @cached_property
     def facts(self) -> Facts:
-        """What was measured first."""
-        return msgspec.json.decode((self.out / FACTS).read_bytes(), type=Facts)
+        """What was measured first. Raises ConfigError if it is of other streams."""
+        found = msgspec.json.decode((self.out / FACTS).read_bytes(), type=Facts)
+        if (found.workload, found.seconds) != (self.workload.name, self.seconds):
+            raise ConfigError(
+                f"{self.out} holds runs of {found.seconds:g} s of {found.workload}; accepted: the same, or another folder"
+            )
+        return found
 
     def runs(self) -> Iterator[Run]:
         """All of them, load by load."""
@@ -135,7 +125,7 @@ class Study:
 
     def kept(self, run: Run) -> GpuRun:
         """What a run that was done came to."""
-        return msgspec.json.decode((self.out / run.file).read_bytes(), type=GpuRun)
+        return msgspec.json.decode(run.file(self.out).read_bytes(), type=GpuRun)
 
 
 # ---- on the GPU ----------------------------------------------------------------------------------------
@@ -160,12 +150,13 @@ def measure(study: Study) -> None:
         if not (study.out / FACTS).exists():
             write_whole(study.out / FACTS, msgspec.json.encode(first_facts(study, engine())))
         for run in study.runs():
-            if not (study.out / run.file).exists():
+            file = run.file(study.out)
+            if not file.exists():
                 stream = study.stream(run.load, run.seed, run.kind)
                 found = serve(engine(), run.contender, run.seats, stream, run.seed)
-                write_whole(study.out / run.file, msgspec.json.encode(found))
+                write_whole(file, msgspec.json.encode(found))
                 last_s = max(each.finished_s for each in found.served)
-                say(f"{run.file}: {len(stream)} requests, the last ended after {last_s:.1f} s")
+                say(f"{file.name}: {len(stream)} requests, the last ended after {last_s:.1f} s")
 
 
 def first_facts(study: Study, engine: ServingEngine) -> Facts:
@@ -183,6 +174,7 @@ def first_facts(study: Study, engine: ServingEngine) -> Facts:
         measured_on=machine_name(),
         vllm=vllm_version(),
         workload=study.workload.name,
+        seconds=study.seconds,
         capacity_rps=capacity_rps,
         num_blocks=engine.num_blocks,
         worker_slots=engine.worker_slots,
@@ -205,7 +197,6 @@ def report(study: Study) -> dict[str, Any]:
             cells[f"{load:g} {kind}"] = cell(study, [run for run in study.runs() if run.load == load], kind)
     return {
         **{name: getattr(facts, name) for name in facts.__struct_fields__ if name != "steps"},
-        "seconds": study.seconds,
         "seeds": study.seeds,
         "steps": [against_sheet(study.machine, step) for step in facts.steps],
         "beyond_sheet": beyond_sheet(study.machine.system().calibration, stock_streams(study)),

@@ -25,6 +25,7 @@ def study(out: Path, *further: str) -> Study:
         measured_on="1 x GPU",
         vllm="0.32.0",
         workload="chat",
+        seconds=2.0,
         capacity_rps=10.0,
         num_blocks=28_185,
         worker_slots=1024,
@@ -51,7 +52,7 @@ def keep_runs(found: Study) -> None:
             for at, request in enumerate(found.stream(run.load, run.seed, run.kind))
         ]
         kept = GpuRun(served=served, counters={"pauses": 3}, schedule_s=[0.001, 0.002, 0.003])
-        (found.out / run.file).write_bytes(msgspec.json.encode(kept))
+        run.file(found.out).write_bytes(msgspec.json.encode(kept))
 
 
 def test_the_made_model_has_the_shape_that_the_simulator_knows(tmp_path: Path) -> None:
@@ -102,3 +103,8 @@ def test_without_a_gpu_what_is_missing_is_said(tmp_path: Path, monkeypatch: pyte
 def test_unknown_names_are_refused(tmp_path: Path, wrong: list[str]) -> None:
     with pytest.raises(ConfigError, match="accepted"):
         study(tmp_path, *wrong)
+
+
+def test_a_folder_of_other_streams_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds runs of 2 s of chat"):
+        measure(study(tmp_path, "--seconds", "3"))
