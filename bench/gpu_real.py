@@ -101,7 +101,8 @@ class Study:
         found = msgspec.json.decode((self.out / FACTS).read_bytes(), type=Facts)
         if (found.workload, found.seconds) != (self.workload.name, self.seconds):
             raise ConfigError(
-                f"{self.out} holds runs of {found.seconds:g} s of {found.workload}; accepted: the same, or another folder"
+                f"{self.out} holds runs of {found.seconds:g} s of {found.workload}; accepted: the same, or another "
+                "folder"
             )
         return found
 
