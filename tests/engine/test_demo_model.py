@@ -127,7 +127,16 @@ def test_names_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["/no/such/model", "./model", "../model", "~/no-such-model", "~no-such-user", "a/b/c", ""]
+    "name",
+    [
+        "/no/such/model",
+        "./no-such-model",
+        "../no-such-model",
+        "~/no-such-model",
+        "~no-such-user",
+        "a/b/c",
+        "",
+    ],
 )
 def test_a_path_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(
