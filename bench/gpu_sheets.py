@@ -46,8 +46,8 @@ STEP_OVERHEAD_S = 2e-4
 """What a device waits for between steps however the host is scheduled: input copies and the graph's launch.
 Published times show only its sum with the host's part (0.6 ms for one request); this share of it is assumed."""
 UNGRAPHED_S = 6e-3
-"""What a step of more tokens than CUDA graphs hold takes beyond its kernels on an H100 under vLLM 0.32, from the
-seconds of each answer of four streams (docs/gpu.md). Lone prompts of more than 600 tokens on another one under vLLM
+"""What a step of more tokens than CUDA graphs hold takes beyond its kernels on an H100 under vLLM 0.32, roughly, from
+the seconds of each answer of four streams (docs/gpu.md). Lone prompts of more than 600 tokens on another one under vLLM
 0.11 take 5 to 8 ms more, steps of 64 tokens there nothing. Taken for the H200 too, which is the same chip with more
 memory; for the others nobody measured it."""
 SHEETS = (

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from bench.gpu_answers import beyond_sheet
 from bench.gpu_engine import GpuRun, StepTime, alike, llama_folder
 from bench.gpu_real import FACTS, Facts, Study, against_sheet, measure, options, report, study_of
 from bench.regret_machines import MACHINES
 from bench.serving_engine import Served
+from headway.core.batch_shape import BatchShape
+from headway.core.record import Record
 from headway.errors import ConfigError
+from headway.experiments.policy_choice import OWN_PARTS, policy_factory
+from headway.predict.calibration import StepSeconds
+from headway.predict.device_step import GRAPHED_TOKENS
 from headway.predict.known_models import model_shape
+from headway.sim.simulation import simulate
+from headway.traces import parse_workload
 
 H100 = MACHINES["h100-llama-8b"]
 ASKED = ["--workload", "chat", "--seconds", "2", "--load", "0.5", "--class", "one", "--seats", "128"]
@@ -88,9 +97,58 @@ def test_each_metric_is_compared_with_stock_at_its_best_seats(tmp_path: Path) ->
 
 def test_steps_are_held_against_the_sheet() -> None:
     step = StepTime(batch=16, new_tokens=1, context_tokens=532, seconds=0.007)
-    found = against_sheet(H100, step)
-    assert found["sheet_over_real"] == pytest.approx(found["sheet_s"] / 0.007)
-    assert 0.9 < found["sheet_over_real"] < 1.1  # measured on an H100: 7.02 ms
+    assert against_sheet(H100, step)["sheet_over_real"] == pytest.approx(1, abs=0.1)  # an H100 took 7.02 ms
+
+
+@dataclass(frozen=True)
+class Dearer:
+    """A sheet with so much more for steps of more tokens than CUDA graphs hold, and for decodes alone."""
+
+    sheet: StepSeconds
+    large_s: float
+    alone_s: float
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step."""
+        if not shape.num_prefill_tokens:
+            return self.sheet.step_s(shape) + self.alone_s
+        return self.sheet.step_s(shape) + (self.large_s if shape.num_tokens > GRAPHED_TOKENS else 0.0)
+
+
+@pytest.mark.parametrize(("large_s", "off_ms"), [(0.004, 1.0), (0.0, 2.5)])
+def test_what_steps_take_beyond_a_sheet_is_found_from_when_answers_begin_and_end(
+    large_s: float, off_ms: float
+) -> None:
+    # Roughly: what there is within a millisecond, and where there is nothing two are found all the same.
+    system = H100.system()
+    costs = system.calibration
+    real = replace(costs, step=Dearer(costs.step, large_s, alone_s=0.001))
+    requests = parse_workload(
+        "gen:poisson:rate=15/input=azure-conversation/output=azure-conversation/count=400/seed=1"
+    ).requests()
+    found: list[Record] = []
+    simulate(
+        requests,
+        policy_factory("vllm", OWN_PARTS, requests),
+        replace(system, calibration=real),
+        on_record=found.append,
+        max_output_tokens=4096,
+    )
+    ended = {record.id: record for record in found}
+    served = [
+        Served(
+            number=at,
+            output_tokens=request.output_tokens,
+            arrival_s=request.arrival_s,
+            first_token_s=ended[request.id].first_token_s,
+            finished_s=ended[request.id].finished_s or 0.0,
+        )
+        for at, request in enumerate(requests)
+    ]
+    beyond = beyond_sheet(costs, [(requests, served)])
+    assert beyond["ms_beyond_graphs"] == pytest.approx(large_s * 1e3, abs=off_ms)
+    assert beyond["ms_without_prompts"] == pytest.approx(1.0, abs=0.25)
+    assert beyond["rms_after"] < beyond["rms_before"] / 3
 
 
 def test_without_a_gpu_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ _COUNTS = tuple(
 )
 """Counts of tokens, jobs or context at which kernels are asked; between them time is taken as linear."""
 GRAPHED_TOKENS = 512
-"""vLLM's CUDA graphs hold steps of so many tokens at most."""
+"""vLLM's CUDA graphs hold steps of so many tokens at most, if it is not told otherwise."""
 _NORMS_A_LAYER = 2
 _NORM_PASSES = 4
 """Read hidden and residual, write both."""
