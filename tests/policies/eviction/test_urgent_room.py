@@ -62,6 +62,13 @@ def test_nobody_leaves_while_there_is_room_or_will_be(view: dict[str, Any]) -> N
     assert not room(*world(resident("a", 5), **view)).preempt
 
 
+def test_one_leaves_for_what_the_watermark_keeps_free() -> None:
+    # There are five blocks and it takes four, but two are to stay free: the engine would not start it.
+    early, late = resident("early", 5, waited_s=20.0), resident("late", 5)
+    view, order = world(early, late, free=5, watermark_blocks=2, missing_blocks=lambda job: 1)
+    assert room(view, order).preempt == {late: Fate.SWAP}
+
+
 def test_one_leaves_for_a_seat_alone() -> None:
     # There are blocks for it, and two that could go: the one that came last does.
     early, late = resident("early", 5, waited_s=20.0), resident("late", 5)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from math import inf
 
+from headway.core.job import JobState
 from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.core.view import StepView
@@ -21,6 +22,13 @@ def test_who_was_preempted_is_handed_back_and_who_only_waits_is_not() -> None:
     assert ids(leaving) == ["lost", "again"]
     assert set(leaving.values()) == {Departure.HAND_OFF}
     assert rule.next_change_s(NOW) == inf
+
+
+def test_who_was_swapped_out_has_lost_nothing_and_waits() -> None:
+    rule, away = OutOfMemory(), make_job("away", num_preemptions=1)
+    away.state = JobState.SWAPPED
+    rule.add(away)
+    assert rule.leave(NOW) == {}
 
 
 def test_who_no_longer_waits_does_not_leave() -> None:

@@ -45,7 +45,8 @@ def make_urgent_room(
         return plan
     newcomer = first[0]
     coming = Room(view.blocks_coming_free, 0)
-    if _free(view).plus(coming).covers(needed_room(view, newcomer)):
+    kept = Room(view.spare_blocks, 0)
+    if _free(view).plus(coming).covers(needed_room(view, newcomer).plus(kept)):
         return plan
     leavable = _leavable(view, order, newcomer, max_recomputed) if view.ready(newcomer) else ()
     leavable = [job for job in leavable if job not in spared and job not in view.restoring]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import Departure
 from headway.core.view import StepView
 
@@ -22,8 +22,8 @@ class OutOfMemory:
     _preempted: dict[Job, Departure] = field(default_factory=dict)
 
     def add(self, job: Job) -> None:
-        """Note a job that waits because it was preempted."""
-        if job.num_preemptions:
+        """Note a job that waits because it was preempted; one whose KV is on the host has lost nothing."""
+        if job.num_preemptions and job.state is not JobState.SWAPPED:
             self._preempted[job] = Departure.HAND_OFF
 
     def remove(self, job: Job) -> None:
