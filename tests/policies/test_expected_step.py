@@ -35,6 +35,16 @@ def test_a_decode_takes_its_drafts_too() -> None:
     assert (step.shape, ids(step.starting)) == (expected, ["a"])
 
 
+def test_who_is_on_the_way_back_gets_nothing() -> None:
+    back, x, a = decoding("back"), decoding("x"), make_job("a")
+    view = StepView(residents=[back, x], restoring=[back], max_run=4, max_resident=4, max_tokens=64)
+    step = expect_step(view, StepPlan(run=[back, x], admit=[a], token_budget=4))
+    expected = BatchShape()
+    expected.add(1, 10)
+    expected.add(3, 0)
+    assert step.shape == expected
+
+
 def test_what_the_prefix_cache_holds_is_read_and_not_computed() -> None:
     jobs = [make_job(name, prompt=40, num_cached_tokens=32) for name in "ab"]
     step = expect_step(ENGINE, StepPlan(admit=jobs, token_budget=16))

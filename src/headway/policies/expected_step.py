@@ -24,11 +24,13 @@ class ExpectedStep:
 def expect_step(view: StepView, plan: StepPlan) -> ExpectedStep:
     """The plan filled as `core.fill` would, were there blocks for all and everybody ready. O(run + started).
 
-    A decode is taken to compute all the drafts that it may.
+    A decode is taken to compute all the drafts that it may; who is on the way back from the host computes nothing.
     """
     step = ExpectedStep()
     budget = plan.token_budget
     for job in plan.run:
+        if job in view.restoring:
+            continue
         left = left_tokens(job)
         wanted = view.tokens_a_decode if left == 1 else left
         budget -= _grant(step.shape, job, min(wanted, budget), plan.chunk_cap)
