@@ -18,7 +18,7 @@ from headway.traces.demo_tasks import demo_requests, demo_rows, prompt_text
 MAX_OUTPUT_TOKENS = 1_024
 """What every request declares; the packaged answers that never end are cut there."""
 TAUGHT = "hash"
-"""The predictor that is taught, by the name `--predict-lengths` has for it."""
+"""The predictor that is taught, by the name `--predictor` has for it."""
 
 Estimates = Mapping[str, LengthEstimate]
 

@@ -31,17 +31,17 @@ def replay(refused: Refused, tmp_path: Path) -> Refused:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ({"url": "localhost:8000"}, "error: url is 'localhost:8000'; accepted: a base URL such as http://"),
+        ({"url": "localhost:8000"}, "error: --url is 'localhost:8000'; accepted: a base URL such as http://"),
         ({"trace": "no-such.csv"}, "error: no-such.csv"),
         ({"trace": "gen:poisson"}, "error: "),
         ({"rate-scale": "0"}, "error: rate factor is 0.0; accepted"),
-        ({"limit": "0"}, "error: limit is 0; accepted"),
-        ({"vocab-size": "0"}, "error: vocab_size is 0; accepted: 2 or more"),
-        ({"timeout": "nan"}, "error: timeout_s is nan; accepted: a number of seconds above 0, or inf"),
-        ({"timeout": "0"}, "error: timeout_s is 0.0; accepted"),
+        ({"limit": "0"}, "error: --limit is 0; accepted"),
+        ({"vocab-size": "0"}, "error: --vocab-size is 0; accepted: 2 or more"),
+        ({"timeout": "nan"}, "error: --timeout is nan; accepted: a number of seconds above 0, or inf"),
+        ({"timeout": "0"}, "error: --timeout is 0.0; accepted"),
         ({"batches": "ccb"}, "error: unknown batches 'ccb'; accepted: vs, vsq, glp, abp, magnus"),
         ({"batches": "vsq"}, "error: batches 'vsq' exist in the simulator alone"),
-        ({"batches": "vs", "batch-size": "0"}, "error: batch_size is 0; accepted: 1 or more"),
+        ({"batches": "vs", "batch-size": "0"}, "error: --batch-size is 0; accepted: 1 or more"),
         ({"batches": "vs", "kv-tokens": "0"}, "error: capacity_tokens is 0; accepted: 1 or more"),
         (
             {"batches": "vs", "predictor": "tarot"},

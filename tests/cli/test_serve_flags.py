@@ -298,15 +298,15 @@ def test_the_introduction_says_what_memory_is_taken(model: str) -> None:
 
 def test_a_length_predictor_is_passed_on_and_introduced(model: str, tmp_path: Path) -> None:
     file = tmp_path / "lengths.npz"
-    made = command(model, policy="predicted", predict_lengths="learned", length_model=str(file))
+    made = command(model, policy="predicted", predictor="learned", length_model=str(file))
     assert headway_config(made) == {
         "policy": "predicted",
-        "predict_lengths": "learned",
+        "predictor": "learned",
         "length_model": str(file),
     }
     lines = introduction("m", "u", made).splitlines()
     assert f"Lengths of answers are predicted with learned; what is learned is kept in {file}." in lines
-    forgetful = introduction("m", "u", command(model, predict_lengths="hash"))
+    forgetful = introduction("m", "u", command(model, predictor="hash"))
     assert "predicted with hash; what is learned is forgotten at the end." in forgetful
     assert "Lengths of answers" not in introduction("m", "u", command(model))
 
@@ -317,7 +317,7 @@ def test_a_length_model_that_cannot_be_read_is_refused_before_anything_starts(
     file = tmp_path / "lengths.npz"
     file.write_bytes(b"not one")
     with pytest.raises(ConfigError, match=r"lengths\.npz is damaged"):
-        command(model, predict_lengths="learned", length_model=str(file))
+        command(model, predictor="learned", length_model=str(file))
 
 
 def test_the_time_to_drain_is_the_users(model: str) -> None:
@@ -342,27 +342,27 @@ def test_the_introduction_states_policy_targets_choices_and_the_others(model: st
     ("arguments", "complaint"),
     [
         (["demo", "--policy", "nope"], "error: unknown policy 'nope'"),
-        (["demo", "--slo-ttft", "-1"], "error: ttft_s is -1.0"),
+        (["demo", "--slo-ttft", "-1"], "error: --slo-ttft is -1.0"),
         (["demo", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
         (["demo", "--host", "203.0.113.7"], "error: cannot serve on 203.0.113.7"),
         (
-            ["demo", "--predict-lengths", "tea"],
+            ["demo", "--predictor", "tea"],
             "error: unknown length predictor 'tea'; accepted: learned, hash",
         ),
         (
             ["demo", "--length-model", "x"],
-            "error: length_model is ",
+            "error: --length-model is ",
         ),
-        (["demo", "--host-kv-gib", "-1"], "error: host_kv.gib is -1.0; accepted: more than 0"),
-        (["demo", "--host-kv-gib", "nan"], "error: host_kv.gib is nan; accepted: more than 0"),
-        (["demo", "--host-kv-gib", "1e9"], "error: host_kv.gib is 1e+09 but this machine has"),
+        (["demo", "--host-kv-gib", "-1"], "error: --host-kv-gib is -1.0; accepted: more than 0"),
+        (["demo", "--host-kv-gib", "nan"], "error: --host-kv-gib is nan; accepted: more than 0"),
+        (["demo", "--host-kv-gib", "1e9"], "error: --host-kv-gib is 1e+09 but this machine has"),
         (
             ["demo", "--host-kv-bytes-per-s", "1e9"],
             "error: --host-kv-bytes-per-s is 1000000000.0 without host memory; accepted: with --host-kv-gib",
         ),
         (
             ["demo", "--host-kv-gib", "1", "--host-kv-bytes-per-s", "0"],
-            "error: host_kv.bytes_per_s is 0.0; accepted: more than 0",
+            "error: --host-kv-bytes-per-s is 0.0; accepted: more than 0",
         ),
         (
             ["demo", "--host-kv-gib", "1", "--", "--kv-transfer-config", "{}"],
@@ -370,7 +370,7 @@ def test_the_introduction_states_policy_targets_choices_and_the_others(model: st
         ),
         (["demo", "--records", "/proc/none/r"], "error: --records /proc/none/r cannot be written"),
         (
-            ["demo", "--predict-lengths", "learned", "--length-model", "/proc/l"],
+            ["demo", "--predictor", "learned", "--length-model", "/proc/l"],
             "error: --length-model /proc/l cannot be written",
         ),
         (["./no-such-model"], "error: model './no-such-model' does not exist"),

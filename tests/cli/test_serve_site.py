@@ -170,7 +170,7 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
             "error: --shadow is ','; accepted: names of the preset table",
         ),
         (["demo", "--rebalance"], "error: --rebalance is for several instances"),
-        (["demo", "--instances", "1", "--max-queue", "0"], "error: max_queue is 0; accepted: 1 or more"),
+        (["demo", "--instances", "1", "--max-queue", "0"], "error: --max-queue is 0; accepted: 1 or more"),
         (
             ["demo", "--instances", "1", "--drain-seconds", "-1"],
             "error: drain_s is -1.0; accepted: 0 or more",
@@ -181,7 +181,7 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         (["./none", "--instances", "1"], "error: model './none' does not exist"),
         (
             ["demo", "--instances", "2", "--host-kv-gib", "1e9"],
-            "error: host_kv.gib is 2e+09 but this machine has",
+            "error: --host-kv-gib is 2e+09 but this machine has",
         ),
         (
             ["demo", "--instances", "1", "--records", "/proc/none/r.jsonl"],

@@ -110,7 +110,7 @@ def test_policies_that_find_no_targets_are_named(simulate: Headway, tmp_path: Pa
 def test_a_host_of_less_than_no_blocks_is_refused(simulate: Headway) -> None:
     code, _, err = simulate(host_blocks=-1)
     assert code == 2
-    assert "host_blocks is -1; accepted: 0 or more" in err
+    assert "--host-blocks is -1; accepted: 0 or more" in err
 
 
 def test_it_is_said_who_predicts_lengths(simulate: Headway) -> None:
@@ -202,7 +202,7 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
         ({"trace": "missing.csv"}, "missing.csv"),
         ({"trace": "gen:nonsense"}, "'gen:nonsense'"),
         ({"limit": 0}, "limit is 0; accepted: 1 or more"),
-        ({"rate_scale": "0"}, "rate_scale is '0'; accepted: a number above 0"),
+        ({"rate_scale": "0"}, "--rate-scale is '0'; accepted: a number above 0"),
         ({"steps": 5}, "steps is 5, but rate_scale is '1'; accepted with a range, as 0.5..1.5"),
         ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),
         ({"jobs": 0}, "--jobs is 0; accepted: 1 or more"),
@@ -214,13 +214,13 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
             {"policies": "ascendra"},
             "policy 'ascendra' serves pools; give their sizes (of lp, hp), as lp=2,hp=1",
         ),
-        ({"slo_ttft": -1}, "ttft_s is -1.0; accepted"),
+        ({"slo_ttft": -1}, "--slo-ttft is -1.0; accepted"),
         ({"rate_scale": "1,1e-300"}, "rate factor is 1e-300, at which the last request arrives after "),
-        ({"max_num_seqs": 0}, "max_num_seqs is 0; accepted: 1 or more"),
-        ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),
+        ({"max_num_seqs": 0}, "--max-num-seqs is 0; accepted: 1 or more"),
+        ({"max_output_tokens": 1}, "--max-output-tokens is 1; accepted: "),
         ({"tp": 3}, "tensor parallelism 3"),
         ({"pp": 999}, "999 pipeline stages do not share the 36 layers of Qwen/Qwen3-8B; accepted: 1 to 36"),
-        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0; accepted: 1 or more"),
+        ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens is 0; accepted: 1 or more"),
         ({"predictor": "tea-leaves"}, "unknown predictor 'tea-leaves'; accepted: none, learned, "),
         ({"predictor": "noisy-oracle:tau=2"}, "tau of a noisy oracle is 2.0; accepted: above 0, at most 1"),
         ({"explain": "x"}, "no request 'x' in the trace; its 40 ids begin 0, 1, 2, 3, 4"),

@@ -1,4 +1,4 @@
-"""`headway serve --predict-lengths` for real: once some answers have ended others are predicted, and it is kept."""
+"""`headway serve --predictor` for real: once some answers have ended others are predicted, and it is kept."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def shown(serving: Serving) -> dict[str, float]:
 
 
 def start(folder: Path, file: Path) -> Serving:
-    flags = ("--policy", "predicted", "--predict-lengths", "learned:first_answers=20,trees=10")
+    flags = ("--policy", "predicted", "--predictor", "learned:first_answers=20,trees=10")
     serving = Serving(folder, *flags, "--length-model", str(file), "--batch-width", "8")
     serving.wait_ready()
     return serving

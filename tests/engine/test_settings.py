@@ -35,7 +35,7 @@ def test_every_setting_can_be_given_as_json() -> None:
         "slo_tbt_s": 0.05,
         "batch_width": 8,
         "host_kv": {"gib": 2.0, "bytes_per_s": 12e9, "blocks": None, "restore_share": 0.25},
-        "predict_lengths": "hash",
+        "predictor": "hash",
         "length_model": "lengths.bin",
         "explain": 7,
         "records": "served.jsonl",
@@ -57,7 +57,7 @@ def test_unknown_settings_are_all_named_with_the_accepted_ones() -> None:
         read(polcy="sjf", zeal=1, policy="sjf")
     assert str(raised.value) == (
         "unknown polcy, zeal in additional_config.headway; accepted: policy, order, batching, eviction, "
-        "leaving, slo_ttft_s, slo_tbt_s, batch_width, host_kv, predict_lengths, "
+        "leaving, slo_ttft_s, slo_tbt_s, batch_width, host_kv, predictor, "
         "length_model, explain, records, check"
     )
 
@@ -83,7 +83,7 @@ def test_unknown_settings_are_all_named_with_the_accepted_ones() -> None:
         ("host_kv", 3),
         ("host_kv", {"gib": "2"}),
         ("host_kv", {"blocks": 2.5}),
-        ("predict_lengths", True),
+        ("predictor", True),
         ("length_model", 3),
         ("explain", "9"),
         ("records", 3),
@@ -190,4 +190,4 @@ def test_a_file_for_lengths_is_of_no_use_where_nobody_predicts_them() -> None:
         ConfigError, match=r"length_model is 'x\.npz' but no lengths are predicted; accepted: "
     ):
         EngineSettings(length_model="x.npz")
-    assert EngineSettings(length_model="x.npz", predict_lengths="hash").length_model == "x.npz"
+    assert EngineSettings(length_model="x.npz", predictor="hash").length_model == "x.npz"

@@ -151,7 +151,7 @@ WITHOUT_PREDICTIONS = "goes by predicted lengths, and nobody predicts any here"
     ("settings", "warned"),
     [
         ({"policy": "predicted"}, True),
-        ({"policy": "predicted", "predict_lengths": "hash"}, False),
+        ({"policy": "predicted", "predictor": "hash"}, False),
         ({"policy": "hrrn"}, True),
         ({"policy": "predicted", "order": "arrival"}, True),  # its batching sets room aside by them
         ({"policy": "predicted", "order": "arrival", "batching": "top-jobs"}, False),

@@ -51,7 +51,7 @@ def test_a_real_predictor_is_every_servers_own_and_a_made_one_the_clients(
     for policy in chosen.policies:
         settings = chosen._settings(policy)
         assert (settings.policy, settings.batch_width) == (policy, 4)
-        assert settings.predict_lengths == of_server
+        assert settings.predictor == of_server
     options = chosen._options("http://127.0.0.1:1")
     assert bool(options.estimates) == predictor.startswith("noisy-oracle")
 

@@ -303,6 +303,8 @@ def test_what_is_done_is_not_done_again(sweep_root: Path, tmp_path: Path) -> Non
 def test_an_interrupted_run_goes_on_where_it_was(sweep_root: Path, tmp_path: Path) -> None:
     setup = set_up(WISH)
     folder = opened(setup, tmp_path / "interrupted")
+    # As if one before had been killed between its records and the word that they are complete.
+    folder.records(WISH.grid.cells()[-1]).write_text("{}")
     ended = 0
 
     def stop_in_the_third(requests: int) -> None:
@@ -314,6 +316,7 @@ def test_an_interrupted_run_goes_on_where_it_was(sweep_root: Path, tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         run_cells(setup.scenario, folder, jobs=1, tick=stop_in_the_third)
     assert [folder.result(cell) is not None for cell in WISH.grid.cells()] == [True] * 2 + [False] * 6
+    assert [folder.records(cell).exists() for cell in WISH.grid.cells()] == [True] * 2 + [False] * 6
     assert not any("partial" in name for name in content(tmp_path))
     simulated(WISH, tmp_path / "interrupted", jobs=2)
     assert content(tmp_path / "interrupted") == content(sweep_root)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from headway.cli.flag_names import by_flag
 from headway.errors import HeadwayError
 
 COMMANDS = {
@@ -127,7 +128,7 @@ def main() -> None:
     try:
         app(prog_name="headway")
     except HeadwayError as error:
-        _fail(str(error))
+        _fail(by_flag(str(error), sys.argv))
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise

@@ -53,7 +53,7 @@ def bench(
         str,
         typer.Option(
             metavar="SPEC",
-            help="Predict lengths: as `headway serve --predict-lengths`, noisy-oracle:tau=T, broken:way=W or none.",
+            help="Predict lengths: as `headway serve --predictor`, noisy-oracle:tau=T, broken:way=W or none.",
         ),
     ] = "none",
     own_stops: Annotated[

@@ -31,7 +31,7 @@ EPILOG = """Examples:
 
   headway serve Qwen/Qwen3-8B --policy adaptivellm-plus --host-kv-gib 16
 
-  headway serve ./model --policy predicted --predict-lengths hash --length-model lengths.headway
+  headway serve ./model --policy predicted --predictor hash --length-model lengths.headway
 
 Several instances behind one address (the page is at /dashboard):
 
@@ -92,7 +92,7 @@ def serve(
     ] = None,
     host_kv_gib: HostKvGib = None,
     host_kv_bytes_per_s: HostKvBytesPerS = None,
-    predict_lengths: Annotated[
+    predictor: Annotated[
         str | None,
         typer.Option(
             metavar="SPEC",
@@ -201,7 +201,7 @@ def serve(
             slo_tbt_s=slo_tbt,
             batch_width=batch_width,
             host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
-            predict_lengths=predict_lengths,
+            predictor=predictor,
             length_model=None if length_model is None else str(length_model.absolute()),
             explain=KEPT_ENDED if explain is None else explain,
             records=None if records is None else str(records.absolute()),
@@ -314,7 +314,7 @@ def introduction(model: str, url: str, command: ServerCommand) -> str:
             f"({presets[settings.policy].summary}){_parts(settings)}; "
             f"{targets(settings.slo_ttft_s, settings.slo_tbt_s)}.",
             *([_host_memory(settings.host_kv)] if settings.host_kv is not None else []),
-            *([_predictions(settings)] if settings.predict_lengths is not None else []),
+            *([_predictions(settings)] if settings.predictor is not None else []),
             *([f"Chosen here, as nothing was given: {', '.join(command.chosen)}."] if command.chosen else []),
             "Other policies (--policy NAME):",
             *others,
@@ -338,7 +338,7 @@ def _host_memory(host_kv: HostKv) -> str:
 
 def _predictions(settings: EngineSettings) -> str:
     kept = "forgotten at the end" if settings.length_model is None else f"kept in {settings.length_model}"
-    return f"Lengths of answers are predicted with {settings.predict_lengths}; what is learned is {kept}."
+    return f"Lengths of answers are predicted with {settings.predictor}; what is learned is {kept}."
 
 
 def targets(ttft_s: float | None, tbt_s: float | None) -> str:

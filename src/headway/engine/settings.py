@@ -23,7 +23,7 @@ class EngineSettings:
     """One instance's policy, default targets and outputs.
 
     `batch_width` is how many jobs a step may run; worker slots (`--max-num-seqs`) may be more, for jobs that
-    are paused. `host_kv` is host memory for the KV of requests that are swapped out. `predict_lengths` says with
+    are paused. `host_kv` is host memory for the KV of requests that are swapped out. `predictor` says with
     what the API server predicts how long answers will be (None: not at all), `length_model` in which file it keeps
     what it has learned. `explain` is how many ended requests can be explained (0: none, and nothing is followed).
     `records` is a JSONL file, one line for each request that ended. `check` verifies every plan
@@ -39,7 +39,7 @@ class EngineSettings:
     slo_tbt_s: float | None = None
     batch_width: int | None = None
     host_kv: HostKv | None = None
-    predict_lengths: str | None = None
+    predictor: str | None = None
     length_model: str | None = None
     explain: int = KEPT_ENDED
     records: str | None = None
@@ -52,10 +52,10 @@ class EngineSettings:
             raise ConfigError(
                 f"explain is {self.explain}; accepted: 0 (off) to {MOST_EXPLAINED:,} requests to keep"
             )
-        if self.length_model is not None and self.predict_lengths is None:
+        if self.length_model is not None and self.predictor is None:
             raise ConfigError(
                 f"length_model is {self.length_model!r} but no lengths are predicted; accepted: a file beside "
-                "predict_lengths, which says with what (--predict-lengths of `headway serve`)"
+                "predictor, which says with what (--predictor of `headway serve`)"
             )
         self.preset()
         self.default_slo()

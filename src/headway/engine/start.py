@@ -27,10 +27,10 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
             "`headway serve` gives it some",
             preset.name,
         )
-    if policy.uses_predictions and settings.predict_lengths is None:
+    if policy.uses_predictions and settings.predictor is None:
         logger.warning(
             "policy %s goes by predicted lengths, and nobody predicts any here: requests whose clients send no "
-            "headway_length are served as if nothing were known of them; --predict-lengths SPEC of `headway serve` "
+            "headway_length are served as if nothing were known of them; --predictor SPEC of `headway serve` "
             "predicts them",
             preset.name,
         )

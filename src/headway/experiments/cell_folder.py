@@ -79,9 +79,12 @@ class CellFolder:
         partial_path(self.records(cell)).unlink(missing_ok=True)
 
     def sweep_up(self) -> None:
-        """Remove what killed workers have left half-written."""
+        """Remove what workers that were killed have left: half-written, or of a cell that was not said to be done."""
         for path in self.root.rglob(PARTIALS):
             path.unlink(missing_ok=True)
+        for cell in self.grid.cells():
+            if not self._file(cell, CELL_SUFFIX).exists():
+                self.records(cell).unlink(missing_ok=True)
 
     def _file(self, cell: Cell, suffix: str) -> Path:
         return run_file(self._run(cell), label(cell.policy), suffix)

@@ -96,7 +96,7 @@ class PolicyBench:
 
     def _settings(self, policy: str) -> EngineSettings:
         of_server = None if self.predictor == NONE or is_made(self.predictor) else self.predictor
-        return replace(self.settings, policy=policy, predict_lengths=of_server)
+        return replace(self.settings, policy=policy, predictor=of_server)
 
     def _options(self, url: str) -> ReplayOptions:
         """How the stream is sent."""

@@ -25,7 +25,7 @@ def config(**settings: Any) -> Any:
 
 
 def service(api_server: int = 0, **settings: Any) -> LengthService:
-    opened = open_service(config(predict_lengths=SPEC, **settings), api_server)
+    opened = open_service(config(predictor=SPEC, **settings), api_server)
     assert opened is not None
     return opened
 

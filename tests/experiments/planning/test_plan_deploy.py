@@ -48,7 +48,7 @@ def test_the_command_says_all_of_the_configuration(configuration: Configuration,
         tokens_a_step=int(value_of(flags, "--max-num-batched-tokens") or 0),
         threshold=found["hand_off_threshold"],
         host_gib=found["host_kv_gib"] or 0.0,
-        predictor=found["predict_lengths"] or "none",
+        predictor=found["predictor"] or "none",
     )
     assert said == configuration
     assert (found["model"], found["slo_ttft"], found["slo_tbt"]) == ("Qwen/Qwen3-8B", slo.ttft_s, slo.tbt_s)

@@ -129,7 +129,7 @@ def test_a_choice_is_deployed_replayed_and_compared(tmp_path: Path) -> None:
     assert found.words == arguments("demo", found.configuration, plan.prepared.ask.stream.slo)
     assert found.requests >= FEWEST_REQUESTS
     assert found.configuration == plan.choice
-    assert "--predict-lengths" in found.words
+    assert "--predictor" in found.words
     errors = found.errors(found.predicted)
     assert all(errors[key] is not None for key in ("mean_jct_s", "p99_jct_s", "mean_ttft_s", "mean_tbt_s"))
     assert errors["goodput"] is None

@@ -68,8 +68,8 @@ def server_command(
     _check_slots(settings, flags)
     host, port = address
     chosen = _chosen(model, settings, flags)
-    if settings.predict_lengths is not None:
-        _check_lengths(settings.predict_lengths, settings.length_model)
+    if settings.predictor is not None:
+        _check_lengths(settings.predictor, settings.length_model)
     if settings.host_kv is not None:
         settings.host_kv.check_machine(host_memory_bytes())
     arguments = [

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def made_predictor(spec: str, model_file: Path | None) -> ForestPredictor:
-    """The predictor that `--predict-lengths` names, with what `--length-model` holds; a file that is not there is
+    """The predictor that `--predictor` names, with what `--length-model` holds; a file that is not there is
     none yet.
 
     Seconds for a large file. Raises ConfigError for an unknown predictor, a missing package or encoder, a damaged
@@ -74,7 +74,7 @@ class LengthService:
 def open_service(vllm_config: Any, api_server: int) -> LengthService | None:
     """What the settings ask for; None if they ask for nothing. Raises ConfigError as `made_predictor`."""
     settings = EngineSettings.from_additional_config(vllm_config.additional_config)
-    spec = settings.predict_lengths
+    spec = settings.predictor
     if spec is None:
         return None
     model_file = None if settings.length_model is None else Path(settings.length_model)

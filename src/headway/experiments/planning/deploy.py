@@ -32,7 +32,7 @@ def arguments(model: str, configuration: Configuration, slo: Slo) -> tuple[str, 
     if configuration.host_gib:
         words += ["--host-kv-gib", f"{configuration.host_gib:g}"]
     if configuration.predictor != NONE:
-        words += ["--predict-lengths", configuration.predictor]
+        words += ["--predictor", configuration.predictor]
     return (*words, "--", *vllm_flags(configuration))
 
 
