@@ -89,7 +89,7 @@ def test_policies_that_find_no_host_to_swap_to_are_named(simulate: Headway) -> N
     policies = "vllm,adaptivellm,fastserve,srpt-oracle"
     _, _, err = simulate(policies=policies)
     assert (
-        "no host memory (--host-blocks), so KV is computed again, not swapped: adaptivellm, fastserve\n"
+        "no host memory (--host-kv-gib), so KV is computed again, not swapped: adaptivellm, fastserve\n"
         in err
     )
     assert "no host memory" not in simulate(policies=policies, host_blocks=40).err
@@ -108,9 +108,10 @@ def test_policies_that_find_no_targets_are_named(simulate: Headway, tmp_path: Pa
 
 
 def test_a_host_of_less_than_no_blocks_is_refused(simulate: Headway) -> None:
-    code, _, err = simulate(host_blocks=-1)
-    assert code == 2
-    assert "--host-blocks is -1; accepted: 0 or more" in err
+    for flag, value in (("host_blocks", -1), ("host_kv_gib", -1.0)):
+        code, _, err = simulate(**{flag: value})
+        assert code == 2
+        assert f"--{flag.replace('_', '-')} is {value}; accepted: 0 or more" in err
 
 
 def test_it_is_said_who_predicts_lengths(simulate: Headway) -> None:

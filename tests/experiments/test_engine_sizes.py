@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_what_is_given_is_taken() -> None:
     assert (found.max_num_seqs, found.max_num_batched_tokens, found.num_blocks) == (8, 64, 99)
     assert (found.block_size, found.asynchronous, found.host_blocks) == (32, False, 7)
     assert limits("h100").host_blocks == 0
+
+
+def test_host_memory_in_gib_is_as_many_whole_blocks_as_it_holds() -> None:
+    # 36 layers x 2 x 8 heads x 128 x 2 bytes = 144 KiB a token, 2.25 MiB a block of 16: 256 of them are 576 MiB.
+    assert limits("h100", host_kv_gib=0.5625).host_blocks == 256
+    assert limits("h100", host_kv_gib=0.002).host_blocks == 0
+    with pytest.raises(ConfigError, match="host_kv_gib is 1 and host_blocks 7; accepted: one of the two"):
+        limits("h100", host_kv_gib=1, host_blocks=7)
+
+
+@pytest.mark.parametrize("gib", [-1.0, inf, nan])
+def test_host_memory_of_no_size_is_refused(gib: float) -> None:
+    with pytest.raises(ConfigError, match=r"host_kv_gib is .*; accepted: 0 or more GiB"):
+        limits("h100", host_kv_gib=gib)
 
 
 def test_no_more_seats_than_tokens_by_default() -> None:

@@ -112,6 +112,7 @@ def simulate(
         int,
         _engine("N", "KV blocks of host memory that policies may swap to; with none they compute KV again."),
     ] = 0,
+    host_kv_gib: Annotated[float, _engine("GIB", "The same in GiB, as `headway serve` has it.")] = 0.0,
     batch_width: Annotated[int | None, _engine("N", "Requests a step may run (default: all seats).")] = None,
     max_output_tokens: Annotated[
         int | None, _experiment("N", "Limit policies see where a request declares none.")
@@ -171,6 +172,7 @@ def simulate(
                 block_size=block_size,
                 num_blocks=num_blocks,
                 host_blocks=host_blocks,
+                host_kv_gib=host_kv_gib,
                 batch_width=batch_width,
                 prefix_caching=prefix_caching,
                 asynchronous=asynchronous,
@@ -234,7 +236,7 @@ def _introduce(setup: Setup) -> None:
         lines.append(f"answer lengths predicted by: {lengths}")
     if idle := setup.without_host():
         lines.append(
-            f"no host memory (--host-blocks), so KV is computed again, not swapped: {', '.join(idle)}"
+            f"no host memory (--host-kv-gib), so KV is computed again, not swapped: {', '.join(idle)}"
         )
     lines += setup.without_targets()
     for line in lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from headway.errors import ConfigError
 from headway.predict.calibration import Calibration
@@ -23,7 +24,7 @@ class Sizes:
 
     `asynchronous` is vLLM's asynchronous scheduling: by default on for GPUs without pipeline stages, off for a
     machine measured by `headway profile`. `host_blocks` is room for KV in host memory, in blocks of the same
-    size; none by default, as in vLLM.
+    size, or `host_kv_gib` in GiB, of which what is no whole block is left; none by default, as in vLLM.
     """
 
     max_num_seqs: int | None = None
@@ -34,6 +35,7 @@ class Sizes:
     prefix_caching: bool = True
     asynchronous: bool | None = None
     host_blocks: int = 0
+    host_kv_gib: float = 0.0
     tp: int = 1
     pp: int = 1
 
@@ -42,6 +44,12 @@ class Sizes:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; accepted: 1 or more")
+        if not 0 <= self.host_kv_gib < inf:
+            raise ConfigError(f"host_kv_gib is {self.host_kv_gib}; accepted: 0 or more GiB")
+        if self.host_kv_gib and self.host_blocks:
+            raise ConfigError(
+                f"host_kv_gib is {self.host_kv_gib:g} and host_blocks {self.host_blocks}; accepted: one of the two"
+            )
 
 
 def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLimits:
@@ -73,8 +81,13 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
         prefix_caching=sizes.prefix_caching,
         asynchronous=sizes.pp == 1 and not measured if asynchronous is None else asynchronous,
         pipeline_stages=sizes.pp,
-        host_blocks=sizes.host_blocks,
+        host_blocks=sizes.host_blocks or host_blocks(sizes.host_kv_gib, block_size, calibration),
     )
+
+
+def host_blocks(gib: float, block_size: int, calibration: Calibration) -> int:
+    """The whole blocks of KV that so much host memory holds."""
+    return int(gib * _GIB) // (block_size * calibration.kv_bytes_per_token)
 
 
 def _block_tokens(name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from headway.experiments.engine_sizes import Sizes, engine_limits
+from headway.experiments.engine_sizes import Sizes, engine_limits, host_blocks
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.threshold import presets_of, rules_with
 from headway.experiments.simulation import POOL_ROUTER, fingerprint
@@ -22,8 +22,6 @@ ROUTER = "least-work"
 """Of `headway serve --instances N`, where nothing else is asked for."""
 
 NO_POOL = ""
-
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +53,11 @@ class Machine:
     def limits(self, configuration: Configuration) -> EngineLimits:
         """Of one engine of a configuration. Raises ConfigError for one that is not possible."""
         default = self.default_limits(configuration.tp)
-        block_bytes = default.block_size * self.costs(configuration.tp).kv_bytes_per_token
         return replace(
             default,
             max_num_seqs=configuration.seats,
             max_num_batched_tokens=configuration.tokens_a_step,
-            host_blocks=int(configuration.host_gib * _GIB) // block_bytes,
+            host_blocks=host_blocks(configuration.host_gib, default.block_size, self.costs(configuration.tp)),
         )
 
     def system(self, configuration: Configuration) -> System:
