@@ -10,7 +10,10 @@ import pytest
 
 from bench.gpu_answers import beyond_sheet
 from bench.gpu_engine import GpuRun, StepTime, alike, llama_folder
-from bench.gpu_real import FACTS, Facts, Study, against_sheet, measure, options, report, study_of
+from bench.gpu_real import options, study_of
+from bench.gpu_real_measured import measure
+from bench.gpu_real_plan import FACTS, Facts, Study
+from bench.gpu_real_report import against_sheet, report
 from bench.regret_machines import MACHINES
 from bench.serving_engine import Served
 from headway.core.batch_shape import BatchShape
@@ -152,7 +155,7 @@ def test_what_steps_take_beyond_a_sheet_is_found_from_when_answers_begin_and_end
 
 
 def test_without_a_gpu_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.gpu_real.is_cpu_build", lambda: True)
+    monkeypatch.setattr("bench.gpu_real_measured.is_cpu_build", lambda: True)
     with pytest.raises(ConfigError, match="on the CPU here"):
         measure(study(tmp_path))
 
