@@ -494,6 +494,24 @@ def test_nobody_looks_where_it_makes_no_difference(policy: str, prefix_caching: 
     assert scheduler(prefix_caching=prefix_caching, policy=policy).following.prefixes is None
 
 
+def test_a_plan_made_again_is_not_put_before_vllm_again_and_vllm_does_the_same() -> None:
+    built = scheduler(policy="headway")
+    shape, shaped = built._shape, []
+
+    def heard(plan: StepPlan) -> None:
+        shaped.append(plan)
+        shape(plan)
+
+    built._shape = heard
+    arrivals = stream(count=6, mean_gap_steps=30)
+    granted = [log.tokens for log in replay(HearingEngine(built), arrivals, 2_000)]
+    assert len(shaped) < len(granted) / 2
+    always = scheduler(policy="headway")
+    always.guard._steady = None
+    assert [log.tokens for log in replay(HearingEngine(always), arrivals, 2_000)] == granted
+    assert_empty(built)
+
+
 def test_a_kept_plan_that_is_filled_as_before_is_told_by_the_same_mapping_and_no_other_is() -> None:
     built = scheduler(policy="headway")
     engine = HearingEngine(built)

@@ -37,6 +37,8 @@ class GuardedPolicy:
         self._trust: TrustWatch | None = TrustWatch(policy.order, counters)
         self._ledger = ledger
         self._counters = counters
+        self.repeated = False
+        """Whether the last plan was the one before it, unchanged."""
 
     def add(self, job: Job) -> None:
         """A job starts to wait."""
@@ -70,6 +72,7 @@ class GuardedPolicy:
     def plan(self, view: StepView) -> StepPlan:
         """The policy's plan, or the stock one if it raises or returns what is no plan."""
         plan = None if self._steady is None else self._steady.again(view)
+        self.repeated = plan is not None
         if plan is None:
             plan = self._made(view)
         self._counters.planned_steps += 1

@@ -16,17 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FilledStep:
-    """A step that vLLM has filled: `shaped` requests were running before it admitted others."""
+    """A step that vLLM has filled: `shaped` requests were running before it admitted others.
+
+    `repeated`: its plan was that of the step before.
+    """
 
     plan: StepPlan
     output: SchedulerOutput
     shaped: int
     now_s: float
     dispatched_s: float
+    repeated: bool = False
 
     def as_before(self, before: FilledStep | None) -> bool:
         """Whether the step before had the same plan and grants."""
-        if before is None or self.plan is not before.plan:
+        if before is None or not self.repeated:
             return False
         return bool(self.output.num_scheduled_tokens == before.output.num_scheduled_tokens)
 

@@ -144,23 +144,29 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     # ---- one step ----------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Plan, shape, let vLLM fill. Returns vLLM's own output."""
+        """Plan, shape, let vLLM fill. Returns vLLM's own output.
+
+        A plan made again needs no shape: all residents decode, in vLLM's own order, and nobody waits.
+        """
         self._catch_up()
         started = time.perf_counter()
         now_s = self.clock()
         self._settle(now_s)
         self.defers_prefills = throttle_prefills and self._may_defer_prefills()
         plan = self._plan(self._look(now_s))
-        self._depart(plan)
-        self._shape(plan)
+        repeated = self.guard.repeated and plan.run is self.ledger.residents
+        if not repeated:
+            self._depart(plan)
+            self._shape(plan)
         shaped = len(self.running)
         delegated = time.perf_counter()
         try:
             output = super().schedule(throttle_prefills)
         finally:
-            self._unshape()
+            if not repeated:
+                self._unshape()
         self.counters.vllm_schedule_s += time.perf_counter() - delegated
-        self._filled = FilledStep(plan, output, shaped, now_s, self.clock())
+        self._filled = FilledStep(plan, output, shaped, now_s, self.clock(), repeated=repeated)
         self.counters.scheduler_s += time.perf_counter() - started
         return output
 
