@@ -20,10 +20,9 @@ from itertools import accumulate
 import numpy as np
 
 from bench.serving_engine import Served
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import GRAPHED_TOKENS, BatchShape
 from headway.policies.batching.step_shapes import decode_shape, together
 from headway.predict.calibration import Calibration
-from headway.predict.device_step import GRAPHED_TOKENS
 from headway.traces import TraceRequest
 
 LEAST_TOKENS = 60

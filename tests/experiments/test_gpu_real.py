@@ -16,12 +16,11 @@ from bench.gpu_real_plan import FACTS, Facts, Study
 from bench.gpu_real_report import against_sheet, report
 from bench.regret_machines import MACHINES
 from bench.serving_engine import Served
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import GRAPHED_TOKENS, BatchShape
 from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
 from headway.predict.calibration import StepSeconds
-from headway.predict.device_step import GRAPHED_TOKENS
 from headway.predict.known_models import model_shape
 from headway.sim.simulation import simulate
 from headway.traces import parse_workload

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import GRAPHED_TOKENS, BatchShape
 from headway.predict.kernels import AllReduce, Chunks, Heads, Kernels, Peaks
 from headway.predict.model_shape import ModelShape
 from headway.predict.step_law import Curve
@@ -17,8 +17,6 @@ _COUNTS = tuple(
     sorted({round(2 ** (knot / _KNOTS_A_DOUBLING)) for knot in range(_KNOTS_A_DOUBLING * _DOUBLINGS + 1)})
 )
 """Counts of tokens, jobs or context at which kernels are asked; between them time is taken as linear."""
-GRAPHED_TOKENS = 512
-"""vLLM's CUDA graphs hold steps of so many tokens at most, if it is not told otherwise."""
 _NORMS_A_LAYER = 2
 _NORM_PASSES = 4
 """Read hidden and residual, write both."""

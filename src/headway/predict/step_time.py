@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from headway.core.batch_shape import BatchShape, StepKind
+from headway.core.batch_shape import GRAPHED_TOKENS, BatchShape, StepKind
 from headway.predict.calibration import StepSeconds
-from headway.predict.device_step import GRAPHED_TOKENS
 from headway.predict.kernels import Peaks
 from headway.predict.known_models import model_shape
 from headway.predict.model_shape import ModelShape

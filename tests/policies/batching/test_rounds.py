@@ -32,6 +32,43 @@ def prompts(*tokens: int) -> list[Job]:
     return [make_job(f"p{number}", prompt=count) for number, count in enumerate(tokens)]
 
 
+class Graphed(LinearCost):
+    """Two seconds a step, a hundredth for each token, and `more_s` for one of more than 512."""
+
+    def __init__(self, more_s: float) -> None:
+        self.more_s = more_s
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step."""
+        return 2.0 + 0.01 * shape.num_tokens + (self.more_s if shape.num_tokens > 512 else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("more_s", "tokens", "soonest"),
+    [
+        # Beside ten decodes 502 take 7.12 s, 70.5 a second. 700 take 12.1, 57.9 a second; 4,000 take 45.1, 88.7.
+        (3.0, 700, 502),
+        (3.0, 4000, 4000),
+        # 700 in 9.1 s are 76.9 a second.
+        (0.0, 700, 700),
+        # There are 4,000 in all: more are no sooner.
+        (60.0, 8000, 502),
+        (3.0, 8000, 8000),
+        (3.0, 400, 400),
+    ],
+)
+def test_as_many_as_cuda_graphs_hold_if_prompts_get_through_sooner_so(
+    more_s: float, tokens: int, soonest: int
+) -> None:
+    planned = Round(Rounds(Graphed(more_s)), decode_shape(10, 100), prompts(4000))
+    assert planned.soonest(tokens) == soonest
+
+
+def test_apart_cuda_graphs_hold_as_many_prompts_as_if_nobody_decoded() -> None:
+    # 512 take 7.12 s and their decodes 2.1, 55.5 a second; 700 take 13.1 and 2.1, 46.1 a second.
+    assert Round(Rounds(Graphed(4.1), apart=True), decode_shape(10, 100), prompts(4000)).soonest(700) == 512
+
+
 @pytest.mark.parametrize(("dearer_s", "times"), [(0.0, 4.6 / 6.6), (0.2, 1.0), (1.0, 14.6 / 6.6)])
 def test_one_step_beside_two(dearer_s: float, times: float) -> None:
     # Ten decodes and 16 tokens: 4.6 s in one step, and a second (or 0.2) for each decode; 3 and 3.6 s in two.

@@ -35,6 +35,18 @@ class WithOverhead(LinearCost):
         return self.overhead_s + 0.01 * shape.num_tokens
 
 
+class WithGraphs(WithOverhead):
+    """The same, and `more_s` for a step of more than 512 tokens."""
+
+    def __init__(self, more_s: float) -> None:
+        super().__init__()
+        self.more_s = more_s
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step."""
+        return super().step_s(shape) + (self.more_s if shape.num_tokens > 512 else 0.0)
+
+
 def most_tokens(
     *run: Job,
     admit: tuple[Job, ...] = (),
@@ -57,6 +69,23 @@ def test_a_token_may_cost_a_tenth_more_than_in_longer_steps_where_one_of_two_gai
     # A prompt of 8,000 costs 82 s. Of three quarters each time: 6,000 tokens would be 82.67 s for all, 4,500 83.56,
     # 3,375 84.74, 2,531 86.32, 1,898 88.43 and 1,424 91.24, which is 1.113 of the least.
     assert most_tokens(prefilling("a", prompt=4000), admit=(make_job("b", prompt=4000),)) == 1898
+
+
+@pytest.mark.parametrize(
+    ("more_s", "tokens"),
+    [
+        # The same, and no more costs at once.
+        (0.0, 1898),
+        # 8,000 tokens 94 s, 6,000 98.67 for all, 4,500 104.9, more than a tenth above 94. 512 would be 111.25, more
+        # than a tenth above those 98.67.
+        (12.0, 6000),
+        # 98, 104 and 112 s: 6,000. 512 tokens 111.25, within a tenth of 104; 384 would be 121.7.
+        (16.0, 512),
+    ],
+)
+def test_what_cuda_graphs_hold_is_tried_below_where_steps_become_too_dear(more_s: float, tokens: int) -> None:
+    both = (prefilling("a", prompt=4000),)
+    assert most_tokens(*both, admit=(make_job("b", prompt=4000),), cost=WithGraphs(more_s)) == tokens
 
 
 @pytest.mark.parametrize(("most_dearer", "tokens"), [(0.1, 3375), (0.4, 1067), (0.0, 8192)])

@@ -178,7 +178,7 @@ class Paced:
         if not self.saving:
             return planned.most_tokens(longest_s, most_tokens)
         kept = planned.seconds(GRAIN_TOKENS) <= longest_s / self.share
-        tokens = planned.most_tokens(longest_s, most_tokens) if kept else 0
+        tokens = planned.soonest(planned.most_tokens(longest_s, most_tokens)) if kept else 0
         wanted = min(most_tokens, _waited_for(view, order, planned.prompts)) if kept else most_tokens
         return tokens if wanted <= tokens else self._saved.afford(planned, tokens, wanted, longest_s)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import GRAPHED_TOKENS, BatchShape
 from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.policies.batching.last_short import last_short
@@ -35,6 +35,10 @@ class Rounds:
         if not self.apart:
             return self.cost.step_s(together(decodes, prompts))
         return self.cost.step_s(decodes) + self.cost.step_s(prompts)
+
+    def graphed_tokens(self, decodes: BatchShape) -> int:
+        """Prompt tokens that CUDA graphs hold in the step that they have, beside these decodes or without."""
+        return GRAPHED_TOKENS if self.apart else GRAPHED_TOKENS - decodes.num_tokens
 
 
 def times_as_long(cost: CostModel, decodes: BatchShape, prompts: Sequence[Job]) -> float:
@@ -91,6 +95,15 @@ class Round:
                 return max(GRAIN_TOKENS, granted, self._cut(part, job, granted, tokens, longest_s))
             part, granted = longer, granted + tokens
         return at_most
+
+    def soonest(self, tokens: int) -> int:
+        """So many prompt tokens, or those that CUDA graphs hold, if the prompts get through sooner so."""
+        most = min(tokens, sum(map(left_tokens, self.prompts)))
+        graphed = self.rounds.graphed_tokens(self.decodes)
+        sooner = GRAIN_TOKENS <= graphed < most and most * self.seconds(graphed) < graphed * self.seconds(
+            most
+        )
+        return graphed if sooner else tokens
 
     def _cut(self, part: BatchShape, job: Job, granted: int, tokens: int, longest_s: float) -> int:
         """All prompt tokens, where the next `tokens` of one prompt are too much beside those `granted`."""

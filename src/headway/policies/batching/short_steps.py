@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 from headway.core.batch_shape import BatchShape
@@ -69,14 +70,53 @@ class ShortSteps:
         many = prompts.num_tokens
         alone_s = rounds.cost.step_s(decodes) if decodes.num_jobs else 0.0
         dearest = 1 + self._most_dearer * (behind - 1) / behind
-        share, least = 1.0, inf
-        while share * many >= GRAIN_TOKENS:
-            part = scaled(prompts, share)
-            whole_s = rounds.seconds(scaled(decodes, share), part)
-            more_s = rounds.seconds(decodes, part) - alone_s
-            cost = (behind * (1 + behind) * whole_s + decodes.num_jobs * more_s) / share
-            least = min(least, cost)
-            if not whole_s or cost > dearest * least:
-                break
-            share *= _SHORTER
-        return int(min(1.0, share / _SHORTER) * many)
+
+        def cost(share: float, whole: float) -> float:
+            """With this share of the prompts; in the long run a step has the `whole` of both. 0 if not known."""
+            whole_s = rounds.seconds(scaled(decodes, whole), scaled(prompts, whole))
+            more_s = rounds.seconds(decodes, scaled(prompts, share)) - alone_s
+            return (
+                behind * (1 + behind) * whole_s / whole + decodes.num_jobs * more_s / share
+                if whole_s
+                else 0.0
+            )
+
+        least_share = GRAIN_TOKENS / many
+        enough, its_cost = _fewest(lambda share: cost(share, share), (1.0, inf), dearest, least_share)
+        graphed = rounds.graphed_tokens(decodes)
+        if GRAIN_TOKENS <= graphed < enough * many and self._jumps(decodes, prompts, graphed, rounds):
+            # Decodes become as many as prompts make them: then graphs hold the same share of both.
+            in_proportion = (1 + decodes.num_tokens / graphed) / (1 + decodes.num_tokens / many)
+            start = (graphed / many, its_cost)
+            shorter, _ = _fewest(
+                lambda share: cost(share, share * in_proportion), start, dearest, least_share
+            )
+            enough = shorter or enough
+        return int((enough or 1.0) * many)
+
+    def _jumps(self, decodes: BatchShape, prompts: BatchShape, tokens: int, rounds: Rounds) -> bool:
+        """Whether one prompt token more than so many costs at once as much as a shorter step may."""
+        within_s, beyond_s = (
+            rounds.seconds(decodes, scaled(prompts, each / prompts.num_tokens))
+            for each in (tokens, tokens + 1)
+        )
+        return beyond_s > (1 + self._most_dearer) * within_s
+
+
+def _fewest(
+    cost: Callable[[float], float], start: tuple[float, float], dearest: float, least_share: float
+) -> tuple[float, float]:
+    """The least share that costs no more than so many times any larger one, and its cost; 0 if there is none.
+
+    `start`: the first share that is tried, each a quarter less than the one before, and a cost to beat.
+    """
+    share, least = start
+    found = (0.0, inf)
+    while share >= least_share:
+        its_cost = cost(share)
+        least = min(least, its_cost)
+        if not its_cost or its_cost > dearest * least:
+            break
+        found = (share, its_cost)
+        share *= _SHORTER
+    return found
