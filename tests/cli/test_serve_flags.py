@@ -349,10 +349,8 @@ def test_the_introduction_states_policy_targets_choices_and_the_others(model: st
             ["demo", "--predictor", "tea"],
             "error: unknown length predictor 'tea'; accepted: learned, hash",
         ),
-        (
-            ["demo", "--length-model", "x"],
-            "error: --length-model is ",
-        ),
+        (["demo", "--length-model", "x"], "error: --length-model is "),
+        (["demo", "--predictor", "none", "--length-model", "x"], "error: --length-model is "),
         (["demo", "--host-kv-gib", "-1"], "error: --host-kv-gib is -1.0; accepted: more than 0"),
         (["demo", "--host-kv-gib", "nan"], "error: --host-kv-gib is nan; accepted: more than 0"),
         (["demo", "--host-kv-gib", "1e9"], "error: --host-kv-gib is 1e+09 but this machine has"),

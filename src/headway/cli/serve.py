@@ -96,7 +96,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="Predict answers' lengths, and learn from those that end: hash, minilm, st:DIR|HUB or learned.",
+            help="Predict answers' lengths, and learn from those that end: hash, minilm, st:DIR|HUB, learned or none.",
         ),
     ] = None,
     length_model: Annotated[
@@ -188,6 +188,7 @@ def serve(
     from headway.core.explain.trail import KEPT_ENDED
     from headway.engine.settings import EngineSettings
     from headway.experiments.planning.threshold import check_threshold, rules_with
+    from headway.experiments.predictor_choice import NONE
     from headway.policies.presets import POOLED
 
     def settings(preset: str) -> EngineSettings:
@@ -201,7 +202,7 @@ def serve(
             slo_tbt_s=slo_tbt,
             batch_width=batch_width,
             host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
-            predictor=predictor,
+            predictor=None if predictor == NONE else predictor,
             length_model=None if length_model is None else str(length_model.absolute()),
             explain=KEPT_ENDED if explain is None else explain,
             records=None if records is None else str(records.absolute()),

@@ -22,7 +22,7 @@ from headway.policies.order.on_time import OnTime
 from headway.policies.order.prompt_length import ShortestPrompt
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
-from tests.policies.batching.test_rounds import SharedKernel
+from tests.policies.batching.test_rounds import Graphed, SharedKernel
 from tests.policies.contract import Workload, drive, from_preset, hurried, workloads
 from tests.policies.instance import LinearCost, ReadingCost
 from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
@@ -98,6 +98,21 @@ def test_without_a_target_to_keep_the_budget_is_the_engines(residents: list[Job]
 def test_what_fits_is_left_as_it_is() -> None:
     at = scene([timed("x", 60.0)]).wait(make_job("a", prompt=500))
     assert at.plan() == TopJobs().plan(at.view, at.order, ())
+
+
+@pytest.mark.parametrize(("more_s", "budget"), [(3.0, 512), (0.0, 1000)])
+def test_with_a_target_too_steps_are_what_cuda_graphs_hold_if_prompts_are_sooner_so(
+    more_s: float, budget: int
+) -> None:
+    # Beside one decode 700 tokens take 12.01 s of the 20 there are, or 9.01; 511 take 7.12.
+    at = Scene(
+        Paced(Graphed(more_s), share=1.0),
+        residents=[timed("x", 20.0)],
+        free_blocks=400,
+        total_blocks=900,
+        max_tokens=1000,
+    )
+    assert at.wait(make_job("a", prompt=700)).plan().token_budget == budget
 
 
 def test_prompts_share_what_there_is_in_rank_order() -> None:

@@ -37,7 +37,8 @@ class ShortSteps:
     So where prompts come now and then steps are as long as adds least to the decodes, and where many wait throughput
     decides. `most_dearer` is the share that a shorter step may cost more than any longer one for the sake of those that
     need not wait for others' prompts then, which are all but one of the n: (n - 1) / n of it. Who is alone is served at
-    once.
+    once. Costs need not rise as steps become shorter: where a token more than CUDA graphs hold costs much at once,
+    steps that they hold are tried as well, for as much more than the one that was found.
 
     Source: the knee of throughput over tokens a step that Sarathi-Serve (OSDI 2024, section 3) has its users measure,
     here read off the step-time model.
@@ -53,8 +54,8 @@ class ShortSteps:
     def most_tokens(self, work: StepWork, rounds: Rounds) -> int:
         """The tokens that a planned round may have, decodes and all; the plan's own while step times are unknown.
 
-        O(prompts), and where there are some five predictions of a step's time, and two more for each that is a quarter
-        shorter and still worth it: O(log tokens).
+        O(prompts), and where there are some five predictions of a step's time, two more where CUDA graphs may hold it,
+        and two for each that is a quarter shorter and still worth it: O(log tokens).
         """
         if not self._most_dearer:
             return work.most_tokens
