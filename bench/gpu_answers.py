@@ -20,9 +20,9 @@ from itertools import accumulate
 import numpy as np
 
 from bench.serving_engine import Served
-from headway.core.batch_shape import GRAPHED_TOKENS, BatchShape
+from headway.core.batch_shape import BatchShape
 from headway.policies.batching.step_shapes import decode_shape, together
-from headway.predict.calibration import Calibration
+from headway.sim.simulation import System
 from headway.traces import TraceRequest
 
 LEAST_TOKENS = 60
@@ -40,14 +40,14 @@ COLUMNS = (
 Stream = tuple[Sequence[TraceRequest], Sequence[Served]]
 
 
-def beyond_sheet(costs: Calibration, streams: Iterable[Stream]) -> dict[str, float]:
+def beyond_sheet(system: System, streams: Iterable[Stream]) -> dict[str, float]:
     """What steps with prompts (of more tokens than CUDA graphs hold, and of fewer) and those without take beyond the
     sheet, constants and a slope by the KV that decodes read, in milliseconds; `rms_before` and `rms_after` are of the
     answers' relative errors.
 
     O(answers x steps with prompts).
     """
-    rows = [row for stream in streams for row in _rows(costs, *stream)]
+    rows = [row for stream in streams for row in _rows(system, *stream)]
     taken_s, told_s, *features = np.array(rows).T
     design = np.stack(features, axis=1) / taken_s[:, None]
     left = (taken_s - told_s) / taken_s
@@ -62,14 +62,14 @@ def beyond_sheet(costs: Calibration, streams: Iterable[Stream]) -> dict[str, flo
 
 
 def _rows(
-    costs: Calibration, requests: Sequence[TraceRequest], served: Sequence[Served]
+    system: System, requests: Sequence[TraceRequest], served: Sequence[Served]
 ) -> list[tuple[float, ...]]:
     """Of each answer: its seconds, the sheet's, and what the coefficients stand at, in the order of COLUMNS."""
     prompts = np.array([request.input_tokens for request in requests])
     tokens = np.array([each.output_tokens for each in served])
     first_s = np.array([each.first_token_s or 0.0 for each in served])
     end_s = np.array([each.finished_s for each in served])
-    gb_a_token = costs.kv_bytes_per_token / 1e9
+    gb_a_token = system.calibration.kv_bytes_per_token / 1e9
 
     def decodes_at(now_s: float) -> BatchShape:
         """Who decodes in the step that ends then, each as far as it is if its tokens come evenly."""
@@ -83,10 +83,10 @@ def _rows(
         begun[moment_s].add(int(prompt), 0)
     moments_s = sorted(begun)
     beside = [decodes_at(moment_s) for moment_s in moments_s]
-    step_s = costs.step.step_s
+    step_s, graphed_tokens = system.step.step_s, system.limits.graphed_tokens
     told = [step_s(together(decodes, begun[at])) for decodes, at in zip(beside, moments_s, strict=True)]
     beyond = [
-        decodes.num_tokens + begun[at].num_tokens > GRAPHED_TOKENS
+        decodes.num_tokens + begun[at].num_tokens > graphed_tokens
         for decodes, at in zip(beside, moments_s, strict=True)
     ]
     told_by, read_by, beyond_by = (

@@ -36,7 +36,7 @@ def report(study: Study) -> dict[str, Any]:
         **{name: getattr(facts, name) for name in facts.__struct_fields__ if name != "steps"},
         "seeds": study.seeds,
         "steps": [against_sheet(study.machine, step) for step in facts.steps],
-        "beyond_sheet": beyond_sheet(study.machine.system().calibration, stock_streams(study)),
+        "beyond_sheet": beyond_sheet(study.machine.system(), stock_streams(study)),
         "cells": cells,
     }
 
@@ -53,7 +53,7 @@ def against_sheet(machine: Machine, step: StepTime) -> dict[str, float]:
     shape = BatchShape()
     for _ in range(step.batch):
         shape.add(step.new_tokens, step.context_tokens)
-    told_s = machine.system().calibration.step.step_s(shape)
+    told_s = machine.system().step.step_s(shape)
     return {**msgspec.structs.asdict(step), "sheet_s": told_s, "sheet_over_real": told_s / step.seconds}
 
 
@@ -102,6 +102,7 @@ def told_records(study: Study, run: Run, kind: str) -> list[Record]:
         num_blocks=facts.num_blocks,
         max_num_seqs=run.seats,
         max_num_batched_tokens=facts.tokens_a_step,
+        max_cudagraph_capture_size=system.limits.graphed_tokens,  # one engine served all, whatever their seats
         asynchronous=facts.asynchronous,
         host_blocks=0,
     )

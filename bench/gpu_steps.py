@@ -10,6 +10,8 @@ import msgspec
 
 from bench.gpu_tables import AIC, COMPOSED, Composed, Tables, judges, products
 from headway.core.batch_shape import BatchShape
+from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS
+from headway.predict.calibration import GraphedStep, StepSeconds
 from headway.predict.device_step import DeviceStep, Gpu
 from headway.predict.hardware import Catalogue, Hardware
 from headway.predict.known_models import model_shape
@@ -48,7 +50,7 @@ def judge_steps(catalogue: Catalogue, tables: Tables) -> dict[str, list[Judged]]
 def lone_steps(catalogue: Catalogue, tables: Tables, *, least_prompt: int = 1) -> Iterator[Judged]:
     """Prefill, and a token's mean step, of requests alone on an H100, without asynchronous scheduling."""
     device = catalogue.hardware["h100"]
-    law = DeviceStep(gpu_of(catalogue, device), model_shape("Llama-2-7b-hf"))
+    law = with_graphs(device, DeviceStep(gpu_of(catalogue, device), model_shape("Llama-2-7b-hf")))
     host_s = device.host_s + device.host_job_s
     for prompt, output, prefill_s, token_s in tables.lone():
         if prompt < least_prompt:
@@ -65,7 +67,7 @@ def served_steps(
     While a request makes its tokens, each of the others is prefilled once.
     """
     device, model = catalogue.hardware["h100"], model_shape("Qwen3-32B")
-    laws = {tp: DeviceStep(gpu_of(catalogue, device), model, tp) for tp in (2, 4, 8)}
+    laws = {tp: with_graphs(device, DeviceStep(gpu_of(catalogue, device), model, tp)) for tp in (2, 4, 8)}
     for tp, jobs, prompt, output, measured in tables.served():
         if judges("served", tp, jobs, prompt, output) is judging:
             decode = laws[tp].step_s(decode_shape(jobs, prompt + output // 2))
@@ -84,10 +86,14 @@ def gpu_of(catalogue: Catalogue, device: Hardware, *, bare: bool = False) -> Gpu
         all_reduce=catalogue.all_reduce[device.all_reduce],
         link_ratio=device.link_ratio,
         step_overhead_s=0.0 if bare else device.step_overhead_s,
-        ungraphed_s=0.0 if bare else device.ungraphed_s,
         sampler_s=0.0 if bare else device.sampler_s,
         sampler_job_s=0.0 if bare else device.sampler_job_s,
     )
+
+
+def with_graphs(device: Hardware, kernels: StepSeconds) -> StepSeconds:
+    """Steps of an engine with vLLM's own seats, and so its own CUDA graphs."""
+    return GraphedStep(kernels=kernels, ungraphed_s=device.ungraphed_s, graphed_tokens=MOST_GRAPHED_TOKENS)
 
 
 def decode_shape(sequences: int, context: int) -> BatchShape:

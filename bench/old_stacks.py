@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from bench.gpu_steps import Judged, decode_shape, gpu_of, prefill_shape
+from bench.gpu_steps import Judged, decode_shape, gpu_of, prefill_shape, with_graphs
 from bench.gpu_tables import Tables, judges
 from headway.core.batch_shape import BatchShape
 from headway.predict.device_step import DeviceStep
@@ -55,8 +55,9 @@ def old_stacks(catalogue: Catalogue, tables: Tables) -> dict[str, list[Judged]]:
 
 def _iterations(catalogue: Catalogue, tables: Tables, name: str, published: str) -> Iterator[_Iteration]:
     model = model_shape("Llama-2-70b-hf")
-    gpu = gpu_of(catalogue, catalogue.hardware[name])
-    laws = {tp: DeviceStep(gpu, model, tp) for tp in (2, 4, 8)}
+    device = catalogue.hardware[name]
+    kernels = {tp: DeviceStep(gpu_of(catalogue, device), model, tp) for tp in (2, 4, 8)}
+    laws = {tp: with_graphs(device, its) for tp, its in kernels.items()}
     for tp, prompt, batch, output, prompt_s, token_s in tables.splitwise(published):
         if (tp, batch) == OUT_OF_MEMORY:
             continue
@@ -66,7 +67,7 @@ def _iterations(catalogue: Catalogue, tables: Tables, name: str, published: str)
             (decode_shape(batch, prompt + output // 2), token_s),
         )
         for shape, measured_s in steps:
-            together = model.num_layers * laws[tp].collectives_s(shape.num_tokens)
+            together = model.num_layers * kernels[tp].collectives_s(shape.num_tokens)
             yield _Iteration(tp, shape, measured_s, laws[tp].step_s(shape) - together, together, judging)
 
 

@@ -55,7 +55,7 @@ def light_ttft_s(system: System, prompt_tokens: int) -> float:
 def _chunk_s(system: System, tokens: int, context_tokens: int) -> float:
     shape = BatchShape()
     shape.add(tokens, context_tokens)
-    return system.calibration.step.step_s(shape)
+    return system.step.step_s(shape)
 
 
 def light_step_s(system: System, context_tokens: int) -> float:

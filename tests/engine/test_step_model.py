@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config.compilation import CUDAGraphMode
 
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import StepOutcome, StepPlan
@@ -25,12 +26,16 @@ DEMO = {
 }
 
 
-def config(values: dict[str, Any]) -> Any:
+def config(
+    values: dict[str, Any], mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE, captured: int | None = 512
+) -> Any:
     """As much of vLLM's configuration as is read."""
     hf_config = SimpleNamespace(to_dict=lambda: values)
     return SimpleNamespace(
         model_config=SimpleNamespace(hf_config=hf_config, model="demo"),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=8192),
+        compilation_config=SimpleNamespace(cudagraph_mode=mode, max_cudagraph_capture_size=captured),
     )
 
 
@@ -42,6 +47,34 @@ def taught(model: StepTimeModel) -> StepTimeModel:
 
 def test_it_learns_with_the_sizes_of_the_served_model() -> None:
     assert step_time_model(config(DEMO))._roofline.model.hidden_size == 256
+
+
+@pytest.mark.parametrize(
+    ("mode", "captured", "tokens"),
+    [
+        (CUDAGraphMode.FULL_AND_PIECEWISE, 256, 256),
+        (CUDAGraphMode.PIECEWISE, 512, 512),
+        (CUDAGraphMode.FULL_DECODE_ONLY, 512, 0),
+        (CUDAGraphMode.NONE, 0, 0),
+        (CUDAGraphMode.NONE, None, 0),
+    ],
+)
+def test_it_knows_the_steps_with_prompts_that_cuda_graphs_hold(
+    mode: CUDAGraphMode, captured: int | None, tokens: int
+) -> None:
+    for values in (DEMO, {"hidden_size": 256}):
+        assert step_time_model(config(values, mode, captured)).graphed_tokens == tokens
+
+
+def test_graphs_of_few_seats_are_logged_with_the_flag_that_keeps_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        step_time_model(config(DEMO))
+        assert not caplog.text
+        step_time_model(config(DEMO, captured=64))
+    assert "steps of 64 tokens at most" in caplog.text
+    assert "--max-cudagraph-capture-size 512 may" in caplog.text
 
 
 def test_unknown_sizes_are_logged_and_it_learns_all_the_same(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,29 @@ def test_what_is_given_is_taken() -> None:
     assert limits("h100").host_blocks == 0
 
 
+@pytest.mark.parametrize(
+    ("sizes", "tokens"),
+    [
+        ({}, 512),
+        ({"max_num_seqs": 256}, 512),
+        ({"max_num_seqs": 64}, 128),
+        ({"max_num_batched_tokens": 100}, 100),
+        ({"max_cudagraph_capture_size": 1024}, 1024),
+        ({"max_cudagraph_capture_size": 9000}, 8192),
+        ({"max_cudagraph_capture_size": 0}, 0),
+    ],
+)
+def test_cuda_graphs_hold_two_tokens_a_seat_and_512_at_most_unless_told_otherwise(
+    sizes: dict[str, int], tokens: int
+) -> None:
+    assert limits("h100", **sizes).graphed_tokens == tokens
+
+
+def test_graphs_of_less_than_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_cudagraph_capture_size is -1; accepted: 0 or more"):
+        limits("h100", max_cudagraph_capture_size=-1)
+
+
 def test_host_memory_in_gib_is_as_many_whole_blocks_as_it_holds() -> None:
     # 36 layers x 2 x 8 heads x 128 x 2 bytes = 144 KiB a token, 2.25 MiB a block of 16: 256 of them are 576 MiB.
     assert limits("h100", host_kv_gib=0.5625).host_blocks == 256

@@ -16,7 +16,8 @@ from bench.gpu_real_plan import FACTS, Facts, Study
 from bench.gpu_real_report import against_sheet, report
 from bench.regret_machines import MACHINES
 from bench.serving_engine import Served
-from headway.core.batch_shape import GRAPHED_TOKENS, BatchShape
+from headway.core.batch_shape import BatchShape
+from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS
 from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
@@ -104,7 +105,7 @@ def test_steps_are_held_against_the_sheet() -> None:
 
 @dataclass(frozen=True)
 class Dearer:
-    """A sheet with so much more for steps of more tokens than CUDA graphs hold, and for decodes alone."""
+    """A sheet with so much more for steps of more tokens than CUDA graphs hold at most, and for decodes alone."""
 
     sheet: StepSeconds
     large_s: float
@@ -114,7 +115,7 @@ class Dearer:
         """Seconds of a step."""
         if not shape.num_prefill_tokens:
             return self.sheet.step_s(shape) + self.alone_s
-        return self.sheet.step_s(shape) + (self.large_s if shape.num_tokens > GRAPHED_TOKENS else 0.0)
+        return self.sheet.step_s(shape) + (self.large_s if shape.num_tokens > MOST_GRAPHED_TOKENS else 0.0)
 
 
 @pytest.mark.parametrize(("large_s", "off_ms"), [(0.004, 1.0), (0.0, 2.5)])
@@ -147,7 +148,7 @@ def test_what_steps_take_beyond_a_sheet_is_found_from_when_answers_begin_and_end
         )
         for at, request in enumerate(requests)
     ]
-    beyond = beyond_sheet(costs, [(requests, served)])
+    beyond = beyond_sheet(system, [(requests, served)])
     assert beyond["ms_beyond_graphs"] == pytest.approx(large_s * 1e3, abs=off_ms)
     assert beyond["ms_without_prompts"] == pytest.approx(1.0, abs=0.25)
     assert beyond["rms_after"] < beyond["rms_before"] / 3

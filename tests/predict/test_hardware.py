@@ -148,6 +148,17 @@ def test_a_slower_link_costs() -> None:
     assert a800 > a100
 
 
+def test_a_step_beyond_cuda_graphs_is_launched_kernel_by_kernel() -> None:
+    shape = batch((300, 0))
+    h100, a100 = calibration("h100", LLAMA), calibration("a100-40g", LLAMA)
+    kernels_s = h100.step.step_s(shape)
+    assert [h100.step_with(graphed).step_s(shape) for graphed in (512, 300, 299, 0)] == pytest.approx(
+        [kernels_s, kernels_s, kernels_s + 0.006, kernels_s + 0.006]
+    )
+    # What that takes on other devices nobody has measured.
+    assert a100.step_with(0).step_s(shape) == a100.step.step_s(shape)
+
+
 @pytest.mark.parametrize("name", ["mixtral-8x7b-v0.1", "qwen3-30b-a3b"])
 def test_experts_cost_between_their_active_part_and_all(name: str) -> None:
     model = model_shape(name)

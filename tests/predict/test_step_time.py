@@ -127,6 +127,22 @@ def test_attention_may_cost_more_than_its_operations_say() -> None:
         assert model.step_s(shape) == pytest.approx(true_s(shape), rel=0.03)
 
 
+@pytest.mark.parametrize(("graphed", "sees_it"), [(128, True), (512, False), (0, False)])
+def test_what_a_step_beyond_cuda_graphs_costs_is_learned_where_they_end(graphed: int, sees_it: bool) -> None:
+    # Prompts of 16 to 400 tokens; those of more than 128 take 6 ms more at once.
+    work, rng = Roofline(LLAMA), random.Random(3)
+
+    def true_s(shape: BatchShape) -> float:
+        return 0.01 + work.flops(shape) / 100e12 + (0.006 if shape.num_tokens > 128 else 0.0)
+
+    model = StepTimeModel(LLAMA, graphed_tokens=graphed)
+    for _ in range(300):
+        shape = batch((rng.randint(16, 400), 0))
+        model.observe(shape, true_s(shape))
+    jump_s = model.step_s(batch((129, 0))) - model.step_s(batch((128, 0)))
+    assert (jump_s == pytest.approx(0.006, rel=0.15)) == sees_it
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_of_short_prompts_is_not_taken_for_attention(seed: int) -> None:
     # On prompts of 16 to 24 tokens attention is one operation in hundreds; on one of 2,000 it would be all.

@@ -103,6 +103,10 @@ def simulate(
     pp: Annotated[int, _engine("N", "Pipeline stages of an engine.")] = 1,
     max_num_seqs: Annotated[int | None, _engine("N", "Seats (default: vLLM's).")] = None,
     max_num_batched_tokens: Annotated[int | None, _engine("N", "Tokens a step (default: vLLM's).")] = None,
+    max_cudagraph_capture_size: Annotated[
+        int | None,
+        _engine("N", "Tokens of a step that CUDA graphs hold; 0 as with --enforce-eager (default: vLLM's)."),
+    ] = None,
     block_size: Annotated[
         int | None,
         _engine("N", "Tokens a KV block (default: vLLM's, or what a cost file was measured with)."),
@@ -169,6 +173,7 @@ def simulate(
             sizes=Sizes(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
+                max_cudagraph_capture_size=max_cudagraph_capture_size,
                 block_size=block_size,
                 num_blocks=num_blocks,
                 host_blocks=host_blocks,

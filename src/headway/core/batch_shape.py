@@ -8,9 +8,6 @@ from enum import StrEnum
 
 from headway.core.job import Job
 
-GRAPHED_TOKENS = 512
-"""vLLM's CUDA graphs hold steps of so many tokens at most, if it is not told otherwise: one more may cost much."""
-
 
 class StepKind(StrEnum):
     """What a step computes: prompts, single tokens of answers, or both. Each has laws and errors of its own."""

@@ -28,7 +28,8 @@ class StepView:
     unordered, since orders keep their own index of it. `max_run` is the batch width, `max_resident` the
     number of worker slots (paused jobs use one), `max_tokens` the most one step may compute, of which a decode
     takes `tokens_a_decode`: one, and its drafts where the engine makes some; `decoded_tokens` of them are right, in the
-    mean of late. `watermark_blocks` are to stay free where a job starts, or comes back and has its first step, beside
+    mean of late. `graphed_tokens` of a step are held by CUDA graphs at most, so that one more may cost much; 0 where
+    there are none. `watermark_blocks` are to stay free where a job starts, or comes back and has its first step, beside
     others. `defers_prompts`: in this step the engine computes none, so that data-parallel engines keep pace.
     `admissible(job)` says whether a waiting or swapped job would pass every check of this step but its
     rank; it costs a prefix lookup, so ask for a few jobs, not for all. `ready(job)` is the part of it that is not
@@ -62,6 +63,7 @@ class StepView:
     max_tokens: int = 1
     tokens_a_decode: int = 1
     decoded_tokens: float = 1.0
+    graphed_tokens: int = 0
     defers_prompts: bool = False
     admissible: Callable[[Job], bool] = _never
     ready: Callable[[Job], bool] = _always

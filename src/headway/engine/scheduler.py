@@ -117,6 +117,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             max_resident=self.max_num_running_reqs,
             max_tokens=token_budget,
             tokens_a_decode=1 + self.num_spec_tokens,
+            graphed_tokens=steps.graphed_tokens,
             admissible=self.admission.admissible,
             ready=self.admission.ready,
             missing_blocks=self.admission.missing_blocks,

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from headway.core.batch_shape import BatchShape, StepKind, shape_of
+from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS
 from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
 from headway.predict.model_shape import model_shape_of
@@ -20,13 +21,29 @@ logger = logging.getLogger(__name__)
 
 def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
     """A model that has learned nothing yet, with the sizes vLLM read from the served model's config."""
-    config = vllm_config.model_config
+    config, graphed_tokens = vllm_config.model_config, _graphed_tokens(vllm_config)
     try:
         shape = model_shape_of(config.hf_config.to_dict(), str(config.model))
     except ConfigError as error:
         logger.warning("step times are learned without the model's sizes: %s", error)
-        return StepTimeModel()
-    return StepTimeModel(shape, vllm_config.parallel_config.tensor_parallel_size)
+        return StepTimeModel(graphed_tokens=graphed_tokens)
+    tp = vllm_config.parallel_config.tensor_parallel_size
+    return StepTimeModel(shape, tp, graphed_tokens=graphed_tokens)
+
+
+def _graphed_tokens(vllm_config: VllmConfig) -> int:
+    """Tokens of a step with prompts that CUDA graphs hold at most: 0 without graphs, or with some for decodes alone."""
+    compilation = vllm_config.compilation_config
+    tokens = compilation.max_cudagraph_capture_size if compilation.cudagraph_mode.mixed_mode() else 0
+    usual = min(MOST_GRAPHED_TOKENS, vllm_config.scheduler_config.max_num_batched_tokens)
+    if tokens and tokens < usual:
+        logger.info(
+            "CUDA graphs hold steps of %d tokens at most, since seats are few; --max-cudagraph-capture-size %d may "
+            "make steps with prompts cheaper",
+            tokens,
+            usual,
+        )
+    return tokens or 0
 
 
 def lesson(outcome: StepOutcome, clock: StepClock) -> BatchShape | None:

@@ -29,6 +29,7 @@ class Sizes:
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    max_cudagraph_capture_size: int | None = None
     block_size: int | None = None
     num_blocks: int | None = None
     batch_width: int | None = None
@@ -77,6 +78,7 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
         block_size=block_size,
         max_num_seqs=min(seqs, tokens) if sizes.max_num_seqs is None else sizes.max_num_seqs,
         max_num_batched_tokens=tokens,
+        max_cudagraph_capture_size=sizes.max_cudagraph_capture_size,
         batch_width=sizes.batch_width,
         prefix_caching=sizes.prefix_caching,
         asynchronous=sizes.pp == 1 and not measured if asynchronous is None else asynchronous,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from headway.core.batch_shape import GRAPHED_TOKENS, BatchShape
+from headway.core.batch_shape import BatchShape
 from headway.predict.kernels import AllReduce, Chunks, Heads, Kernels, Peaks
 from headway.predict.model_shape import ModelShape
 from headway.predict.step_law import Curve
@@ -26,17 +26,13 @@ _LAUNCHES_A_LAYER = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as the step law sees it. `link_ratio` stretches measured collectives to this device's link.
-
-    `ungraphed_s` is what a step of more than GRAPHED_TOKENS takes beyond its kernels, which are launched one by one.
-    """
+    """One GPU as the step law sees it. `link_ratio` stretches measured collectives to this device's link."""
 
     peaks: Peaks
     kernels: Kernels
     all_reduce: AllReduce
     link_ratio: float
     step_overhead_s: float
-    ungraphed_s: float
     sampler_s: float
     sampler_job_s: float
 
@@ -75,10 +71,7 @@ class DeviceStep:
 
     def step_s(self, shape: BatchShape) -> float:
         """Seconds of one step of this shape. About 2 us without prompts, 5 us with."""
-        seconds = self._tokens.at(shape.num_tokens) + self._jobs.at(shape.num_jobs)
-        if shape.num_tokens > GRAPHED_TOKENS:
-            seconds += self._gpu.ungraphed_s
-        return seconds + self.attention_s(shape)
+        return self._tokens.at(shape.num_tokens) + self._jobs.at(shape.num_jobs) + self.attention_s(shape)
 
     def layers_s(self, tokens: int) -> float:
         """Seconds of all that depends on the number of tokens alone, all layers."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from headway.core.batch_shape import GRAPHED_TOKENS, BatchShape, StepKind
+from headway.core.batch_shape import BatchShape, StepKind
 from headway.predict.calibration import StepSeconds
 from headway.predict.kernels import Peaks
 from headway.predict.known_models import model_shape
@@ -80,6 +80,7 @@ class StepTimeModel:
     outliers all. What steps of late say nothing of, such as the cost of a prompt during a long decode, stays as it was
     last known.
 
+    `graphed_tokens`: a step of at most so many is replayed as a CUDA graph; 0 where none are used.
     Until 20 steps were seen it answers from `prior`, or 0 without one, so that nothing is decided by a
     guess. Memory is bounded: 12 coefficients, their 144 products, and 600 ratios for the intervals.
     """
@@ -89,11 +90,13 @@ class StepTimeModel:
         model: ModelShape | None = None,
         tp: int = 1,
         *,
+        graphed_tokens: int = 0,
         peaks: Peaks = NOMINAL,
         prior: StepSeconds | None = None,
     ) -> None:
         self._roofline = Roofline(model or TYPICAL, tp)
         self._peaks = peaks
+        self.graphed_tokens = graphed_tokens
         self._least_reading = self._roofline.bytes(BatchShape()) / peaks.bytes_per_s
         self._prior = prior
         self._fit = _Recursive(_COEFFICIENTS)
@@ -165,7 +168,7 @@ class StepTimeModel:
         for bend in _BENDS:
             beyond_s = products_s - bend * weights_s
             features.append(beyond_s if beyond_s > 0.0 else 0.0)
-        features.append(float(shape.num_tokens > GRAPHED_TOKENS))
+        features.append(float(shape.num_tokens > self.graphed_tokens > 0))
         features.append(float(shape.num_prefill_tokens > 0))
         features.append(work.mixed_context_bytes(shape) / peaks.bytes_per_s)
         features.append(work.prefill_context_bytes(shape) / peaks.bytes_per_s)

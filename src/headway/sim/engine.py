@@ -98,6 +98,7 @@ class SimulatedEngine:
             max_run=limits.max_run,
             max_resident=limits.max_num_seqs,
             max_tokens=limits.max_num_batched_tokens,
+            graphed_tokens=limits.graphed_tokens,
             admissible=self._admissible,
             ready=self._ready,
             missing_blocks=self.pool.missing_blocks,

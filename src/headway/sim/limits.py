@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headway.core.cuda_graphs import captured_tokens
 from headway.core.host_copies import DEFAULT_RESTORE_SHARE
 from headway.errors import ConfigError
 
@@ -15,6 +16,7 @@ class EngineLimits:
     `num_blocks` counts usable KV blocks (vLLM's own count has one more, its null block). `batch_width` is
     how many requests a step may run, None for as many as may be resident (`max_num_seqs`).
 
+    `max_cudagraph_capture_size` is 0 where there are no CUDA graphs, None for what vLLM takes by itself.
     `host_blocks` is room for copies of KV in host memory. Jobs on their way back from there, or back and not
     yet run, hold at most `restore_share` (0 to 1) of the KV blocks, or there is only one of them.
     """
@@ -24,6 +26,7 @@ class EngineLimits:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     batch_width: int | None = None
+    max_cudagraph_capture_size: int | None = None
     watermark_blocks: int = 0
     prefix_caching: bool = True
     asynchronous: bool = False
@@ -37,6 +40,10 @@ class EngineLimits:
                 raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
         if self.batch_width is not None and self.batch_width < 1:
             raise ConfigError(f"batch_width is {self.batch_width}; accepted: 1 or more")
+        if (self.max_cudagraph_capture_size or 0) < 0:
+            raise ConfigError(
+                f"max_cudagraph_capture_size is {self.max_cudagraph_capture_size}; accepted: 0 or more"
+            )
         for name in ("watermark_blocks", "host_blocks"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 0 or more")
@@ -44,6 +51,13 @@ class EngineLimits:
             raise ConfigError(f"restore_share is {self.restore_share}; accepted: more than 0, up to 1")
         if self.asynchronous and self.pipeline_stages > 1:
             raise ConfigError("asynchronous scheduling with pipeline stages is not simulated; choose one")
+
+    @property
+    def graphed_tokens(self) -> int:
+        """Tokens of a step that CUDA graphs hold at most."""
+        if self.max_cudagraph_capture_size is None:
+            return captured_tokens(self.max_num_seqs, self.max_num_batched_tokens)
+        return min(self.max_cudagraph_capture_size, self.max_num_batched_tokens)
 
     @property
     def depth(self) -> int:

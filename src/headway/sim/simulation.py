@@ -12,7 +12,7 @@ from headway.core.host_copies import Direction
 from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.policies.policy import Policy
-from headway.predict.calibration import Calibration
+from headway.predict.calibration import Calibration, StepSeconds
 from headway.predict.learned_cost import LearnedCost
 from headway.predict.step_clock import StepClock
 from headway.predict.step_time import StepTimeModel
@@ -44,6 +44,11 @@ class System:
     instances: int = 1
     router: str = "round-robin"
     pools: PoolSizes | None = None
+
+    @property
+    def step(self) -> StepSeconds:
+        """What steps take on one engine."""
+        return self.calibration.step_with(self.limits.graphed_tokens)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,7 +108,7 @@ def simulate(
 
     for number, name in enumerate(system.names):
         cost = LearnedCost(
-            steps=StepTimeModel(system.calibration.model),
+            steps=StepTimeModel(system.calibration.model, graphed_tokens=system.limits.graphed_tokens),
             kv_tokens=system.limits.num_blocks * system.limits.block_size,
         )
         engine = SimulatedEngine(
@@ -133,7 +138,7 @@ def _instance(
     calibration = system.calibration
     return Instance(
         engine,
-        Clock(calibration.step, calibration.residuals, clock_seed),
+        Clock(system.step, calibration.residuals, clock_seed),
         loop,
         learn=StepClock(cost.steps),
         host_s=calibration.host_s,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.deploy import arguments, command
 from headway.experiments.planning.deployed import as_started, records_of_engines
+from headway.experiments.planning.machine import Machine
 
 SINGLE = Configuration(gpus=2, policy="predicted", tp=2, instances=1, seats=64, tokens_a_step=4096)
 FULL = replace(SINGLE, host_gib=1.5, predictor="learned")
@@ -60,6 +62,22 @@ def test_one_instance_by_itself_needs_no_gateway() -> None:
     assert words[-7:] == (
         *("--", "--max-num-seqs", "64", "--max-num-batched-tokens", "4096", "--tensor-parallel-size", "2"),
     )
+
+
+@pytest.mark.parametrize(
+    ("seats", "tokens", "flags"),
+    [(64, 4096, ["512"]), (64, 256, ["256"]), (256, 4096, []), (64, 128, [])],
+)
+def test_few_seats_keep_their_cuda_graphs_where_there_are_some(
+    seats: int, tokens: int, flags: list[str]
+) -> None:
+    given = replace(SINGLE, seats=seats, tokens_a_step=tokens)
+    words = arguments("demo", given, NO_TARGETS, has_graphs=True)
+    flag = "--max-cudagraph-capture-size"
+    assert [after for word, after in pairwise(words) if word == flag] == flags
+    assert flag not in arguments("demo", given, NO_TARGETS)
+    engine = Machine("h100", "Qwen/Qwen3-8B").limits(given)
+    assert engine.graphed_tokens == min(512, tokens)
 
 
 def test_a_port_and_records_are_put_before_vllms_own_flags(tmp_path: Path) -> None:

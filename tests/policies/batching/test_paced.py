@@ -100,17 +100,18 @@ def test_what_fits_is_left_as_it_is() -> None:
     assert at.plan() == TopJobs().plan(at.view, at.order, ())
 
 
-@pytest.mark.parametrize(("more_s", "budget"), [(3.0, 512), (0.0, 1000)])
+@pytest.mark.parametrize(("more_s", "graphed", "budget"), [(3.0, 512, 512), (0.0, 512, 1000), (3.0, 0, 1000)])
 def test_with_a_target_too_steps_are_what_cuda_graphs_hold_if_prompts_are_sooner_so(
-    more_s: float, budget: int
+    more_s: float, graphed: int, budget: int
 ) -> None:
-    # Beside one decode 700 tokens take 12.01 s of the 20 there are, or 9.01; 511 take 7.12.
+    # Beside one decode 700 tokens take 12.01 s of the 20 there are, or 9.01; 511 take 7.12. Without graphs: 700.
     at = Scene(
         Paced(Graphed(more_s), share=1.0),
         residents=[timed("x", 20.0)],
         free_blocks=400,
         total_blocks=900,
         max_tokens=1000,
+        graphed_tokens=graphed,
     )
     assert at.wait(make_job("a", prompt=700)).plan().token_budget == budget
 

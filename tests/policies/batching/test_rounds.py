@@ -60,13 +60,14 @@ class Graphed(LinearCost):
 def test_as_many_as_cuda_graphs_hold_if_prompts_get_through_sooner_so(
     more_s: float, tokens: int, soonest: int
 ) -> None:
-    planned = Round(Rounds(Graphed(more_s)), decode_shape(10, 100), prompts(4000))
+    planned = Round(Rounds(Graphed(more_s), graphed_tokens=512), decode_shape(10, 100), prompts(4000))
     assert planned.soonest(tokens) == soonest
 
 
 def test_apart_cuda_graphs_hold_as_many_prompts_as_if_nobody_decoded() -> None:
     # 512 take 7.12 s and their decodes 2.1, 55.5 a second; 700 take 13.1 and 2.1, 46.1 a second.
-    assert Round(Rounds(Graphed(4.1), apart=True), decode_shape(10, 100), prompts(4000)).soonest(700) == 512
+    rounds = Rounds(Graphed(4.1), apart=True, graphed_tokens=512)
+    assert Round(rounds, decode_shape(10, 100), prompts(4000)).soonest(700) == 512
 
 
 @pytest.mark.parametrize(("dearer_s", "times"), [(0.0, 4.6 / 6.6), (0.2, 1.0), (1.0, 14.6 / 6.6)])

@@ -55,6 +55,7 @@ def most_tokens(
     token_budget: int = 8192,
     free_blocks: int = 4000,
     num_waiting: int = 0,
+    graphed_tokens: int = 512,
 ) -> int:
     """Of a step of these, with 8,192 tokens and ample memory unless told otherwise, while so many more wait."""
     waiting = [*admit, *(make_job(f"waits {number}") for number in range(num_waiting))]
@@ -62,7 +63,8 @@ def most_tokens(
         max_run=256, max_resident=256, total_blocks=8000, free_blocks=free_blocks, waiting=waiting
     )
     plan = StepPlan(run=list(run), admit=list(admit), token_budget=token_budget)
-    return ShortSteps(most_dearer).most_tokens(step_work(view, plan), Rounds(cost or WithOverhead()))
+    rounds = Rounds(cost or WithOverhead(), graphed_tokens=graphed_tokens)
+    return ShortSteps(most_dearer).most_tokens(step_work(view, plan), rounds)
 
 
 def test_a_token_may_cost_a_tenth_more_than_in_longer_steps_where_one_of_two_gains() -> None:
@@ -86,6 +88,12 @@ def test_a_token_may_cost_a_tenth_more_than_in_longer_steps_where_one_of_two_gai
 def test_what_cuda_graphs_hold_is_tried_below_where_steps_become_too_dear(more_s: float, tokens: int) -> None:
     both = (prefilling("a", prompt=4000),)
     assert most_tokens(*both, admit=(make_job("b", prompt=4000),), cost=WithGraphs(more_s)) == tokens
+
+
+def test_where_graphs_hold_nothing_they_are_not_tried() -> None:
+    both = (prefilling("a", prompt=4000),)
+    dear = WithGraphs(16.0)
+    assert most_tokens(*both, admit=(make_job("b", prompt=4000),), cost=dear, graphed_tokens=0) == 6000
 
 
 @pytest.mark.parametrize(("most_dearer", "tokens"), [(0.1, 3375), (0.4, 1067), (0.0, 8192)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS, captured_tokens
 from headway.core.slo import Slo
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.predictor_choice import NONE
@@ -12,9 +13,12 @@ from headway.experiments.predictor_choice import NONE
 PROGRAM = "headway"
 
 
-def arguments(model: str, configuration: Configuration, slo: Slo) -> tuple[str, ...]:
+def arguments(
+    model: str, configuration: Configuration, slo: Slo, *, has_graphs: bool = False
+) -> tuple[str, ...]:
     """The words of `headway serve` that serve a model so, on the GPUs of one machine.
 
+    With `has_graphs` few seats do not take CUDA graphs of 512 tokens away, as vLLM would by itself.
     Targets are for requests that name none; `serve` has no flag for a deadline, which requests name themselves.
     """
     words: list[str] = [PROGRAM, "serve", model, "--policy", configuration.policy]
@@ -33,7 +37,11 @@ def arguments(model: str, configuration: Configuration, slo: Slo) -> tuple[str, 
         words += ["--host-kv-gib", f"{configuration.host_gib:g}"]
     if configuration.predictor != NONE:
         words += ["--predictor", configuration.predictor]
-    return (*words, "--", *vllm_flags(configuration))
+    flags = vllm_flags(configuration)
+    graphed_tokens = min(MOST_GRAPHED_TOKENS, configuration.tokens_a_step)
+    if has_graphs and captured_tokens(configuration.seats, configuration.tokens_a_step) < graphed_tokens:
+        flags += ("--max-cudagraph-capture-size", f"{graphed_tokens}")
+    return (*words, "--", *flags)
 
 
 def vllm_flags(configuration: Configuration) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
+from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS
 from headway.experiments.engine_sizes import Sizes, engine_limits, host_blocks
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.threshold import presets_of, rules_with
@@ -51,12 +52,16 @@ class Machine:
         return _default_limits(self.hardware, self.model, tp)
 
     def limits(self, configuration: Configuration) -> EngineLimits:
-        """Of one engine of a configuration. Raises ConfigError for one that is not possible."""
+        """Of one engine of a configuration, with CUDA graphs of 512 tokens however few seats it has.
+
+        Raises ConfigError for one that is not possible.
+        """
         default = self.default_limits(configuration.tp)
         return replace(
             default,
             max_num_seqs=configuration.seats,
             max_num_batched_tokens=configuration.tokens_a_step,
+            max_cudagraph_capture_size=MOST_GRAPHED_TOKENS,
             host_blocks=host_blocks(configuration.host_gib, default.block_size, self.costs(configuration.tp)),
         )
 

@@ -20,6 +20,7 @@ from headway.experiments.planning.objective import Gain, Objective, interval_of
 from headway.experiments.planning.pareto import figures, front
 from headway.experiments.planning.planner import Planned
 from headway.experiments.policy_choice import said_without_targets
+from headway.predict.hardware import is_cost_file
 from headway.predict.known_models import model_shape
 from headway.results import Summary
 from headway.results.tables import MISSING
@@ -36,7 +37,8 @@ def serve_arguments(planned: Planned) -> tuple[str, ...]:
     ask = planned.prepared.ask
     shape = model_shape(ask.model)
     model = shape.name if "/" in shape.name else ask.model
-    return arguments(model, planned.choice, ask.stream.slo)
+    has_graphs = not is_cost_file(ask.hardware)
+    return arguments(model, planned.choice, ask.stream.slo, has_graphs=has_graphs)
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------

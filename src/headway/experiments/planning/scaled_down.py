@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from headway.core.batch_shape import BatchShape
+from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS
 from headway.core.slo import MAX_TARGET_S, Slo
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.machine import Machine
@@ -76,7 +77,8 @@ class Typical:
 def _step_s(costs: Calibration, new_tokens: int, context_tokens: int) -> float:
     shape = BatchShape()
     shape.add(max(1, new_tokens), context_tokens)
-    return costs.step.step_s(shape) + costs.host_s + costs.host_job_s
+    step = costs.step_with(MOST_GRAPHED_TOKENS)
+    return step.step_s(shape) + costs.host_s + costs.host_job_s
 
 
 @dataclass(frozen=True, slots=True)

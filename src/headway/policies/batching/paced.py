@@ -190,11 +190,11 @@ class Paced:
         has_room = plan.token_budget > decodes.num_tokens and not view.defers_prompts
         times = times_as_long(self._cost, decodes, prompts) if self.turns and has_room else 0.0
         if not times or not self._turns.apart(times):
-            return Rounds(self._cost)
+            return Rounds(self._cost, graphed_tokens=view.graphed_tokens)
         starts = plan.run[-1].prefilling or view.admissible(plan.admit[0])
         if not starts:
             self._turns.begin()
-        return Rounds(self._cost, apart=starts)
+        return Rounds(self._cost, starts, view.graphed_tokens)
 
     def _short(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
         """A step that no target between tokens bounds: of few tokens, but first tokens are to come in time."""

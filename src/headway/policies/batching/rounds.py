@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from headway.core.batch_shape import GRAPHED_TOKENS, BatchShape
+from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.policies.batching.last_short import last_short
@@ -29,6 +29,8 @@ class Rounds:
 
     cost: CostModel
     apart: bool = False
+    graphed_tokens: int = 0
+    """Of a step that CUDA graphs hold, at most."""
 
     def seconds(self, decodes: BatchShape, prompts: BatchShape) -> float:
         """What a round of these takes; 0 while nobody knows."""
@@ -36,9 +38,9 @@ class Rounds:
             return self.cost.step_s(together(decodes, prompts))
         return self.cost.step_s(decodes) + self.cost.step_s(prompts)
 
-    def graphed_tokens(self, decodes: BatchShape) -> int:
+    def prompts_in_graphs(self, decodes: BatchShape) -> int:
         """Prompt tokens that CUDA graphs hold in the step that they have, beside these decodes or without."""
-        return GRAPHED_TOKENS if self.apart else GRAPHED_TOKENS - decodes.num_tokens
+        return self.graphed_tokens if self.apart else self.graphed_tokens - decodes.num_tokens
 
 
 def times_as_long(cost: CostModel, decodes: BatchShape, prompts: Sequence[Job]) -> float:
@@ -99,7 +101,7 @@ class Round:
     def soonest(self, tokens: int) -> int:
         """So many prompt tokens, or those that CUDA graphs hold, if the prompts get through sooner so."""
         most = min(tokens, sum(map(left_tokens, self.prompts)))
-        graphed = self.rounds.graphed_tokens(self.decodes)
+        graphed = self.rounds.prompts_in_graphs(self.decodes)
         sooner = GRAIN_TOKENS <= graphed < most and most * self.seconds(graphed) < graphed * self.seconds(
             most
         )

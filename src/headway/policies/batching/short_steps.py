@@ -84,7 +84,7 @@ class ShortSteps:
 
         least_share = GRAIN_TOKENS / many
         enough, its_cost = _fewest(lambda share: cost(share, share), (1.0, inf), dearest, least_share)
-        graphed = rounds.graphed_tokens(decodes)
+        graphed = rounds.prompts_in_graphs(decodes)
         if GRAIN_TOKENS <= graphed < enough * many and self._jumps(decodes, prompts, graphed, rounds):
             # Decodes become as many as prompts make them: then graphs hold the same share of both.
             in_proportion = (1 + decodes.num_tokens / graphed) / (1 + decodes.num_tokens / many)
