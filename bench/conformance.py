@@ -258,6 +258,7 @@ def limits_of(case: Case) -> EngineLimits:
         block_size=BLOCK_SIZE,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        max_cudagraph_capture_size=0,  # a CPU has none
         batch_width=case.batch_width,
         prefix_caching=case.prefix_caching,
         asynchronous=case.asynchronous,

@@ -146,6 +146,7 @@ def simulated_jcts_s(measured: Measured, run: Run, policy: str, cost_file: Path)
         max_num_seqs=DEFAULT_SEATS if own else run.seats,
         batch_width=run.seats if own else None,
         max_num_batched_tokens=TOKENS_A_STEP,
+        max_cudagraph_capture_size=0,  # a CPU has none
         asynchronous=measured.prepared.asynchronous,
         host_blocks=int(host_bytes // (costs.kv_bytes_per_token * BLOCK_TOKENS)),
     )

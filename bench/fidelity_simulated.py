@@ -39,6 +39,7 @@ def simulated(
         block_size=sizes.block_size,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_cudagraph_capture_size=sizes.graphed_tokens,
         batch_width=side.setup.batch_width(policy),
         prefix_caching=sizes.prefix_caching,
         host_blocks=(host_kv and host_kv.blocks) or 0,

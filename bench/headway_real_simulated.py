@@ -52,6 +52,7 @@ class Engine:
             max_num_seqs=seats if stock else SLOTS,
             batch_width=None if stock else seats,
             max_num_batched_tokens=self.tokens_a_step,
+            max_cudagraph_capture_size=0,  # a CPU has none
             asynchronous=self.asynchronous,
             host_blocks=int(self.memory.of(contender).host_gib * (1 << 30) // block_bytes),
         )

@@ -180,6 +180,7 @@ def simulated_jcts_s(bench: Bench, run: Run, cost_file: Path) -> list[float]:
         max_num_seqs=WORKER_SLOTS,
         batch_width=BATCH_WIDTH,
         max_num_batched_tokens=TOKENS_A_STEP,
+        max_cudagraph_capture_size=0,  # a CPU has none
         asynchronous=bool(bench.capacity()["asynchronous"]),
         prefix_caching=True,
         host_blocks=int(HOST_GIB * (1 << 30) // (costs.kv_bytes_per_token * BLOCK_TOKENS)),

@@ -9,6 +9,7 @@ SIZES = EngineSizes(
     num_blocks=511,
     max_num_seqs=16,
     max_num_batched_tokens=256,
+    graphed_tokens=64,
     max_model_len=1024,
     prefix_caching=True,
     kv_bytes_per_token=64,

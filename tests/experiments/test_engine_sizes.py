@@ -108,10 +108,23 @@ def test_a_measured_machine_is_taken_for_a_cpu_with_the_blocks_it_was_measured_w
     # The file of a made-up machine says blocks of 32 tokens; 64 tokens of KV are two of them.
     file = str(write_costs(tmp_path / "cost.json", jobs=1, tokens=1))
     found = engine_limits(Sizes(), file, SECOND_STEPS)
-    assert found == EngineLimits(num_blocks=2, block_size=32, max_num_seqs=128, max_num_batched_tokens=2048)
+    assert found == EngineLimits(
+        num_blocks=2,
+        block_size=32,
+        max_num_seqs=128,
+        max_num_batched_tokens=2048,
+        max_cudagraph_capture_size=0,
+    )
     assert engine_limits(Sizes(block_size=16), file, SECOND_STEPS).num_blocks == 4
     with pytest.raises(ConfigError, match="pp is 2; accepted with a cost file: 1"):
         calibration(file, MODEL, stages=2)
+
+
+def test_a_measured_machine_has_the_cuda_graphs_it_was_measured_with(tmp_path: Path) -> None:
+    file = str(write_costs(tmp_path / "cost.json", jobs=1, tokens=1, graphed_tokens=512))
+    assert engine_limits(Sizes(max_num_seqs=8), file, SECOND_STEPS).graphed_tokens == 512
+    fewer = Sizes(max_num_seqs=8, max_cudagraph_capture_size=16)
+    assert engine_limits(fewer, file, SECOND_STEPS).graphed_tokens == 16
 
 
 def test_a_file_is_measured_whatever_its_name(tmp_path: Path) -> None:

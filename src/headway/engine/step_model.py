@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 
 def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
     """A model that has learned nothing yet, with the sizes vLLM read from the served model's config."""
-    config, graphed_tokens = vllm_config.model_config, _graphed_tokens(vllm_config)
+    config, graphed = vllm_config.model_config, graphed_tokens(vllm_config)
     try:
         shape = model_shape_of(config.hf_config.to_dict(), str(config.model))
     except ConfigError as error:
         logger.warning("step times are learned without the model's sizes: %s", error)
-        return StepTimeModel(graphed_tokens=graphed_tokens)
+        return StepTimeModel(graphed_tokens=graphed)
     tp = vllm_config.parallel_config.tensor_parallel_size
-    return StepTimeModel(shape, tp, graphed_tokens=graphed_tokens)
+    return StepTimeModel(shape, tp, graphed_tokens=graphed)
 
 
-def _graphed_tokens(vllm_config: VllmConfig) -> int:
+def graphed_tokens(vllm_config: VllmConfig) -> int:
     """Tokens of a step with prompts that CUDA graphs hold at most: 0 without graphs, or with some for decodes alone."""
     compilation = vllm_config.compilation_config
     tokens = compilation.max_cudagraph_capture_size if compilation.cudagraph_mode.mixed_mode() else 0

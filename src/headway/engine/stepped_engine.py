@@ -12,6 +12,7 @@ from headway.core.record import Record
 from headway.engine.launching.launcher import answer_for_missing_distribution
 from headway.engine.launching.server_command import SCHEDULER, server_command
 from headway.engine.settings import EngineSettings
+from headway.engine.step_model import graphed_tokens
 from headway.errors import ConfigError, HeadwayError
 
 Hints = dict[str, object]
@@ -29,6 +30,7 @@ class EngineSizes:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    graphed_tokens: int
     prefix_caching: bool
     kv_bytes_per_token: int
     tensor_parallel: int
@@ -90,6 +92,7 @@ class SteppedEngine:
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            graphed_tokens=graphed_tokens(config),
             prefix_caching=bool(config.cache_config.enable_prefix_caching),
             kv_bytes_per_token=_kv_bytes_per_token(self.scheduler) * parallel.world_size,
             tensor_parallel=parallel.tensor_parallel_size,

@@ -59,8 +59,8 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
     Raises ConfigError for a size that is not accepted, for more seats than tokens a step, which vLLM refuses, or for a
     KV cache of less than one block. Reads a cost file.
     """
-    measured = is_cost_file(name)
-    tokens, seqs = _measured_defaults(sizes.tp * sizes.pp) if measured else _gpu_defaults(name)
+    measured = load_cost_file(written_path(name)) if is_cost_file(name) else None
+    tokens, seqs = _gpu_defaults(name) if measured is None else _measured_defaults(sizes.tp * sizes.pp)
     if sizes.max_num_batched_tokens is not None:
         tokens = sizes.max_num_batched_tokens
     if sizes.max_num_seqs is not None and sizes.max_num_seqs > tokens:
@@ -69,7 +69,11 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
             "no more seats than tokens a step"
         )
     asynchronous = sizes.asynchronous
-    block_size = _block_tokens(name) if sizes.block_size is None else sizes.block_size
+    block_size, captured = sizes.block_size, sizes.max_cudagraph_capture_size
+    if block_size is None:
+        block_size = GPU_BLOCK_TOKENS if measured is None else measured.block_size
+    if captured is None and measured is not None:
+        captured = measured.graphed_tokens
     num_blocks = sizes.num_blocks
     if num_blocks is None:
         num_blocks = calibration.kv_capacity_tokens // block_size
@@ -78,10 +82,10 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
         block_size=block_size,
         max_num_seqs=min(seqs, tokens) if sizes.max_num_seqs is None else sizes.max_num_seqs,
         max_num_batched_tokens=tokens,
-        max_cudagraph_capture_size=sizes.max_cudagraph_capture_size,
+        max_cudagraph_capture_size=captured,
         batch_width=sizes.batch_width,
         prefix_caching=sizes.prefix_caching,
-        asynchronous=sizes.pp == 1 and not measured if asynchronous is None else asynchronous,
+        asynchronous=sizes.pp == 1 and measured is None if asynchronous is None else asynchronous,
         pipeline_stages=sizes.pp,
         host_blocks=sizes.host_blocks or host_blocks(sizes.host_kv_gib, block_size, calibration),
     )
@@ -90,11 +94,6 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
 def host_blocks(gib: float, block_size: int, calibration: Calibration) -> int:
     """The whole blocks of KV that so much host memory holds."""
     return int(gib * _GIB) // (block_size * calibration.kv_bytes_per_token)
-
-
-def _block_tokens(name: str) -> int:
-    """Tokens a KV block of what was measured; else vLLM's own."""
-    return load_cost_file(written_path(name)).block_size if is_cost_file(name) else GPU_BLOCK_TOKENS
 
 
 def _gpu_defaults(name: str) -> tuple[int, int]:

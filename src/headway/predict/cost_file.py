@@ -35,7 +35,8 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What was measured, on what, when, and how well the fit holds.
 
     `model` is the name or directory that was served, `measured_on` the day as the caller writes it.
-    `to_host` and `to_device` carry one block or more at a time. Sizes are of one instance, all GPUs together.
+    `to_host` and `to_device` carry one block or more at a time. `graphed_tokens` of a step were held by CUDA graphs at
+    most, 0 if there were none. Sizes are of one instance, all GPUs together.
     """
 
     format: Literal["headway-cost"] = "headway-cost"
@@ -53,6 +54,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_bytes_per_token: _Count
     kv_capacity_tokens: _Count
     block_size: _Count
+    graphed_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     rows: tuple[MeasuredStep, ...] = ()
 
     def calibration(self) -> Calibration:

@@ -19,7 +19,7 @@ LAW = StepTimeLaw(
 )
 
 
-def write_costs(path: Path, *, jobs: int, tokens: int) -> Path:
+def write_costs(path: Path, *, jobs: int, tokens: int, graphed_tokens: int = 0) -> Path:
     """One that was measured with steps of up to so many jobs and tokens."""
     copies = TransferModel(start_s=0.0, bytes_per_s=1e9)
     step = MeasuredStep(
@@ -47,6 +47,7 @@ def write_costs(path: Path, *, jobs: int, tokens: int) -> Path:
             kv_bytes_per_token=4096,
             kv_capacity_tokens=64_000,
             block_size=32,
+            graphed_tokens=graphed_tokens,
             rows=(step,),
         ),
     )

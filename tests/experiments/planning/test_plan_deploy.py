@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from headway.cli.serve_layout import read_layout
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
 from headway.experiments.planning.configuration import Configuration
-from headway.experiments.planning.deploy import arguments, command
+from headway.experiments.planning.deploy import arguments, command, flags_here
 from headway.experiments.planning.deployed import as_started, records_of_engines
 from headway.experiments.planning.machine import Machine
+from tests.experiments.planning.costs import write_costs
 
 SINGLE = Configuration(gpus=2, policy="predicted", tp=2, instances=1, seats=64, tokens_a_step=4096)
 FULL = replace(SINGLE, host_gib=1.5, predictor="learned")
@@ -64,20 +64,42 @@ def test_one_instance_by_itself_needs_no_gateway() -> None:
     )
 
 
+H100 = Machine("h100", "Qwen/Qwen3-8B")
+
+
 @pytest.mark.parametrize(
     ("seats", "tokens", "flags"),
     [(64, 4096, ["512"]), (64, 256, ["256"]), (256, 4096, []), (64, 128, [])],
 )
-def test_few_seats_keep_their_cuda_graphs_where_there_are_some(
-    seats: int, tokens: int, flags: list[str]
-) -> None:
+def test_few_seats_keep_their_cuda_graphs(seats: int, tokens: int, flags: list[str]) -> None:
     given = replace(SINGLE, seats=seats, tokens_a_step=tokens)
-    words = arguments("demo", given, NO_TARGETS, has_graphs=True)
-    flag = "--max-cudagraph-capture-size"
-    assert [after for word, after in pairwise(words) if word == flag] == flags
-    assert flag not in arguments("demo", given, NO_TARGETS)
-    engine = Machine("h100", "Qwen/Qwen3-8B").limits(given)
-    assert engine.graphed_tokens == min(512, tokens)
+    assert list(flags_here(H100, given)) == ["--max-cudagraph-capture-size"][: len(flags)] + flags
+    assert H100.limits(given).graphed_tokens == min(512, tokens)
+
+
+@pytest.mark.parametrize(("graphed", "flags"), [(0, ()), (512, ("--max-cudagraph-capture-size", "512"))])
+def test_a_measured_machine_keeps_those_that_it_had(
+    tmp_path: Path, graphed: int, flags: tuple[str, ...]
+) -> None:
+    file = write_costs(tmp_path / "cost.json", jobs=64, tokens=4096, graphed_tokens=graphed)
+    assert flags_here(Machine(str(file), "demo"), replace(SINGLE, tp=1)) == flags
+
+
+@pytest.mark.parametrize(
+    ("machine", "tp", "shortens"),
+    [
+        # 140 GB of weights leave two H100 room for 42,572 tokens, of the 131,072 that the model reads.
+        (Machine("h100", "meta-llama/Llama-3.1-70B"), 2, True),
+        (Machine("h100", "meta-llama/Llama-3.1-70B"), 4, False),
+        (Machine("rtx-4090", "Qwen/Qwen3-8B"), 1, True),
+        (H100, 1, False),
+    ],
+)
+def test_where_memory_holds_less_than_the_model_reads_vllm_is_told_to_read_less(
+    machine: Machine, tp: int, shortens: bool
+) -> None:
+    flags = flags_here(machine, replace(SINGLE, tp=tp, seats=256))
+    assert flags == (("--max-model-len", "auto") if shortens else ())
 
 
 def test_a_port_and_records_are_put_before_vllms_own_flags(tmp_path: Path) -> None:

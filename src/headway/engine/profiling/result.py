@@ -79,6 +79,7 @@ def conclude(measured: Measurements, identity: Identity, seed: int = 0) -> Profi
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         kv_capacity_tokens=sizes.kv_capacity_tokens,
         block_size=sizes.block_size,
+        graphed_tokens=sizes.graphed_tokens,
         rows=tuple(measured_step(shape, seconds) for shape, seconds in rows),
     )
     unseen = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
-from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS, captured_tokens
 from headway.core.slo import Slo
 from headway.experiments.planning.configuration import Configuration
+from headway.experiments.planning.machine import Machine
 from headway.experiments.predictor_choice import NONE
 
 PROGRAM = "headway"
 
 
 def arguments(
-    model: str, configuration: Configuration, slo: Slo, *, has_graphs: bool = False
+    model: str, configuration: Configuration, slo: Slo, flags: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """The words of `headway serve` that serve a model so, on the GPUs of one machine.
 
-    With `has_graphs` few seats do not take CUDA graphs of 512 tokens away, as vLLM would by itself.
+    `flags` are vLLM's beside those of the configuration.
     Targets are for requests that name none; `serve` has no flag for a deadline, which requests name themselves.
     """
     words: list[str] = [PROGRAM, "serve", model, "--policy", configuration.policy]
@@ -37,11 +38,7 @@ def arguments(
         words += ["--host-kv-gib", f"{configuration.host_gib:g}"]
     if configuration.predictor != NONE:
         words += ["--predictor", configuration.predictor]
-    flags = vllm_flags(configuration)
-    graphed_tokens = min(MOST_GRAPHED_TOKENS, configuration.tokens_a_step)
-    if has_graphs and captured_tokens(configuration.seats, configuration.tokens_a_step) < graphed_tokens:
-        flags += ("--max-cudagraph-capture-size", f"{graphed_tokens}")
-    return (*words, "--", *flags)
+    return (*words, "--", *vllm_flags(configuration), *flags)
 
 
 def vllm_flags(configuration: Configuration) -> tuple[str, ...]:
@@ -52,6 +49,17 @@ def vllm_flags(configuration: Configuration) -> tuple[str, ...]:
     ]
     if configuration.tp > 1:
         flags += ["--tensor-parallel-size", f"{configuration.tp}"]
+    return tuple(flags)
+
+
+def flags_here(machine: Machine, configuration: Configuration) -> tuple[str, ...]:
+    """Those that vLLM needs on this machine: to start at all, and to be the engine that was simulated."""
+    flags: list[str] = []
+    if machine.costs(configuration.tp).kv_capacity_tokens < machine.context_tokens:
+        flags += ["--max-model-len", "auto"]  # vLLM starts only if the longest request it admits fits
+    limits = machine.limits(configuration)
+    if replace(limits, max_cudagraph_capture_size=None).graphed_tokens < limits.graphed_tokens:
+        flags += ["--max-cudagraph-capture-size", f"{limits.graphed_tokens}"]
     return tuple(flags)
 
 

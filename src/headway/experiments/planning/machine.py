@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS
 from headway.experiments.engine_sizes import Sizes, engine_limits, host_blocks
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.threshold import presets_of, rules_with
@@ -36,6 +35,11 @@ class Machine:
         """What the model costs on an instance of `tp` GPUs. Raises ConfigError where it does not fit, or is unknown."""
         return _costs(self.hardware, self.model, tp)
 
+    @property
+    def context_tokens(self) -> int:
+        """The longest request that the model takes; 0 if it does not say."""
+        return model_shape(self.model).context_tokens
+
     def fingerprint(self, tp: int) -> str:
         """Tells these costs from any others."""
         return _fingerprint(self.hardware, self.model, tp)
@@ -52,7 +56,7 @@ class Machine:
         return _default_limits(self.hardware, self.model, tp)
 
     def limits(self, configuration: Configuration) -> EngineLimits:
-        """Of one engine of a configuration, with CUDA graphs of 512 tokens however few seats it has.
+        """Of one engine of a configuration, with the CUDA graphs of vLLM's own seats however few it has.
 
         Raises ConfigError for one that is not possible.
         """
@@ -61,7 +65,7 @@ class Machine:
             default,
             max_num_seqs=configuration.seats,
             max_num_batched_tokens=configuration.tokens_a_step,
-            max_cudagraph_capture_size=MOST_GRAPHED_TOKENS,
+            max_cudagraph_capture_size=default.graphed_tokens,
             host_blocks=host_blocks(configuration.host_gib, default.block_size, self.costs(configuration.tp)),
         )
 

@@ -14,13 +14,12 @@ from rich.text import Text
 
 from headway.experiments.planning.ask import Prepared
 from headway.experiments.planning.configuration import Configuration, moving_parts
-from headway.experiments.planning.deploy import arguments, command
+from headway.experiments.planning.deploy import arguments, command, flags_here
 from headway.experiments.planning.intervals import Interval
 from headway.experiments.planning.objective import Gain, Objective, interval_of
 from headway.experiments.planning.pareto import figures, front
 from headway.experiments.planning.planner import Planned
 from headway.experiments.policy_choice import said_without_targets
-from headway.predict.hardware import is_cost_file
 from headway.predict.known_models import model_shape
 from headway.results import Summary
 from headway.results.tables import MISSING
@@ -37,8 +36,8 @@ def serve_arguments(planned: Planned) -> tuple[str, ...]:
     ask = planned.prepared.ask
     shape = model_shape(ask.model)
     model = shape.name if "/" in shape.name else ask.model
-    has_graphs = not is_cost_file(ask.hardware)
-    return arguments(model, planned.choice, ask.stream.slo, has_graphs=has_graphs)
+    flags = flags_here(planned.prepared.task.machine, planned.choice)
+    return arguments(model, planned.choice, ask.stream.slo, flags)
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------
