@@ -36,6 +36,31 @@ def test_of_those_as_good_the_quicker_is_chosen() -> None:
     assert choose(Objective.GOODPUT, finals, DEFAULT) == DEFAULT
 
 
+@pytest.mark.parametrize(("goodput", "chosen"), [(0.8951, DEFAULT), (0.8949, EDF)])
+def test_as_good_is_within_half_a_point(goodput: float, chosen: Configuration) -> None:
+    quicker = [summary(goodput=goodput, mean_jct_s=1.0)]
+    finals = {EDF: [summary(goodput=0.9, mean_jct_s=2.0)], DEFAULT: quicker}
+    assert choose(Objective.GOODPUT, finals, DEFAULT) == chosen
+
+
+@pytest.mark.parametrize(("jct_s", "chosen"), [(1.0099, EDF), (1.0101, SMALL)])
+def test_as_quick_is_within_a_per_cent(jct_s: float, chosen: Configuration) -> None:
+    finals = {
+        SMALL: [summary(goodput=0.9, mean_jct_s=1.0)],
+        EDF: [summary(goodput=0.9, mean_jct_s=jct_s)],
+    }
+    assert choose(Objective.GOODPUT, finals, DEFAULT) == chosen
+
+
+@pytest.mark.parametrize(("jct_s", "chosen"), [(1.0049, EDF), (1.0051, DEFAULT)])
+def test_without_targets_as_quick_is_within_half_a_per_cent(jct_s: float, chosen: Configuration) -> None:
+    finals = {
+        DEFAULT: [summary(mean_jct_s=1.0, p99_jct_s=9.0)],
+        EDF: [summary(mean_jct_s=jct_s, p99_jct_s=5.0)],
+    }
+    assert choose(Objective.JCT, finals, DEFAULT) == chosen
+
+
 def test_of_those_as_quick_the_simpler_is_chosen() -> None:
     # EDF differs in the policy alone, the other in its seats too; 1.005 s is within a per cent of 1 s.
     finals = {

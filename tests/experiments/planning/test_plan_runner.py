@@ -50,7 +50,7 @@ def result(**shown: Any) -> PlanResult:
         ({}, {"seats": 19}, False),
         ({"most_live": 2000}, {"seats": 512}, False),
         ({"most_live": 2000}, {"host_gib": 0.0}, True),
-        ({"evicted": True}, {"seats": 20}, True),
+        ({"evicted": True}, {"seats": 20}, False),
         ({"evicted": True}, {"host_gib": 0.0}, False),
         ({"evicted": True}, {"seats": 20, "host_gib": 1.0}, False),
     ],
