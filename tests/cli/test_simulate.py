@@ -209,6 +209,10 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
         ({"jobs": 0}, "--jobs is 0; accepted: 1 or more"),
         ({"instances": 0}, "instances is 0; accepted: 1 or more"),
         ({"router": "dice"}, "unknown router 'dice'; accepted: "),
+        (
+            {"pool_router": "least-work"},
+            "--pool-router is 'least-work' without pools; accepted: with --pools",
+        ),
         ({"pools": "two"}, "pools are 'two'; accepted: POOL=COUNT,..."),
         ({"pools": "lp=1", "instances": 2}, "instances and pools are given; accepted: one of the two"),
         (

@@ -222,6 +222,7 @@ def test_pools_give_the_same_bytes_on_any_number_of_processes_and_count_each_req
             {**UNSERVED, "pools": {"lp": 1, "mp": 1}},
             "policy 'ascendra' has none for pool 'mp'; accepted: lp, hp",
         ),
+        ({"pool_router": "ascendra"}, "pool_router is 'ascendra' without pools; accepted: with --pools"),
         ({**UNSERVED, "pools": {"lp": 1}, "pool_router": "dice"}, "unknown router 'dice'; accepted: "),
         ({**UNSERVED, "pools": {"lp": 1}, "parts": Parts(order="nope")}, "unknown order 'nope'; accepted: "),
     ],

@@ -41,6 +41,8 @@ pareto.svg. All figures are simulated, but for those of --verify, which deploys 
 
 DATA_FILE = "plan.json"
 QUESTION_FILE = "plan-question.json"
+VERIFY_SECONDS = 60.0
+"""For which requests are sent, where nothing is said."""
 
 _load = options_under("What is served")
 _search = options_under("The search")
@@ -94,7 +96,9 @@ def plan(
     verify: Annotated[
         bool, _check(None, "Deploy the choice on this machine, replay, and compare.", "--verify")
     ] = False,
-    verify_seconds: Annotated[float, _check("S", "Seconds for which requests are sent.")] = 60.0,
+    verify_seconds: Annotated[
+        float | None, _check("S", "Seconds for which requests are sent (default: 60).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object on stdout.")] = False,
 ) -> None:
     """Find what serves a trace best on so many GPUs: policy, pools, TP, seats, token budget, host memory."""
@@ -104,8 +108,7 @@ def plan(
     from headway.experiments.planning.planner import Effort
     from headway.experiments.stream import Stream
 
-    if not 0 < verify_seconds < float("inf"):
-        raise ConfigError(f"--verify-seconds is {verify_seconds}; accepted: more than 0")
+    seconds = _seconds_to_verify(verify_seconds, verify=verify)
     effort = Effort(budget=budget, minutes=minutes, jobs=os.cpu_count() or 1 if jobs is None else jobs)
     prepared = prepare(
         Ask(
@@ -130,8 +133,18 @@ def plan(
         _show(planned)
         if out is not None:
             _write(planned, out)
-        verified = _verify(planned, root, verify_seconds, out) if verify else None
+        verified = _verify(planned, root, seconds, out) if verify else None
         _answer(planned, verified, as_json)
+
+
+def _seconds_to_verify(asked: float | None, *, verify: bool) -> float:
+    """How long requests are sent for a check. Raises ConfigError for no time at all, or where there is no check."""
+    seconds = VERIFY_SECONDS if asked is None else asked
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"--verify-seconds is {seconds}; accepted: more than 0")
+    if asked is not None and not verify:
+        raise ConfigError(f"--verify-seconds is {seconds} without --verify; accepted: with --verify")
+    return seconds
 
 
 def _check_verifiable(prepared: Prepared) -> None:

@@ -98,7 +98,9 @@ def simulate(
         _engine("lp=N,hp=M", "Engines of each pool, for policies such as ascendra; as many for the others."),
     ] = None,
     router: Annotated[str, _engine("NAME", "How they share requests.")] = "round-robin",
-    pool_router: Annotated[str, _engine("NAME", "The same, where there are pools.")] = "ascendra",
+    pool_router: Annotated[
+        str | None, _engine("NAME", "The same, where there are pools (default: ascendra).")
+    ] = None,
     tp: Annotated[int, _engine("N", "GPUs of an engine, tensor-parallel.")] = 1,
     pp: Annotated[int, _engine("N", "Pipeline stages of an engine.")] = 1,
     max_num_seqs: Annotated[int | None, _engine("N", "Seats (default: vLLM's).")] = None,

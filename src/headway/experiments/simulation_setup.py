@@ -43,7 +43,7 @@ class Wish:
     instances: int | None = None
     pools: PoolSizes | None = None
     router: str = "round-robin"
-    pool_router: str = POOL_ROUTER
+    pool_router: str | None = None
     parts: Parts = OWN_PARTS
     max_output_tokens: int | None = None
     predictor: str | None = None
@@ -91,7 +91,7 @@ class Setup:
         """Of the manifest; nothing without pools, so that older folders go on."""
         if self.wish.pools is None:
             return {}
-        return {"pools": dict(self.wish.pools), "pool_router": self.wish.pool_router}
+        return {"pools": dict(self.wish.pools), "pool_router": self.scenario.pool_router}
 
     def meta(self, command: str) -> RunMeta:
         """What the run folders say of themselves."""
@@ -147,7 +147,8 @@ def set_up(wish: Wish) -> Setup:
     instances = _instances(wish)
     check_policies(wish.grid.policies, wish.parts, wish.pools)
     build_router(wish.router)
-    build_router(wish.pool_router)
+    pool_router = _pool_router(wish)
+    build_router(pool_router)
     model = model_shape(wish.model)
     costs = calibration(wish.hardware, model, wish.sizes.tp, wish.sizes.pp)
     system = System(
@@ -170,9 +171,16 @@ def set_up(wish: Wish) -> Setup:
         parts=wish.parts,
         predictor=predictor,
         pools=wish.pools,
-        pool_router=wish.pool_router,
+        pool_router=pool_router,
     )
     return Setup(wish, scenario, facts, model.context_tokens)
+
+
+def _pool_router(wish: Wish) -> str:
+    """How pools share requests. Raises ConfigError where one is named and there are none."""
+    if wish.pool_router is not None and wish.pools is None:
+        raise ConfigError(f"pool_router is {wish.pool_router!r} without pools; accepted: with --pools")
+    return POOL_ROUTER if wish.pool_router is None else wish.pool_router
 
 
 def _instances(wish: Wish) -> int:
