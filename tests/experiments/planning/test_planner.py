@@ -136,6 +136,11 @@ DEPLOYABLE = r"accepted: none, learned, hash, minilm, st:DIR\|HUB \(each perhaps
     ("wishes", "complaint"),
     [
         ({"gpus": 0}, "gpus is 0; accepted: 1 or more"),
+        ({"gpus": 513}, "gpus is 513; accepted: 1 to 512, for a load in proportion"),
+        (
+            {"gpus": 65, "fewest": True, "slo": TARGETS},
+            "gpus is 65 with fewest; accepted: 1 to 64, for a load in proportion",
+        ),
         ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),
         ({"load": 0.0}, "load is 0.0; accepted: a number above 0"),
         ({"load": 1.0, "rate_scale": 1.0}, "rate_scale and load are given; accepted: one of the two"),
