@@ -18,6 +18,7 @@ from tests.experiments.planning.costs import write_costs
 from tests.experiments.planning.plans import TRACE
 
 LONG = "gen:poisson:rate=1/input=constant:tokens=4000/output=constant:tokens=9/count=3"
+FULL_DISK = Path("/dev/full")
 FLAGS = {
     "hardware": "h100",
     "model": "Qwen/Qwen3-8B",
@@ -105,6 +106,40 @@ def test_another_question_leaves_a_plan_alone(
     assert last.endswith("; give another folder")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert plan(budget=2, seeds=1, out=out).code == 0
+
+
+@pytest.mark.parametrize("name", ["plan.json", "pareto.svg"])
+def test_a_folder_in_place_of_a_file_is_refused_before_anything_is_searched(
+    plan: Headway, tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "plan"
+    assert plan(budget=1, seeds=1, out=out).code == 0
+    (out / name).unlink()
+    (out / name).mkdir()
+    before = (out / FILE).read_bytes()
+    code, printed, err = plan(budget=3, seeds=1, out=out)
+    assert (code, printed) == (2, "")
+    said = f"error: --out {out / name} cannot be written (Is a directory); accepted: a file in a folder of yours\n"
+    assert err.endswith(said)
+    assert (out / FILE).read_bytes() == before
+
+
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("name", ["plan.json", "pareto.svg"])
+def test_no_room_for_the_plan_loses_no_runs(plan: Headway, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "plan"
+    assert plan(budget=1, seeds=1, out=out).code == 0
+    (out / name).unlink()
+    (out / name).symlink_to(FULL_DISK)
+    code, printed, err = plan(budget=3, seeds=1, out=out)
+    assert (code, printed) == (2, "")
+    assert err.splitlines()[-1] == (
+        f"error: {out / name} cannot be written (No space left on device), but every run is kept beside it; the same "
+        "command goes on and simulates none of them again"
+    )
+    (out / name).unlink()
+    code, printed, _ = plan("--json", budget=3, seeds=1, out=out)
+    assert (code, json.loads(printed)["runs"]["simulated"]) == (0, 0)
 
 
 def test_the_fewest_gpus_are_said(plan: Headway) -> None:

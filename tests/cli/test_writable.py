@@ -41,14 +41,16 @@ def test_a_link_into_nowhere_is_refused(tmp_path: Path) -> None:
         check_file("--out", link)
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_folder_is_no_file(tmp_path: Path, check: Callable[[str, Path], None]) -> None:
     with pytest.raises(ConfigError, match="Is a directory"):
-        check_file("--out", tmp_path)
+        check("--out", tmp_path)
 
 
-def test_nobody_need_read_a_pipe_yet(tmp_path: Path) -> None:
+@pytest.mark.parametrize("check", CHECKS)
+def test_nobody_need_read_a_pipe_yet(tmp_path: Path, check: Callable[[str, Path], None]) -> None:
     os.mkfifo(tmp_path / "pipe")
-    check_file("--out", tmp_path / "pipe")
+    check("--out", tmp_path / "pipe")
 
 
 def test_an_engine_that_writes_nothing_is_asked_for_nothing() -> None:

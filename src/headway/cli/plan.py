@@ -165,6 +165,8 @@ def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Plan
     from headway.experiments.planning.runs import KeptPlanRuns
 
     open_folder(root / QUESTION_FILE, prepared.manifest(), "plan")
+    if kept:
+        _check_writable(root)
     runs = KeptPlanRuns.read(root)
     try:
         with stdout_for_data(), progress() as tell:
@@ -175,6 +177,15 @@ def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Plan
             there = f"{len(runs.done):,} runs are kept in {root}; the same command goes on"
         typer.echo(f"interrupted: {there}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _check_writable(out: Path) -> None:
+    """Raise ConfigError if what the search comes to could not be written: before it, since it takes minutes."""
+    from headway.cli.writable import check_replaceable
+    from headway.experiments.planning.pareto import FILE
+
+    for name in (DATA_FILE, FILE):
+        check_replaceable("--out", out / name)
 
 
 def _verify(planned: Planned, root: Path, seconds: float, out: Path | None) -> Verified:
@@ -200,17 +211,27 @@ def _verify(planned: Planned, root: Path, seconds: float, out: Path | None) -> V
 def _write(planned: Planned, out: Path) -> None:
     """Keep the plan before it is checked: a check may fail."""
     from headway.experiments.planning.pareto import FILE, pareto_svg
-    from headway.whole_file import write_whole
 
     _write_data(planned, None, out)
-    write_whole(out / FILE, pareto_svg(planned).encode())
+    _write_file(out / FILE, pareto_svg(planned).encode())
     typer.echo(f"wrote {out / DATA_FILE} and {out / FILE}", err=True)
 
 
 def _write_data(planned: Planned, verified: Verified | None, out: Path) -> None:
+    _write_file(out / DATA_FILE, _json(planned, verified).encode() + b"\n")
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    """Raises ConfigError, which says what is not lost, if there is no room by now."""
     from headway.whole_file import write_whole
 
-    write_whole(out / DATA_FILE, _json(planned, verified).encode() + b"\n")
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}), but every run is kept beside it; the same command goes on "
+            "and simulates none of them again"
+        ) from None
 
 
 def _answer(planned: Planned, verified: Verified | None, as_json: bool) -> None:

@@ -30,8 +30,7 @@ def check_file(flag: str, path: Path) -> None:
     Folders on the way are made. Devices and pipes are not opened: that may wait for a reader.
     """
     with _refused(flag, path):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _check_is_no_folder(path)
         if path.is_file():
             path.open("ab").close()
         elif not path.exists():
@@ -39,9 +38,14 @@ def check_file(flag: str, path: Path) -> None:
 
 
 def check_replaceable(flag: str, path: Path) -> None:
-    """Raise ConfigError if the file that `flag` names cannot be replaced by a new one; it stays as it is, or away."""
+    """Raise ConfigError if the file that `flag` names cannot be replaced by a new one; it stays as it is, or away.
+
+    Devices and pipes are not replaced but written to, and are not tried.
+    """
     with _refused(flag, path):
-        _check_folder(path)
+        _check_is_no_folder(path)
+        if path.is_file() or not path.exists():
+            _check_folder(path)
 
 
 @contextmanager
@@ -52,6 +56,11 @@ def _refused(flag: str, path: Path) -> Iterator[None]:
         raise ConfigError(
             f"{flag} {path} cannot be written ({error.strerror}); accepted: a file in a folder of yours"
         ) from None
+
+
+def _check_is_no_folder(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 def _check_folder(path: Path) -> None:
