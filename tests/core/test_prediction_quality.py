@@ -110,7 +110,7 @@ def test_only_the_last_of_them_count(pairs: list[tuple[int, int]]) -> None:
         {"min_answers": 1},
         {"min_answers": 300},
         {"least_tau": -0.1},
-        {"least_coverage": 0.95},
+        {"least_coverage": 1.05},
         {"margin": -0.2},
     ],
 )

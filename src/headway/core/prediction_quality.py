@@ -20,7 +20,7 @@ class TrustRule:
     `least_coverage` (the interval aims at 0.8), and comes back when both are `margin` above: twice the sampling
     deviation of tau, and three times that of the share, over 200 answers, so that chance does not flip it.
     Before `min_answers` the answer is `trusted_at_first`: False, since an order that needs no lengths is safe
-    while nothing is known, and a wrong one is not.
+    while nothing is known, and a wrong one is not. With a least of 1 it stays so: nothing is a margin above it.
     """
 
     window: int = 200
@@ -35,12 +35,10 @@ class TrustRule:
             raise ConfigError(
                 f"min_answers is {self.min_answers}; accepted: 2 to the window, which is {self.window}"
             )
-        for name in ("least_tau", "least_coverage"):
+        for name in ("least_tau", "least_coverage", "margin"):
             least = getattr(self, name)
-            if not (least >= 0 and self.margin >= 0 and least + self.margin <= 1):
-                raise ConfigError(
-                    f"{name} {least} and margin {self.margin}: accepted: neither below 0, together at most 1"
-                )
+            if not 0 <= least <= 1:
+                raise ConfigError(f"{name} is {least}; accepted: 0 to 1")
 
 
 _DEFAULT = TrustRule()

@@ -279,7 +279,7 @@ _ROWS = (
         order="on-time:overdue_share=1",
     ),
     _ablation("no-targets", "blind to targets", order="least-work", batching="top-jobs", leaving=()),
-    _ablation("no-lengths", "predicted lengths are not used", order="on-time:least_tau=0.9"),
+    _ablation("no-lengths", "predicted lengths are not used", order="on-time:least_tau=1"),
     _ablation("no-swap", "KV is dropped, never swapped, and by nobody ahead of need", eviction="recompute"),
     Preset(
         name="ascendra-lp",
