@@ -15,7 +15,7 @@ import pytest
 from headway.experiments.planning.runs import FILE
 from tests.cli.conftest import Headway, Refused, words
 from tests.experiments.planning.costs import write_costs
-from tests.experiments.planning.plans import TRACE
+from tests.experiments.planning.plans import TRACE, two_classes
 
 LONG = "gen:poisson:rate=1/input=constant:tokens=4000/output=constant:tokens=9/count=3"
 FULL_DISK = Path("/dev/full")
@@ -51,6 +51,8 @@ def test_json_is_one_object_and_all_else_is_on_stderr(plan: Headway) -> None:
         found
     )
     assert found["objective"] == "goodput"
+    assert found["targets"] == {"ttft_s": 0.1, "tbt_s": 0.02, "deadline_s": None}
+    assert found["target_ranges"] == {"ttft_s": [0.1, 0.1], "tbt_s": [0.02, 0.02], "deadline_s": None}
     assert found["verify"] is None
     assert found["choice"]["policy"] in ("vllm", "edf")
     assert shlex.split(found["command"])[:3] == ["headway", "serve", "Qwen/Qwen3-8B"]
@@ -58,6 +60,16 @@ def test_json_is_one_object_and_all_else_is_on_stderr(plan: Headway) -> None:
     assert "planning, simulated: Qwen/Qwen3-8B on 1 x h100 (H100 SXM 80 GB" in err
     assert "configurations possible" in err
     assert "choice" in err
+
+
+def test_requests_with_targets_of_their_own_are_told_apart(plan: Headway, tmp_path: Path) -> None:
+    trace = two_classes(tmp_path, "0.2,0.05", "0.5,0.05")
+    code, out, err = plan("--json", trace=trace, budget=1, seeds=1)
+    found = json.loads(out)
+    assert (code, found["objective"]) == (0, "goodput")
+    assert found["targets"] == {"ttft_s": None, "tbt_s": 0.05, "deadline_s": None}
+    assert found["target_ranges"] == {"ttft_s": [0.2, 0.5], "tbt_s": [0.05, 0.05], "deadline_s": None}
+    assert "their own targets: first token within 0.2 to 0.5 s, between tokens within 0.05 s\n" in err
 
 
 def test_without_json_stdout_is_the_command_that_deploys(plan: Headway) -> None:

@@ -154,7 +154,7 @@ def _check_verifiable(prepared: Prepared) -> None:
 
 
 def _introduce(prepared: Prepared) -> None:
-    from headway.experiments.planning.report import introduction
+    from headway.experiments.planning.introduction import introduction
 
     typer.echo(introduction(prepared), err=True)
 
@@ -254,7 +254,8 @@ def _json(planned: Planned, verified: Verified | None) -> str:
     from headway.experiments.planning.report import plan_data
 
     checked = None if verified is None else verified.to_dict()
-    return json.dumps(plan_data(planned) | {"verify": checked}, indent=2)
+    ranges = planned.prepared.asked.ranges()
+    return json.dumps(plan_data(planned) | {"target_ranges": ranges, "verify": checked}, indent=2)
 
 
 def _show(planned: Planned) -> None:

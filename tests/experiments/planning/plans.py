@@ -15,6 +15,14 @@ TRACE = "gen:poisson:rate=40/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,
 TARGETS = Slo(ttft_s=0.02, tbt_s=0.008)
 
 
+def two_classes(folder: Path, first: str = ",0.05", others: str = "0.5,") -> str:
+    """A trace whose first request has other targets (for the first token, and between tokens) than all behind it."""
+    rows = "".join(f"{0.5 * number},200,20,{others if number else first}\n" for number in range(60))
+    trace = folder / "two-classes.csv"
+    trace.write_text(f"arrival_s,input_tokens,output_tokens,ttft_s,tbt_s\n{rows}")
+    return str(trace)
+
+
 def ask(*, trace: str = TRACE, slo: Slo = NO_TARGETS, **asked: Any) -> Ask:
     """A plan with these wishes in place of usual ones."""
     wishes: dict[str, Any] = {

@@ -10,7 +10,7 @@ from rich.console import Console
 from headway.experiments.planning.objective import Objective
 from headway.experiments.planning.pareto import front, pareto_svg
 from headway.experiments.planning.planner import Planned
-from headway.experiments.planning.report import introduction, plan_data, plan_table
+from headway.experiments.planning.report import plan_data, plan_table
 from tests.experiments.planning.plans import TARGETS, planned, prepared
 
 KEYS = {
@@ -68,32 +68,6 @@ def test_the_table_has_the_choice_the_default_and_what_was_left_out(plan: Planne
     assert f"tried 6 of {plan.prepared.space.size:,}" in text
 
 
-def test_the_introduction_says_what_is_not_possible_and_why(plan: Planned) -> None:
-    text = introduction(plan.prepared)
-    assert "planning, simulated: Qwen/Qwen3-8B on 2 x h100 (H100 SXM 80 GB: fitted to" in text
-    assert (
-        "the best has the most requests with first token within 0.02 s, between tokens within 0.008 s" in text
-    )
-    for why, count in plan.prepared.space.impossible.items():
-        assert f"  {count:,}: {why}" in text
-    assert "no request has a target" not in text
-    assert "overlap" not in text  # a generated workload is drawn anew for each sample
-
-
-def test_the_introduction_says_who_goes_by_targets_that_are_not_there() -> None:
-    text = introduction(prepared(policies=("vllm", "edf")))
-    assert "no request has a target (--slo-ttft, --slo-tbt), so first come is first served: edf" in text
-
-
-@pytest.mark.parametrize(("requests", "warned"), [(1000, True), (5000, False)])
-def test_a_trace_too_short_for_its_windows_is_warned_of(tmp_path: Path, requests: int, warned: bool) -> None:
-    trace = tmp_path / "trace.csv"
-    rows = "".join(f"{0.1 * number:.1f},100,20\n" for number in range(requests))
-    trace.write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
-    said = "s are taken of it: they overlap" in introduction(prepared(trace=str(trace), seeds=2))
-    assert said == warned
-
-
 def test_the_front_is_where_more_gpus_buy_more() -> None:
     assert front({1: 0.5, 2: 0.5, 4: 0.9, 8: 0.8}, Objective.GOODPUT) == [1, 4]
     assert front({4: 2.0, 1: 9.0, 2: 3.0}, Objective.JCT) == [1, 2, 4]
@@ -110,7 +84,6 @@ def test_without_targets_the_table_is_about_time(tmp_path: Path) -> None:
     found = planned(tmp_path, prepared(), budget=3)
     assert plan_data(found)["objective"] == "mean_jct_s"
     assert plan_data(found)["choice"]["goodput"] is None
-    assert "the least mean job completion time" in introduction(found.prepared)
     assert "gain in mean JCT" in shown(plan_table(found)) or "nothing tried is better" in shown(
         plan_table(found)
     )

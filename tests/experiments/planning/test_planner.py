@@ -13,8 +13,9 @@ from headway.experiments.planning.halving import sampled_s
 from headway.experiments.planning.objective import Objective
 from headway.experiments.planning.planner import Effort, affordable, make_plan
 from headway.experiments.planning.runs import KeptPlanRuns
+from headway.experiments.planning.targets import Targets
 from headway.predict.known_models import model_shape
-from tests.experiments.planning.plans import TARGETS, ask, planned, prepared
+from tests.experiments.planning.plans import TARGETS, ask, planned, prepared, two_classes
 
 FOUND = prepared()
 LOADED = prepared(slo=TARGETS, rate_scale=4.0, gpus=2)
@@ -115,11 +116,26 @@ def test_what_no_instance_holds_is_left_out_and_counted() -> None:
 
 
 def test_usual_policies_are_those_there_is_something_for_to_do() -> None:
-    assert usual_policies(Slo(ttft_s=1.0), 2)[-1] == "ascendra"
-    assert "ascendra" not in usual_policies(Slo(ttft_s=1.0), 1)
-    assert "ascendra" not in usual_policies(Slo(tbt_s=1.0), 2)
-    assert "edf" not in usual_policies(Slo(), 2)
-    assert usual_policies(Slo(), 1)[0] == "vllm"
+    first_token, between_tokens = Targets(shortest=Slo(ttft_s=1.0)), Targets(shortest=Slo(tbt_s=1.0))
+    assert usual_policies(first_token, 2)[-1] == "ascendra"
+    assert "ascendra" not in usual_policies(first_token, 1)
+    assert "ascendra" not in usual_policies(between_tokens, 2)
+    assert "edf" not in usual_policies(Targets(), 2)
+    assert usual_policies(Targets(), 1)[0] == "vllm"
+
+
+@pytest.mark.parametrize(("first", "others"), [(",0.05", "0.5,"), ("0.5,", ",0.05"), (",", "0.5,0.05")])
+def test_whoever_has_a_target_counts_wherever_in_the_trace(tmp_path: Path, first: str, others: str) -> None:
+    found = prepared(trace=two_classes(tmp_path, first, others), gpus=2, policies=None)
+    assert found.policies[-2:] == ("edf", "ascendra")
+    assert found.asked.shortest == Slo(ttft_s=0.5, tbt_s=0.05)
+    thresholds = {
+        each.threshold
+        for grid in found.space.grids
+        if grid.policy == "ascendra"
+        for each in grid.possible.values()
+    }
+    assert len(thresholds) > 1
 
 
 def test_numbers_of_gpus() -> None:

@@ -15,6 +15,7 @@ from headway.experiments.planning.objective import Objective
 from headway.experiments.planning.runs import Task, capacity_rps, fitting, read_once
 from headway.experiments.planning.samples import final_window_s
 from headway.experiments.planning.space import Space, build_space
+from headway.experiments.planning.targets import Targets
 from headway.experiments.policy_choice import OWN_PARTS, uses_predictions
 from headway.experiments.predictor_choice import DEFAULT, check_predictor, check_predictor_name
 from headway.experiments.stream import Stream, stream_facts
@@ -101,15 +102,14 @@ class Prepared:
     """What is searched, and what was found out on the way.
 
     `rate_rps` is the mean rate of requests as they are sent, `left_out` counts those that no layout could hold or the
-    model read, `default` is stock vLLM on all of the GPUs. `targets` are those of the requests (of the first that has
-    any).
+    model read, `default` is stock vLLM on all of the GPUs. `asked` are the targets of all requests.
     """
 
     ask: Ask
     task: Task
     space: Space
     objective: Objective
-    targets: Slo
+    asked: Targets
     policies: tuple[str, ...]
     rate_rps: float
     window_s: float
@@ -120,6 +120,11 @@ class Prepared:
     def default(self) -> Configuration:
         """Stock vLLM with the flags it takes by itself, on all of the GPUs."""
         return self.space.default[self.ask.gpus]
+
+    @property
+    def targets(self) -> Slo:
+        """What all requests that have targets ask for; without the kinds in which they differ."""
+        return self.asked.alike
 
     def manifest(self) -> dict[str, object]:
         """All that decides which answer is looked for, as plain data; how long for is no part of it."""
@@ -153,14 +158,14 @@ def prepare(ask: Ask) -> Prepared:
     requests = read_once(ask.stream, 0)
     task = _task(ask, requests)
     fit = task.requests()
-    targets = next((request.slo for request in fit if request.slo), ask.stream.slo)
-    if ask.fewest and not targets:
+    asked = Targets.of(fit)
+    if ask.fewest and not asked:
         raise ConfigError(
             "fewest is asked for without targets; accepted: with --slo-ttft, --slo-tbt or --slo-deadline"
         )
-    policies = ask.policies or usual_policies(targets, ask.gpus)
+    policies = ask.policies or usual_policies(asked, ask.gpus)
     _check_predictor(ask.predictor, policies)
-    space = _space(ask, task, targets, policies)
+    space = _space(ask, task, asked, policies)
     if ask.load is not None:
         capacity = capacity_rps(task, space.default[ask.gpus], fit)
         task = replace(task, rate_scale=ask.load * capacity / _rate_rps(fit))
@@ -169,8 +174,8 @@ def prepare(ask: Ask) -> Prepared:
         ask=ask,
         task=task,
         space=space,
-        objective=Objective.GOODPUT if targets else Objective.JCT,
-        targets=targets,
+        objective=Objective.GOODPUT if asked else Objective.JCT,
+        asked=asked,
         policies=policies,
         rate_rps=_rate_rps(sent),
         window_s=final_window_s(sent),
@@ -215,14 +220,14 @@ def _task(ask: Ask, requests: Sequence[TraceRequest]) -> Task:
     )
 
 
-def _space(ask: Ask, task: Task, targets: Slo, policies: tuple[str, ...]) -> Space:
+def _space(ask: Ask, task: Task, asked: Targets, policies: tuple[str, ...]) -> Space:
     """The space of a plan. Raises ConfigError, with the reasons, if nothing can be deployed on all of the GPUs."""
     space = build_space(
         task.machine,
         Wanted(
             gpus=ask.counts(),
             policies=policies,
-            slo=targets,
+            slo=asked.shortest,
             predictor=ask.predictor,
             longest_tokens=task.longest_tokens,
         ),
@@ -233,11 +238,11 @@ def _space(ask: Ask, task: Task, targets: Slo, policies: tuple[str, ...]) -> Spa
     return space
 
 
-def usual_policies(targets: Slo, gpus: int) -> tuple[str, ...]:
-    """What is tried where no policies are named."""
+def usual_policies(asked: Targets, gpus: int) -> tuple[str, ...]:
+    """What is tried where no policies are named: what goes by a kind of target if anybody has one of that kind."""
     known = known_presets()
-    names = [*USUAL, *(WITH_TARGETS if targets else ())]
-    pools = WITH_POOLS if targets.ttft_s is not None and gpus > 1 else ()
+    names = [*USUAL, *(WITH_TARGETS if asked else ())]
+    pools = WITH_POOLS if asked.shortest.ttft_s is not None and gpus > 1 else ()
     return tuple(name for name in names if name in known) + tuple(name for name in pools if name in POOLED)
 
 

@@ -41,7 +41,7 @@ class Layout:
 class Wanted:
     """What is to be deployed: policies on each of so many GPUs, for requests of up to `longest_tokens`.
 
-    `slo` are the targets that requests have at most, `predictor` predicts for policies that go by it.
+    `slo` has each kind of target that some request has, `predictor` predicts for policies that go by it.
     """
 
     gpus: tuple[int, ...]
