@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 
-from bench.regret_code import code_digest
 from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
 from headway.experiments.policy_choice import OWN_PARTS, Parts, policy_factory, uses_predictions
+from headway.experiments.policy_source import code_digest
 from headway.experiments.predictor_choice import DEFAULT, NONE
 from headway.policies.presets import POOLED, Preset, find_preset, known_presets
 from headway.sim.killed_steps import KILLING_ROWS

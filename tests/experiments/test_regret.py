@@ -7,7 +7,6 @@ import csv
 import gzip
 import json
 from dataclasses import replace
-from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from bench.regret import (
     regret,
 )
 from bench.regret_cells import LOADS, Cell, Plan, all_cells, select, that_fit
-from bench.regret_code import code_digest
 from bench.regret_contenders import ablations, clairvoyants, contender, left_out, rivals
 from bench.regret_machines import MACHINES
 from bench.regret_race import near_the_best, still_racing
@@ -47,7 +45,7 @@ from bench.regret_workloads import DATA, DRAWN, Served, beginning, known_workloa
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError
-from headway.policies.presets import build_policy, find_preset, known_presets
+from headway.policies.presets import known_presets
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
 from tests.sim.worlds import Linear, calibration, limits, request
@@ -243,19 +241,6 @@ def test_predictions_are_the_products_own_and_exact_for_clairvoyants_alone() -> 
     assert [each.name for each in known][-1] == "predicted (exact lengths)"
     assert all(each.oracle for each in known)
     assert "vllm (exact lengths)" not in [each.name for each in clairvoyants("vllm")]
-
-
-def test_a_run_is_of_the_code_of_its_parts() -> None:
-    edf, sjf = (build_policy(find_preset(name)) for name in ("edf", "sjf"))
-    assert code_digest([edf.order]) == code_digest([build_policy(find_preset("edf")).order])
-    assert len({code_digest([part]) for part in (edf.order, sjf.order, edf.batching)}) == 3
-    assert code_digest([edf.batching]) == code_digest([sjf.batching])
-    # `edf` is a due order, whose code it shares with `slack`: both files count.
-    used = sha256(b"".join(Path(__file__).parents[2].joinpath(each).read_bytes() for each in EDF_FILES))
-    assert code_digest([edf.order]) == used.hexdigest()
-
-
-EDF_FILES = [f"src/headway/policies/order/{name}.py" for name in ("due", "edf", "keyed", "sorted_index")]
 
 
 def mixed(*, slo: Slo, priority: int) -> list[TraceRequest]:

@@ -10,7 +10,7 @@ from typing import Any
 from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
 from headway.policies.policy import Policy
-from headway.policies.presets import POOLED, build_policy, find_preset, known_presets
+from headway.policies.presets import POOLED, Preset, build_policy, find_preset, known_presets
 from headway.routing.pools import PoolSizes
 from headway.sim.killed_steps import KILLING_ROWS, build_killing
 from headway.sim.oracle import ORACLES
@@ -118,10 +118,24 @@ def said_without_targets(names: Sequence[str], parts: Parts = OWN_PARTS) -> list
 
 def _made(name: str, parts: Parts) -> list[Policy]:
     """The policy, or that of each pool; none for an oracle."""
+    return [policy_factory(row, parts, ())(UnknownCost()) for row in rows_of(name, parts)]
+
+
+def rows_of(name: str, parts: Parts) -> dict[str, Preset]:
+    """The row of a policy, or of the policy of each pool, by its name, with `parts` in place; none for an oracle.
+
+    Raises ConfigError for an unknown name.
+    """
     if is_oracle(name):
-        return []
-    policies = POOLED[name].values() if is_pooled(name) else [name]
-    return [policy_factory(policy, parts, ())(UnknownCost()) for policy in policies]
+        return {}
+    names = POOLED[name].values() if is_pooled(name) else [name]
+    return {each: _row(each, parts) for each in names}
+
+
+def _row(name: str, parts: Parts) -> Preset:
+    if name in KILLING_ROWS:
+        return replace(KILLING_ROWS[name], **parts.given())
+    return find_preset(name, **parts.given())
 
 
 def policies_of(name: str, parts: Parts, requests: Sequence[TraceRequest]) -> Policies:
@@ -138,6 +152,4 @@ def policy_factory(name: str, parts: Parts, requests: Sequence[TraceRequest]) ->
     """
     if name in ORACLES:
         return ORACLES[name]({request.id: request.output_tokens for request in requests})
-    if name in KILLING_ROWS:
-        return partial(build_killing, replace(KILLING_ROWS[name], **parts.given()))
-    return partial(build_policy, find_preset(name, **parts.given()))
+    return partial(build_killing if name in KILLING_ROWS else build_policy, _row(name, parts))

@@ -19,6 +19,7 @@ from headway.experiments.policy_choice import (
     uses_host,
     uses_predictions,
 )
+from headway.experiments.policy_source import made_of
 from headway.experiments.predictor_choice import DEFAULT, NONE, check_predictor, predictor_label
 from headway.experiments.simulation import POOL_ROUTER, Scenario, fingerprint
 from headway.experiments.stream import Stream, StreamFacts, stream_facts
@@ -76,6 +77,7 @@ class Setup:
             "default_targets": asdict(wish.stream.slo),
             "requests": self.facts.digest,
             "policies": list(wish.grid.policies),
+            **self._policies(),
             "loads": list(wish.grid.loads),
             "seeds": wish.grid.num_seeds,
             "parts": asdict(wish.parts),
@@ -86,6 +88,11 @@ class Setup:
             "engine": asdict(system.limits),
             "max_output_tokens": self.scenario.max_output_tokens,
         }
+
+    def _policies(self) -> dict[str, object]:
+        """Of the manifest: what each row is made of, so that a policy that was changed is another simulation."""
+        made = [made_of(policy, self.wish.parts) for policy in self.wish.grid.policies]
+        return {f"policy {row}": each for rows in made for row, each in rows.items()}
 
     def _pools(self) -> dict[str, object]:
         """Of the manifest; nothing without pools, so that older folders go on."""

@@ -18,7 +18,8 @@ from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.foretold import Foretold, Noted
 from headway.experiments.planning.machine import Machine, planned_policies
 from headway.experiments.planning.samples import Sample, counted_from_s, cut
-from headway.experiments.planning.space import default_configuration
+from headway.experiments.planning.space import DEFAULT_POLICY, default_configuration
+from headway.experiments.policy_source import made_of
 from headway.experiments.predictor_choice import NONE, length_source
 from headway.experiments.simulation import run_info
 from headway.experiments.stream import Stream
@@ -72,9 +73,21 @@ class PlanRun:
     foretold: bool = False
 
     def digest(self) -> str:
-        """Tells apart any two runs that may differ, in what is asked for, the costs, or the release."""
+        """Tells apart any two runs that may differ, in what is asked for, the costs, the policy, or the release."""
         costs = self.task.machine.fingerprint(self.configuration.tp)
-        return sha256(repr((release(), costs, self)).encode()).hexdigest()
+        policies = [_made_of(policy) for policy in self._policies()]
+        return sha256(repr((release(), costs, policies, self)).encode()).hexdigest()
+
+    def _policies(self) -> tuple[str, ...]:
+        """The policy that serves, and the one that serves while lengths are foretold."""
+        policy, predictor = self.configuration.policy, self.configuration.predictor
+        return (policy, DEFAULT_POLICY) if self.foretold and predictor != NONE else (policy,)
+
+
+@lru_cache(maxsize=64)
+def _made_of(policy: str) -> str:
+    """What decides what a policy does; to find out takes a look at the files of its parts."""
+    return repr(made_of(policy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
