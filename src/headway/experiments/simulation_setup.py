@@ -95,7 +95,7 @@ class Setup:
         return {f"policy {row}": each for rows in made for row, each in rows.items()}
 
     def _pools(self) -> dict[str, object]:
-        """Of the manifest; nothing without pools, so that older folders go on."""
+        """Of the manifest; nothing without pools."""
         if self.wish.pools is None:
             return {}
         return {"pools": dict(self.wish.pools), "pool_router": self.scenario.pool_router}
