@@ -254,8 +254,7 @@ def _json(planned: Planned, verified: Verified | None) -> str:
     from headway.experiments.planning.report import plan_data
 
     checked = None if verified is None else verified.to_dict()
-    ranges = planned.prepared.asked.ranges()
-    return json.dumps(plan_data(planned) | {"target_ranges": ranges, "verify": checked}, indent=2)
+    return json.dumps(plan_data(planned) | {"verify": checked}, indent=2)
 
 
 def _show(planned: Planned) -> None:

@@ -22,6 +22,7 @@ KEYS = {
         "left_out",
         "rate_rps",
         "targets",
+        "target_ranges",
         "choice",
         "default",
         "gain",

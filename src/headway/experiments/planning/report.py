@@ -12,14 +12,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headway.experiments.planning.ask import Prepared
 from headway.experiments.planning.configuration import Configuration, moving_parts
 from headway.experiments.planning.deploy import arguments, command, flags_here
 from headway.experiments.planning.intervals import Interval
 from headway.experiments.planning.objective import Gain, Objective, interval_of
 from headway.experiments.planning.pareto import figures, front
 from headway.experiments.planning.planner import Planned
-from headway.experiments.policy_choice import said_without_targets
 from headway.predict.known_models import model_shape
 from headway.results import Summary
 from headway.results.tables import MISSING
@@ -56,6 +54,7 @@ def plan_data(planned: Planned) -> dict[str, Any]:
         "left_out": prepared.left_out,
         "rate_rps": prepared.rate_rps,
         "targets": asdict(prepared.targets),
+        "target_ranges": prepared.asked.ranges(),
         "choice": _configuration_data(planned, planned.choice, planned.unseen[planned.choice]),
         "default": _configuration_data(planned, planned.default, planned.unseen[planned.default]),
         "gain": _gain_data(planned.gain),
@@ -119,47 +118,6 @@ def _fewest_data(planned: Planned) -> dict[str, Any] | None:
 
 
 # ---- for people ----------------------------------------------------------------------------------------
-
-
-def introduction(prepared: Prepared) -> str:
-    """What is about to be searched, and what cannot be."""
-    ask, space, targets = prepared.ask, prepared.space, prepared.targets
-    costs = prepared.task.machine.costs(prepared.default.tp)
-    known = "DERIVED, not measured: " if costs.derived else ""
-    named = {
-        "first token": targets.ttft_s,
-        "between tokens": targets.tbt_s,
-        "whole answer": targets.deadline_s,
-    }
-    wanted = ", ".join(f"{what} within {value:g} s" for what, value in named.items() if value is not None)
-    left_out = (
-        f", {prepared.left_out:,} too long for the model or any instance left out"
-        if prepared.left_out
-        else ""
-    )
-    impossible = sum(space.impossible.values())
-    lines = [
-        f"planning, simulated: {ask.model} on {ask.gpus} x {ask.hardware} ({known}{costs.provenance})",
-        f"{prepared.requests:,} requests at {prepared.rate_rps:.3g} a second{left_out}",
-        *_said_of_overlap(prepared),
-        *([] if targets else said_without_targets(prepared.policies)),
-        f"the best has {f'the most requests with {wanted}' if wanted else 'the least mean job completion time'}",
-        f"{', '.join(prepared.policies)}: {space.size:,} configurations possible, {impossible:,} not",
-    ]
-    ranked = sorted(space.impossible.items(), key=lambda reason: (-reason[1], reason[0]))
-    return "\n".join([*lines, *(f"  {count:,}: {why}" for why, count in ranked)])
-
-
-def _said_of_overlap(prepared: Prepared) -> list[str]:
-    """A warning where half of the windows do not fit a trace; a generated one is drawn anew for each."""
-    ask, window_s = prepared.ask, prepared.window_s
-    duration_s = prepared.requests / prepared.rate_rps
-    if ask.stream.is_drawn or duration_s >= ask.seeds * window_s:
-        return []
-    return [
-        f"the trace lasts {duration_s:.0f} s, and {2 * ask.seeds} windows of up to {window_s:.0f} s are taken of it: "
-        "they overlap, so samples that chose nothing hold requests that did, and ± is narrower than the truth"
-    ]
 
 
 def plan_table(planned: Planned) -> RenderableType:

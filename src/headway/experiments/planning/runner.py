@@ -115,8 +115,8 @@ def simulate_next(runs: Sequence[PlanRun], results: Sequence[PlanResult]) -> Pla
 def answers(configuration: Configuration, result: PlanResult, other: Configuration) -> bool:
     """Whether a result is also that of another configuration of its group, with as much host memory or less.
 
-    While no KV leaves a GPU host memory decides nothing, nor do seats if there is one for everybody who was there at once.
-    Once some does they may: `fastserve` keeps room for as many newcomers as there are seats.
+    While no KV leaves a GPU host memory decides nothing, nor do seats if everybody who was there at once had one. Once
+    some does they may: `fastserve` keeps room for as many newcomers as there are seats.
     """
     seated = result.most_live <= min(configuration.seats, other.seats)
     return not result.evicted and (seated or configuration.seats == other.seats)
