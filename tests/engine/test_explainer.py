@@ -237,6 +237,7 @@ def test_a_shadow_is_told_each_request_and_step_once() -> None:
     assert {row[0] for row in first["steps"]} == {0.5}
     assert first["host_s"] == 0.5
     assert first["engine"]["limits"]["num_blocks"] == 63
+    assert first["engine"]["limits"]["max_cudagraph_capture_size"] == 0, "a CPU replays no CUDA graphs"
     feed = Feed(60.0)
     feed.take(msgspec.json.decode(msgspec.json.encode(first)))
     assert [one.estimate for one in feed.ended] == [LengthEstimate.around(4.0), None]
@@ -244,10 +245,11 @@ def test_a_shadow_is_told_each_request_and_step_once() -> None:
     assert (again["ended"], again["steps"], again["next"]) == ([], [], first["next"])
 
 
-def test_a_shadow_is_told_which_policy_really_serves() -> None:
-    built = scheduler(policy="sjf", order="longest-prompt")
+@pytest.mark.parametrize("policy", ["sjf", "vllm"])  # the second is called as the one that takes over
+def test_a_shadow_is_told_which_policy_really_serves(policy: str) -> None:
+    built = scheduler(policy=policy, order="longest-prompt")
     engine = built.answer("window", "0-0")[0]["engine"]
-    assert (engine["policy"], engine["parts"]["order"]) == ("sjf", "longest-prompt")
+    assert (engine["policy"], engine["parts"]["order"]) == (policy, "longest-prompt")
     built.guard.fall_back("on purpose")
     engine = built.answer("window", "0-0")[0]["engine"]
     assert (engine["policy"], engine["parts"]) == ("vllm", {})

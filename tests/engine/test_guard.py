@@ -42,7 +42,8 @@ class Scene:
 
     @property
     def fell_back(self) -> bool:
-        return self.guard.policy.name == "vllm"
+        assert self.guard.fell_back == (self.guard.policy.name == "vllm")
+        return self.guard.fell_back
 
 
 def fails(*_: object, **__: object) -> Any:

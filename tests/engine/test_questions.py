@@ -101,6 +101,13 @@ def test_what_nobody_knows_is_not_found() -> None:
     assert (status, [told["engine"] for told in answer["requests"]]) == (200, [1])
     status, answer = get(Cores(scheduler(explain=0)), f"{SHADOW_PATH}/0-0")
     assert (status, answer["error"]["message"]) == (404, NOT_FOLLOWED)
+    # Python reads no number of so many digits.
+    for counts in ("abc", f"{'9' * 5000}-0", f"0-{'9' * 5000}"):
+        status, answer = get(Cores(scheduler()), f"{SHADOW_PATH}/{counts}")
+        assert (status, answer["error"]["message"]) == (
+            404,
+            f"{counts!r} names no counts; accepted: ENDED-STEPS, 0-0 at first",
+        )
 
 
 def points(groups: dict[str, list[str]]) -> Any:

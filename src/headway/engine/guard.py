@@ -37,6 +37,8 @@ class GuardedPolicy:
         self._trust: TrustWatch | None = TrustWatch(policy.order, counters)
         self._ledger = ledger
         self._counters = counters
+        self.fell_back = False
+        """Whether the stock policy has taken over."""
         self.repeated = False
         """Whether the last plan was the one before it, unchanged."""
 
@@ -98,7 +100,7 @@ class GuardedPolicy:
     def fall_back(self, why: str, *, exc_info: bool = False) -> None:
         """Serve in stock order from now on, starting with the jobs that wait."""
         logger.error("%s; serving goes on in stock order", why, exc_info=exc_info)
-        self.policy = stock_policy()
+        self.policy, self.fell_back = stock_policy(), True
         self._trust = self._steady = None
         queued = [*self._ledger.waiting.values(), *self._ledger.swapped.values()]
         by_arrival = sorted(queued, key=lambda job: (job.arrival_s, job.id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from itertools import islice
 from statistics import median
@@ -16,6 +17,8 @@ from headway.errors import ConfigError
 _HOST_STEPS = 256
 """Steps from which the host's time between two steps is taken."""
 _COPIED_BLOCKS = 256
+_COUNTS = re.compile("([0-9]{1,18})-([0-9]{1,18})")
+"""More digits than any count has are refused: Python reads no number of thousands of them."""
 _PARTS = ("order", "batching", "eviction", "leaving")
 
 
@@ -43,10 +46,10 @@ def window(trail: Trail, asked: str, now_s: float) -> dict[str, Any]:
 
 
 def _counts(asked: str) -> tuple[int, int]:
-    ended, _, steps = asked.partition("-")
-    if not (ended.isdecimal() and steps.isdecimal()):
+    counts = _COUNTS.fullmatch(asked)
+    if counts is None:
         raise ConfigError(f"{asked!r} names no counts; accepted: ENDED-STEPS, 0-0 at first")
-    return int(ended), int(steps)
+    return int(counts[1]), int(counts[2])
 
 
 def _request(track: Track) -> dict[str, Any]:
@@ -114,17 +117,19 @@ def about(scheduler: Any) -> dict[str, Any]:
     """The policy that a scheduler goes by now, and its sizes by the names of the simulator's."""
     settings, view, swaps = scheduler.settings, scheduler.view, scheduler.swaps
     out_s, in_s = scheduler.cost.swap_out_s, scheduler.cost.swap_in_s
-    policy = scheduler.guard.policy.name
-    replaced = policy != settings.policy  # by the stock one, which has no parts of the settings
+    guard = scheduler.guard
+    # The stock policy that takes over has no parts of the settings, even where these name it too.
+    parts = {} if guard.fell_back else {part: getattr(settings, part) for part in _PARTS}
     return {
-        "policy": policy,
-        "parts": {} if replaced else {part: getattr(settings, part) for part in _PARTS},
+        "policy": guard.policy.name,
+        "parts": parts,
         "limits": {
             "num_blocks": view.total_blocks,
             "block_size": view.block_size,
             "max_num_seqs": view.max_resident,
             "max_num_batched_tokens": view.max_tokens,
             "batch_width": settings.batch_width,
+            "max_cudagraph_capture_size": scheduler.cost.steps.graphed_tokens,
             "watermark_blocks": scheduler.kv_cache_manager.watermark_blocks,
             "prefix_caching": scheduler.kv_cache_manager.enable_caching,
             "asynchronous": bool(scheduler.scheduler_config.async_scheduling),
