@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,6 +17,7 @@ from headway.experiments.shadow import CONTROL, LIVE
 from headway.gateway.endpoint import open_session
 from headway.gateway.shadow_board import ShadowFigures, ShadowState
 from tests.cli.conftest import Headway, Refused
+from tests.experiments.test_shadow import answer, served
 
 TEXT = "request mine: 4 prompt tokens, 2 output tokens, finished"
 ANSWERS: dict[str, Any] = {
@@ -41,8 +43,10 @@ ANSWERS: dict[str, Any] = {
 
 
 class Handler(BaseHTTPRequestHandler):
+    answers: ClassVar = ANSWERS
+
     def do_GET(self) -> None:
-        answer = ANSWERS.get(self.path)
+        answer = self.answers.get(self.path)
         body = json.dumps(answer or {"error": {"message": f"nothing known of {self.path}"}}).encode()
         self.send_response(404 if answer is None else 200)
         self.send_header("Content-Length", str(len(body)))
@@ -53,13 +57,30 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def url() -> Iterator[str]:
-    """A server that explains one request."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+@contextmanager
+def serving(handler: type[Handler]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A server that explains one request."""
+    with serving(Handler) as url:
+        yield url
+
+
+@pytest.fixture
+def told_url() -> Iterator[str]:
+    """A server that tells shadows of 250 requests."""
+
+    class Telling(Handler):
+        answers: ClassVar = {"/v1/shadow/0-0": {"windows": [answer(*served("vllm"))]}}
+
+    with serving(Telling) as url:
+        yield url
 
 
 def test_a_request_is_told_of_at_the_gateway_and_at_each_instance(headway: Headway, url: str) -> None:
@@ -113,6 +134,31 @@ def test_a_shadow_that_cannot_be_is_refused(
     assert complaint in refused("shadow", "--url", url, *flags)
 
 
+DOWN = "http://127.0.0.1:1"
+
+
+def test_a_server_that_is_down_is_left_out_of_the_one_report_and_one_named_twice_counts_once(
+    headway: Headway, told_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.nice", lambda niceness: 0)
+    urls = [word for url in (told_url, DOWN, f"{told_url}/", f"{told_url}/v1") for word in ("--url", url)]
+    code, out, err = headway("shadow", *urls, "--policies", "sjf", "--once", "--json")
+    assert code == 0
+    assert json.loads(out)["requests"] == 250
+    [line] = err.splitlines()
+    assert line.startswith(f"{DOWN}: {DOWN}/v1/shadow/0-0 does not answer")
+
+
+def test_where_no_server_answers_there_is_no_report(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.nice", lambda niceness: 0)
+    urls = ("--url", DOWN, "--url", "http://127.0.0.1:2")
+    said = refused("shadow", *urls, "--policies", "sjf", "--once").splitlines()
+    assert len(said) == 3
+    assert said[-1] == "error: no server told a shadow anything, of 2 asked"
+
+
 async def test_a_server_that_is_silent_is_told_of_once_and_left_out_of_reports(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,7 +171,8 @@ async def test_a_server_that_is_silent_is_told_of_once_and_left_out_of_reports(
         shadowing._report()
 
 
-def test_a_report_for_people() -> None:
+@pytest.mark.parametrize("known_s", [None, 50.5])
+def test_a_report_for_people(known_s: float | None) -> None:
     figures = ShadowFigures(goodput=0.5, mean_jct_s=4.0, finished=40, mean_ttft_s=1.5, p99_ttft_s=None)
     report = ShadowState(
         at=1.8e9,
@@ -136,7 +183,12 @@ def test_a_report_for_people() -> None:
         step_error=0.031,
         figures={LIVE: figures, CONTROL: figures},
         failed={"x": "it has no policy"},
+        known_s=known_s,
     )
+    known = [
+        "only what came in the last 50.5 s is known, its first half leads up to the window: "
+        "a server keeps its last ended requests (--explain N), a shadow that goes on asking comes to know more"
+    ]
     assert report_text(report).splitlines() == [
         "44 requests of the last 300 s; simulated step times are off by 3.1% (median)",
         "                           goodput   mean JCT  mean TTFT   p99 TTFT  finished",
@@ -144,6 +196,7 @@ def test_a_report_for_people() -> None:
         "live policy, simulated       50.0%        4 s      1.5 s          -        40",
         "x: it has no policy",
         "4 did not finish live; their lengths are assumed",
+        *([] if known_s is None else known),
         "2 ended unseen: the server keeps fewer than came between two questions",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from headway.core.slo import Slo
 from headway.errors import ConfigError, UpstreamError
 from headway.experiments import shadow
 from headway.experiments.shadow import CONTROL, LIVE, shadow_report
-from headway.experiments.shadow_feed import FIRST, Feed
+from headway.experiments.shadow_feed import FIRST, MOST_REQUESTS, Feed
 from headway.gateway.shadow_board import ShadowState
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy
@@ -32,16 +33,16 @@ SLO = Slo(ttft_s=0.8)
 WORKLOAD = "poisson:rate=28/input=zipf:theta=1.1,max=200/output=zipf:theta=1.1,max=40/count=250"
 
 
-def requests() -> list[TraceRequest]:
+def requests(workload: str = WORKLOAD) -> list[TraceRequest]:
     return [
         TraceRequest(
             each.id, each.arrival_s, each.input_tokens, each.output_tokens, max_output_tokens=LIMIT, slo=SLO
         )
-        for each in parse_workload(WORKLOAD).requests()
+        for each in parse_workload(workload).requests()
     ]
 
 
-def served(policy: str) -> tuple[list[Record], list[list[float]]]:
+def served(policy: str, workload: str = WORKLOAD) -> tuple[list[Record], list[list[float]]]:
     """Records, and the steps as an engine tells of them."""
     records: list[Record] = []
     rows: list[list[float]] = []
@@ -51,7 +52,12 @@ def served(policy: str) -> tuple[list[Record], list[list[float]]]:
         rows.append([finished_s - started_s, *asdict(shape).values()])
 
     simulate(
-        requests(), preset(policy), SYSTEM, on_record=records.append, max_output_tokens=LIMIT, watch=stepped
+        requests(workload),
+        preset(policy),
+        SYSTEM,
+        on_record=records.append,
+        max_output_tokens=LIMIT,
+        watch=stepped,
     )
     return records, rows
 
@@ -181,6 +187,30 @@ def test_only_the_window_is_judged_but_everything_known_is_served(
     assert report.figures[CONTROL].mean_jct_s == pytest.approx(report.figures[LIVE].mean_jct_s, rel=0.1)
 
 
+def test_the_window_is_half_of_what_is_known_where_an_engine_keeps_less() -> None:
+    # It keeps the last 150 of the 250 that ended: who came since the first of these ended is among them, or live. At
+    # this load queues come and go; all 150 judged from an empty engine come to 0.53 s simulated, beside 0.61 s live.
+    records, rows = served("vllm", WORKLOAD.replace("rate=28", "rate=26"))
+    kept = sorted(records, key=lambda record: record.finished_s or 0.0)[100:]
+    feed = fed(answer(kept, rows, missed=100))
+    assert kept[0].finished_s is not None
+    known_s = feed.now_s - kept[0].finished_s
+    half_s = (kept[0].finished_s + max(record.arrival_s for record in records)) / 2
+    late = [record for record in records if record.arrival_s >= half_s]
+    report = shadow_report([feed], [], window_s=1e5)
+    assert (report.known_s, report.window_s) == (round(known_s, 3), round(feed.now_s - half_s, 3))
+    assert report.requests == len(late) > 20
+    assert report.missed == 0
+    assert report.figures[CONTROL].mean_jct_s == pytest.approx(report.figures[LIVE].mean_jct_s, rel=0.03)
+    # One of several engines that keeps little shortens the window of all.
+    both = shadow_report([fed(answer(records, rows)), feed], [], window_s=1e5)
+    assert (both.known_s, both.window_s) == (report.known_s, report.window_s)
+
+
+def test_the_window_stays_where_enough_is_known(report: ShadowState) -> None:
+    assert (report.known_s, report.window_s) == (None, 1e5)
+
+
 def test_what_did_not_finish_live_is_served_with_a_length_that_is_assumed(
     run: tuple[list[Record], list[list[float]]],
 ) -> None:
@@ -195,6 +225,30 @@ def test_what_did_not_finish_live_is_served_with_a_length_that_is_assumed(
     assert (report.requests, report.assumed) == (247, 10)
     assert report.figures[LIVE].finished == 237
     assert report.figures[CONTROL].finished == 247
+
+
+@pytest.mark.parametrize(("told", "graphed"), [(0, 0), (100, 100), (1000, 128), (None, 12)])
+def test_the_simulated_engine_has_the_cuda_graphs_of_the_real_one(
+    run: tuple[list[Record], list[list[float]]],
+    monkeypatch: pytest.MonkeyPatch,
+    told: int | None,
+    graphed: int,
+) -> None:
+    # An older engine says nothing: two tokens for each of its six seats, as vLLM has it.
+    seen: list[int] = []
+
+    def seeing(preset: Preset, cost: CostModel) -> Policy:
+        seen.append(cost.steps.graphed_tokens)  # type: ignore[attr-defined]
+        return build_policy(preset, cost)
+
+    given = answer(*run)
+    sizes = given["engine"]["limits"]
+    del sizes["max_cudagraph_capture_size"]
+    if told is not None:
+        sizes["max_cudagraph_capture_size"] = told
+    monkeypatch.setattr(shadow, "build_policy", seeing)
+    shadow_report([fed(given)], ["sjf"], window_s=1.0)
+    assert seen == [graphed] * 2
 
 
 def test_two_engines_are_added_up(run: tuple[list[Record], list[list[float]]]) -> None:
@@ -250,22 +304,63 @@ def test_answers_are_put_together_and_old_requests_forgotten(
     feed = fed(first, second, keep_s=10.0)
     assert feed.next == f"250-{len(rows)}"
     assert len(feed.steps) == len(rows)
-    assert feed.missed == 2
+    assert (feed.missed, feed.reach_s) == (2, inf)
     assert 0 < len(feed.ended) < 250
     assert feed.ended[0].arrival_s >= feed.now_s - 10.0
     feed.take(answer([], [], now_s=feed.now_s + 10.5, next=feed.next))
     assert (feed.missed, len(feed.ended)) == (0, 0)
 
 
+def test_that_nobody_came_for_a_while_makes_what_is_known_no_less(
+    run: tuple[list[Record], list[list[float]]],
+) -> None:
+    records, rows = run
+    ended_s = max(record.finished_s or 0.0 for record in records)
+    soon, late = (
+        shadow_report(
+            [fed(answer(records[100:], rows, missed=100, now_s=ended_s + later_s))], [], window_s=1e5
+        )
+        for later_s in (0.0, 60.0)
+    )
+    assert soon.known_s is not None
+    assert late.known_s == pytest.approx(soon.known_s + 60.0)
+    assert late.window_s == pytest.approx(soon.window_s + 60.0)
+    assert late.requests == soon.requests > 20
+
+
+def test_what_is_known_reaches_further_back_with_every_answer(
+    run: tuple[list[Record], list[list[float]]],
+) -> None:
+    # An end a second, from 1 on; the first answer tells of the last five of eight, which begin at 4.
+    one, rows = run[0][0], run[1]
+    ended = [
+        told(one, id=str(second), arrival_s=second - 1.0, finished_s=float(second)) for second in range(1, 9)
+    ]
+    feed = fed(answer([], rows, now_s=10.0, missed=3, ended=ended[3:]))
+    assert (feed.reach_s, feed.whole_window_s, feed.missed) == (6.0, 4.5, 0)  # the last came at 7
+    feed.take(answer([], rows, now_s=15.0, missed=2, next=feed.next))
+    assert (feed.reach_s, feed.missed) == (11.0, 2)
+
+
+def test_more_than_can_be_kept_reach_less_far_back(run: tuple[list[Record], list[list[float]]]) -> None:
+    one, rows = run[0][0], run[1]
+    ended = [
+        told(one, id=str(end), arrival_s=end - 1.0, finished_s=float(end)) for end in range(MOST_REQUESTS + 9)
+    ]
+    feed = fed(answer([], rows, now_s=MOST_REQUESTS + 8.0, ended=ended))
+    assert (len(feed.ended), feed.reach_s, feed.missed) == (MOST_REQUESTS, MOST_REQUESTS - 1.0, 0)
+
+
 def test_an_engine_that_was_started_again_is_learned_anew(
     run: tuple[list[Record], list[list[float]]],
 ) -> None:
     records, rows = run
-    feed = fed(answer(records, rows), answer(records[:5], rows[:5], now_s=1.0))
+    feed = fed(answer(records, rows, missed=1), answer(records[:5], rows[:5], now_s=1.0))
     assert (feed.next, len(feed.ended), len(feed.steps)) == (FIRST, 0, 0)
+    assert feed.reach_s == inf
 
 
 def test_an_answer_that_is_none_is_refused() -> None:
-    for wrong in ({"now_s": 1.0}, answer([], [], next="new")):
+    for wrong in ({"now_s": 1.0}, answer([], [], next="new"), answer([], [], next=f"{'9' * 5000}-0")):
         with pytest.raises(UpstreamError, match="tells shadows what is not understood"):
             Feed(1.0).take(wrong)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError, HeadwayError, UpstreamError
 
 if TYPE_CHECKING:
     from headway.experiments.shadow_feed import Feed
@@ -29,7 +29,8 @@ EPILOG = """Examples:
 The requests that the server really had are served again, in this process, by the simulator: with the lengths that
 their answers really had and with step times fitted to that server's own steps, once under its own policy and once
 under each of POLICIES. Compare the simulated with one another; the live figures say how far to believe them. The
-server only answers a question every few seconds. Ctrl-C ends it.
+server only answers a question every few seconds. It keeps its last ended requests alone (`headway serve --explain N`):
+where these reach back less than twice the window, the report is of the later half of them. Ctrl-C ends it.
 """
 
 _ASK_EVERY_S = 5.0
@@ -67,14 +68,15 @@ def shadow(
 
 
 class _Shadowing:
-    """Asks each server every few seconds, and reports of those that answer."""
+    """Asks each server every few seconds, and reports of those that answer; one that is named twice counts once."""
 
     def __init__(
         self, urls: list[str], policies: Sequence[str], window_s: float, api_key: str | None, as_json: bool
     ) -> None:
         from headway.experiments.shadow_feed import Feed
+        from headway.gateway.endpoint import root_of
 
-        self._feeds: dict[str, Feed] = {url: Feed(2 * window_s) for url in urls}
+        self._feeds: dict[str, Feed] = {url: Feed(2 * window_s) for url in map(root_of, urls)}
         self._silent: set[str] = set()
         self._policies = policies
         self._window_s = window_s
@@ -82,13 +84,15 @@ class _Shadowing:
         self._as_json = as_json
 
     async def run(self, every_s: float | None) -> None:
-        """Report every so often, or once."""
+        """Report every so often, or once. Raises UpstreamError if no server answers the one time it is asked."""
         from headway.gateway.client.explain import TIMEOUT_S
         from headway.gateway.endpoint import open_session
 
         async with open_session(self._api_key, TIMEOUT_S) as session:
             if every_s is None:
-                await asyncio.gather(*(self._ask(session, url) for url in self._feeds))
+                await self._ask_all(session)
+                if self._silent == self._feeds.keys():
+                    raise UpstreamError(f"no server told a shadow anything, of {len(self._feeds)} asked")
                 self._show(self._report())
                 return
             while True:
@@ -101,8 +105,11 @@ class _Shadowing:
     async def _ask_for(self, session: Any, seconds: float) -> None:
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
-            await asyncio.gather(*(self._ask_patiently(session, url) for url in self._feeds))
+            await self._ask_all(session)
             await asyncio.sleep(min(_ASK_EVERY_S, left_s))
+
+    async def _ask_all(self, session: Any) -> None:
+        await asyncio.gather(*(self._ask_patiently(session, url) for url in self._feeds))
 
     async def _ask_patiently(self, session: Any, url: str) -> None:
         """Ask a server; one that does not answer is left out until it does, and told of once."""
@@ -151,6 +158,11 @@ def report_text(report: ShadowState) -> str:
         lines += said_without_targets([name for name in report.figures if name in known_presets()])
     if report.assumed:
         lines.append(f"{report.assumed:,} did not finish live; their lengths are assumed")
+    if report.known_s is not None:
+        lines.append(
+            f"only what came in the last {report.known_s:g} s is known, its first half leads up to the window: "
+            "a server keeps its last ended requests (--explain N), a shadow that goes on asking comes to know more"
+        )
     if report.missed:
         lines.append(
             f"{report.missed:,} ended unseen: the server keeps fewer than came between two questions"

@@ -43,10 +43,13 @@ def shadow_report(
 
     `at` is now, in seconds since 1970. Engines that are new, or have run too few steps to tell what one takes, are left
     out. Each engine keeps the requests it had; those that came up to as long before the window are served too, so that
-    it does not begin empty. Seconds: two simulations of twice the window for one shadow. Raises ConfigError where too
-    little is known yet.
+    it does not begin empty. Where too little is known for that, the window is the later half of what came. Seconds: two
+    simulations of twice the window for one shadow. Raises ConfigError where too little is known yet.
     """
-    worlds = _worlds(feeds, window_s)
+    known = _known(feeds)
+    asked_s, window_s = window_s, min(window_s, *(feed.whole_window_s for feed, _ in known))
+    reach_s = min(feed.reach_s for feed, _ in known)
+    worlds = [_world(feed, engine, window_s) for feed, engine in known]
     judged = [one for world in worlds for one in world.judged.values()]
     live = [[one.record() for one in world.judged.values()] for world in worlds]
     found: dict[str, list[Record]] = {LIVE: _of_all(live)}
@@ -60,7 +63,8 @@ def shadow_report(
             failed[name] = f"it raised {type(error).__name__}: {error}"
     return ShadowState(
         at=at,
-        window_s=window_s,
+        window_s=round(window_s, 3),
+        known_s=round(reach_s, 3) if window_s < asked_s else None,
         requests=len(judged),
         assumed=sum(one.outcome is not Outcome.FINISHED for one in judged),
         missed=sum(world.feed.missed for world in worlds),
@@ -116,7 +120,7 @@ class _World:
     step_error: float
 
 
-def _worlds(feeds: Iterable[Feed], window_s: float) -> list[_World]:
+def _known(feeds: Iterable[Feed]) -> list[tuple[Feed, EngineFacts]]:
     """The engines of which enough is known; one that idles does not keep the others from being reported."""
     answered = [(feed, feed.engine) for feed in feeds if feed.engine is not None]
     if not answered:
@@ -124,7 +128,7 @@ def _worlds(feeds: Iterable[Feed], window_s: float) -> list[_World]:
     most = max(len(feed.steps) for feed, _ in answered)
     if most < MIN_ROWS:
         raise ConfigError(f"{most} steps are known so far; {MIN_ROWS} are needed to tell what steps take")
-    return [_world(feed, engine, window_s) for feed, engine in answered if len(feed.steps) >= MIN_ROWS]
+    return [(feed, engine) for feed, engine in answered if len(feed.steps) >= MIN_ROWS]
 
 
 def _world(feed: Feed, engine: EngineFacts, window_s: float) -> _World:

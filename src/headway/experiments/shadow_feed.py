@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import Annotated, Any
 
 import msgspec
@@ -88,7 +89,7 @@ class Window(msgspec.Struct, kw_only=True):
     """One answer of an engine. `steps` are seconds and the six sums of a batch shape."""
 
     now_s: float
-    next: Annotated[str, msgspec.Meta(pattern=r"^\d+-\d+$")]
+    next: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}-[0-9]{1,18}$")]
     missed: int
     ended: list[Told]
     live: list[Told]
@@ -113,6 +114,7 @@ class Feed:
         self.steps: deque[tuple[BatchShape, float]] = deque(maxlen=MOST_STEPS)
         self.next = FIRST
         self._gaps: deque[tuple[float, int]] = deque()
+        self._whole_from_s = -inf
         self.now_s = 0.0
         self.host_s = 0.0
         self.block_bytes = 0
@@ -127,10 +129,14 @@ class Feed:
         if window.now_s < self.now_s or _counts(window.next) < _counts(self.next):
             self._begin()
             return
+        forgets = len(self.ended) + len(window.ended) > MOST_REQUESTS
         self.ended.extend(window.ended)
         self.steps.extend((_shape(row), row[0]) for row in window.steps)
         self.live, self.next, self.now_s = window.live, window.next, window.now_s
-        if window.missed and self.engine is not None:
+        first = self.engine is None
+        if forgets or (first and window.missed):
+            self._whole_from_s = self._earliest_end_s()
+        if window.missed and not first:
             self._gaps.append((self.now_s, window.missed))
         self.host_s, self.block_bytes, self.engine = window.host_s, window.block_bytes, window.engine
         since_s = self.now_s - self._keep_s
@@ -139,9 +145,31 @@ class Feed:
         while self._gaps and self._gaps[0][0] < since_s:
             self._gaps.popleft()
 
+    def _earliest_end_s(self) -> float:
+        """When the first of those known ended: some who ended before it are not, but all who came since are."""
+        return next((one.finished_s for one in self.ended if one.finished_s is not None), self.now_s)
+
+    @property
+    def reach_s(self) -> float:
+        """Seconds back for which all who came are known, but for `missed`; infinite from an engine's first request on.
+
+        An engine keeps its last ended requests alone, so that its first answer may begin in the middle.
+        """
+        return self.now_s - self._whole_from_s
+
+    @property
+    def whole_window_s(self) -> float:
+        """Seconds of the longest window that does not begin empty: the later half of what came as far as `reach_s`.
+
+        What came in the first half leads up to it; times after the last arrival are in no half.
+        """
+        arrivals_s = (one.arrival_s for one in (*self.ended, *self.live))
+        last_s = max(arrivals_s, default=self.now_s)
+        return self.now_s - (self._whole_from_s + max(last_s, self._whole_from_s)) / 2
+
     @property
     def missed(self) -> int:
-        """Requests that ended and were not told of, as far back as ended ones are kept."""
+        """Requests that ended between two answers and were in neither, as far back as ended ones are kept."""
         return sum(count for _, count in self._gaps)
 
 

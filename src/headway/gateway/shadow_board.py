@@ -50,8 +50,9 @@ class ShadowState(msgspec.Struct, kw_only=True):
     """The last report: made at `at` (seconds since 1970), of the `requests` of `window_s` that were judged.
 
     `figures` are by policy: `live` what really came, and the simulated ones, the live policy's own first. `assumed`
-    requests did not finish live, `missed` ones were not told of. `step_error` is by how much simulated steps are off
-    (median); `failed` says which policy has no figures and why.
+    requests did not finish live, `missed` ones ended between two questions and were not told of. `step_error` is by how
+    much simulated steps are off (median); `failed` says which policy has no figures and why. `known_s` is how far back
+    all requests are known where that is too little for the window asked for: `window_s` is then the later half of them.
     """
 
     at: float
@@ -62,6 +63,7 @@ class ShadowState(msgspec.Struct, kw_only=True):
     step_error: float
     figures: dict[str, ShadowFigures]
     failed: dict[str, str]
+    known_s: float | None = None
 
 
 class ShadowReply(msgspec.Struct):
