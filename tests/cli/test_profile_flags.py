@@ -36,7 +36,9 @@ def test_help_teaches_by_examples() -> None:
     ("words", "complaint"),
     [
         (["--quick", "--seconds", "5"], "--quick and --seconds are given; accepted: one of them"),
-        (["--seconds", "0"], "seconds is 0.0; accepted: more than 0"),
+        (["--seconds", "0"], "--seconds is 0.0; accepted: more than 0, up to 86400 (a day)"),
+        (["--seconds", "inf"], "--seconds is inf; accepted: more than 0, up to 86400 (a day)"),
+        (["--seconds", "1e300"], "--seconds is 1e+300; accepted: more than 0, up to 86400 (a day)"),
         (["--model", "./no-such-model"], "model './no-such-model' does not exist"),
         (["--", "--scheduler-cls", "x"], "--scheduler-cls cannot be used under Headway"),
         (["--", "stray"], "unexpected argument 'stray'"),

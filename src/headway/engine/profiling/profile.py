@@ -19,6 +19,7 @@ from headway.predict.step_fit import MIN_ROWS
 
 DEFAULT_SECONDS = 60.0
 QUICK_SECONDS = 12.0
+MOST_SECONDS = 86_400.0
 VOCABULARY = range(10, 1000)
 """Token ids of the prompts; every model has these, and what they say does not change what they cost."""
 MIN_STEPS_OF_A_KIND = 8
@@ -76,8 +77,10 @@ class ProfilePlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise ConfigError(f"seconds is {self.seconds}; accepted: more than 0")
+        if not 0 < self.seconds <= MOST_SECONDS:
+            raise ConfigError(
+                f"seconds is {self.seconds}; accepted: more than 0, up to {MOST_SECONDS:g} (a day)"
+            )
 
 
 @dataclass(slots=True)
