@@ -40,10 +40,21 @@ def test_pools_may_have_another_threshold(tmp_path: Path, monkeypatch: pytest.Mo
     assert leaving(site(tmp_path, None), "lp-0", "lp") is None
 
 
-def test_a_threshold_of_who_hands_nobody_off_is_refused(refused: Refused) -> None:
-    assert "policy 'vllm' hands nobody off by one; accepted: ascendra" in refused(
-        "serve", "demo", "--hand-off-threshold", 0.1
+def test_a_threshold_of_who_hands_nobody_off_is_refused_with_all_who_do(refused: Refused) -> None:
+    said, names = refused("serve", "demo", "--hand-off-threshold", "nan").split("; accepted: ")
+    assert said == "error: --hand-off-threshold is nan, but policy 'vllm' hands nobody off by one"
+    accepted = names.strip().split(", ")
+    assert {"ascendra", "ascendra-lp", "headway"} <= {*accepted}
+    assert not {"vllm", "ascendra-hp", "ascendra-no-hand-off", "ascendra-lp-no-hand-off"} & {*accepted}
+
+
+def test_a_threshold_that_is_none_is_refused_by_its_flag(refused: Refused) -> None:
+    assert refused("serve", "demo", "--policy", "ascendra-lp", "--hand-off-threshold", "nan") == (
+        "error: --hand-off-threshold is nan; accepted: a share of the target between -1 and 1\n"
     )
+
+
+def test_a_threshold_that_would_change_nothing_is_refused(refused: Refused) -> None:
     assert "--hand-off-threshold and --leaving are given" in refused(
         "serve", "demo", "--policy", "ascendra-lp", "--hand-off-threshold", 0.1, "--leaving", "expired"
     )

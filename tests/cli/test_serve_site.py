@@ -173,7 +173,19 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         (["demo", "--instances", "1", "--max-queue", "0"], "error: --max-queue is 0; accepted: 1 or more"),
         (
             ["demo", "--instances", "1", "--drain-seconds", "-1"],
-            "error: drain_s is -1.0; accepted: 0 or more",
+            "error: --drain-seconds is -1.0; accepted: 0 or more",
+        ),
+        (
+            ["demo", "--instances", "1", "--drain-seconds", "nan"],
+            "error: --drain-seconds is nan; accepted: 0 or more",
+        ),
+        (
+            ["demo", "--instances", "1", "--max-body-mib", "0"],
+            "error: --max-body-mib is 0; accepted: 1 or more",
+        ),
+        (
+            ["demo", "--instances", "1", "--max-body-mib", "-1"],
+            "error: --max-body-mib is -1; accepted: 1 or more",
         ),
         (["demo", "--instances", "1", "--api-keys", "/none"], "error: API keys cannot be read from /none"),
         (["demo", "--instances", "1", "--", "-tp", "x"], "error: --tensor-parallel-size is 'x'; accepted"),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_TARGETS = {"ttft_s": "--slo-ttft", "tbt_s": "--slo-tbt", "deadline_s": "--slo-deadline"}
+_FLAGS = {
+    "ttft_s": "--slo-ttft",
+    "tbt_s": "--slo-tbt",
+    "deadline_s": "--slo-deadline",
+    "drain_s": "--drain-seconds",
+    "threshold": "--hand-off-threshold",
+}
+"""Settings whose flags are not called as they are."""
 
 
 def by_flag(message: str, words: Iterable[str]) -> str:
@@ -16,7 +23,7 @@ def by_flag(message: str, words: Iterable[str]) -> str:
     setting, verb, rest = message.partition(" is ")
     dashed = "--" + setting.replace("_", "-").replace(".", "-")
     given = {word.partition("=")[0] for word in words}
-    for flag in (_TARGETS.get(setting), dashed, dashed.removesuffix("-s")):
+    for flag in (_FLAGS.get(setting), dashed, dashed.removesuffix("-s")):
         if flag in given:
             return f"{flag}{verb}{rest}"
     return message

@@ -187,7 +187,7 @@ def serve(
     """
     from headway.core.explain.trail import KEPT_ENDED
     from headway.engine.settings import EngineSettings
-    from headway.experiments.planning.threshold import check_threshold, rules_with
+    from headway.experiments.planning.threshold import rules_with
     from headway.experiments.predictor_choice import NONE
     from headway.policies.presets import POOLED
 
@@ -229,7 +229,8 @@ def serve(
     words = tuple(vllm_flags or ())
     if hand_off_threshold is not None and leaving:
         raise ConfigError("--hand-off-threshold and --leaving are given; accepted: one of the two")
-    check_threshold(policy or ("ascendra" if pools else "vllm"), hand_off_threshold)
+    if hand_off_threshold is not None:
+        _check_hands_off(policy or ("ascendra" if pools else "vllm"), hand_off_threshold)
     if flags.want_gateway:
         raise typer.Exit(_serve_several(model, policy, settings, words, flags, (host, port)))
     flags.check_none_given()
@@ -238,6 +239,18 @@ def serve(
     if policy in POOLED:
         raise ConfigError(f"policy {policy!r} serves pools; accepted with it: --pools lp=2,hp=1")
     raise typer.Exit(_serve_one(model, settings(policy or "vllm"), words, (host, port)))
+
+
+def _check_hands_off(policy: str, threshold: float) -> None:
+    """Raise ConfigError for a threshold of a policy that hands nobody off by one."""
+    from headway.experiments.planning.threshold import hands_off
+    from headway.policies.presets import POOLED, known_presets
+
+    if not hands_off(policy):
+        handing = ", ".join(name for name in (*POOLED, *known_presets()) if hands_off(name))
+        raise ConfigError(
+            f"--hand-off-threshold is {threshold:g}, but policy {policy!r} hands nobody off by one; accepted: {handing}"
+        )
 
 
 def _serve_one(

@@ -169,7 +169,10 @@ def _local(asked: Request, layout: Layout, port: int) -> LocalInstances:
 
 
 def _options(asked: Request, flags: GatewayFlags, layout: Layout, drain_s: float) -> GatewayOptions:
-    limits = {} if flags.max_body_mib is None else {"max_body_bytes": flags.max_body_mib * MIB}
+    max_body_mib = flags.max_body_mib
+    if max_body_mib is not None and max_body_mib < 1:
+        raise ConfigError(f"max_body_mib is {max_body_mib}; accepted: 1 or more")
+    limits = {} if max_body_mib is None else {"max_body_bytes": max_body_mib * MIB}
     return GatewayOptions(
         slo=asked.settings("vllm").default_slo(),
         resume=flags.resume,
