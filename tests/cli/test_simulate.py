@@ -107,8 +107,8 @@ def test_policies_that_find_no_targets_are_named(simulate: Headway, tmp_path: Pa
     assert "no request has a target" not in simulate(policies="edf", trace=trace).err
 
 
-def test_a_host_of_less_than_no_blocks_is_refused(simulate: Headway) -> None:
-    for flag, value in (("host_blocks", -1), ("host_kv_gib", -1.0)):
+def test_a_host_of_less_than_no_blocks_or_more_than_any_machine_has_is_refused(simulate: Headway) -> None:
+    for flag, value in (("host_blocks", -1), ("host_kv_gib", -1.0), ("host_kv_gib", 1e300)):
         code, _, err = simulate(**{flag: value})
         assert code == 2
         assert f"--{flag.replace('_', '-')} is {value}; accepted: 0 or more" in err

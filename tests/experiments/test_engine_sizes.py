@@ -78,9 +78,9 @@ def test_host_memory_in_gib_is_as_many_whole_blocks_as_it_holds() -> None:
         limits("h100", host_kv_gib=1, host_blocks=7)
 
 
-@pytest.mark.parametrize("gib", [-1.0, inf, nan])
-def test_host_memory_of_no_size_is_refused(gib: float) -> None:
-    with pytest.raises(ConfigError, match=r"host_kv_gib is .*; accepted: 0 or more GiB"):
+@pytest.mark.parametrize("gib", [-1.0, inf, nan, 1e300, 65_537.0])
+def test_host_memory_that_no_machine_has_is_refused(gib: float) -> None:
+    with pytest.raises(ConfigError, match=r"host_kv_gib is .*; accepted: 0 or more GiB, up to 65,536"):
         limits("h100", host_kv_gib=gib)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from headway.errors import ConfigError
 from headway.predict.calibration import Calibration
@@ -14,6 +13,9 @@ from headway.written_path import written_path
 
 GPU_BLOCK_TOKENS = 16
 """Tokens a KV block that vLLM takes by itself on GPUs."""
+
+MOST_HOST_GIB = 1 << 16
+"""Host memory that can be simulated: more than any machine has, and every block of it is accounted for."""
 
 _GIB = 1 << 30
 
@@ -45,8 +47,10 @@ class Sizes:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; accepted: 1 or more")
-        if not 0 <= self.host_kv_gib < inf:
-            raise ConfigError(f"host_kv_gib is {self.host_kv_gib}; accepted: 0 or more GiB")
+        if not 0 <= self.host_kv_gib <= MOST_HOST_GIB:
+            raise ConfigError(
+                f"host_kv_gib is {self.host_kv_gib}; accepted: 0 or more GiB, up to {MOST_HOST_GIB:,}"
+            )
         if self.host_kv_gib and self.host_blocks:
             raise ConfigError(
                 f"host_kv_gib is {self.host_kv_gib:g} and host_blocks {self.host_blocks}; accepted: one of the two"
