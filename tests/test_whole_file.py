@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headway.whole_file import PARTIALS, appearing, partial_path, write_whole
+from headway.whole_file import PARTIALS, appearing, left_behind, partial_path, write_whole
 
 
 @pytest.fixture
@@ -42,6 +44,17 @@ def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(path: Path) -> No
         assert path.read_bytes() == b"old"
         assert list(path.parent.glob(PARTIALS)) == [partial_path(path)]
     assert path.read_bytes() == b"new"
+
+
+def test_a_half_written_file_is_left_behind_once_its_process_has_ended(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    folder = tmp_path / "below"
+    folder.mkdir()
+    left = folder / f".file.json.{ended.pid}.partial"
+    for file in (left, partial_path(folder / "mine"), folder / ".file.1.partial", folder / ".notes.partial"):
+        file.touch()
+    assert list(left_behind(tmp_path)) == [left]
 
 
 def test_an_error_halfway_leaves_the_old_file_alone(path: Path) -> None:

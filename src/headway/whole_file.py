@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 PARTIALS = ".*.partial"
-"""What `partial_path` names match: left behind only by a process that was killed."""
+"""What `partial_path` names match: there for long only if their process was killed."""
+_WRITER = re.compile(r"\.([0-9]{1,9})\.partial$")
 
 
 def partial_path(path: Path) -> Path:
     """Where this process writes what will be at `path`: in the same folder, so that a rename is enough."""
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def left_behind(folder: Path) -> Iterator[Path]:
+    """Partial files in a folder and below whose process has ended; what another one still writes is not among them."""
+    for path in folder.rglob(PARTIALS):
+        writer = _WRITER.search(path.name)
+        if writer is not None and not _is_running(int(writer[1])):
+            yield path
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 @contextmanager

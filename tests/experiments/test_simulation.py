@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -334,6 +336,18 @@ def test_interrupted_with_processes_the_done_is_kept(tmp_path: Path) -> None:
         run_cells(setup.scenario, folder, jobs=2, tick=stop)
     assert any(folder.result(cell) is not None for cell in WISH.grid.cells())
     assert not any("partial" in name for name in content(tmp_path))
+
+
+def test_what_another_command_still_writes_into_the_folder_stays(tmp_path: Path) -> None:
+    folder = opened(set_up(SINGLE), tmp_path)
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    partial = tmp_path / f".vllm.records.jsonl.{other.pid}.partial"
+    partial.touch()
+    folder.sweep_up()
+    assert partial.exists()
+    other.communicate(b"\n")
+    folder.sweep_up()
+    assert not partial.exists()
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

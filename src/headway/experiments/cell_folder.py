@@ -23,7 +23,7 @@ from headway.experiments.simulation import CellResult
 from headway.json_file import read_json, write_json
 from headway.results import RecordWriter, RunMeta, load_folder, start_run, write_info
 from headway.results.run_folder import RECORDS_SUFFIX, run_file, seed_folder
-from headway.whole_file import PARTIALS, partial_path
+from headway.whole_file import left_behind, partial_path
 
 MANIFEST = "simulation.json"
 CELL_SUFFIX = ".cell.json"
@@ -79,8 +79,11 @@ class CellFolder:
         partial_path(self.records(cell)).unlink(missing_ok=True)
 
     def sweep_up(self) -> None:
-        """Remove what workers that were killed have left: half-written, or of a cell that was not said to be done."""
-        for path in self.root.rglob(PARTIALS):
+        """Remove what workers that were killed have left: half-written, or of a cell that was not said to be done.
+
+        Another command may be filling the same folder: what it writes stays.
+        """
+        for path in left_behind(self.root):
             path.unlink(missing_ok=True)
         for cell in self.grid.cells():
             if not self._file(cell, CELL_SUFFIX).exists():
