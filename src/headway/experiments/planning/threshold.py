@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headway.errors import ConfigError
 from headway.policies.presets import POOLED, find_preset
 
 HAND_OFF_RULE = "at-risk"
@@ -38,15 +37,6 @@ def rules_with(preset: str, threshold: float | None) -> tuple[str, ...] | None:
     if threshold is None or not any(map(_hands_off, rules)):
         return None
     return with_threshold(rules, threshold)
-
-
-def check_threshold(policy: str, threshold: float | None) -> None:
-    """Raise ConfigError for a threshold of a policy that hands nobody off."""
-    if threshold is not None and not hands_off(policy):
-        handing = ", ".join(name for name in POOLED if hands_off(name))
-        raise ConfigError(
-            f"--hand-off-threshold is {threshold:g}, but policy {policy!r} hands nobody off by one; accepted: {handing}"
-        )
 
 
 def _hands_off(rule: str) -> bool:
