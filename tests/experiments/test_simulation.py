@@ -150,7 +150,7 @@ def test_an_error_names_its_cell(tmp_path: Path) -> None:
 
 
 def test_several_instances_share_the_requests(tmp_path: Path) -> None:
-    simulated(replace(SINGLE, instances=2, router="least-work"), tmp_path)
+    simulated(replace(SINGLE, instances=2), tmp_path)
     assert {record.instance for record in read_records(tmp_path / "vllm.records.jsonl")} == {"0", "1"}
 
 

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 from headway.errors import ConfigError
 from headway.policies.presets import POOLED
-from headway.routing import build_router
+from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, build_router
 from headway.routing.pools import PoolSizes, instance_name, parse_pools
 
 NO_POOL = ""
-ROUTER = "least-work"
-POOLED_ROUTER = "ascendra"
 NO_TICKET_ROUTER = "ascendra-no-ticket"
 POLICY = "vllm"
 POOLED_POLICY = "ascendra"
@@ -128,13 +126,13 @@ def _presets(policy: str, sizes: PoolSizes, *, pooled: bool) -> Mapping[str, str
 
 
 def _router(router: str | None, *, pooled: bool, tickets: bool) -> str:
-    chosen = router or (POOLED_ROUTER if pooled else ROUTER)
+    chosen = router or (POOL_ROUTER if pooled else DEFAULT_ROUTER)
     if not tickets:
-        if chosen != POOLED_ROUTER:
-            raise ConfigError(f"--no-tickets with router {chosen!r}; accepted: with router {POOLED_ROUTER}")
+        if chosen != POOL_ROUTER:
+            raise ConfigError(f"--no-tickets with router {chosen!r}; accepted: with router {POOL_ROUTER}")
         chosen = NO_TICKET_ROUTER
     build_router(chosen)
-    if not pooled and chosen in (POOLED_ROUTER, NO_TICKET_ROUTER):
+    if not pooled and chosen in (POOL_ROUTER, NO_TICKET_ROUTER):
         raise ConfigError(
             f"router {chosen!r} tells pools apart, and there are none; accepted with it: --pools"
         )

@@ -97,7 +97,9 @@ def simulate(
         str | None,
         _engine("lp=N,hp=M", "Engines of each pool, for policies such as ascendra; as many for the others."),
     ] = None,
-    router: Annotated[str, _engine("NAME", "How they share requests.")] = "round-robin",
+    router: Annotated[
+        str | None, _engine("NAME", "How they share requests (default: least-work, as `serve`).")
+    ] = None,
     pool_router: Annotated[
         str | None, _engine("NAME", "The same, where there are pools (default: ascendra).")
     ] = None,
@@ -159,6 +161,7 @@ def simulate(
     from headway.experiments.policy_choice import Parts
     from headway.experiments.simulation_setup import Wish, set_up
     from headway.experiments.stream import Stream
+    from headway.routing import DEFAULT_ROUTER
     from headway.routing.pools import parse_pools
 
     _check_output(out, explain, chrome_trace)
@@ -188,7 +191,7 @@ def simulate(
             ),
             instances=instances,
             pools=None if pools is None else parse_pools(pools),
-            router=router,
+            router=router or DEFAULT_ROUTER,
             pool_router=pool_router,
             parts=Parts(
                 order=order,

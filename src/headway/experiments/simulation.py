@@ -23,13 +23,11 @@ from headway.experiments.stream import Stream
 from headway.predict.calibration import Calibration
 from headway.results import RunInfo, Summary, summarize
 from headway.results.records import TIME_DECIMALS
+from headway.routing import POOL_ROUTER
 from headway.routing.pools import PoolSizes, pool_of
 from headway.sim.simulation import Policies, Result, System, simulate
 from headway.sim.watcher import Watcher, watched
 from headway.traces import TraceRequest, scale_rate
-
-POOL_ROUTER = "ascendra"
-"""Which instance of which pool serves a request, where nothing else is asked for."""
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 _PROBES = ((1, 1, 0), (64, 1, 1000), (1, 512, 0), (4, 2048, 4096))

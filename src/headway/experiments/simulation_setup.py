@@ -21,12 +21,12 @@ from headway.experiments.policy_choice import (
 )
 from headway.experiments.policy_source import made_of
 from headway.experiments.predictor_choice import DEFAULT, NONE, check_predictor, predictor_label
-from headway.experiments.simulation import POOL_ROUTER, Scenario, fingerprint
+from headway.experiments.simulation import Scenario, fingerprint
 from headway.experiments.stream import Stream, StreamFacts, stream_facts
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.results import RunMeta
-from headway.routing import build_router
+from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, build_router
 from headway.routing.pools import PoolSizes
 from headway.sim.simulation import System
 from headway.traces import check_rate
@@ -43,7 +43,7 @@ class Wish:
     sizes: Sizes = Sizes()  # noqa: RUF009 - a frozen value
     instances: int | None = None
     pools: PoolSizes | None = None
-    router: str = "round-robin"
+    router: str = DEFAULT_ROUTER
     pool_router: str | None = None
     parts: Parts = OWN_PARTS
     max_output_tokens: int | None = None

@@ -52,6 +52,8 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "ascendra-revoke": partial(Ascendra, revoke=True),
 }
 """The routers a flag can name."""
+DEFAULT_ROUTER, POOL_ROUTER = "least-work", "ascendra"
+"""Of equal instances, and of pools, where none is named: served, simulated and planned alike."""
 
 
 def build_router(name: str) -> Router:

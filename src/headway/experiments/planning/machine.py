@@ -8,18 +8,16 @@ from functools import lru_cache, partial
 from headway.experiments.engine_sizes import Sizes, engine_limits, host_blocks
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.threshold import presets_of, rules_with
-from headway.experiments.simulation import POOL_ROUTER, fingerprint
+from headway.experiments.simulation import fingerprint
 from headway.policies.presets import Preset, build_policy, find_preset
 from headway.predict.calibration import Calibration
 from headway.predict.cost_file import CostFile, load_cost_file
 from headway.predict.hardware import calibration, is_cost_file
 from headway.predict.known_models import model_shape
+from headway.routing import DEFAULT_ROUTER, POOL_ROUTER
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import Policies, PolicyFactory, System
 from headway.written_path import written_path
-
-ROUTER = "least-work"
-"""Of `headway serve --instances N`, where nothing else is asked for."""
 
 NO_POOL = ""
 
@@ -75,7 +73,7 @@ class Machine:
             limits=self.limits(configuration),
             calibration=self.costs(configuration.tp),
             instances=configuration.instances,
-            router=ROUTER if configuration.pools is None else POOL_ROUTER,
+            router=DEFAULT_ROUTER if configuration.pools is None else POOL_ROUTER,
             pools=configuration.pools,
         )
 
