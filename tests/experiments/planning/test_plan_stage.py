@@ -118,6 +118,21 @@ def test_the_stage_has_a_rate_that_can_be_served(stage: Stage) -> None:
     assert len(records) == len(stage.requests)
 
 
+@pytest.mark.parametrize(("crowded_s", "load"), [(4.0, 0.25), (1.0, 0.125)])
+def test_of_a_trace_that_comes_in_crowds_less_is_served(
+    here: Machine, tmp_path: Path, crowded_s: float, load: float
+) -> None:
+    # At a quarter of capacity, all that come within a quarter of the time come as fast as they can be served.
+    times_s = [crowded_s * number / 400 for number in range(400)]
+    rows = "".join(f"{time_s},200,20\n" for time_s in [*times_s, 4.0])
+    (tmp_path / "trace.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    plan = planned(tmp_path, prepared(trace=str(tmp_path / "trace.csv")), budget=1)
+    small = scaled_down(plan.choice)
+    ours = replace(plan.prepared.task, machine=here, max_output_tokens=MAX_OUTPUT_TOKENS)
+    capacity = capacity_rps(ours, small, shortened(plan.prepared.task.requests()))
+    assert set_stage(plan, small, here, 60.0).rate_rps == pytest.approx(load * capacity)
+
+
 def test_every_other_request_tells_how_fast_the_machine_is(stage: Stage) -> None:
     ids = [request.id for request in stage.requests]
     assert stage.telling == set(ids[::2])

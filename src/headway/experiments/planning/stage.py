@@ -16,13 +16,15 @@ from headway.experiments.planning.planner import Planned
 from headway.experiments.planning.runs import capacity_rps
 from headway.experiments.planning.scaled_down import MAX_OUTPUT_TOKENS, exchange, shortened
 from headway.experiments.predictor_choice import length_source
-from headway.results.metrics import measured, ttft_s
+from headway.results.metrics import jct_s, measured, ttft_s
 from headway.sim.simulation import simulate
 from headway.traces import TraceRequest
 
-LOAD = 0.25
+LOADS = (0.25, 0.125, 0.0625)
 """Of what the choice gets through here by itself: a server and a client share its cores. High enough for requests to
-wait for one another, and not so high that a per cent in each step is ten in the waiting."""
+wait for one another; less where a trace comes in such bursts that a per cent in each step is ten in the waiting."""
+SLOWER, MOST_LONGER = 1.1, 1.2
+"""Where steps that are so many times as long make the mean JCT more times as long than this, less is served."""
 
 CLOCK_SEEDS = 3
 FEWEST_REQUESTS = 48
@@ -109,14 +111,22 @@ def set_stage(planned: Planned, here: Configuration, machine: Machine, seconds: 
     rates = exchange((task.machine, planned.choice.tp, theirs), machine, ours)
     ours = [replace(request, slo=rates.targets(request.slo)) for request in ours]
     ours_task = replace(task, machine=machine, max_output_tokens=MAX_OUTPUT_TOKENS)
-    rate_rps = LOAD * capacity_rps(ours_task, here, ours)
-    count = max(FEWEST_REQUESTS, round(rate_rps * seconds))
-    return Stage(
-        machine=machine,
-        configuration=here,
-        requests=at_rate(ours[:count], rate_rps),
-        rate_rps=rate_rps,
+    most_rps = capacity_rps(ours_task, here, ours)
+    for load in LOADS:
+        count = max(FEWEST_REQUESTS, round(load * most_rps * seconds))
+        requests = at_rate(ours[:count], load * most_rps)
+        stage = Stage(machine=machine, configuration=here, requests=requests, rate_rps=load * most_rps)
+        if _times_longer(stage) <= MOST_LONGER:
+            break
+    return stage
+
+
+def _times_longer(stage: Stage) -> float:
+    """How many times as long the mean JCT is on a machine whose steps take SLOWER times as long."""
+    usual_s, slower_s = (
+        _told(stage, stage.simulated(stage.requests, Served(factor)), jct_s) for factor in (1.0, SLOWER)
     )
+    return slower_s / usual_s
 
 
 def at_rate(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceRequest]:
