@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,14 +12,14 @@ from headway.experiments.ascendra.real_stream import bursty_stream
 from headway.experiments.ascendra.real_systems import SYSTEMS
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
+from tests.experiments.planning.costs import write_costs
 
 
 @pytest.fixture(scope="module")
-def simulated() -> Simulated:
-    """Two GPUs in place of this machine; the file's name only says that they were measured."""
-    return Simulated(
-        Path("cost.json"), calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"), 1, 1), 2
-    )
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
+    """Two GPUs in place of this machine; of the file only that they were measured counts."""
+    file = write_costs(tmp_path_factory.mktemp("cost") / "cost.json", jobs=128, tokens=2048)
+    return Simulated(file, calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"), 1, 1), 2)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
