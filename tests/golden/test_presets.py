@@ -64,7 +64,7 @@ def workload() -> tuple[list[Job], dict[str, int]]:
 
 
 def predict(policy: Policy, jobs: list[Job], true_output: dict[str, int]) -> None:
-    """Where the policy goes by predictions: for three jobs in four, up to twice too much or little, told to be right."""
+    """Where the policy goes by predictions: for three jobs in four, up to twice too much or little, told they hold."""
     if not isinstance(policy.order, Predicting):
         return
     rng = random.Random(8)
