@@ -37,6 +37,10 @@ from tests.experiments.planning.plans import TARGETS, planned, prepared
 BIG = Configuration(
     gpus=8, policy="predicted", tp=2, instances=4, seats=512, tokens_a_step=8192, host_gib=90.0
 )
+LONG_PROMPTS = (
+    "gen:poisson:rate=10/input=lognormal:mean=1500,sigma=1,max=6000/"
+    "output=lognormal:mean=20,sigma=0.5,max=60/count=400"
+)
 POOLED = replace(BIG, policy="ascendra", tp=1, instances=8, lp=5, threshold=0.1)
 
 
@@ -159,6 +163,19 @@ def test_what_serving_adds_is_found_again(stage: Stage) -> None:
     assert found.step_factor == pytest.approx(1.3, rel=0.03)
     assert found.first_token_s == pytest.approx(0.02, rel=0.15)
     assert means_of(came) == pytest.approx(means_of(stage.simulated(stage.requests, found)[0]), rel=0.03)
+
+
+@pytest.mark.parametrize("added", [Served(1.3), Served(step_s=0.002), Served(1.15, 0.001), Served(0.8)])
+def test_where_prompts_are_long_a_factor_is_told_from_so_much_more_in_each_step(
+    here: Machine, tmp_path: Path, added: Served
+) -> None:
+    plan = planned(tmp_path, prepared(slo=TARGETS, trace=LONG_PROMPTS), budget=1)
+    stage = set_stage(plan, scaled_down(plan.choice), here, 30.0)
+    came = stage.simulated(stage.requests, added)[0]
+    found = served_beyond(stage, InEngine(stage.requests, came))
+    assert found.step_factor == pytest.approx(added.step_factor, abs=0.05)
+    assert found.step_s == pytest.approx(added.step_s, abs=0.0005)
+    assert means_of(stage.simulated(stage.requests, found)[0]) == pytest.approx(means_of(came), rel=0.03)
 
 
 def means_of(records: list[Record]) -> tuple[float, float]:

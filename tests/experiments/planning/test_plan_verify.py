@@ -29,7 +29,7 @@ VERIFIED = Verified(
     words=("headway", "serve", "demo", "--", "--max-num-seqs", "16"),
     requests=30,
     rate_rps=5.0,
-    served=Served(1.1, 0.004),
+    served=Served(1.1, 0.002, 0.004),
     predicted={"mean_jct_s": 1.05, "p99_jct_s": 2.0, "mean_ttft_s": 0.1, "mean_tbt_s": 0.01, "goodput": 0.9},
     by_profile={"mean_jct_s": 0.8, "p99_jct_s": 1.0, "mean_ttft_s": 0.05, "mean_tbt_s": 0.01, "goodput": 1.0},
     achieved={"mean_jct_s": 1.0, "p99_jct_s": 2.5, "mean_ttft_s": 0.1, "mean_tbt_s": None, "goodput": 0.95},
@@ -59,7 +59,7 @@ def test_predicted_stands_beside_achieved() -> None:
     text = capture.get()
     assert "+5.0%" in text
     assert "-20.0%" in text
-    assert "1.10 times as long as the profile has them, and adds 4.0 ms" in text
+    assert "1.10 times as long as profiled and 2.0 ms more, and adds 4.0 ms" in text
     assert "the client sent its requests up to 31 ms late" in text
     assert "1.200" in text
     assert "TBT mean" not in text

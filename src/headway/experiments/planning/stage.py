@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import fmean
 
+from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.experiments.planning.configuration import Configuration
@@ -16,7 +17,8 @@ from headway.experiments.planning.planner import Planned
 from headway.experiments.planning.runs import capacity_rps
 from headway.experiments.planning.scaled_down import MAX_OUTPUT_TOKENS, exchange, shortened
 from headway.experiments.predictor_choice import length_source
-from headway.results.metrics import jct_s, measured, ttft_s
+from headway.predict.calibration import StepSeconds
+from headway.results.metrics import jct_s, measured, tbt_s, ttft_s
 from headway.sim.simulation import simulate
 from headway.traces import TraceRequest
 
@@ -29,6 +31,8 @@ SLOWER, MOST_LONGER = 1.1, 1.2
 CLOCK_SEEDS = 3
 FEWEST_REQUESTS = 48
 ROUNDS = 6
+ALIKE = 0.1
+"""Times to the first token that differ by less of themselves say nothing of how steps are longer."""
 NEAR = 0.002
 """Of the logarithm of the time in service: a fifth of a per cent."""
 
@@ -36,11 +40,25 @@ NEAR = 0.002
 @dataclass(frozen=True, slots=True)
 class Served:
     """What serving adds to an engine's own steps on this machine: how many times as long they take while a server and
-    a client share its cores, and seconds from a request's arrival to its first token beyond those steps.
+    a client share its cores, what each takes besides, and seconds from a request's arrival to its first token beyond
+    those steps.
     """
 
     step_factor: float = 1.0
+    step_s: float = 0.0
     first_token_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Longer:
+    """A step law with so much more in every step."""
+
+    law: StepSeconds
+    more_s: float
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of one step of this shape."""
+        return self.law.step_s(shape) + self.more_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +83,7 @@ class Stage:
         costs = system.calibration
         slower = replace(
             costs,
+            step=_Longer(costs.step, served.step_s / served.step_factor),
             residuals=tuple(served.step_factor * residual for residual in costs.residuals),
             host_s=served.step_factor * costs.host_s,
         )
@@ -137,34 +156,52 @@ def at_rate(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceRequ
 
 
 def served_beyond(stage: Stage, came: InEngine) -> Served:
-    """What serving adds, from what came of the telling requests: the step factor first, then what the first token still
-    lacks. Raises ConfigError where none was answered.
+    """What serving adds, from what came of the telling requests. Raises ConfigError where none was answered.
+
+    Their time in service says how much longer steps are: as a factor, or as so much more in each. Both happen, and the
+    time to the first token says how much of each, since prompts take longer steps than answers do; what it still lacks
+    then is beyond steps. Not the time between tokens: a policy that cuts prompts to keep a target there keeps it on a
+    slower machine too.
     """
-    factor = _step_factor(stage, came)
-    simulated = stage.simulated(came.requests, Served(factor))
-    return Served(factor, max(0.0, _told(stage, [came.records], ttft_s) - _told(stage, simulated, ttft_s)))
+    service_s = _told(stage, [came.records], _in_service_s)
+
+    def first_token_s(served: Served) -> float:
+        return _told(stage, stage.simulated(came.requests, served), ttft_s)
+
+    def off(served: Served) -> float:
+        return log(_told(stage, stage.simulated(came.requests, served), _in_service_s) / service_s)
+
+    off_0, came_s = off(Served()), _told(stage, [came.records], ttft_s)
+    log_factor = _root(lambda value: off(Served(exp(value))), off_0, -off_0)
+    found = Served(exp(log_factor))
+    if log_factor > 0:
+        token_s = _told(stage, [came.records], tbt_s)
+        added_s = _root(lambda value: off(Served(step_s=value)), off_0, log_factor * token_s)
+        times_s = first_token_s(Served(step_s=added_s)), first_token_s(found)
+        share = _share(came_s, *times_s)
+        found = Served(1 + share * (found.step_factor - 1), (1 - share) * added_s)
+    return replace(found, first_token_s=max(0.0, came_s - first_token_s(found)))
 
 
-def _step_factor(stage: Stage, came: InEngine) -> float:
-    """The factor with which the simulator has the time in service that came of requests, by secants of the logarithms:
-    slower steps make larger batches, which are slower still. Not the time between tokens: a policy that cuts prompts to
-    keep a target there keeps it on a slower machine too.
+def _share(value: float, at_0: float, at_1: float) -> float:
+    """Where a value stands between two others, 0 to 1; 1 where they are about alike, so that it says nothing."""
+    if abs(at_1 - at_0) < ALIKE * value:
+        return 1.0
+    return min(1.0, max(0.0, (value - at_0) / (at_1 - at_0)))
+
+
+def _root(off: Callable[[float], float], off_0: float, guess: float) -> float:
+    """Where `off`, which is `off_0` at 0, is nothing, by secants: slower steps make larger batches, which are slower
+    still.
     """
-    came_s = _told(stage, [came.records], _in_service_s)
-
-    def off(log_factor: float) -> float:
-        simulated = stage.simulated(came.requests, Served(exp(log_factor)))
-        return log(_told(stage, simulated, _in_service_s) / came_s)
-
-    before, now = 0.0, -off(0.0)
-    off_before = -now
+    before, off_before, now = 0.0, off_0, guess
     for _ in range(ROUNDS):
         off_now = off(now)
         if abs(off_now) < NEAR or off_now == off_before:
             break
         slope = (off_now - off_before) / (now - before)
         before, off_before, now = now, off_now, now - off_now / slope
-    return exp(now)
+    return now
 
 
 def _in_service_s(record: Record) -> float | None:

@@ -29,8 +29,9 @@ def verify_table(verified: Verified) -> RenderableType:
     served = verified.served
     lines = (
         f"{verified.requests:,} requests at {verified.rate_rps:.3g} a second; serving makes steps "
-        f"{served.step_factor:.2f} times as long as the profile has them, and adds {served.first_token_s * 1e3:.1f} ms "
-        "to the first token (as every other one tells; the rest is compared); the client sent its requests up to "
+        f"{served.step_factor:.2f} times as long as profiled and {served.step_s * 1e3:.1f} ms more, and adds "
+        f"{served.first_token_s * 1e3:.1f} ms to the first token (as every other one tells; the rest is compared); "
+        "the client sent its requests up to "
         f"{verified.client_late_s * 1e3:.0f} ms late",
         f"deployed: {command(verified.words)}",
     )
