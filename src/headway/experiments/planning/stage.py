@@ -18,7 +18,7 @@ from headway.experiments.planning.runs import capacity_rps
 from headway.experiments.planning.scaled_down import MAX_OUTPUT_TOKENS, exchange, shortened
 from headway.experiments.predictor_choice import length_source
 from headway.predict.calibration import StepSeconds
-from headway.results.metrics import jct_s, measured, tbt_s, ttft_s
+from headway.results.metrics import jct_s, measured, ttft_s
 from headway.sim.simulation import simulate
 from headway.traces import TraceRequest
 
@@ -175,8 +175,10 @@ def served_beyond(stage: Stage, came: InEngine) -> Served:
     log_factor = _root(lambda value: off(Served(exp(value))), off_0, -off_0)
     found = Served(exp(log_factor))
     if log_factor > 0:
-        token_s = _told(stage, [came.records], tbt_s)
-        added_s = _root(lambda value: off(Served(step_s=value)), off_0, log_factor * token_s)
+        token_s = service_s / fmean(request.output_tokens for request in came.requests)
+        added_s = max(
+            0.0, _root(lambda value: off(Served(step_s=max(0.0, value))), off_0, log_factor * token_s)
+        )
         times_s = first_token_s(Served(step_s=added_s)), first_token_s(found)
         share = _share(came_s, *times_s)
         found = Served(1 + share * (found.step_factor - 1), (1 - share) * added_s)
