@@ -11,7 +11,7 @@ from headway.policies.order.on_time import OnTime
 
 
 def test_steps_without_trust_are_counted_and_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.WARNING)
     order, counters = OnTime(), Counters()
     watch = TrustWatch(order, counters)
     watch.planned()

@@ -37,7 +37,7 @@ def graphed_tokens(vllm_config: VllmConfig) -> int:
     tokens = compilation.max_cudagraph_capture_size if compilation.cudagraph_mode.mixed_mode() else 0
     usual = min(MOST_GRAPHED_TOKENS, vllm_config.scheduler_config.max_num_batched_tokens)
     if tokens and tokens < usual:
-        logger.info(
+        logger.warning(
             "CUDA graphs hold steps of %d tokens at most, since seats are few; --max-cudagraph-capture-size %d may "
             "make steps with prompts cheaper",
             tokens,

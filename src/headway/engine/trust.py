@@ -43,6 +43,6 @@ def _say(what: str, before: bool | None, now: bool) -> None:
     if before is None:
         return  # what it starts with is no change
     if now:
-        logger.info("%s hold again: scheduling goes by them", what)
+        logger.warning("%s hold again: scheduling goes by them", what)
     else:
         logger.warning("%s do not hold: scheduling goes without them until they do", what)
