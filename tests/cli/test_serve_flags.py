@@ -311,30 +311,6 @@ def test_a_length_predictor_is_passed_on_and_introduced(model: str, tmp_path: Pa
     assert "Lengths of answers" not in introduction("m", "u", command(model))
 
 
-PREDICTS = "Nobody predicts how long answers will be (--predictor)."
-SWAPS = "There is no host memory (--host-kv-gib), so KV is computed again, not swapped."
-TARGETS = "Requests that name no target have none (--slo-ttft, --slo-tbt), and are served as they come."
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"policy": "vllm"}, []),
-        ({"policy": "edf"}, [TARGETS]),
-        ({"policy": "edf", "slo_ttft_s": 1.0}, []),
-        ({"policy": "fastserve"}, [SWAPS]),
-        ({"policy": "headway"}, [PREDICTS, SWAPS]),
-        ({"policy": "headway", "predictor": "learned", "host_kv": HostKv(gib=1.0)}, []),
-        ({"policy": "sarathi", "order": "slack"}, [TARGETS]),
-    ],
-)
-def test_the_introduction_says_what_a_policy_goes_without(
-    model: str, given: dict[str, Any], said: list[str]
-) -> None:
-    lines = introduction("m", "u", command(model, **given)).splitlines()
-    assert [line for line in lines if line in (PREDICTS, SWAPS, TARGETS)] == said
-
-
 def test_a_length_model_that_cannot_be_read_is_refused_before_anything_starts(
     model: str, tmp_path: Path
 ) -> None:

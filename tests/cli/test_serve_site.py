@@ -57,11 +57,6 @@ def test_instances_that_share_cores_are_warned_of(model: str) -> None:
     assert f"Warning: {crowd} workers share" in introduction(site(model, instances=crowd), "m")
 
 
-def test_what_the_policy_of_several_goes_without_is_said_once(model: str) -> None:
-    lines = introduction(site(model, policy="headway", instances=2), "m").splitlines()
-    assert lines.count("Nobody predicts how long answers will be (--predictor).") == 1
-
-
 def test_joined_servers_need_no_model() -> None:
     made = site(None, join=("http://10.0.0.3:8000",))
     assert made.local is None

@@ -316,7 +316,6 @@ def check_address(host: str, port: int) -> None:
 
 def introduction(model: str, url: str, command: ServerCommand) -> str:
     """What is about to run, for people: policy, targets, choices made, and what else there is."""
-    from headway.cli.serve_notes import notes
     from headway.policies.presets import known_presets
 
     settings = command.settings
@@ -330,7 +329,6 @@ def introduction(model: str, url: str, command: ServerCommand) -> str:
             f"{targets(settings.slo_ttft_s, settings.slo_tbt_s)}.",
             *([_host_memory(settings.host_kv)] if settings.host_kv is not None else []),
             *([_predictions(settings)] if settings.predictor is not None else []),
-            *notes(settings, settings.default_slo()),
             *([f"Chosen here, as nothing was given: {', '.join(command.chosen)}."] if command.chosen else []),
             "Other policies (--policy NAME):",
             *others,

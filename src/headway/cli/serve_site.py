@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from headway.cli.serve import base_url, targets
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_layout import POLICY, Layout, Place, read_layout
-from headway.cli.serve_notes import notes
 from headway.cli.writable import check_engine_files
 from headway.engine.launching.instances_command import (
     InstancesPlan,
@@ -104,7 +103,6 @@ def introduction(site: Site, model: str | None) -> str:
             f"headway: serving {served}{count} instance{'s' if count > 1 else ''} at {site.url}{policy}, "
             f"router {layout.router!r}; {targets(site.options.slo.ttft_s, site.options.slo.tbt_s)}.",
             *(f"  {place.name:{width}}  {_what(site, place)}" for place in layout.places),
-            *dict.fromkeys(note for each in commands for note in notes(each.settings, site.options.slo)),
             *([f"Chosen here, as nothing was given: {', '.join(chosen)}."] if chosen else []),
             *(f"Warning: {warning}." for warning in warnings),
             f"What is going on: {site.url}/dashboard (page), /metrics (Prometheus), /ready.",
