@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
     """A model that has learned nothing yet, with the sizes vLLM read from the served model's config."""
     config, graphed = vllm_config.model_config, graphed_tokens(vllm_config)
+    _warn_of_few(graphed, vllm_config)
     try:
         shape = model_shape_of(config.hf_config.to_dict(), str(config.model))
     except ConfigError as error:
@@ -34,16 +35,19 @@ def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
 def graphed_tokens(vllm_config: VllmConfig) -> int:
     """Tokens of a step with prompts that CUDA graphs hold at most: 0 without graphs, or with some for decodes alone."""
     compilation = vllm_config.compilation_config
-    tokens = compilation.max_cudagraph_capture_size if compilation.cudagraph_mode.mixed_mode() else 0
+    return (compilation.max_cudagraph_capture_size or 0) if compilation.cudagraph_mode.mixed_mode() else 0
+
+
+def _warn_of_few(tokens: int, vllm_config: VllmConfig) -> None:
+    """Say which flag keeps CUDA graphs that few seats take away; nothing without graphs."""
     usual = min(MOST_GRAPHED_TOKENS, vllm_config.scheduler_config.max_num_batched_tokens)
-    if tokens and tokens < usual:
+    if 0 < tokens < usual:
         logger.warning(
             "CUDA graphs hold steps of %d tokens at most, since seats are few; --max-cudagraph-capture-size %d may "
             "make steps with prompts cheaper",
             tokens,
             usual,
         )
-    return tokens or 0
 
 
 def lesson(outcome: StepOutcome, clock: StepClock) -> BatchShape | None:
