@@ -170,3 +170,12 @@ def test_ranks_that_change_change_no_plan_while_nobody_goes_by_them() -> None:
         view(residents, free_blocks=2, max_run=1),
     ):
         assert policy.same_plan_until_s(changed) == -inf
+
+
+def test_costs_are_used_by_those_that_have_a_part_which_is_given_them() -> None:
+    uses = {
+        name: build_policy(find_preset(name)).uses_costs for name in ("vllm", "edf", "fastserve", "headway")
+    }
+    assert uses == {"vllm": False, "edf": False, "fastserve": True, "headway": True}
+    # Whatever kind of part it is.
+    assert build_policy(find_preset("vllm", leaving=("at-risk",))).uses_costs

@@ -155,3 +155,13 @@ def test_it_teaches_the_model_it_was_given() -> None:
         clock.learn()
     assert model.observed_steps == 30
     assert model.step_s(decodes(1, 100)) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_with_no_model_no_shape_is_wanted_and_steps_are_followed_all_the_same() -> None:
+    clock = StepClock(None)
+    assert not any(clock.learns_next(10.0, kind) for kind in StepKind)
+    clock.dispatched(None, 10.0)
+    assert clock.in_flight
+    clock.finished(10.2)
+    clock.learn()
+    assert not clock.in_flight

@@ -90,9 +90,14 @@ def build_part(kind: str, spec: str, cost: CostModel | None) -> Any:
         if key in values:
             raise ConfigError(f"{kind} {name!r} is given {key} twice: {spec!r}")
         values[key] = _parse(f"{kind} {name!r}, {key}", text, accepted[key])
-    if "cost" in inspect.signature(part).parameters:
+    if asks_for_costs(part):
         values["cost"] = cost
     return part(**values)
+
+
+def asks_for_costs(part: type[Any]) -> bool:
+    """Whether a part is given the engine's cost model: its constructor has a parameter `cost`."""
+    return "cost" in inspect.signature(part).parameters
 
 
 def part_settings(part: type[Any]) -> dict[str, type[Any]]:

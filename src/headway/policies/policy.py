@@ -13,6 +13,7 @@ from headway.policies.eviction import Eviction
 from headway.policies.leaving import Leaving, looks_again
 from headway.policies.offers import offers
 from headway.policies.order import Order, learns, predicts
+from headway.policies.parts import asks_for_costs
 
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
 """The jobs that the order and the leaving rules hold."""
@@ -55,6 +56,12 @@ class Policy:
     def uses_host(self) -> bool:
         """Whether it has a use for host memory. Parts say so themselves; those of other packages may say nothing."""
         return getattr(self.eviction, "uses_host", False)
+
+    @property
+    def uses_costs(self) -> bool:
+        """Whether any part is given what is known of the costs of steps and copies."""
+        parts = (self.order, self.batching, self.eviction, *self.leaving)
+        return any(asks_for_costs(type(part)) for part in parts)
 
     @property
     def uses_predictions(self) -> bool:

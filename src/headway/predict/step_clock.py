@@ -37,10 +37,10 @@ class StepClock:
     little is asked, prompts have no other. Once the model is ready lessons of a kind are LESSONS_APART_S apart, so that
     the rare ones are all heard: a policy may do a kind of step now and then only to learn what it takes. Of decodes
     alone it chooses some, steps with prompts are unlike each other. Lessons are given by `learn`, when nobody waits for
-    it.
+    it; with no model there are none.
     """
 
-    def __init__(self, model: LearnsSteps) -> None:
+    def __init__(self, model: LearnsSteps | None) -> None:
         self._model = model
         self._dispatched: deque[tuple[BatchShape | None, float]] = deque()
         self._last_finished_s = -inf
@@ -50,6 +50,8 @@ class StepClock:
 
     def learns_next(self, now_s: float, kind: StepKind) -> bool:
         """Whether the shape of the next step, of this kind, is wanted; it is dispatched about now."""
+        if self._model is None:
+            return False
         due = now_s >= self._due_s[kind] or not self._model.ready
         return due and (kind is not StepKind.DECODE or self._model.wants(self._steps))
 
@@ -74,6 +76,7 @@ class StepClock:
 
     def learn(self) -> None:
         """Teach the model what steps have finished since."""
-        for shape, seconds in self._lessons:
-            self._model.observe(shape, seconds)
+        if self._model is not None:
+            for shape, seconds in self._lessons:
+                self._model.observe(shape, seconds)
         self._lessons.clear()

@@ -140,7 +140,7 @@ def _instance(
         engine,
         Clock(system.step, calibration.residuals, clock_seed),
         loop,
-        learn=StepClock(cost.steps),
+        learn=StepClock(cost.steps if engine.policy.uses_costs else None),
         host_s=calibration.host_s,
         host_job_s=calibration.host_job_s,
         horizon_s=horizon_s,

@@ -111,6 +111,23 @@ def test_nobody_pauses_for_a_second_newcomer_for_which_the_first_leaves_no_block
     assert run_and_admit(made.plan()) == expected
 
 
+def test_nobody_pauses_for_a_newcomer_behind_those_whose_prompts_fill_the_step() -> None:
+    # 64 tokens a step: a and b have 65. So c would start with none, is not asked about, and l keeps its place.
+    asked: list[str] = []
+    newcomers = [make_job(name, prompt=prompt) for name, prompt in (("a", 32), ("b", 33), ("c", 34))]
+    made = scene(*newcomers, residents=[decoding("l", prompt=40)], max_run=3)
+    made.admissible(lambda job: not asked.append(job.id))  # type: ignore[func-returns-value]
+    assert (run_and_admit(made.plan()), asked) == (("l", "abc"), ["a", "b"])
+
+
+def test_what_is_computed_already_fills_no_step() -> None:
+    # On the host b has all but its newest token, and the cache holds 30 of a's 32: c has its tokens, and l's place.
+    cached = make_job("a", prompt=32, num_cached_tokens=30)
+    back = decoding("b", prompt=33, state=JobState.SWAPPED)
+    made = scene(cached, back, make_job("c", prompt=34), residents=[decoding("l", prompt=40)], max_run=3)
+    assert run_and_admit(made.plan()) == ("", "abc")
+
+
 def test_a_job_all_of_which_a_step_in_flight_computes_has_no_place() -> None:
     # Two stages: s was scheduled a step ago, and its token is not out yet. l runs beside it.
     flying = decoding("f", prompt=2, num_computed_tokens=3)

@@ -100,11 +100,11 @@ class Round:
 
     def soonest(self, tokens: int) -> int:
         """So many prompt tokens, or those that CUDA graphs hold, if the prompts get through sooner so."""
-        most = min(tokens, sum(map(left_tokens, self.prompts)))
         graphed = self.rounds.prompts_in_graphs(self.decodes)
-        sooner = GRAIN_TOKENS <= graphed < most and most * self.seconds(graphed) < graphed * self.seconds(
-            most
-        )
+        most = shape_of_prompts(self.prompts, tokens)
+        if not GRAIN_TOKENS <= graphed < most.num_tokens:
+            return tokens
+        sooner = most.num_tokens * self.seconds(graphed) < graphed * self._seconds(most)
         return graphed if sooner else tokens
 
     def _cut(self, part: BatchShape, job: Job, granted: int, tokens: int, longest_s: float) -> int:

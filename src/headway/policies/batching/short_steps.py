@@ -10,7 +10,6 @@ from headway.errors import ConfigError
 from headway.policies.batching.rounds import Rounds
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
-    left_tokens,
     scaled,
     shape_of_prompts,
 )
@@ -59,12 +58,13 @@ class ShortSteps:
         """
         if not self._most_dearer:
             return work.most_tokens
-        decodes, prompts = work.decodes, work.prompts
-        many = min(sum(map(left_tokens, prompts)), work.most_tokens - decodes.num_tokens)
-        if decodes.num_jobs + len(prompts) < 2 or many * _SHORTER < GRAIN_TOKENS:
+        decodes = work.decodes
+        prompts = shape_of_prompts(work.prompts, work.most_tokens - decodes.num_tokens)
+        alone = decodes.num_jobs + len(work.prompts) < 2
+        if alone or prompts.num_tokens * _SHORTER < GRAIN_TOKENS:
             return work.most_tokens
-        enough = self._enough(decodes, shape_of_prompts(prompts, many), work.behind, rounds)
-        return work.most_tokens if enough == many else decodes.num_tokens + enough
+        enough = self._enough(decodes, prompts, work.behind, rounds)
+        return work.most_tokens if enough == prompts.num_tokens else decodes.num_tokens + enough
 
     def _enough(self, decodes: BatchShape, prompts: BatchShape, behind: int, rounds: Rounds) -> int:
         """The fewest of these prompt tokens worth a step with these decodes, where so many jobs wait for prompts."""

@@ -15,6 +15,7 @@ from headway.policies.batching.decode_first import decodes_first, split_ranked
 from headway.policies.batching.fitting import starts_beside
 from headway.policies.batching.outlook import ExpectedTokens, Outlook
 from headway.policies.batching.reservation import reservable
+from headway.policies.batching.step_shapes import left_tokens
 from headway.policies.order import Order, predicts
 
 MOST_MISFITS = 8
@@ -27,19 +28,19 @@ class TopJobs:
 
     Preemption at every token: a newcomer that ranks higher takes the place of a running job in the next
     step, and the job that made way keeps its KV (FastServe section 4.1). Only who would be admitted takes
-    a place, so nobody pauses for a job that has no slot or blocks, or is not ready; at most 8 that cannot start
-    are passed over in a step, and none that lacks blocks. A resident has no place either while its KV is on its
-    way back, or while a step in flight computes all it has: with pipeline stages several steps are under way,
-    each of the highest that are not in another.
+    a place, so nobody pauses for a job that has no slot or blocks, is not ready, or stands behind newcomers whose
+    prompts fill the step; at most 8 that cannot start are passed over in a step, and none that lacks blocks. A resident
+    has no place either while its KV is on its way back, or while a step in flight computes all it has: with pipeline
+    stages several steps are under way, each of the highest that are not in another.
 
     With `reserve` a job starts only if blocks for its longest possible answer can be set aside, so no KV is ever taken
     away for another's. With `reserve_confidence` it starts if memory lasts to its end beside those that rank before it,
     by what answers stay within with that probability (`Outlook`), so KV is seldom taken away; while the order does not
     trust predictions, nothing is set aside.
 
-    Costs: O((residents + seats) log) a step, and a memory check for each newcomer of the top; O(residents) with a
-    ranking of prompts and newcomers alone where there is a place and a block for every resident, and memory for all to
-    their ends.
+    Costs: O((residents + seats) log) a step, and a memory check for each newcomer that the step has tokens for, with
+    room set aside for each of the top; O(residents) with a ranking of prompts and newcomers alone where there is a
+    place and a block for every resident, and memory for all to their ends.
     """
 
     reserve: bool = False
@@ -107,6 +108,8 @@ class TopJobs:
         starting: list[Job] = []
         room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
         spare = view.spare_blocks
+        # Without room set aside, those behind go along unasked: a step that the cache leaves tokens has them as well.
+        unfilled = view.max_tokens if outlook is None else inf
         for job in ranked:
             if len(run) + len(starting) == view.max_run:
                 break
@@ -117,7 +120,7 @@ class TopJobs:
                         continue
                     room -= opened
                 run.append(job)
-            elif len(starting) < slots and misfits < MOST_MISFITS:
+            elif len(starting) < slots and misfits < MOST_MISFITS and unfilled > 0:
                 needed = view.blocks(job.num_tokens)
                 ready, has_room = starts_beside(view, starting, room, job), needed + spare <= room
                 if ready and outlook is not None:
@@ -125,6 +128,7 @@ class TopJobs:
                 if ready:
                     starting.append(job)
                     room -= needed
+                    unfilled -= left_tokens(job)
                 else:
                     # Past one that lacks blocks nobody starts: small ones that keep coming would starve it.
                     misfits = misfits + 1 if has_room else MOST_MISFITS
