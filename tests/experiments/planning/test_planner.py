@@ -39,7 +39,7 @@ def test_the_choice_is_at_least_as_good_as_the_default_and_a_second_plan_simulat
 def test_the_gain_is_of_samples_that_chose_nothing(tmp_path: Path) -> None:
     found = planned(tmp_path, FOUND)
     assert set(found.unseen) == {found.choice, found.default}
-    assert all(len(summaries) == FOUND.ask.seeds for summaries in found.unseen.values())
+    assert all(len(summaries) == 2 * FOUND.ask.seeds for summaries in found.unseen.values())
     assert found.unseen[found.default] != found.found.finals[1][found.default]
 
 

@@ -43,7 +43,7 @@ class Runner:
         """Say how much is to come."""
         ladder = plan.ladder(tried)
         whole_s = sum(runs * rung.window_s for runs, rung in zip(most_runs(tried, plan), ladder, strict=True))
-        self._expected_s = whole_s + 2 * plan.samples * plan.window_s
+        self._expected_s = whole_s + 2 * len(plan.unseen()) * plan.window_s
         self._done_s = 0.0
 
     def measure(self, pairs: Pairs) -> list[Summary]:

@@ -11,6 +11,10 @@ from headway.experiments.planning.objective import Finals, Objective
 from headway.experiments.planning.samples import Sample, sample
 from headway.results import Summary
 
+UNSEEN_TIMES = 2
+"""Only two configurations are compared on these, so more of them cost little; windows of one trace may be busy or idle,
+so as many as the search had may not prove a gain that is there."""
+
 Field = Mapping[int, Sequence[Configuration]]
 """What is tried on each number of GPUs."""
 
@@ -38,8 +42,8 @@ class SearchPlan:
         return [sample(number, rung.window_s, drawn=self.drawn) for number in range(rung.samples)]
 
     def unseen(self) -> list[Sample]:
-        """As many samples as at the last rung, none of them used in the search."""
-        numbers = range(self.samples, 2 * self.samples)
+        """UNSEEN_TIMES as many samples as at the last rung, none of them used in the search."""
+        numbers = range(self.samples, (1 + UNSEEN_TIMES) * self.samples)
         return [sample(number, self.window_s, drawn=self.drawn) for number in numbers]
 
 
