@@ -177,5 +177,6 @@ def test_costs_are_used_by_those_that_have_a_part_which_is_given_them() -> None:
         name: build_policy(find_preset(name)).uses_costs for name in ("vllm", "edf", "fastserve", "headway")
     }
     assert uses == {"vllm": False, "edf": False, "fastserve": True, "headway": True}
-    # Whatever kind of part it is.
+    # Whatever kind of part it is; and who puts a policy together by hand may have given them to anybody.
     assert build_policy(find_preset("vllm", leaving=("at-risk",))).uses_costs
+    assert Policy("by hand", Arrival(), DecodeFirst(), Recompute()).uses_costs

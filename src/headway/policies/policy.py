@@ -13,7 +13,6 @@ from headway.policies.eviction import Eviction
 from headway.policies.leaving import Leaving, looks_again
 from headway.policies.offers import offers
 from headway.policies.order import Order, learns, predicts
-from headway.policies.parts import asks_for_costs
 
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
 """The jobs that the order and the leaving rules hold."""
@@ -46,6 +45,8 @@ class Policy:
     batching: Batching
     eviction: Eviction
     leaving: tuple[Leaving, ...] = ()
+    uses_costs: bool = True
+    """Whether anybody asks the cost model it was made with; if not, the simulator teaches that nothing of steps."""
 
     @property
     def serial_copies(self) -> bool:
@@ -56,12 +57,6 @@ class Policy:
     def uses_host(self) -> bool:
         """Whether it has a use for host memory. Parts say so themselves; those of other packages may say nothing."""
         return getattr(self.eviction, "uses_host", False)
-
-    @property
-    def uses_costs(self) -> bool:
-        """Whether any part is given what is known of the costs of steps and copies."""
-        parts = (self.order, self.batching, self.eviction, *self.leaving)
-        return any(asks_for_costs(type(part)) for part in parts)
 
     @property
     def uses_predictions(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.core.cost import CostModel
 from headway.errors import ConfigError
-from headway.policies.parts import build_part, find, known
+from headway.policies.parts import asks_for_costs, build_part, find, known
 from headway.policies.policy import Policy
 
 
@@ -399,10 +399,9 @@ def find_preset(
 
 def build_policy(preset: Preset, cost: CostModel | None = None) -> Policy:
     """A fresh policy from a row; ConfigError names the part or setting that is not accepted."""
-    return Policy(
-        name=preset.name,
-        order=build_part("order", preset.order, cost),
-        batching=build_part("batching", preset.batching, cost),
-        eviction=build_part("eviction", preset.eviction, cost),
-        leaving=tuple(build_part("leaving", rule, cost) for rule in preset.leaving),
-    )
+    order = build_part("order", preset.order, cost)
+    batching = build_part("batching", preset.batching, cost)
+    eviction = build_part("eviction", preset.eviction, cost)
+    leaving = tuple(build_part("leaving", rule, cost) for rule in preset.leaving)
+    uses_costs = any(asks_for_costs(type(part)) for part in (order, batching, eviction, *leaving))
+    return Policy(preset.name, order, batching, eviction, leaving, uses_costs)

@@ -60,6 +60,7 @@ def watched(
     def build_watched(cost: CostModel) -> Policy:
         policy = build(cost)
         policy.batching = _WatchedBatching(policy.batching, next(left), cost, watcher.saw)
+        policy.uses_costs = True
         return policy
 
     return build_watched

@@ -37,6 +37,7 @@ class StepErrors:
             policy = build(cost)
             followed = _Followed(**{part.name: getattr(policy, part.name) for part in fields(policy)})
             followed.errors, followed.cost = self, cost
+            followed.uses_costs = True
             return followed
 
         return build_followed
