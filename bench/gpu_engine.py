@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -136,12 +137,17 @@ def _timed_schedule(scheduler: Any) -> list[float]:
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds between two steps of a batch of equals, each computing `new_tokens` after `context_tokens`."""
+    """Median seconds between two steps of a batch of equals, each computing `new_tokens` after `context_tokens`.
+
+    So many `decodes` bring a token beside them, after `decode_context_tokens` each.
+    """
 
     batch: int
     new_tokens: int
     context_tokens: int
     seconds: float
+    decodes: int = 0
+    decode_context_tokens: int = 0
 
 
 PROMPTS = (128, 512, 2048, 8192)
@@ -150,12 +156,30 @@ DECODES = ((1, 512), (16, 512), (64, 512), (256, 512), (16, 4096), (64, 4096))
 """Requests that decode together, and the tokens of each prompt."""
 DECODED_TOKENS = 40
 REPETITIONS = 5
+JOINED = (
+    (16, 128),
+    (16, 480),
+    (16, 1024),
+    (64, 128),
+    (64, 400),
+    (64, 1024),
+    (64, 2048),
+    (200, 128),
+    (200, 1024),
+)
+"""Requests that decode, and the tokens of prompts that join them one by one: as few as CUDA graphs hold, and more."""
+BESIDE_TOKENS = (128, 260)
+FIRST_JOINS_S, JOINS_EVERY_S = 1.0, 0.1
 
 
 def step_times(engine: ServingEngine) -> list[StepTime]:
-    """Lone prompts, and batches of decodes alone; under a minute."""
+    """Lone prompts, batches of decodes alone, and prompts beside them; under a minute."""
     engine.use_stock("fcfs", engine.worker_slots)
-    return [*(_prompt(engine, tokens) for tokens in PROMPTS), *(_decode(engine, *each) for each in DECODES)]
+    return [
+        *(_prompt(engine, tokens) for tokens in PROMPTS),
+        *(_decode(engine, *each) for each in DECODES),
+        *(_joined(engine, *each) for each in JOINED),
+    ]
 
 
 def _prompt(engine: ServingEngine, tokens: int) -> StepTime:
@@ -180,4 +204,31 @@ def _decode(engine: ServingEngine, batch: int, prompt_tokens: int) -> StepTime:
         new_tokens=1,
         context_tokens=prompt_tokens + DECODED_TOKENS // 2,
         seconds=median(gaps_s),
+    )
+
+
+def _joined(engine: ServingEngine, decodes: int, prompt_tokens: int) -> StepTime:
+    """The steps in which a prompt's first token comes beside those of all who decode."""
+    at_s: Counter[float] = Counter()
+    first_s: dict[str, float] = {}
+
+    def came(request_id: str, tokens: int, now_s: float) -> None:
+        at_s[now_s] += 1
+        first_s.setdefault(request_id, now_s)
+
+    beside = [replace(each, id=f"beside {each.id}") for each in alike(decodes, *BESIDE_TOKENS)]
+    joining = [
+        replace(each, arrival_s=FIRST_JOINS_S + JOINS_EVERY_S * at)
+        for at, each in enumerate(alike(REPETITIONS, prompt_tokens, 1))
+    ]
+    engine.serve([*beside, *joining], f"{decodes} beside {prompt_tokens}", on_tokens=came)
+    before_s = {after: before for before, after in pairwise(sorted(at_s))}
+    joined_s = [first_s[each.id] for each in joining]
+    return StepTime(
+        batch=1,
+        new_tokens=prompt_tokens,
+        context_tokens=0,
+        seconds=median(now_s - before_s[now_s] for now_s in joined_s),
+        decodes=int(median(at_s[now_s] - 1 for now_s in joined_s)),
+        decode_context_tokens=sum(BESIDE_TOKENS) - BESIDE_TOKENS[1] // 2,
     )

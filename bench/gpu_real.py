@@ -8,11 +8,12 @@ once with each of `--seats`; each metric is compared with its best value of thes
 lengths that it learns as it serves. Stock never sees targets, so its runs serve all classes. Targets are the cell's, by
 the machine's cost sheet.
 
-`steps` has what lone prompts and batches of decodes take here and what the sheet says; `beyond_sheet` what steps with
-prompts and those without take beyond it in stock's runs (`bench/gpu_answers.py`); `cells` each system's figures,
-and beside them those of the simulator by the sheet, at the same streams; `gain` how many times as good as stock.
-`schedule_ms` is the scheduler's own time a step. What is in DIR already is not run again: without a GPU the report of a
-folder measured elsewhere can be made. One seed at two loads takes some eight minutes.
+`steps` has what lone prompts, batches of decodes and prompts beside these take here and what the sheet says;
+`beyond_sheet` what steps with prompts and those without take beyond it in stock's runs (`bench/gpu_answers.py`);
+`cells` each system's figures, and beside them those of the simulator by the sheet, at the same streams; `gain` how
+many times as good as stock. `schedule_ms` is the scheduler's own time a step. What is in DIR already is not run
+again: without a GPU the report of a folder measured elsewhere can be made. One seed at two loads takes some eight
+minutes.
 """
 
 from __future__ import annotations

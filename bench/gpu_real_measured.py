@@ -54,7 +54,10 @@ def first_facts(study: Study, engine: ServingEngine) -> Facts:
     steps = step_times(engine)
     say(
         "steps: "
-        + ", ".join(f"{each.batch} x {each.new_tokens}: {each.seconds * 1e3:.1f} ms" for each in steps)
+        + ", ".join(
+            f"{each.batch} x {each.new_tokens} beside {each.decodes}: {each.seconds * 1e3:.1f} ms"
+            for each in steps
+        )
     )
     backlog = [replace(request, id=f"{at}") for at, request in enumerate(study.workload.backlog()[:BACKLOG])]
     served = serve(engine, STOCK, engine.worker_slots, backlog, 0).served

@@ -53,6 +53,8 @@ def against_sheet(machine: Machine, step: StepTime) -> dict[str, float]:
     shape = BatchShape()
     for _ in range(step.batch):
         shape.add(step.new_tokens, step.context_tokens)
+    for _ in range(step.decodes):
+        shape.add(1, step.decode_context_tokens)
     told_s = machine.system().step.step_s(shape)
     return {**msgspec.structs.asdict(step), "sheet_s": told_s, "sheet_over_real": told_s / step.seconds}
 

@@ -103,6 +103,17 @@ def test_steps_are_held_against_the_sheet() -> None:
     assert against_sheet(H100, step)["sheet_over_real"] == pytest.approx(1, abs=0.1)  # an H100 took 7.02 ms
 
 
+def test_a_prompt_beside_decodes_is_held_against_a_step_of_both() -> None:
+    alone = StepTime(batch=1, new_tokens=1024, context_tokens=0, seconds=0.03)
+    beside = msgspec.structs.replace(alone, decodes=16, decode_context_tokens=532)
+    shape = BatchShape()
+    shape.add(1024, 0)
+    for _ in range(16):
+        shape.add(1, 532)
+    assert against_sheet(H100, beside)["sheet_s"] == pytest.approx(H100.system().step.step_s(shape))
+    assert against_sheet(H100, beside)["sheet_s"] > against_sheet(H100, alone)["sheet_s"]
+
+
 @dataclass(frozen=True)
 class Dearer:
     """A sheet with so much more for steps of more tokens than CUDA graphs hold at most, and for decodes alone."""
