@@ -33,7 +33,7 @@ SETTINGS = {
     "top-jobs": ["", ":reserve=true", ":reserve_confidence=0.5"],
     "within-budgets": ["", ":token_budget=3,width=2,patience_s=4"],
     "elastic": ["", ":elastic=false,width=2", ":statistic=p90,window=2"],
-    "paced": ["", ":share=0.5,most_dearer=0"],
+    "paced": ["", ":share=0.5,short_steps=false"],
 }
 """Other settings a batching is tried with."""
 EVICTION_SETTINGS = {

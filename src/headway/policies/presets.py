@@ -265,7 +265,7 @@ _ROWS = (
     _ablation(
         "long-steps",
         "steps without a target have all the tokens that the engine allows",
-        batching="paced:most_dearer=0",
+        batching="paced:short_steps=false",
     ),
     _ablation("no-turns", "decodes and prompts always share a step", batching="paced:turns=false"),
     _ablation(

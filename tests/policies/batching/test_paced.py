@@ -30,7 +30,7 @@ from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
 
 def scene(residents: list[Job], *, settings: dict[str, Any] | None = None, **view: Any) -> Scene:
     """Steps of up to 640 tokens, as long as they come, and all of a target may be used, unless told otherwise."""
-    batching = Paced(LinearCost(), **{"share": 1.0, "most_dearer": 0.0, **(settings or {})})
+    batching = Paced(LinearCost(), **{"share": 1.0, "short_steps": False, **(settings or {})})
     return Scene(
         batching,
         residents=residents,

@@ -100,6 +100,12 @@ def test_where_there_is_time_for_all_it_is_as_many_as_are_allowed() -> None:
     assert whole.most_tokens(60.0, 0) == 0
 
 
+def test_a_last_prompt_of_one_token_is_judged_as_the_decode_that_it_is() -> None:
+    # 87 tokens are 14 s. The 88th is one of a prompt by itself, which the kernel takes for a decode: 15.1 s.
+    planned = Round(Rounds(SharedKernel()), decode_shape(3, 30), prompts(50, 37, 1))
+    assert planned.most_tokens(15.0, 300) == 87
+
+
 @given(
     computed=st.integers(0, 40),
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=4),

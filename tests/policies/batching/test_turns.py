@@ -75,7 +75,7 @@ def carried_out(at: Scene, steps: int) -> list[tuple[list[str], list[str], int]]
 def dear(residents: list[Job], **view: Any) -> Scene:
     """Paced steps as long as they come, in which each decode costs a second more beside prompts."""
     return Scene(
-        Paced(SharedKernel(), share=1.0, most_dearer=0.0),
+        Paced(SharedKernel(), share=1.0, short_steps=False),
         residents=residents,
         **{
             "free_blocks": 400,
@@ -144,7 +144,7 @@ class Crowded(LinearCost):
 def test_where_drafts_may_take_the_whole_budget_nobody_takes_turns() -> None:
     residents = [*(decoding(f"x{n}") for n in range(10)), prefilling("b", prompt=500, computed=10)]
     at = dear(residents, max_tokens=16, tokens_a_decode=2)
-    at.batching = Paced(Crowded(), share=1.0, most_dearer=0.0)
+    at.batching = Paced(Crowded(), share=1.0, short_steps=False)
     assert [(len(run), budget) for run, _, budget in carried_out(at, 4)] == [(11, 16)] * 4
 
 

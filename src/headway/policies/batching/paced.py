@@ -20,7 +20,7 @@ from headway.policies.batching.pausing import pausing
 from headway.policies.batching.prompts_by_rank import by_rank
 from headway.policies.batching.rounds import Round, Rounds, times_as_long
 from headway.policies.batching.saved_time import SavedTime
-from headway.policies.batching.short_steps import ShortSteps
+from headway.policies.batching.short_steps import tokens_worth_a_step
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
     context_tokens,
@@ -37,8 +37,6 @@ SAFE_BUDGET_TOKENS = 512
 """A step's budget while predictions of its time are not to be trusted: Sarathi-Serve's."""
 _PROMPTS_SHARE = 0.3
 """Of the longest step, kept from decodes that can wait for prompts in time or that have begun."""
-DEFAULT_MOST_DEARER = 0.05
-"""So much more may prompts cost those who decode and wait for the sake of shorter steps."""
 _STEADY_STEPS = 64
 """Steps that are looked ahead for whether those who decode stay within the target between tokens."""
 
@@ -53,9 +51,9 @@ class Paced:
     keep their pace in the mean, and as many start as can. With `turns` decodes and prompts take turns where a step of
     both takes longer than two (`Turns`). Where the decodes alone would take too long, some pause (`Pausing`).
 
-    Without such a target steps are as short as they may be at hardly more cost to those who decode and those who wait,
-    at most `most_dearer` more than of any longer one (`ShortSteps`), and longer where first tokens would be late
-    otherwise (`tokens_for_first_tokens`).
+    Without such a target a step has as many tokens as hold up those who decode and those who wait the least, with
+    `short_steps` (`tokens_worth_a_step`), and more where first tokens would be late otherwise
+    (`tokens_for_first_tokens`).
 
     Where predictions are wrong, or no pause helps, a step with a target has SAFE_BUDGET_TOKENS; while steps have no
     predicted time, the engine's own budget. Costs: those of `top-jobs`, O(running), and some twenty predictions of a
@@ -68,18 +66,18 @@ class Paced:
         cost: CostModel | None = None,
         *,
         share: float = 0.85,
-        most_dearer: float = DEFAULT_MOST_DEARER,
+        short_steps: bool = True,
         turns: bool = True,
         saving: bool = True,
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigError(f"share is {share}; accepted: a share of the target above 0, at most 1")
         self.share = share
+        self.short_steps = short_steps
         self.turns = turns
         self.saving = saving
         self._cost: CostModel = cost or UnknownCost()
         self._top = TopJobs()
-        self._short_steps = ShortSteps(most_dearer)
         self._turns = Turns()
         self._saved = SavedTime()
         self._prompts_wait = False
@@ -197,12 +195,12 @@ class Paced:
         return Rounds(self._cost, starts, view.graphed_tokens)
 
     def _short(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """A step that no target between tokens bounds: of few tokens, but first tokens are to come in time."""
+        """A step that no target between tokens bounds: of the tokens worth it, but first tokens are to come in time."""
         if not plan.admit and not (plan.run and plan.run[-1].prefilling):
             return plan  # there are no prompts
         work = step_work(view, plan)
         rounds = self._rounds(view, plan, work.decodes, work.prompts)
-        tokens = self._short_steps.most_tokens(work, rounds)
+        tokens = tokens_worth_a_step(work, rounds) if self.short_steps else work.most_tokens
         if tokens < plan.token_budget and knows_late(order):
             tokens = tokens_for_first_tokens(rounds, order, view.now_s, work, tokens)
         planned = Round(rounds, work.decodes, work.prompts)

@@ -112,7 +112,7 @@ class Round:
         whole = granted // GRAIN_TOKENS
 
         def too_long(grains: int) -> bool:
-            chunk = with_prompt(part, (whole + grains) * GRAIN_TOKENS - granted, job.num_found_tokens)
-            return self._seconds(chunk) > longest_s
+            chunk = min(tokens, (whole + grains) * GRAIN_TOKENS - granted)
+            return self._seconds(with_prompt(part, chunk, job.num_found_tokens)) > longest_s
 
         return (whole + last_short(-(-(granted + tokens) // GRAIN_TOKENS) - whole, too_long)) * GRAIN_TOKENS
