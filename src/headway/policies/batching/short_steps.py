@@ -17,7 +17,7 @@ from headway.policies.batching.step_work import StepWork
 _SHORTER = 0.75
 """Steps are tried each so much shorter than the one before."""
 _COME_MEANWHILE = 3
-"""For each that waits, before none does: as where three quarters of an engine's time are asked for; chosen in adr/0028."""
+"""For each that waits, before none does: where three quarters of an engine's time are asked for. Chosen in adr/0028."""
 
 _Cost = Callable[[float, float], float]
 
