@@ -169,6 +169,7 @@ JOINED = (
 )
 """Requests that decode, and the tokens of prompts that join them one by one: as few as CUDA graphs hold, and more."""
 BESIDE_TOKENS = (128, 260)
+"""Of the prompt and of the answer of those who decode: long enough to be there when the last prompt has joined."""
 FIRST_JOINS_S, JOINS_EVERY_S = 1.0, 0.1
 
 

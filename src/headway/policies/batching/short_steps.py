@@ -64,7 +64,9 @@ def _least_share(decodes: BatchShape, prompts: BatchShape, behind: int, rounds: 
         """With this share of the prompts; in the long run a step has the `whole` of both. 0 if not known."""
         whole_s = rounds.seconds(scaled(decodes, whole), scaled(prompts, whole))
         more_s = rounds.seconds(decodes, scaled(prompts, share)) - alone_s
-        return whole_s and waiting * whole_s / whole + decodes.num_jobs * more_s / share + beginning * whole_s
+        if not whole_s:
+            return 0.0
+        return waiting * whole_s / whole + decodes.num_jobs * more_s / share + beginning * whole_s
 
     least_share = GRAIN_TOKENS / many
     share, its_cost = _cheapest(cost, 1.0, 1.0, least_share)
@@ -81,7 +83,7 @@ def _least_share(decodes: BatchShape, prompts: BatchShape, behind: int, rounds: 
 def _cheapest(cost: _Cost, first: float, in_proportion: float, least_share: float) -> tuple[float, float]:
     """Of shares each a quarter less than the one before, the last that costs less than that, and its cost.
 
-    `in_proportion`: how many times its share the whole has. As they come, for 0, while costs are not known.
+    `in_proportion`: how many times its share the whole has. All of it, for infinity, if the first is not known.
     """
     share, found, least = first, 1.0, inf
     while share >= least_share and 0 < (its_cost := cost(share, share * in_proportion)) < least:
