@@ -104,6 +104,15 @@ def test_lessons_are_apart_once_the_model_is_ready(model: Lessons, clock: StepCl
     assert clock.learns_next(10.06, StepKind.DECODE)
 
 
+def test_a_step_that_is_the_one_before_once_more_teaches_seldom(model: Lessons, clock: StepClock) -> None:
+    clock.dispatched(decodes(1, 5), 10.0)
+    assert clock.learns_next(10.01, StepKind.DECODE, alike=True), "while nothing is known every step teaches"
+    model.ready = True
+    assert not clock.learns_next(10.2, StepKind.DECODE, alike=True)
+    assert clock.learns_next(10.25, StepKind.DECODE, alike=True)
+    assert clock.learns_next(10.2, StepKind.DECODE)
+
+
 def test_a_ready_model_chooses_among_decodes_and_is_taught_all_prompts() -> None:
     model = StepTimeModel()
     for count in range(1, READY_STEPS + 1):

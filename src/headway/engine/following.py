@@ -41,10 +41,11 @@ class Following:
     def stepped(self, outcome: StepOutcome) -> None:
         """A step was filled: why it did less than planned is named and counted before anybody hears of it."""
         scheduler = self._scheduler
-        outcome.passed_over = compare(outcome, scheduler)
-        if scheduler.swaps is not None:
-            scheduler.swaps.found_tokens.clear()
-        outcome.passed_over.update(scheduler.not_offloaded)
+        if not scheduler.outcomes.alike:
+            outcome.passed_over = compare(outcome, scheduler)
+            if scheduler.swaps is not None:
+                scheduler.swaps.found_tokens.clear()
+            outcome.passed_over.update(scheduler.not_offloaded)
         scheduler.counters.stepped(outcome)
         self.moved(outcome)
 

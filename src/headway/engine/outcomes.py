@@ -38,21 +38,39 @@ class FilledStep:
 class Outcomes:
     """Reads what a scheduler's steps came to, before anything else has changed.
 
-    `tokens` is who got how many in the step that was read last.
+    `alike`: whether the step that was read last came to the same as the one before.
     """
 
     def __init__(self, scheduler: PolicyScheduler) -> None:
         self._scheduler = scheduler
         self._before: FilledStep | None = None
-        self.tokens: dict[Job, int] = {}
+        self._last = StepOutcome(now_s=0.0, plan=StepPlan())
+        self.alike = False
+
+    @property
+    def tokens(self) -> dict[Job, int]:
+        """Who got how many tokens in the step that was read last."""
+        return self._last.tokens
 
     def of(self, filled: FilledStep) -> StepOutcome:
-        """What vLLM made of a plan: admissions stand at the end of `running`, victims are missing there."""
+        """What vLLM made of a plan; the same outcome at a later time for a kept plan that was filled as before."""
+        self.alike = filled.as_before(self._before)
+        self._before = filled
+        if self.alike:
+            self._last.now_s = filled.now_s
+            self._last.free_blocks = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        else:
+            self._last = self._read(filled)
+        return self._last
+
+    def _read(self, filled: FilledStep) -> StepOutcome:
+        """Admissions stand at the end of `running`, victims are missing there."""
         scheduler, plan, output = self._scheduler, filled.plan, filled.output
+        granted = output.num_scheduled_tokens
         outcome = StepOutcome(
             now_s=filled.now_s,
             plan=plan,
-            tokens=self._granted(filled),
+            tokens=dict(zip(map(scheduler.jobs.__getitem__, granted), granted.values(), strict=True)),
             num_tokens=output.total_num_scheduled_tokens,
             preempted=dict(scheduler.preempted),
             offloaded=[
@@ -76,15 +94,6 @@ class Outcomes:
         victims = {job: fate for job, fate in scheduler.preempted.items() if job.state is JobState.RESIDENT}
         scheduler.preempted.clear()
         return StepOutcome(now_s=now_s, plan=StepPlan(run=scheduler.ledger.residents), preempted=victims)
-
-    def _granted(self, filled: FilledStep) -> dict[Job, int]:
-        """Who got how many tokens: the same mapping for a kept plan that was filled as before; nobody looks twice."""
-        granted = filled.output.num_scheduled_tokens
-        if not filled.as_before(self._before):
-            jobs = self._scheduler.jobs
-            self.tokens = dict(zip(map(jobs.__getitem__, granted), granted.values(), strict=True))
-        self._before = filled
-        return self.tokens
 
     def _admitted(self, shaped: int) -> list[Job]:
         """Who became resident: those behind the `shaped` requests, but where some come back by way of the host."""

@@ -188,7 +188,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             check_step(outcome, self)
         self._rescue.follow(outcome)
         waits = self.swaps is not None and self.swaps.step_waits
-        self.step_clock.dispatched(None if waits else lesson(outcome, self.step_clock), filled.dispatched_s)
+        learned = None if waits else lesson(outcome, self.step_clock, alike=self.outcomes.alike)
+        self.step_clock.dispatched(learned, filled.dispatched_s)
         self.step_clock.learn()
         self.counters.follow_s += time.perf_counter() - started
 

@@ -50,9 +50,9 @@ def _warn_of_few(tokens: int, vllm_config: VllmConfig) -> None:
         )
 
 
-def lesson(outcome: StepOutcome, clock: StepClock) -> BatchShape | None:
-    """The shape of the step for its clock; None if that does not want the O(jobs) it costs."""
-    wanted = not outcome.tokens or clock.learns_next(outcome.now_s, _kind(outcome))
+def lesson(outcome: StepOutcome, clock: StepClock, *, alike: bool = False) -> BatchShape | None:
+    """The shape of the step, which is the one before once more if `alike`; None if the clock does not want its O(jobs)."""
+    wanted = not outcome.tokens or clock.learns_next(outcome.now_s, _kind(outcome), alike=alike)
     return shape_of(outcome.tokens) if wanted else None
 
 

@@ -10,6 +10,8 @@ from headway.core.batch_shape import BatchShape, StepKind
 
 LESSONS_APART_S = 0.05
 """A lesson costs as much as planning a step: a tenth of a millisecond and more, where steps themselves take few."""
+ALIKE_APART_S = 0.25
+"""Steps of the same decodes again and again say hardly more than the first of them."""
 
 
 class LearnsSteps(Protocol):
@@ -45,14 +47,18 @@ class StepClock:
         self._dispatched: deque[tuple[BatchShape | None, float]] = deque()
         self._last_finished_s = -inf
         self._steps = 0
-        self._due_s = dict.fromkeys(StepKind, -inf)
+        self._taught_s = dict.fromkeys(StepKind, -inf)
         self._lessons: list[tuple[BatchShape, float]] = []
 
-    def learns_next(self, now_s: float, kind: StepKind) -> bool:
-        """Whether the shape of the next step, of this kind, is wanted; it is dispatched about now."""
+    def learns_next(self, now_s: float, kind: StepKind, *, alike: bool = False) -> bool:
+        """Whether the shape of the next step, of this kind, is wanted; it is dispatched about now.
+
+        `alike`: it is the one before once more.
+        """
         if self._model is None:
             return False
-        due = now_s >= self._due_s[kind] or not self._model.ready
+        due_s = self._taught_s[kind] + (ALIKE_APART_S if alike else LESSONS_APART_S)
+        due = now_s >= due_s or not self._model.ready
         return due and (kind is not StepKind.DECODE or self._model.wants(self._steps))
 
     @property
@@ -64,7 +70,7 @@ class StepClock:
         """A step went to the workers; None is one with work that nothing is to be learned from."""
         self._steps += 1
         if shape is not None and shape.num_jobs:
-            self._due_s[shape.kind] = now_s + LESSONS_APART_S
+            self._taught_s[shape.kind] = now_s
         self._dispatched.append((shape, now_s))
 
     def finished(self, now_s: float) -> None:

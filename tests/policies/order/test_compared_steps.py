@@ -26,6 +26,14 @@ class Turns(UnknownCost):
         return 3.0 if shape.num_prefill_tokens else 1.0
 
 
+class Unknown(Turns):
+    """Counts, and knows nothing."""
+
+    def step_s(self, shape: BatchShape) -> float:
+        super().step_s(shape)
+        return 0.0
+
+
 class Heard(StepTimeQuality):
     """Keeps what it is told."""
 
@@ -76,3 +84,37 @@ def test_nothing_is_predicted_of_a_step_of_nobody() -> None:
     cost = Turns()
     assert compared("----", [1, 1, 1, 1], cost) == []
     assert cost.asked == 0
+
+
+def test_a_step_told_once_more_is_predicted_anew_after_64_or_when_nobody_knew() -> None:
+    cost, heard = Turns(), Heard()
+    steps = ComparedSteps(cost, heard)
+    again = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={ANSWER: 1})
+    for _ in range(64):
+        steps.observe(again, 1.0)
+    assert cost.asked == 1
+    assert heard.told == [(1.0, 1.0)] * 16
+    for _ in range(8):
+        steps.observe(again, 1.0)
+    assert cost.asked == 2
+    steps.observe(StepOutcome(now_s=0.0, plan=StepPlan(), tokens={ANSWER: 1}), 1.0)
+    assert cost.asked == 3, "another step that looks alike"
+    unknown = Unknown()
+    never = ComparedSteps(unknown, heard)
+    for _ in range(8):
+        never.observe(again, 1.0)
+    assert unknown.asked == 4, "who does not know yet is asked each time"
+
+
+def test_a_step_is_predicted_anew_once_one_of_its_jobs_is_gone() -> None:
+    cost = Turns()
+    steps = ComparedSteps(cost, Heard())
+    again = StepOutcome(now_s=0.0, plan=StepPlan(), tokens={ANSWER: 1})
+    steps.observe(again, 1.0)
+    steps.forget(PROMPT)
+    steps.observe(again, 1.0)
+    assert cost.asked == 1
+    steps.forget(ANSWER)
+    for _ in range(3):
+        steps.observe(again, 1.0)
+    assert cost.asked == 2

@@ -46,7 +46,7 @@ class Turns:
 
     def begin(self) -> None:
         """Plan a step: so far it is one of decodes alone."""
-        self._planned = replace(self._seen, answers_pause=False)
+        self._planned = replace(self._seen, answers_pause=False) if self._seen.answers_pause else self._seen
 
     def apart(self, times_as_long: float) -> bool:
         """Whether decodes and prompts take turns, where a step of both takes so many times as long."""

@@ -100,7 +100,9 @@ class LatestStart:
         self._decoded_tokens = outcome.decoded_tokens
         began_s, ran = self._last_s, self._ran
         paused = self._answers_paused
-        decoded, self._had_decodes = self._had_decodes, has_decodes(outcome.tokens)
+        decoded = self._had_decodes
+        if outcome.tokens is not ran:  # else it is the same step once more
+            self._had_decodes = has_decodes(outcome.tokens)
         self._answers_paused = decoded and not self._had_decodes
         self._last_s, self._ran = outcome.now_s, outcome.tokens
         if not any(job.state is JobState.RESIDENT for job in ran):

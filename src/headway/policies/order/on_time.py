@@ -140,6 +140,7 @@ class OnTime:
         self._rest.end(job)
         self._overdue.end(job)
         self._times.end(job)
+        self._compared.forget(job)
         self._changed()
 
     def finished(self, job: Job) -> None:

@@ -112,7 +112,7 @@ class PredictedRemaining(KeyedOrder):
 
     def _renew_some(self) -> None:
         """Estimate the next of those in doubt, `renewed`."""
-        self.renewed = list(islice(self._in_doubt, _RENEWED_A_STEP))
+        self.renewed = list(islice(self._in_doubt, _RENEWED_A_STEP)) if self._in_doubt else ()
         for job in self.renewed:
             del self._in_doubt[job]
             self.touch(job)
