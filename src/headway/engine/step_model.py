@@ -51,7 +51,7 @@ def _warn_of_few(tokens: int, vllm_config: VllmConfig) -> None:
 
 
 def lesson(outcome: StepOutcome, clock: StepClock, *, alike: bool = False) -> BatchShape | None:
-    """The shape of the step, which is the one before once more if `alike`; None if the clock does not want its O(jobs)."""
+    """The shape of a step, `alike` if it is the one before once more; None if the clock does not want its O(jobs)."""
     wanted = not outcome.tokens or clock.learns_next(outcome.now_s, _kind(outcome), alike=alike)
     return shape_of(outcome.tokens) if wanted else None
 
