@@ -44,13 +44,13 @@ def _scene(stream_output_tokens: int) -> Scene:
 
 MACHINES = {
     "H100, Llama-3.1-8B": Machine("h100", "Llama-3.1-8B", _scene(1_500)),
-    "A100, OPT-13B": Machine(
+    "A100 80 GB, OPT-13B": Machine(
         "a100-80g",
         "opt-13b",
         _scene(480),
         "the costs of its shape: OPT's own positions end at 2,048; the streams end where memory does",
     ),
-    "A100, Qwen2.5-14B": Machine("a100-80g", "Qwen2.5-14B", _scene(1_500)),
+    "A100 80 GB, Qwen2.5-14B": Machine("a100-80g", "Qwen2.5-14B", _scene(1_500)),
 }
 
 

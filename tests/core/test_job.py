@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.job import Job, has_decodes, is_decode
+from headway.core.job import Job, has_decodes, has_prompts, is_decode
 from headway.core.slo import Slo
 from tests.strategies import decoding, make_job
 
@@ -53,10 +53,12 @@ def test_a_step_extends_an_answer_or_computes_a_prompt(
     job = make_job(prompt=10, num_computed_tokens=computed, num_output_tokens=output)
     assert is_decode(job, tokens) is expected
     assert has_decodes({job: tokens, make_job("p", prompt=10, num_computed_tokens=9): 9}) is expected
+    assert has_prompts({decoding("d"): 0, job: tokens}) is not expected
 
 
-def test_a_step_of_nobody_has_no_decodes() -> None:
+def test_a_step_of_nobody_has_neither_decodes_nor_prompts() -> None:
     assert not has_decodes({})
+    assert not has_prompts({})
 
 
 @pytest.mark.parametrize(

@@ -169,3 +169,13 @@ def without_run(plan: StepPlan) -> tuple[Any, ...]:
         plan.token_budget,
         plan.chunk_cap,
     )
+
+
+def test_a_plan_with_fewer_tokens_than_decodes_does_not_hold_for_the_engine_has_more() -> None:
+    policy, now = policy_with(*RESIDENTS, name="vllm"), view()
+    plan = policy.plan(now)
+    for tokens, holds in ((2, True), (1, False)):
+        plan.token_budget = tokens
+        steady = SteadyPlan()
+        steady.note(plan, now, policy)
+        assert (steady.again(now) is not None) is holds

@@ -113,3 +113,8 @@ def is_decode(job: Job, tokens: int) -> bool:
 def has_decodes(tokens: Mapping[Job, int]) -> bool:
     """Whether a step that granted `tokens`, decodes first, extended an answer. Asked as `is_decode`. O(1)."""
     return any(is_decode(job, count) for job, count in islice(tokens.items(), 1))
+
+
+def has_prompts(tokens: dict[Job, int]) -> bool:
+    """Whether such a step computed some of a prompt. Asked as `is_decode`. O(1)."""
+    return any(not is_decode(job, count) for job, count in islice(reversed(tokens.items()), 1))

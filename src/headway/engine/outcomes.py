@@ -93,7 +93,12 @@ class Outcomes:
         scheduler = self._scheduler
         victims = {job: fate for job, fate in scheduler.preempted.items() if job.state is JobState.RESIDENT}
         scheduler.preempted.clear()
-        return StepOutcome(now_s=now_s, plan=StepPlan(run=scheduler.ledger.residents), preempted=victims)
+        return StepOutcome(
+            now_s=now_s,
+            plan=StepPlan(run=scheduler.ledger.residents),
+            preempted=victims,
+            decoded_tokens=scheduler.view.decoded_tokens,
+        )
 
     def _admitted(self, shaped: int) -> list[Job]:
         """Who became resident: those behind the `shaped` requests, but where some come back by way of the host."""

@@ -86,3 +86,8 @@ def test_paced_has_such_steps() -> None:
 def test_where_decodes_take_all_tokens_first_tokens_ask_for_nothing(budget: int) -> None:
     run = tuple(decoding(f"{n}") for n in range(10))
     assert tokens(prompt("a", 300.0), run=run, least=10, budget=budget) == 10
+
+
+def test_one_whose_first_token_is_under_way_asks_for_nothing() -> None:
+    under_way = make_job("under way", prompt=4000, num_computed_tokens=4000, slo=Slo(ttft_s=60.0))
+    assert tokens(under_way, prompt("b", 300.0)) == tokens(prompt("b", 300.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -125,11 +126,22 @@ def test_prompts_share_what_there_is_in_rank_order() -> None:
     assert expect_step(view, plan).shape.num_tokens == 65
 
 
+def carried_out(plan: StepPlan, *, starts: bool = True) -> StepOutcome:
+    """What came of a plan, with newcomers or without: jobs that have computed what they were granted."""
+    tokens: dict[Job, int] = {}
+    left = plan.token_budget
+    for job in (*plan.run, *(plan.admit if starts else ())):
+        granted = min(left, job.num_tokens - job.num_computed_tokens)
+        if granted:
+            tokens[replace(job, num_computed_tokens=job.num_computed_tokens + granted)] = granted
+            left -= granted
+    return StepOutcome(now_s=0.0, plan=plan, tokens=tokens, num_tokens=sum(tokens.values()))
+
+
 def after(at: Scene, steps: int) -> StepPlan:
     """The plan once so many were carried out, each as planned; who runs and waits stays as it is."""
     for _ in range(steps):
-        plan = at.plan()
-        at.batching.observe(StepOutcome(now_s=0.0, plan=plan, num_tokens=plan.token_budget))
+        at.batching.observe(carried_out(at.plan()))
     return at.plan()
 
 
@@ -152,7 +164,7 @@ def test_what_was_saved_is_not_spent_on_a_prompt_that_does_not_start() -> None:
     for _ in range(5):
         plan = at.plan()
         assert plan.admit
-        at.batching.observe(StepOutcome(now_s=0.0, plan=plan, num_tokens=15))  # it has no room yet
+        at.batching.observe(carried_out(plan, starts=False))  # it has no room yet
     at.batching.observe(StepOutcome(now_s=0.0, plan=StepPlan()))  # nor is there a step between two
     assert at.plan().admit
     assert not after(at, 1).admit

@@ -123,3 +123,10 @@ def test_a_round_of_the_most_tokens_is_not_too_long_and_one_of_a_grain_more_is(
         assert planned.seconds(found + GRAIN_TOKENS) > longest_s
     else:
         assert planned.seconds(300) <= longest_s
+
+
+def test_a_prompt_that_a_step_in_flight_computes_hides_nobody_behind_it() -> None:
+    under_way, waits = prefilling("under way", prompt=30, computed=30), make_job("waits", prompt=500)
+    planned = Round(Rounds(SharedKernel()), decode_shape(0, 0), [under_way, waits])
+    # 2 s and a tenth for each token.
+    assert planned.most_tokens(longest_s=12.0, at_most=400) == 96

@@ -17,7 +17,7 @@ def saved(*steps_s: float, longest_s: float = 4.0) -> SavedTime:
     found = SavedTime()
     for step_s in steps_s:
         found.expect(step_s, longest_s)
-        found.observe(2)
+        found.observe(ran=True, prompts=True)
     return found
 
 
@@ -36,7 +36,7 @@ def test_what_steps_leave_pays_for_more_prompts_less_often() -> None:
 def test_no_more_than_two_steps_are_saved() -> None:
     many = saved(*[1.0] * 99)
     many.expect(10.6, 4.0)
-    many.observe(2)
+    many.observe(ran=True, prompts=True)
     # 8 s were, of which 6.6 went.
     assert many.afford(planned(), 0, 500, 4.0) == 0
     assert saved(*[1.0] * 99).afford(planned(), 0, 500, 4.0) == 64
@@ -45,7 +45,7 @@ def test_no_more_than_two_steps_are_saved() -> None:
 def test_a_step_of_prompts_alone_is_paid_whole() -> None:
     found = saved(2.2, 2.2, 2.2, 2.2)
     found.expect(7.0, 4.0, decodes=False)
-    found.observe(2)
+    found.observe(ran=True, prompts=True)
     assert found.afford(planned(), 0, 500, 4.0) == 0
 
 
@@ -93,9 +93,9 @@ def test_a_step_of_prompts_is_paid_by_the_decodes_after_it_where_nothing_was_sav
     found = SavedTime()
     for _ in range(9):
         found.expect(1.8, 4.0, decodes=False)
-        found.observe(2)
+        found.observe(ran=True, prompts=True)
         found.expect(2.2, 4.0)
-        found.observe(2)
+        found.observe(ran=True, prompts=True)
     # Two decodes and 16 tokens in one step take 5.8 s: 1.8 more than a token may, and just what decodes leave of it.
     assert found.afford(planned(), 0, 16, 4.0) == 0
 
@@ -104,5 +104,23 @@ def test_a_step_of_prompts_is_paid_by_the_decodes_after_it_where_nothing_was_sav
 def test_without_a_target_nothing_is_kept(longest_s: float) -> None:
     found = saved(*[1.0] * 99)
     found.expect(1.0, longest_s)
-    found.observe(2)
+    found.observe(ran=True, prompts=True)
     assert (found.afford(planned(), 0, 500, 4.0) == 0) is (longest_s == inf)
+
+
+def test_a_step_whose_prompts_did_not_get_through_costs_what_its_decodes_took() -> None:
+    def after(*, prompts: bool) -> SavedTime:
+        found = saved(2.2, 2.2, 2.2)
+        found.expect(10.6, 4.0, alone_s=2.2)
+        found.observe(ran=True, prompts=prompts)
+        return found
+
+    assert after(prompts=False).afford(planned(), 0, 500, 4.0) == 64
+    assert after(prompts=True).afford(planned(), 0, 500, 4.0) == 0
+
+
+def test_an_empty_step_is_no_step() -> None:
+    found = saved(2.2, 2.2, 2.2, 2.2)
+    found.expect(10.6, 4.0)
+    found.observe(ran=False, prompts=False)
+    assert found.afford(planned(), 0, 500, 4.0) == 64

@@ -154,3 +154,12 @@ def test_an_idle_engine_is_no_long_step() -> None:
 
 def test_before_anything_is_known_a_step_is_assumed() -> None:
     assert LatestStart(RemainingWork()).step_s == ASSUMED_STEP_S
+
+
+def test_an_engine_that_stood_still_for_a_minute_does_not_make_everybody_late_for_long() -> None:
+    latest = latest_start()
+    job = decoding("a")
+    for at_s in (1.0, 1.5, 2.0, 62.0):
+        latest.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens={job: 1}))
+    # Steps of half a second, then 60 s, which count as a hundred times as long: 50 s, a tenth of it.
+    assert latest.step_s == pytest.approx(0.9 * 0.5 + 0.1 * 50.0)

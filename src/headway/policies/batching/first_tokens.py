@@ -47,7 +47,8 @@ def tokens_for_first_tokens(
 def _dues(in_time: Iterable[Job], now_s: float) -> Sequence[_Due]:
     """What is due of these, the first due first."""
     deadlines = [(job.ttft_deadline_s, left_tokens(job)) for job in in_time]
-    return sorted((due_s - now_s, left) for due_s, left in deadlines if due_s is not None)
+    # One with nothing left has its first token under way.
+    return sorted((due_s - now_s, left) for due_s, left in deadlines if due_s is not None and left)
 
 
 def _fewest(most: int, tokens: int, dues: Sequence[_Due], token_s: Callable[[int], float]) -> int:

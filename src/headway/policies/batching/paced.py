@@ -9,7 +9,7 @@ from math import inf
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel, UnknownCost
-from headway.core.job import Job
+from headway.core.job import Job, has_prompts
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
@@ -162,8 +162,7 @@ class Paced:
         elif turn is Turn.DECODES:
             self._saved.expect(planned.decodes_s, longest_s)
         else:
-            alone = (planned.decodes.num_tokens, planned.decodes_s)
-            self._saved.expect(planned.seconds(tokens), longest_s, alone=alone)
+            self._saved.expect(planned.seconds(tokens), longest_s, alone_s=planned.decodes_s)
 
     def _prompt_tokens(
         self, view: StepView, plan: StepPlan, order: Order, planned: Round, longest_s: float
@@ -244,7 +243,7 @@ class Paced:
     def observe(self, outcome: StepOutcome) -> None:
         """Follow whose turn it is, and what was saved."""
         self._turns.observe()
-        self._saved.observe(outcome.num_tokens)
+        self._saved.observe(ran=bool(outcome.tokens), prompts=has_prompts(outcome.tokens))
 
 
 def _prompts(view: StepView, plan: StepPlan) -> list[Job]:

@@ -89,9 +89,11 @@ class Round:
         """
         part, granted = BatchShape(), 0
         for job in self.prompts:
-            tokens = min(left_tokens(job), at_most - granted)
-            if tokens <= 0:
+            if granted >= at_most:
                 break
+            tokens = min(left_tokens(job), at_most - granted)
+            if not tokens:
+                continue
             longer = with_prompt(part, tokens, job.num_found_tokens)
             if self._seconds(longer) > longest_s:
                 return max(GRAIN_TOKENS, granted, self._cut(part, job, granted, tokens, longest_s))

@@ -30,27 +30,27 @@ class SavedTime:
         self._longest_s = inf
         self._left_s = 0.0
         self._least_s = 0.0
-        self._alone: tuple[int, float] = (0, 0.0)
+        self._prompts_s = 0.0
 
     def expect(
-        self, step_s: float, longest_s: float, *, decodes: bool = True, alone: tuple[int, float] = (0, 0.0)
+        self, step_s: float, longest_s: float, *, decodes: bool = True, alone_s: float | None = None
     ) -> None:
         """The planned step is predicted to take so long, where a token may take `longest_s`; inf where nobody says.
 
         Without decodes it is a part of the next, which pays for it: so long more may be spent than was saved.
-        `alone` are its tokens without prompts, and what those take: prompts that do not get through cost nothing.
+        `alone_s` is what it takes without its prompts, where it has some: those that do not get through cost nothing.
         """
         self._longest_s = longest_s
         self._least_s = -_MOST * longest_s if decodes else -inf
         self._left_s = (longest_s if decodes else 0.0) - step_s
-        self._alone = (alone[0], step_s - alone[1])
+        self._prompts_s = 0.0 if alone_s is None else step_s - alone_s
 
-    def observe(self, num_tokens: int) -> None:
-        """The planned step is done, and had so many tokens; without any there was none."""
+    def observe(self, *, ran: bool, prompts: bool) -> None:
+        """The planned step is done, with prompts or without; if nobody `ran` there was none."""
         if self._longest_s == inf:
             self._saved_s = 0.0
-        elif num_tokens:
-            left_s = self._left_s + (self._alone[1] if num_tokens <= self._alone[0] else 0.0)
+        elif ran:
+            left_s = self._left_s + (0.0 if prompts else self._prompts_s)
             self._saved_s = max(self._least_s, min(self._saved_s + left_s, _MOST * self._longest_s))
 
     def afford(self, planned: Round, tokens: int, wanted: int, longest_s: float) -> int:

@@ -14,6 +14,8 @@ TOO_LATE = -inf
 NO_TARGET = inf
 _NEWEST_SHARE = 0.1
 """Weight of the newest step in the running mean of step times."""
+_MOST_TIMES = 100.0
+"""The mean that a step counts with at most: what takes longer is an engine that was paused, or stood still."""
 
 
 class LatestStart:
@@ -113,7 +115,11 @@ class LatestStart:
             self._pause_s = step_s
         else:
             round_s, self._pause_s = step_s + self._pause_s, 0.0
-            self._step_s += (round_s - self._step_s) * (_NEWEST_SHARE if self._step_s else 1.0)
+            if self._step_s:
+                newest_s = min(round_s, _MOST_TIMES * self._step_s)
+                self._step_s += (newest_s - self._step_s) * _NEWEST_SHARE
+            else:
+                self._step_s = round_s
         return step_s
 
     def forget(self, job: Job) -> None:

@@ -92,7 +92,7 @@ class OnTime:
             trusted_at_first=trusted_at_first,
         )
         self._times = Timetable(self._rest.work, cost, prompt_share, by_tokens=by_tokens)
-        self._weighed: dict[tuple[float, int], list[Job]] = {}
+        self._weighed: dict[float, list[Job]] = {}
         self._overdue_now: dict[float, list[Job]] = {}
         self._num_ran = 0
         self._steps_to_look = 0
@@ -182,7 +182,7 @@ class OnTime:
         if not self._goes_by_targets:
             return self._rest.top(k, now_s)
         first = [job for job in self.overdue(now_s) if self._times.waits(job)]
-        first += self._waiting_worth_serving(max(k, MOST_WEIGHED), now_s)
+        first += self._waiting_worth_serving(now_s)
         if len(first) < k:
             named = set(first)
             rest = self._rest.top(k + len(named), now_s)
@@ -225,12 +225,12 @@ class OnTime:
             self._overdue_now = {now_s: found}
         return found
 
-    def _waiting_worth_serving(self, most: int, now_s: float) -> list[Job]:
+    def _waiting_worth_serving(self, now_s: float) -> list[Job]:
         """Of the first by latest start that wait and can be in time. A step asks twice: once for it until a change."""
-        found = self._weighed.get((now_s, most))
+        found = self._weighed.get(now_s)
         if found is None:
-            found = self._worth_serving(self._times.waiting_in_time(most, now_s), now_s)
-            self._weighed = {(now_s, most): found}
+            found = self._worth_serving(self._times.waiting_in_time(MOST_WEIGHED, now_s), now_s)
+            self._weighed = {now_s: found}
         return found
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:

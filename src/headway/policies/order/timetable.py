@@ -112,9 +112,12 @@ class Timetable:
         deadline, what they need changes with steps and lengths, so the next eight are taken in turn; what a first token
         needs changes by a step's time alone.
         """
-        if self._latest_s:
+        if not self._latest_s:
+            return
+        if outcome.num_tokens > len(outcome.tokens):  # else nobody has more than the token of a decode
             granted = outcome.tokens.items()
             self.renew([job for job, tokens in granted if tokens > 1 and not is_decode(job, tokens)])
+        if self._deadlines:
             self.renew(self._longest_unrenewed())
 
     def _longest_unrenewed(self) -> Sequence[Job]:
