@@ -323,6 +323,20 @@ def test_the_top_is_the_ranking_of_the_queue_and_nobody_is_lost(
             assert ids(order.top(k, now_s)) == ranked[:k]
 
 
+def test_who_comes_first_does_not_depend_on_how_many_are_asked_for() -> None:
+    # A token takes a second, for half of the time. With `costly`, 840 s, the 185th and those behind it would be late: it
+    # is given up if they are weighed, too, which those are not who come behind the first 128.
+    order = OnTime(PerToken())
+    for number in range(128):
+        order.add(due(f"{number:03}", 1400.0 + number, 2))
+    order.add(due("costly", 1450.0, 420))
+    for number in range(128, 400):
+        order.add(due(f"{number:03}", 1400.0 + number, 2))
+    first = ids(order.top(400, 0.0))
+    for k in (1, 40, 128, 200, 300):
+        assert ids(order.top(k, 0.0)) == first[:k]
+
+
 @UNTIMED
 @given(jobs=waiting_jobs(), moves=moves)
 def test_it_forgets_the_jobs_that_ended(jobs: list[Job], moves: list[tuple[str, int]]) -> None:
