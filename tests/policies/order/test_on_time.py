@@ -324,7 +324,7 @@ def test_the_top_is_the_ranking_of_the_queue_and_nobody_is_lost(
 
 
 def test_who_comes_first_does_not_depend_on_how_many_are_asked_for() -> None:
-    # A token takes a second, for half of the time. With `costly`, 840 s, the 185th and those behind it would be late: it
+    # A token takes a second, for half of the time. With `costly`, 840 s, the 185th and those behind would be late: it
     # is given up if they are weighed, too, which those are not who come behind the first 128.
     order = OnTime(PerToken())
     for number in range(128):
