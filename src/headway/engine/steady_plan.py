@@ -33,10 +33,8 @@ class SteadyPlan:
         """Keep a plan that may do for the steps to come. O(residents) where it runs them all, else O(1)."""
         others = plan.admit or plan.preempt or plan.leave or plan.offload or plan.prefetch or plan.chunk_cap
         steady = plan.run is view.residents and not others and _nobody_waits(view)
-        steady = steady and plan.token_budget >= len(
-            plan.run
-        )  # what is not shaped has the engine's own budget
-        if steady and not any(job.prefilling for job in view.residents):
+        has_tokens = plan.token_budget >= len(plan.run)  # made again it has all of the engine's
+        if steady and has_tokens and not any(job.prefilling for job in view.residents):
             self._plan, self._until_s = plan, policy.same_plan_until_s(view)
         else:
             self._plan = None
