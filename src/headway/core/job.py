@@ -116,5 +116,5 @@ def has_decodes(tokens: Mapping[Job, int]) -> bool:
 
 
 def has_prompts(tokens: dict[Job, int]) -> bool:
-    """Whether such a step computed some of a prompt. Asked as `is_decode`. O(1)."""
-    return any(not is_decode(job, count) for job, count in islice(reversed(tokens.items()), 1))
+    """Whether such a step computed some of a prompt. Asked as `is_decode`. O(jobs); less where prompts stand last."""
+    return any(not is_decode(job, count) for job, count in reversed(tokens.items()))

@@ -243,7 +243,8 @@ class Paced:
     def observe(self, outcome: StepOutcome) -> None:
         """Follow whose turn it is, and what was saved."""
         self._turns.observe()
-        self._saved.observe(ran=bool(outcome.tokens), prompts=has_prompts(outcome.tokens))
+        more = outcome.num_tokens > len(outcome.tokens)  # than decodes without drafts would have
+        self._saved.observe(ran=bool(outcome.tokens), prompts=more and has_prompts(outcome.tokens))
 
 
 def _prompts(view: StepView, plan: StepPlan) -> list[Job]:
