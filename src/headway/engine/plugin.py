@@ -9,6 +9,7 @@ from typing import Any
 from headway.core.hints import read_hints
 from headway.engine.cpu_cores import compute_on_as_many_cores_as_without_connector
 from headway.engine.cpu_tiles import ask_for_tiles
+from headway.engine.cpu_waits import wait_asleep_on_cpu
 from headway.engine.lengths.entry import predict_at_entry
 from headway.engine.questions import answer_questions
 from headway.engine.stream_endings import show_endings
@@ -21,9 +22,10 @@ CPU_ASYNC_SWITCH = "HEADWAY_CPU_ASYNC"
 def install() -> None:
     """Check request hints where requests enter (a 400 for a bad one), predict lengths there, let streaming clients
     hear how a request ended, let the scheduler be asked about requests, compute on as many cores with host memory as
-    without and with the tiles there are, and honour the CPU async switch."""
+    without and with the tiles there are, wait without spinning on a CPU, and honour the CPU async switch."""
     ask_for_tiles()
     compute_on_as_many_cores_as_without_connector()
+    wait_asleep_on_cpu()
     _check_hints_at_entry()
     predict_at_entry()
     show_endings()
