@@ -16,7 +16,7 @@ setup: ## create .venv with Headway and vLLM's CPU build, from the lock
 
 demo: setup ## four policies on real vLLM, a table and a page of plots (out/demo/report.html)
 	@rm -rf $(DEMO)
-	$(BIN)/headway bench --model demo --trace demo --policies vllm,sarathi,sjf,edf --out $(DEMO) -- \
+	$(BIN)/headway bench --model demo --trace demo --policies vllm,sjf,edf,headway --out $(DEMO) -- \
 		--max-num-seqs 16 --max-num-batched-tokens 1024
 	$(BIN)/headway report $(DEMO) --out $(DEMO)/report.html
 

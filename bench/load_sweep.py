@@ -1,6 +1,6 @@
-"""The demo's stream at several loads, four policies each: `python bench/load_sweep.py --out DIR`.
+"""The demo's stream at several loads, five policies each: `python bench/load_sweep.py --out DIR`.
 
-One fresh real engine per policy and load (12 runs, about 8 minutes on 2 cores). Writes a run folder per load,
+One fresh real engine per policy and load (15 runs, about 12 minutes on 2 cores). Writes a run folder per load,
 which `headway report DIR` draws, and the README's picture: goodput against load. Load 1 is the stream as it
 is; at load 0.5 the same requests arrive half as fast.
 """
@@ -18,7 +18,7 @@ from headway.results.plots import sweep_svg
 from headway.results.run_folder import load_folder
 
 LOADS = (0.5, 0.75, 1.0)
-POLICIES = ("vllm", "sarathi", "sjf", "edf")
+POLICIES = ("vllm", "sarathi", "sjf", "edf", "headway")
 VLLM_FLAGS = ("--max-num-seqs", "16", "--max-num-batched-tokens", "1024")
 PICTURES = {"goodput": "goodput.svg", "mean_ttft_s": "mean-ttft.svg", "p99_jct_s": "p99-jct.svg"}
 
