@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.fill import brings_last_token, fill, starts_whole
+from headway.core.fill import brings_last_token, fill, starts_whole, uncomputed_tokens
 from headway.core.job import Job
 from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
 from tests.core.block_pool import BlockPool
@@ -283,3 +283,13 @@ def test_the_last_token_is_on_its_way_for_certain_when_it_is_whatever_becomes_of
     assert not brings_last_token(1, 9, 8 + 3)
     assert not brings_last_token(2, 10, 8 + 3)
     assert brings_last_token(2, 11, 8 + 3)
+
+
+def test_a_job_whose_last_token_is_under_way_has_nothing_to_compute_unless_it_went_past_its_declared_limit() -> (
+    None
+):
+    job = make_job("a", prompt=8, limit=3)
+    job.num_output_tokens, job.num_output_placeholders, job.num_computed_tokens = 2, 1, 10
+    assert uncomputed_tokens(job) == 0
+    job.num_output_tokens, job.num_computed_tokens = 3, 11
+    assert uncomputed_tokens(job) == 1

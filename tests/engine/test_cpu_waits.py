@@ -1,41 +1,83 @@
 from __future__ import annotations
 
 import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from vllm.distributed.device_communicators import shm_broadcast
+import zmq
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.platforms import current_platform
 
+from headway.engine import cpu_waits
 from headway.engine.cpu_waits import wait_asleep_on_cpu
 
 pytestmark = pytest.mark.vllm
+OWN_WAIT = getattr(SpinCondition.wait, "__wrapped__", SpinCondition.wait)
+"""vLLM's, whether or not another test has installed the plug-in."""
 
 
 @pytest.fixture(autouse=True)
 def unpatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    # vLLM's own, whether or not another test has installed the plug-in.
-    from vllm.distributed.utils import sched_yield
-
-    monkeypatch.setattr(shm_broadcast, "sched_yield", sched_yield)
+    monkeypatch.setattr(SpinCondition, "wait", OWN_WAIT)
 
 
-def times_slept(waits: int) -> int:
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[tuple[SpinCondition, SpinCondition]]:
+    """Who sends messages, and who waits for them and has just read one."""
+    with zmq.Context() as context:
+        address = f"ipc://{tmp_path / 'word'}"
+        writer = SpinCondition(is_reader=False, context=context, notify_address=address)
+        reader = SpinCondition(is_reader=True, context=context, notify_address=address)
+        yield writer, reader
+        sockets = (reader.local_notify_socket, reader.read_cancel_socket, reader.write_cancel_socket)
+        for socket in (writer.local_notify_socket, *sockets):
+            socket.close(linger=0)
+
+
+def times_slept(reader: SpinCondition, waits: int) -> int:
     """How often this thread gave its core away of its own accord in so many looks for a message."""
-    condition = object.__new__(shm_broadcast.SpinCondition)
-    condition.is_reader, condition.last_read, condition.busy_loop_s = True, float("inf"), 1.0
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     for _ in range(waits):
-        condition.wait()
+        reader.record_read()
+        reader.wait(timeout_ms=5_000)
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
 
 
-def test_whoever_waits_for_a_message_sleeps() -> None:
+def test_whoever_waits_for_a_message_sleeps(ends: tuple[SpinCondition, SpinCondition]) -> None:
+    _, reader = ends
+    assert times_slept(reader, waits=20) < 20  # vLLM's own spins
     wait_asleep_on_cpu()
-    assert times_slept(20) >= 20
+    assert times_slept(reader, waits=20) >= 20
+
+
+def test_word_of_a_message_ends_the_wait(
+    ends: tuple[SpinCondition, SpinCondition], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_waits, "RECHECK_MS", 60_000)
+    wait_asleep_on_cpu()
+    writer, reader = ends
+    reader.local_notify_socket.poll(100)  # until the two have met
+    writer.notify()
+    reader.record_read()
+    began_s = time.monotonic()
+    reader.wait(timeout_ms=5_000)
+    assert time.monotonic() - began_s < 30
+
+
+def test_where_messages_are_rare_nobody_looks_again_and_again(
+    ends: tuple[SpinCondition, SpinCondition],
+) -> None:
+    wait_asleep_on_cpu()
+    _, reader = ends
+    reader.last_read = -1e9
+    began_s = time.monotonic()
+    reader.wait(timeout_ms=50)
+    assert time.monotonic() - began_s >= 0.045
 
 
 def test_elsewhere_vllm_waits_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    own = shm_broadcast.sched_yield
     wait_asleep_on_cpu()
-    assert shm_broadcast.sched_yield is own
+    assert SpinCondition.wait is OWN_WAIT

@@ -286,6 +286,17 @@ def test_expired_and_shed_requests_end_once_with_their_reason(
     assert_empty(built)
 
 
+@pytest.mark.parametrize(("declared", "limit"), [(3, 3), (400, 5), (None, 5)])
+def test_policies_see_the_declared_limit_but_none_beyond_vllms(declared: int | None, limit: int) -> None:
+    built = scheduler(asynchronous=False, prefix_caching=False)
+    hints = None if declared is None else {"headway_max_output_tokens": declared}
+    engine = HearingEngine(built)
+    engine.add(ScriptedRequest("a", 0, range(8), output_tokens=5, extra_args=hints))
+    engine.step()
+    (job,) = built.ledger.residents
+    assert job.max_output_tokens == limit
+
+
 class TokenSeconds(UnknownCost):
     """A millisecond a token, whatever else is in the step: known from the start."""
 

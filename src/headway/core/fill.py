@@ -238,11 +238,16 @@ def _offload(plan: StepPlan, kv: KvSide, outcome: StepOutcome) -> None:
 def uncomputed_tokens(job: Job) -> int:
     """Tokens a resident job could compute now: known ones, and those that steps in flight will bring.
 
-    None when a step in flight certainly brings the last output token that the job's limit allows.
+    None when a step in flight certainly brings the last output token that the job's limit allows. A limit that was
+    declared and is passed (`headway_max_output_tokens`) is none.
     """
-    in_flight = job.num_output_placeholders
-    if in_flight and brings_last_token(
-        in_flight, job.num_computed_tokens, job.num_prompt_tokens + job.max_output_tokens
+    in_flight, within_limit = job.num_output_placeholders, job.num_output_tokens < job.max_output_tokens
+    if (
+        in_flight
+        and within_limit
+        and brings_last_token(
+            in_flight, job.num_computed_tokens, job.num_prompt_tokens + job.max_output_tokens
+        )
     ):
         return 0
     return job.num_prompt_tokens + job.num_output_tokens + in_flight - job.num_computed_tokens
