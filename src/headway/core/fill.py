@@ -241,13 +241,11 @@ def uncomputed_tokens(job: Job) -> int:
     None when a step in flight certainly brings the last output token that the job's limit allows. A limit that was
     declared and is passed (`headway_max_output_tokens`) is none.
     """
-    in_flight, within_limit = job.num_output_placeholders, job.num_output_tokens < job.max_output_tokens
+    in_flight, most = job.num_output_placeholders, job.max_output_tokens
     if (
         in_flight
-        and within_limit
-        and brings_last_token(
-            in_flight, job.num_computed_tokens, job.num_prompt_tokens + job.max_output_tokens
-        )
+        and job.num_output_tokens < most
+        and brings_last_token(in_flight, job.num_computed_tokens, job.num_prompt_tokens + most)
     ):
         return 0
     return job.num_prompt_tokens + job.num_output_tokens + in_flight - job.num_computed_tokens

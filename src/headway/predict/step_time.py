@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from statistics import NormalDist
 
 from headway.core.batch_shape import BatchShape, StepKind
@@ -38,8 +37,6 @@ ones outweigh it, on whatever device: features are at nominal peaks, so a slow o
 _THINNING = 4
 """Once ready, one step in 4 is worth learning from: the fit hardly gains from more, and it runs beside the
 scheduler."""
-_GOLDEN = (sqrt(5) - 1) / 2
-"""Its multiples fill the unit interval evenly, those of every other step or of every eighth too."""
 _SWEEPS = 4
 _FIRST_SWEEPS = 200
 _FIRST_ROUNDS = 4
@@ -114,11 +111,8 @@ class StepTimeModel:
         return self.observed_steps >= READY_STEPS
 
     def wants(self, step: int) -> bool:
-        """Whether the `step`-th one is worth the O(jobs) of its shape: all until ready, then one in 4.
-
-        Which, has no period, since kinds of steps may take turns.
-        """
-        return not self.ready or step * _GOLDEN % 1 < 1 / _THINNING
+        """Whether the `step`-th one is worth the O(jobs) of its shape: all until ready, then one in 4."""
+        return not self.ready or step % _THINNING == 0
 
     def step_s(self, shape: BatchShape) -> float:
         """Predicted seconds of a step, never negative."""
