@@ -32,7 +32,7 @@ def take_in(request: Request, default_slo: Slo, now_s: float, *, is_streamed: bo
         id=request.request_id,
         arrival_s=now_s - age_s,
         num_prompt_tokens=request.num_prompt_tokens,
-        max_output_tokens=min(hints.max_output_tokens or request.max_tokens, request.max_tokens),
+        max_output_tokens=hints.max_output_tokens or request.max_tokens,
         slo=hints.slo,
         priority=request.priority,
         tenant=hints.tenant,

@@ -31,8 +31,7 @@ def facts_of(
     if not ids or prompt["type"] == "embeds":
         return None
     hints = read_hints(params.extra_args)
-    room = front_end.model_config.max_model_len - len(ids)
-    limit = min(limit for limit in (hints.max_output_tokens, params.max_tokens, room) if limit is not None)
+    limit = hints.max_output_tokens or params.max_tokens or front_end.model_config.max_model_len - len(ids)
     if limit <= 1:
         return None
     text = prompt.get("prompt") or _decoded(ids, front_end.renderer.tokenizer)
