@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from random import Random
 from statistics import fmean
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
+from bench.conversations import conversations
 from bench.jct import latencies
 from bench.progress import say
 from bench.serving_engine import ServingEngine
@@ -35,15 +35,11 @@ from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.traces import TraceRequest
-from headway.traces.formats import MOONCAKE_BLOCK_TOKENS
 
 LOADS = (2.0, 4.0)
 SEEDS = 3
 STOCK = "stock"
 CONTENDERS = (STOCK, "sjf", "headway", "headway-no-prefixes")
-TURNS = 5
-THINKING_S = 3.0
-"""Mean time from a turn to the next."""
 SEATS, KV_BLOCKS, BLOCK_TOKENS = 16, 320, 32
 CAPACITY_S, CAPACITY_RPS, CAPACITY_SEED = 20.0, 10.0, 99
 FLAGS = (
@@ -53,29 +49,6 @@ FLAGS = (
 
 Jcts = dict[tuple[str, float], list[list[float]]]
 """By contender and load: each seed's completion times, in seconds."""
-
-
-def conversations(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
-    """Turns in order of arrival, so many a second in the mean, of conversations that begin within `seconds`."""
-    rng = Random(seed)
-    turns: list[TraceRequest] = []
-    begins_s, number = 0.0, 0
-    while (begins_s := begins_s + rng.expovariate(rate_rps / TURNS)) < seconds:
-        at_s = begins_s
-        for turn in range(TURNS):
-            blocks = tuple(range(number * TURNS, number * TURNS + turn + 1))
-            turns.append(
-                TraceRequest(
-                    id=f"{number}-{turn}",
-                    arrival_s=at_s,
-                    input_tokens=turn * MOONCAKE_BLOCK_TOKENS + rng.randint(32, MOONCAKE_BLOCK_TOKENS),
-                    output_tokens=rng.randint(8, 60),
-                    prefix_blocks=blocks,
-                )
-            )
-            at_s += rng.expovariate(1 / THINKING_S)
-        number += 1
-    return sorted(turns, key=lambda request: request.arrival_s)
 
 
 def serve(engine: ServingEngine, contender: str, requests: Sequence[TraceRequest], seed: int) -> list[float]:

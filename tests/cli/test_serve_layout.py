@@ -15,7 +15,7 @@ from headway.routing.pools import pool_of
 def test_instances_that_are_all_alike() -> None:
     layout = read_layout(instances=2, join=["http://a:1/v1/"], policy="edf")
     assert layout.places == (Place("0", ""), Place("1", ""), Place("2", "", "http://a:1"))
-    assert (layout.policy, layout.presets, layout.router) == ("edf", {"": "edf"}, "least-work")
+    assert (layout.policy, layout.presets, layout.router) == ("edf", {"": "edf"}, "cache-aware")
     assert [place.name for place in layout.launched] == ["0", "1"]
     assert [place.name for place in layout.joined] == ["2"]
     assert read_layout(instances=1).policy == "vllm"
@@ -33,7 +33,7 @@ def test_pools() -> None:
 def test_servers_that_are_there_already() -> None:
     alike = read_layout(join=["http://a:1", "http://b:1?x=1"])
     assert [place.name for place in alike.places] == ["0", "1"]
-    assert (dict(alike.presets), alike.router) == ({}, "least-work")
+    assert (dict(alike.presets), alike.router) == ({}, "cache-aware")
     pooled = read_layout(join=["lp=http://a:1", "hp=http://b:1"])
     assert [place.name for place in pooled.places] == ["lp-0", "hp-0"]
     assert (dict(pooled.presets), pooled.router) == ({}, "ascendra")
@@ -90,7 +90,7 @@ def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
         ({"pools": "lp=1", "join": ["http://a"]}, "some instances are in a pool and some are not"),
         ({"instances": 1, "router": "nope"}, "unknown router 'nope'; accepted: "),
         ({"instances": 1, "router": "ascendra"}, "router 'ascendra' tells pools apart, and there are none"),
-        ({"instances": 1, "tickets": False}, "--no-tickets with router 'least-work'; accepted"),
+        ({"instances": 1, "tickets": False}, "--no-tickets with router 'cache-aware'; accepted"),
         (
             {"pools": "lp=1", "router": "round-robin", "tickets": False},
             "--no-tickets with router 'round-robin'",

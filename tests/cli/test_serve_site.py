@@ -62,7 +62,7 @@ def test_joined_servers_need_no_model() -> None:
     assert made.local is None
     lines = introduction(made, None).splitlines()
     assert lines[0].startswith(
-        "headway: serving 1 instance at http://127.0.0.1:8000, router 'least-work'; targets"
+        "headway: serving 1 instance at http://127.0.0.1:8000, router 'cache-aware'; targets"
     )
     assert lines[1] == "  0  joined at http://10.0.0.3:8000"
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.shared_prefixes import STOCK, TURNS, cell, conversations
+from bench.conversations import TURNS, conversations
+from bench.shared_prefixes import STOCK, cell
 from headway.experiments.real_engine import prompt_ids
 from tests.strategies import FEW
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headway.core import hints as engine_hints
 from headway.core.slo import NO_TARGETS, Slo
-from headway.gateway.ask import Ask, read_ask
+from headway.gateway.ask import CHAT_PATH, Ask, read_ask
 from headway.gateway.refusal import Refusal
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
@@ -257,3 +257,33 @@ def test_the_engine_accepts_what_is_left_of_any_targets(slo: Slo, spent_s: float
     for name in ("ttft_s", "tbt_s", "deadline_s"):
         assert getattr(told.slo, name) == pytest.approx(getattr(left, name))
     assert told.may_move is False
+
+
+LONG = "word " * 2000
+FIRST = [{"role": "system", "content": LONG}, {"role": "user", "content": "Why?"}]
+NEXT = [*FIRST, {"role": "assistant", "content": "Because."}, {"role": "user", "content": LONG}]
+
+
+def test_the_next_turn_of_a_chat_begins_as_the_one_before() -> None:
+    first, following = (read({"model": "m", "messages": messages}, CHAT_PATH) for messages in (FIRST, NEXT))
+    assert len(first.prefix_blocks()) == 4
+    assert following.prefix_blocks()[:4] == first.prefix_blocks()
+    assert len(following.prefix_blocks()) > 4
+
+
+@pytest.mark.parametrize(
+    "other", [{"model": "n"}, {"tools": [{"type": "function"}]}, {"cache_salt": "a"}, {"messages": NEXT[1:]}]
+)
+def test_what_stands_before_a_prompt_is_part_of_its_beginning(other: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": FIRST}
+    blocks = [read(each, CHAT_PATH).prefix_blocks() for each in (body, {**body, **other})]
+    assert not set(blocks[0]) & set(blocks[1])
+
+
+def test_prompts_of_token_ids_share_blocks_too() -> None:
+    shared = [12_345] * 3000
+    blocks = [read({"prompt": [*shared, *rest]}).prefix_blocks() for rest in ([7] * 600, [8] * 600)]
+    assert len(blocks[0]) > 5
+    assert blocks[0][:5] == blocks[1][:5]
+    assert blocks[0][-1] != blocks[1][-1]
+    assert read({}).prefix_blocks() == read({"prompt": "short"}).prefix_blocks() == ()

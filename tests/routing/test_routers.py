@@ -83,6 +83,20 @@ def test_a_job_placed_again_is_outstanding_where_it_is_now() -> None:
     assert work.tokens("y") == 0
 
 
+def test_of_a_prompt_counts_what_is_to_be_computed_until_it_is() -> None:
+    work = OutstandingWork(answer_weight=5.0, first_answer_tokens=20)
+    job = make_job("a", prompt=10)
+    work.place(job, "x", 4)
+    assert work.tokens("x") == 4 + 5 * 20
+    work.prompt_done(job)
+    assert work.tokens("x") == 5 * 20
+    job.num_output_tokens = 6
+    work.end(job)
+    assert work.tokens("x") == 0
+    work.place(make_job("b", prompt=10), "x")
+    assert work.tokens("x") == 10 + 5 * 6
+
+
 @pytest.mark.parametrize("name", ["round-robin", "least-work", "power-of-two"])
 def test_routers_without_pools_take_no_hand_off_and_need_no_news_of_starts(name: str) -> None:
     told, untold = build_router(name), build_router(name)

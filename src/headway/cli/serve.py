@@ -134,7 +134,7 @@ def serve(
         list[str] | None, _gateway("[POOL=]URL", "A server that is there already; repeatable.")
     ] = None,
     router: Annotated[
-        str | None, _gateway("NAME", "Who gets which request (default: least-work; with pools: ascendra).")
+        str | None, _gateway("NAME", "Who gets which request (default: cache-aware; with pools: ascendra).")
     ] = None,
     tickets: Annotated[
         bool,

@@ -98,7 +98,7 @@ def simulate(
         _engine("lp=N,hp=M", "Engines of each pool, for policies such as ascendra; as many for the others."),
     ] = None,
     router: Annotated[
-        str | None, _engine("NAME", "How they share requests (default: least-work, as `serve`).")
+        str | None, _engine("NAME", "How they share requests (default: cache-aware, as `serve`).")
     ] = None,
     pool_router: Annotated[
         str | None, _engine("NAME", "The same, where there are pools (default: ascendra).")

@@ -10,6 +10,9 @@ from itertools import islice
 from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import NO_TARGETS, Slo
 
+PREFIX_BLOCK_TOKENS = 512
+"""Of a block in `Job.prefix_blocks`, as in Mooncake's traces."""
+
 
 class JobState(Enum):
     """Where a live job is; each live job is in exactly one of the first three."""
@@ -32,6 +35,8 @@ class Job:
     0 if nobody did. `max_output_tokens` is the limit the client set, never an
     estimate of the length; `predicted_length` is one. The true length is not here. `may_move`: another instance
     would take the request if this one gave it up unstarted; whoever routes it between several says so.
+    `prefix_blocks` name the leading blocks of its prompt, each for all before it too, as far as somebody knows whether
+    other prompts begin alike: routers look at them, policies at `num_cached_tokens`.
     """
 
     id: str
@@ -44,6 +49,7 @@ class Job:
     predicted_length: LengthEstimate | None = None
     lora_id: int = 0
     may_move: bool = False
+    prefix_blocks: tuple[int, ...] = ()
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0

@@ -12,6 +12,7 @@ from headway.core.hints import MAY_MOVE, TENANT, quoted, target_hints
 from headway.core.slo import NO_TARGETS, Slo
 from headway.gateway.hints import read_hints
 from headway.gateway.refusal import Refusal, bad_request
+from headway.routing.prompt_blocks import BYTES_PER_TOKEN, prompt_blocks
 
 T = TypeVar("T")
 
@@ -23,8 +24,10 @@ MAX_ID_CHARACTERS = 256
 
 Fields = dict[str, msgspec.Raw]
 
-_BYTES_PER_TOKEN = 4
-"""A prompt in text is taken to have so many; only routers that weigh prompts use it."""
+_BYTES_PER_ID = 6
+"""A token id with its comma is taken to have so many."""
+_BEFORE_PROMPT = ("model", "tools", "chat_template_kwargs", "cache_salt")
+"""Fields that decide, beside the prompt, what stands before or in its KV."""
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for completions; a chat without a limit is taken to have none."""
 
@@ -101,6 +104,13 @@ class Ask:
         if ids:
             fields["return_token_ids"] = _TRUE
         return _encode(fields)
+
+    def prefix_blocks(self) -> tuple[int, ...]:
+        """Names of the prompt's leading blocks, for routers. O(bytes)."""
+        prompt = bytes(self.fields.get("messages" if self.chat else "prompt", b""))
+        before = b"\n".join(bytes(self.fields.get(name, b"")) for name in _BEFORE_PROMPT)
+        bytes_per_token = _BYTES_PER_ID if not self.chat and _begins_with_id(prompt) else BYTES_PER_TOKEN
+        return prompt_blocks(prompt, within=before, bytes_per_token=bytes_per_token)
 
     def hints(self, slo: Slo, *, may_move: bool) -> dict[str, Any]:
         """What Headway's scheduler is told: these targets, and whether another instance would take it."""
@@ -209,8 +219,12 @@ def _tokens_of(part: msgspec.Raw) -> int:
     return text.count(b",") + 1 if text.startswith(b"[") else _guess(part)
 
 
+def _begins_with_id(prompt: bytes) -> bool:
+    return prompt.startswith(b"[") and prompt[1:9].lstrip()[:1].isdigit()
+
+
 def _guess(raw: msgspec.Raw | None) -> int:
-    return 0 if raw is None else max(1, len(bytes(raw)) // _BYTES_PER_TOKEN)
+    return 0 if raw is None else max(1, len(bytes(raw)) // BYTES_PER_TOKEN)
 
 
 def _tenant(named: str, of_key: str) -> str:

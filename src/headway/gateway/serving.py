@@ -142,6 +142,7 @@ class Serving:
             priority=ask.priority or 0,
             tenant=ask.tenant,
             may_move=ask.may_move and ask.one_answer,
+            prefix_blocks=ask.prefix_blocks(),
         )
 
     async def _cut_short(self, life: Life, cut: Cut) -> tuple[Outcome, str]:

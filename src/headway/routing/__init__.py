@@ -9,6 +9,7 @@ from typing import Protocol
 from headway.core.job import Job
 from headway.errors import ConfigError
 from headway.routing.ascendra import Ascendra
+from headway.routing.cache_aware import CacheAware
 from headway.routing.least_work import LeastWork
 from headway.routing.power_of_two import PowerOfTwo
 from headway.routing.round_robin import RoundRobin
@@ -47,12 +48,13 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": RoundRobin,
     "least-work": LeastWork,
     "power-of-two": PowerOfTwo,
+    "cache-aware": CacheAware,
     "ascendra": Ascendra,
     "ascendra-no-ticket": partial(Ascendra, tickets=False),
     "ascendra-revoke": partial(Ascendra, revoke=True),
 }
 """The routers a flag can name."""
-DEFAULT_ROUTER, POOL_ROUTER = "least-work", "ascendra"
+DEFAULT_ROUTER, POOL_ROUTER = "cache-aware", "ascendra"
 """Of equal instances, and of pools, where none is named: served, simulated and planned alike."""
 
 

@@ -31,6 +31,7 @@ def job_of(
         priority=request.priority,
         tenant=request.tenant,
         predicted_length=predicted_length,
+        prefix_blocks=request.prefix_blocks,
     )
 
 
@@ -49,4 +50,5 @@ def moved_job(job: Job, now_s: float) -> Job:
         predicted_length=job.predicted_length,
         lora_id=job.lora_id,
         may_move=False,
+        prefix_blocks=job.prefix_blocks,
     )

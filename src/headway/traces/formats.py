@@ -10,6 +10,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
+from headway.core.job import PREFIX_BLOCK_TOKENS
 from headway.core.slo import Slo
 from headway.errors import TraceError
 from headway.traces.cells import (
@@ -22,7 +23,7 @@ from headway.traces.cells import (
     whole,
 )
 
-MOONCAKE_BLOCK_TOKENS = 512
+MOONCAKE_BLOCK_TOKENS = PREFIX_BLOCK_TOKENS
 """Tokens of one block in Mooncake's `hash_ids`. Source: Qin et al. 2025, FAST 2025 trace release."""
 
 

@@ -63,7 +63,7 @@ def fleet(systems: Iterable[str], instances: int, logs: Path, tell: Tell) -> Ite
     chosen = {name: SYSTEMS[name] for name in systems}
     with ExitStack() as stack:
         started = {
-            name: _instances(stack, name, SERVICES[name], instances, logs)
+            name: start_instances(stack, name, SERVICES[name], instances, logs)
             for name in {system.service: None for system in chosen.values()}
         }
         for name, servers in started.items():
@@ -81,8 +81,13 @@ def fleet(systems: Iterable[str], instances: int, logs: Path, tell: Tell) -> Ite
         yield Fleet(running, gateways)
 
 
-def _instances(
-    stack: ExitStack, name: str, service: Service, count: int, logs: Path
+def start_instances(
+    stack: ExitStack,
+    name: str,
+    service: Service,
+    count: int,
+    logs: Path,
+    vllm_flags: Sequence[str] = VLLM_FLAGS,
 ) -> dict[str, ServerProcess]:
     """Servers that were started and are not ready yet, by the names that a gateway gives those that join."""
     binding = bind_cores(Workers(count), usable_cores())
@@ -90,7 +95,7 @@ def _instances(
     for index, instance in enumerate(instance_names(pool_sizes(service, count))):
         settings = EngineSettings(policy=service.presets[pool_of(instance)], leaving=service.leaving)
         address = ("127.0.0.1", free_port())
-        command = server_command(DEMO, settings, address, VLLM_FLAGS)
+        command = server_command(DEMO, settings, address, vllm_flags)
         log = stack.enter_context((logs / f"{name}-{instance}.log").open("wb"))
         started[instance] = stack.enter_context(
             ServerProcess(command.arguments, address, environment=binding.environment(index), log=log)
