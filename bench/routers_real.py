@@ -2,7 +2,7 @@
 
 Two instances of the demo model on this machine's cores, one gateway for each router in front of both. Conversations of
 five turns, each some 512 tokens longer than the one before (`bench/conversations.py`); KV memory of an instance holds
-some eight long ones. A stream is sent to each router in turn, each time with other tokens, so that no prefix is found
+some thirty long ones. A stream is sent to each router in turn, each time with other tokens, so that no prefix is found
 that was not sent in that run. Loads are of what the two get through of requests that are all there at once, when hardly
 a prefix is found; as they come they get through more. Per load and router, over all seeds' requests: mean and p99 JCT,
 mean time to the first token, each seed's mean JCT, and what the prefix caches held of the prompts. A run takes some
@@ -42,8 +42,8 @@ from headway.traces import TraceRequest
 
 ROUTERS = ("round-robin", "least-work", "cache-aware")
 INSTANCES = 2
-LOADS, SEEDS, SECONDS = (1.0, 1.5), 3, 20.0
-KV_BLOCKS, BLOCK_TOKENS = 640, 32
+LOADS, SEEDS, SECONDS = (1.0, 1.5, 2.0), 3, 20.0
+KV_BLOCKS, BLOCK_TOKENS = 2560, 32
 FLAGS = (
     *("--max-num-seqs", "16", "--max-num-batched-tokens", "1024", "--block-size", str(BLOCK_TOKENS)),
     *("--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--enforce-eager"),

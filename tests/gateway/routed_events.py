@@ -165,6 +165,9 @@ class Told:
         self.router.end(job)
         self.ended_jobs += 1
 
+    def lost(self, instance: str) -> None:
+        self.router.lost(instance)
+
 
 @dataclass
 class Script:

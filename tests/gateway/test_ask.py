@@ -280,10 +280,18 @@ def test_what_stands_before_a_prompt_is_part_of_its_beginning(other: dict[str, A
     assert not set(blocks[0]) & set(blocks[1])
 
 
-def test_prompts_of_token_ids_share_blocks_too() -> None:
+@pytest.mark.parametrize("nested", [False, True])
+def test_prompts_of_token_ids_share_blocks_too(nested: bool) -> None:
     shared = [12_345] * 3000
-    blocks = [read({"prompt": [*shared, *rest]}).prefix_blocks() for rest in ([7] * 600, [8] * 600)]
-    assert len(blocks[0]) > 5
-    assert blocks[0][:5] == blocks[1][:5]
+    prompts = [[*shared, *rest] for rest in ([7] * 2000, [8] * 2000)]
+    blocks = [read({"prompt": [ids] if nested else ids}).prefix_blocks() for ids in prompts]
+    assert 3 <= sum(map(int.__eq__, *blocks)) <= 5  # of 3,000 tokens there are no more than five whole blocks
     assert blocks[0][-1] != blocks[1][-1]
     assert read({}).prefix_blocks() == read({"prompt": "short"}).prefix_blocks() == ()
+
+
+def test_tools_are_part_of_a_chats_prompt() -> None:
+    chat = {"model": "m", "messages": FIRST}
+    with_tools = {**chat, "tools": [{"type": "function", "function": {"description": LONG}}]}
+    assert read(with_tools, CHAT_PATH).prompt_tokens > 1.9 * read(chat, CHAT_PATH).prompt_tokens
+    assert len(read(with_tools, CHAT_PATH).prefix_blocks()) == 9

@@ -96,11 +96,12 @@ async def test_a_task_that_is_cancelled_itself_is_cancelled() -> None:
 
 
 async def test_a_loss_cuts_all_who_are_there_and_nobody_else() -> None:
-    losses, loss, other = Losses(), asyncio.Event(), asyncio.Event()
+    lost: list[str] = []
+    losses, loss, other = Losses(lost.append), asyncio.Event(), asyncio.Event()
 
     async def there(event: asyncio.Event) -> Cut | str:
         interrupt = Interrupt()
-        with losses.cutting(event, interrupt):
+        with losses.cutting("a" if event is loss else "b", event, interrupt):
             try:
                 return await interrupt.wait(asyncio.sleep(0.05, "in peace"))
             except WaitCut as cut:
@@ -108,7 +109,7 @@ async def test_a_loss_cuts_all_who_are_there_and_nobody_else() -> None:
 
     async def was_there() -> str:
         interrupt = Interrupt()
-        with losses.cutting(loss, interrupt):
+        with losses.cutting("a", loss, interrupt):
             pass
         return await interrupt.wait(asyncio.sleep(0.02, "in peace"))
 
@@ -116,5 +117,6 @@ async def test_a_loss_cuts_all_who_are_there_and_nobody_else() -> None:
     await asyncio.sleep(0)
     loss.set()
     assert await asyncio.gather(*tasks) == [Cut.LOST, Cut.LOST, "in peace", "in peace"]
+    assert lost == ["a"]
     assert await there(loss) is Cut.LOST  # it is lost already
     losses.close()

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import PREFIX_BLOCK_TOKENS, Job
-from headway.routing import build_router, sent_prefixes
+from headway.routing import Router, build_router, sent_prefixes
+from headway.routing.live_blocks import LiveBlocks
 from headway.routing.prompt_blocks import BYTES_PER_TOKEN, prompt_blocks
 from headway.routing.sent_prefixes import SentPrefixes
 from tests.strategies import make_job
@@ -23,14 +24,19 @@ def turn(name: str, blocks: tuple[int, ...], more_tokens: int = 88) -> Job:
 
 
 def test_a_conversation_stays_until_waiting_costs_more_than_computing_it_again() -> None:
-    # Prompts of 600 tokens, which all begin with the same 512. The first goes to x, the first of two equals. For the
-    # others x has to compute 88 tokens, which count 4 x 88 = 352, and y 600, 2,400; each answer at x counts 5 x 200. So
-    # x costs 1,352 and 2,352 and is chosen; the fourth would cost 3,352 there.
-    router = build_router("cache-aware")
-    for name, expected in (("first", "x"), ("second", "x"), ("third", "x"), ("fourth", "y")):
-        job = turn(name, (1,))
-        assert router.route(job, TWO) == expected
-        router.started(job)
+    # The first turn, of 4 blocks, goes to x, the first of two equals, and ends. The next has 5 blocks, which y would
+    # have to compute, x one: 5 x 512 x 8 = 20,480 and 4,096 tokens. Each other request at x counts 5 x 200, so that 16
+    # of them still leave x the cheaper one, and 17 do not.
+    for others, expected in ((16, "x"), (17, "y")):
+        router = build_router("cache-aware")
+        first = turn("first", (1, 2, 3, 4))
+        assert router.route(first, TWO) == "x"
+        router.end(first)
+        for number in range(others):
+            other = make_job(f"{number}", prompt=10)
+            router.route(other, ("x",))
+            router.started(other)
+        assert router.route(turn("second", (1, 2, 3, 4, 5)), TWO) == expected
 
 
 def test_prompts_wait_where_they_are_until_their_first_token_is_out() -> None:
@@ -42,10 +48,38 @@ def test_prompts_wait_where_they_are_until_their_first_token_is_out() -> None:
     assert router.route(make_job("fourth", prompt=10), TWO) == "x"  # one answer there, two at y
 
 
-def test_what_all_prompts_begin_with_holds_nobody_back() -> None:
-    router, shared = build_router("cache-aware"), tuple(range(8))
-    chosen = Counter(router.route(turn(f"{number}", shared), "abcd") for number in range(400))
-    assert max(chosen.values()) - min(chosen.values()) <= 6
+def test_what_four_share_costs_each_half_as_much_to_have_twice() -> None:
+    # Three with its first 4 blocks are under way at x, so that four share them: they cost y 4 x 512 x 8 / 2 = 8,192
+    # tokens. The fifth is new to both. Each of those at x counts 1,000: 3 and 5 are 8,000, with one more 9,000.
+    for others, expected in ((5, "x"), (6, "y")):
+        router = build_router("cache-aware")
+        for number in range(3):
+            sharing = turn(f"sharing {number}", (1, 2, 3, 4))
+            router.route(sharing, ("x",))
+            router.started(sharing)
+        for number in range(others):
+            other = make_job(f"{number}", prompt=10)
+            router.route(other, ("x",))
+            router.started(other)
+        assert router.route(turn("next", (1, 2, 3, 4, 5)), TWO) == expected
+
+
+def answered(router: Router, job: Job, tokens: int) -> None:
+    router.started(job)
+    job.num_output_tokens = tokens
+    router.end(job)
+
+
+@pytest.mark.parametrize("answer_tokens", [20, 200])
+def test_what_all_prompts_begin_with_holds_nobody_back(answer_tokens: int) -> None:
+    router, shared, chosen = build_router("cache-aware"), tuple(range(16)), Counter[str]()
+    live: list[Job] = []
+    for number in range(800):
+        live.append(turn(f"{number}", shared))
+        chosen[router.route(live[-1], "abcd")] += number >= 400
+        if len(live) > 32:
+            answered(router, live.pop(0), answer_tokens)
+    assert min(chosen[name] for name in "abcd") > 50
 
 
 def test_without_anything_in_common_it_spreads_evenly() -> None:
@@ -54,28 +88,38 @@ def test_without_anything_in_common_it_spreads_evenly() -> None:
     assert set(chosen.values()) == {100}
 
 
-def test_conversations_that_take_turns_each_keep_their_instance() -> None:
+def talk_home(router: Router, talk: int, length: int) -> str:
+    """Where a turn of a conversation goes that nobody else is served beside."""
+    job = turn(f"{talk}-{length}", tuple(100 * talk + block for block in range(length)))
+    home = router.route(job, "abc")
+    answered(router, job, 50)
+    return home
+
+
+def test_conversations_that_take_turns_each_keep_their_instance_and_use_all() -> None:
     router = build_router("cache-aware")
-    homes: dict[int, set[str]] = {}
-    for length in range(1, 6):
-        for talk in range(6):
-            job = turn(f"{talk}-{length}", tuple(100 * talk + block for block in range(length)))
-            homes.setdefault(talk, set()).add(router.route(job, "abc"))
-            router.started(job)
-            job.num_output_tokens = 50
-            router.end(job)
-    assert all(len(homes_of_one) == 1 for homes_of_one in homes.values())
+    homes = [[talk_home(router, talk, length) for talk in range(6)] for length in range(1, 6)]
+    assert all(home == homes[0] for home in homes)
+    assert Counter(homes[0]) == {"a": 2, "b": 2, "c": 2}
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12), st.lists(st.integers(0, 2), max_size=6)
-)
-def test_found_is_the_longest_beginning_of_any_that_was_sent(sent: list[list[int]], asked: list[int]) -> None:
-    known = SentPrefixes()
-    for path in sent:
-        known.use(named(path))
-    expected = max((common(path, asked) for path in sent), default=0)
-    assert known.found(named(asked)) == expected
+def test_who_was_lost_begins_with_nothing() -> None:
+    router = build_router("cache-aware")
+    home = talk_home(router, 1, 4)
+    assert talk_home(router, 1, 5) == home
+    router.lost(home)
+    assert talk_home(router, 2, 4) == home  # nothing was sent there, as far as is known
+    router.lost("never seen")
+
+
+def test_jobs_that_are_gone_share_nothing() -> None:
+    live, (one, other) = LiveBlocks(), (turn("one", (1, 2)), turn("other", (1, 3)))
+    for job in (one, other, one):
+        live.come(job)
+    assert live.shared_by((1, 2, 3, 4)) == [2, 1, 1, 0]
+    live.go(one)
+    live.go(one)
+    assert live.shared_by((1, 2, 3, 4)) == [1, 0, 1, 0]
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12))

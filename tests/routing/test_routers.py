@@ -84,7 +84,7 @@ def test_a_job_placed_again_is_outstanding_where_it_is_now() -> None:
 
 
 def test_of_a_prompt_counts_what_is_to_be_computed_until_it_is() -> None:
-    work = OutstandingWork(answer_weight=5.0, first_answer_tokens=20)
+    work = OutstandingWork(answer_weight=5.0, guesses=1, guessed_tokens=20)
     job = make_job("a", prompt=10)
     work.place(job, "x", 4)
     assert work.tokens("x") == 4 + 5 * 20
@@ -94,7 +94,7 @@ def test_of_a_prompt_counts_what_is_to_be_computed_until_it_is() -> None:
     work.end(job)
     assert work.tokens("x") == 0
     work.place(make_job("b", prompt=10), "x")
-    assert work.tokens("x") == 10 + 5 * 6
+    assert work.tokens("x") == 10 + 5 * (20 + 6) / 2
 
 
 @pytest.mark.parametrize("name", ["round-robin", "least-work", "power-of-two"])

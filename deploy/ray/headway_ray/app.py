@@ -18,7 +18,7 @@ HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 ROUTER_CLASS = "headway_ray.router.HeadwayRouter"
 UNCOUNTING = ("round-robin",)
 """Routers that need not be told when a request ends."""
-COUNTING = ("least-work", "power-of-two", "cache-aware")
+COUNTING = ("least-work", "power-of-two")
 """Those that must be. Ascendra's are not among them: replicas have no pools, and cannot hand a request over."""
 
 CPU_ENGINE = {

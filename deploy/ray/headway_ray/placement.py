@@ -10,8 +10,9 @@ from headway.core.job import Job
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
 from headway.routing import Router
-from headway.routing.prompt_blocks import BYTES_PER_TOKEN, prompt_blocks
 
+_BYTES_PER_TOKEN = 4
+"""A prompt in text is taken to have so many; only routers that weigh prompts use it."""
 _TARGETS = {"ttft_s": "headway_ttft_ms", "tbt_s": "headway_tbt_ms", "deadline_s": "headway_deadline_ms"}
 
 
@@ -67,7 +68,6 @@ def job_of(request_id: str, request: Any, now_s: float) -> Job:
         slo=_slo(xargs),
         priority=getattr(request, "priority", None) or 0,
         tenant=tenant if isinstance(tenant, str) else "",
-        prefix_blocks=prompt_blocks(str(_prompt(request)).encode()),
     )
 
 
@@ -79,12 +79,9 @@ def _slo(xargs: dict[str, Any]) -> Slo:
         return NO_TARGETS
 
 
-def _prompt(request: Any) -> Any:
-    return getattr(request, "prompt", None) or getattr(request, "messages", None) or ""
-
-
 def _prompt_tokens(request: Any) -> int:
-    prompt = _prompt(request)
+    prompt = getattr(request, "prompt", None) or getattr(request, "messages", None) or ""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
         return len(prompt)
-    return max(1, len(str(prompt)) // BYTES_PER_TOKEN)
+    text = prompt if isinstance(prompt, str) else str(prompt)
+    return max(1, len(text) // _BYTES_PER_TOKEN)

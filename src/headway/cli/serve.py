@@ -37,7 +37,7 @@ Several instances behind one address (the page is at /dashboard):
 
   headway serve demo --pools lp=1,hp=1 --slo-ttft 1 --slo-tbt 0.15
 
-  headway serve Qwen/Qwen3-8B --instances 4 --policy edf --router least-work
+  headway serve Qwen/Qwen3-8B --instances 4 --policy headway
 
   headway serve ./model --pools lp=2,hp=1 --api-keys keys.txt --max-queue 500 --max-age 30 -- -tp 2
 

@@ -24,10 +24,10 @@ MAX_ID_CHARACTERS = 256
 
 Fields = dict[str, msgspec.Raw]
 
-_BYTES_PER_ID = 6
-"""A token id with its comma is taken to have so many."""
-_BEFORE_PROMPT = ("model", "tools", "chat_template_kwargs", "cache_salt")
-"""Fields that decide, beside the prompt, what stands before or in its KV."""
+_BYTES_PER_ID = 8
+"""A token id with comma and blank is taken to have so many: rather too many, so that less counts as known."""
+_BEFORE_PROMPT = ("model", "chat_template_kwargs", "cache_salt")
+"""Fields that decide, beside the prompt, what its KV is."""
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for completions; a chat without a limit is taken to have none."""
 
@@ -107,7 +107,7 @@ class Ask:
 
     def prefix_blocks(self) -> tuple[int, ...]:
         """Names of the prompt's leading blocks, for routers. O(bytes)."""
-        prompt = bytes(self.fields.get("messages" if self.chat else "prompt", b""))
+        prompt = b"".join(bytes(self.fields.get(name, b"")) for name in _prompt_fields(self.chat))
         before = b"\n".join(bytes(self.fields.get(name, b"")) for name in _BEFORE_PROMPT)
         bytes_per_token = _BYTES_PER_ID if not self.chat and _begins_with_id(prompt) else BYTES_PER_TOKEN
         return prompt_blocks(prompt, within=before, bytes_per_token=bytes_per_token)
@@ -139,7 +139,7 @@ def read_ask(
     chat = path.startswith(CHAT_PATH)
     xargs = _value(fields, "vllm_xargs", _OBJECT) or {}
     hints = read_hints(headers, xargs, _value(fields, "priority", _NUMBER), default_slo)
-    prompts, prompt_tokens = (1, _guess(fields.get("messages"))) if chat else _prompts(fields.get("prompt"))
+    prompts, prompt_tokens = (1, _chat_tokens(fields)) if chat else _prompts(fields.get("prompt"))
     options = _value(fields, "stream_options", _OBJECT) or {}
     return Ask(
         path=path,
@@ -219,8 +219,17 @@ def _tokens_of(part: msgspec.Raw) -> int:
     return text.count(b",") + 1 if text.startswith(b"[") else _guess(part)
 
 
+def _prompt_fields(chat: bool) -> Sequence[str]:
+    """What becomes the prompt, in its order."""
+    return ("tools", "messages") if chat else ("prompt",)
+
+
 def _begins_with_id(prompt: bytes) -> bool:
-    return prompt.startswith(b"[") and prompt[1:9].lstrip()[:1].isdigit()
+    return prompt.startswith(b"[") and prompt[:16].lstrip(b"[ \n")[:1].isdigit()
+
+
+def _chat_tokens(fields: Fields) -> int:
+    return sum(_guess(fields.get(name)) for name in _prompt_fields(chat=True))
 
 
 def _guess(raw: msgspec.Raw | None) -> int:

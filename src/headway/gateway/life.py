@@ -221,7 +221,7 @@ class Life:
         attempt = self._attempt
         assert attempt is not None
         try:
-            with serving.losses.cutting(serving.fleet.lost(name), self.interrupt):
+            with serving.losses.cutting(name, serving.fleet.lost(name), self.interrupt):
                 await self._drop_half_a_character(member)
                 call, events = self._call(member)
                 self._events = events

@@ -46,7 +46,7 @@ class PassThrough:
         serving.running.add(interrupt)
         member.in_flight += 1
         try:
-            with serving.losses.cutting(member.loss, interrupt):
+            with serving.losses.cutting(member.name, member.loss, interrupt):
                 await self._pass(scope, upload, client, member, interrupt)
             member.served += 1
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -52,7 +52,7 @@ class Serving:
         self.clock = clock
         self.log = log
         self.accounts = Accounts()
-        self.losses = Losses()
+        self.losses = Losses(router.lost)
         self.turnstile = Turnstile(
             self._places,
             max_queue=options.max_queue,

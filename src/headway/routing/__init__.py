@@ -43,6 +43,10 @@ class Router(Protocol):
         """A job that was placed is gone; called once for each, wherever it was handed to."""
         ...
 
+    def lost(self, instance: str) -> None:
+        """An instance is gone with all that it held; whoever comes back under its name begins with nothing."""
+        ...
+
 
 ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": RoundRobin,

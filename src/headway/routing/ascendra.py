@@ -85,6 +85,9 @@ class Ascendra:
         """If it still waited, it no longer does."""
         self._leave_queue(job)
 
+    def lost(self, instance: str) -> None:
+        """Its jobs are routed again or end, each by itself."""
+
     def _welcome(self, instances: Sequence[str]) -> None:
         """Give each HP instance not seen before its first ticket, behind the job it was first seen with.
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 MOST_BLOCKS = 8192
 """Blocks of 512 tokens that are remembered of an instance: four million tokens, more than most have memory for.
 
-To remember too much is harmless: whoever's prefix is gone finds it nowhere, so nobody is worse off where it was. To
-remember too little parts sessions from what is still there.
+To remember too much does little harm: whoever's prefix is gone finds it nowhere else either. To remember too little
+parts conversations from what is still there.
 """
 
 
@@ -23,6 +23,9 @@ class SentPrefixes:
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
 
     def found(self, blocks: Sequence[int]) -> int:
         """How many of a prompt's leading blocks are remembered. O(log blocks)."""

@@ -15,6 +15,9 @@ class StaysPut:
     def started(self, job: Job) -> None:
         """Nothing depends on it."""
 
+    def lost(self, instance: str) -> None:
+        """Nothing is known of what it held."""
+
     def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
         """Nobody takes it."""
         return None
