@@ -42,7 +42,7 @@ from headway.traces import TraceRequest
 
 ROUTERS = ("round-robin", "least-work", "cache-aware")
 INSTANCES = 2
-LOADS, SEEDS, SECONDS = (1.0, 1.5, 2.0), 3, 20.0
+LOADS, SEEDS, SECONDS = (1.0, 1.5), 3, 20.0
 KV_BLOCKS, BLOCK_TOKENS = 2560, 32
 FLAGS = (
     *("--max-num-seqs", "16", "--max-num-batched-tokens", "1024", "--block-size", str(BLOCK_TOKENS)),

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import aiohttp
 
-from headway.core.job import Job
+from headway.core.job import PREFIX_BLOCK_TOKENS, Job
 from headway.core.record import Outcome, Record
 from headway.gateway.app import gateway_app
 from headway.gateway.endpoint import open_session
@@ -50,13 +50,26 @@ class What(Enum):
 class Event:
     what: What
     id: str
-    prompt_tokens: int = 1
+    own_tokens: int = 1
+    blocks: tuple[int, ...] = ()
+    """What its prompt begins with, 512 tokens each."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.blocks) * PREFIX_BLOCK_TOKENS + self.own_tokens
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of four digits, which take six bytes each in a body."""
+        shared = [1000 + block for block in self.blocks for _ in range(PREFIX_BLOCK_TOKENS)]
+        return shared + [7] * self.own_tokens
 
 
-def made_events(seed: int, count: int) -> list[Event]:
+def made_events(seed: int, count: int, talks: int = 0) -> list[Event]:
     """Events that make sense: `count` requests, each begun and ended once, given up at most once and only unstarted.
 
-    Requests are numbered as they come, which is what the gateway calls them too.
+    Requests are numbered as they come, which is what the gateway calls them too. Each is a turn of one of so many
+    `talks`, a block longer than the turn before; without any, none begins as another.
     """
     draw, events = Random(seed), []
     waiting: list[str] = []
@@ -69,7 +82,9 @@ def made_events(seed: int, count: int) -> list[Event]:
         choices[What.ENDS] = [*started, *waiting[:1]]
         what = draw.choice([what for what, ids in choices.items() if ids])
         id_ = draw.choice(choices[what])
-        events.append(Event(what, id_, draw.randrange(1, 200)))
+        own_tokens, talk = draw.randrange(1, 200), int(id_) % talks if talks else 0
+        blocks = range(100 * talk, 100 * talk + int(id_) // talks) if talks else ()
+        events.append(Event(what, id_, own_tokens, tuple(blocks)))
         if what is What.ARRIVES:
             waiting.append(coming.pop(0))
         elif what is What.STARTS:
@@ -117,7 +132,10 @@ def simulated(events: Sequence[Event], router: str, names: Sequence[str]) -> Pla
     requests = []
     for time_s, event in enumerate(events):
         if event.what is What.ARRIVES:
-            requests.append(TraceRequest(event.id, float(time_s), event.prompt_tokens, 1))
+            request = TraceRequest(
+                event.id, float(time_s), event.prompt_tokens, 1, prefix_blocks=event.blocks
+            )
+            requests.append(request)
         else:
             loop.at(float(time_s), Phase.OUTPUT, partial(happen, event))
     cluster.run(requests)
@@ -246,7 +264,7 @@ async def _happen(
 async def _ask(event: Event, session: aiohttp.ClientSession, url: str) -> None:
     body = {
         "model": "fake",
-        "prompt": [7] * event.prompt_tokens,
+        "prompt": event.prompt,
         "max_tokens": MAX_TOKENS,
         "stream": True,
         "stream_options": {"include_usage": True},

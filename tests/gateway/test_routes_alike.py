@@ -37,6 +37,15 @@ async def test_instances_without_pools_are_routed_alike(router: str) -> None:
     assert len(places) == 25
 
 
+@pytest.mark.parametrize("seed", range(2))
+async def test_conversations_are_routed_alike(seed: int) -> None:
+    events = made_events(seed, count=30, talks=5)
+    expected = simulated(events, "cache-aware", ALIKE)
+    assert await routed(events, "cache-aware", ALIKE) == expected
+    assert expected != simulated(events, "least-work", ALIKE)
+    assert len({name for _, name in expected}) == len(ALIKE)
+
+
 async def test_three_requests_by_hand() -> None:
     # One LP and one HP instance. The first request comes before there is a ticket and goes to LP; the second takes the
     # HP instance's ticket and waits there, so that no other is issued, and the third goes to LP as well. It is given

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -65,12 +66,47 @@ def test_other_seeds_give_other_requests_and_each_law_has_its_own_stream() -> No
     assert [request.arrival_s for request in changed] == pytest.approx([2 * r.arrival_s for r in first])
 
 
+def test_two_conversations_by_hand() -> None:
+    # New tokens 600 and answers 100: prompts of 600, 1,300 and 2,000 tokens, of 2, 3 and 4 begun blocks of 512.
+    turns = Workload(Fixed(10.0), Constant(600), Constant(100), 2, turns=3, think_s=1e-9).requests()
+    assert [turn.id for turn in turns] == ["0-0", "0-1", "0-2", "1-0", "1-1", "1-2"]
+    assert [turn.input_tokens for turn in turns] == [600, 1300, 2000] * 2
+    assert {turn.output_tokens for turn in turns} == {100}
+    assert [turn.session for turn in turns] == ["0"] * 3 + ["1"] * 3
+    assert [turn.arrival_s for turn in turns] == pytest.approx([0, 0, 0, 10, 10, 10], abs=1e-6)
+    assert [len(turn.prefix_blocks) for turn in turns] == [2, 3, 4] * 2
+    assert turns[2].prefix_blocks[:2] == turns[0].prefix_blocks
+    assert not set(turns[2].prefix_blocks) & set(turns[5].prefix_blocks)
+
+
+def test_pauses_are_as_long_as_said_and_move_nothing_else() -> None:
+    law = LogNormal(64.0, 0.8, 512)
+    quick, slow = (
+        Workload(Poisson(1.0), law, law, 500, seed=1, turns=4, think_s=think_s).requests()
+        for think_s in (1.0, 20.0)
+    )
+    begun_s = {turn.id: turn.arrival_s for turn in slow}
+    pauses_s = [
+        begun_s[f"{talk}-{turn + 1}"] - begun_s[f"{talk}-{turn}"] for talk in range(500) for turn in range(3)
+    ]
+    assert fmean(pauses_s) == pytest.approx(20.0, rel=0.1)
+    assert [turn.arrival_s for turn in slow] == sorted(turn.arrival_s for turn in slow)
+    assert all(begun_s[turn.id] == turn.arrival_s for turn in quick if turn.id.endswith("-0"))
+    lengths = [
+        {turn.id: (turn.input_tokens, turn.output_tokens) for turn in turns} for turns in (quick, slow)
+    ]
+    assert lengths[0] == lengths[1]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"count": 0}, "count is 0; accepted: 1 to 10000000"),
         ({"count": 1, "seed": -1}, "seed is -1; accepted: 0 or more"),
         ({"count": 1, "max_output_tokens": 0}, "max_output_tokens is 0; accepted: 1 or more"),
+        ({"count": 1, "turns": 0}, "turns is 0; accepted: 1 or more"),
+        ({"count": 3_000_000, "turns": 5}, "count times turns is 15000000; accepted: 1 to 10000000"),
+        ({"count": 1, "turns": 2, "think_s": -1}, "think is -1; accepted: seconds, 0 or more"),
     ],
 )
 def test_a_workload_out_of_range_is_refused(change: dict[str, int], says: str) -> None:
@@ -91,6 +127,10 @@ def test_a_workload_out_of_range_is_refused(change: dict[str, int], says: str) -
         (
             f"at-once{TAIL}/max_output=5",
             Workload(AllAtOnce(), Constant(3), Constant(9), 2, max_output_tokens=5),
+        ),
+        (
+            f"at-once{TAIL}/turns=5/think=2.5",
+            Workload(AllAtOnce(), Constant(3), Constant(9), 2, turns=5, think_s=2.5),
         ),
         (
             "at-once/input=sharegpt/output=azure-conversation/count=1",
@@ -121,6 +161,8 @@ def test_a_line_of_text_describes_a_workload(text: str, workload: Workload) -> N
         (f"poisson:rate=-1{TAIL}", "rate_rps is -1.0; accepted: a finite number above 0"),
         (f"at-once:rate=8{TAIL}", "'rate' is unknown to at-once; accepted: nothing"),
         (f"at-once{TAIL}/sed=1", "'sed' is unknown to the workload; accepted: input=..., output=..."),
+        (f"at-once{TAIL}/turns=5", "turns and think go together; accepted: both, as turns=5/think=20"),
+        (f"at-once{TAIL}/turns=0/think=1", "turns is 0; accepted: 1 or more"),
         (f"at-once{TAIL}/seed=1.5", "seed is '1.5'; accepted: a whole number"),
         (f"at-once{TAIL}/count=3", "'count' of the workload has two values"),
         ("at-once/input=sharegpt/output=sharegpt/count=0", "count is 0; accepted: 1 to 10000000"),

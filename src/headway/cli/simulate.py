@@ -39,6 +39,9 @@ EPILOG = """Examples:
   headway simulate --hardware a100-80g --model Llama-3.1-8B --policies ascendra,vllm,sarathi --pools lp=2,hp=1 \\
       --slo-ttft 1 --slo-tbt 0.15 --trace azure.csv                  # low- and high-priority instances
 
+  headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm,headway --instances 4 --router cache-aware \\
+      --trace gen:poisson:rate=4/input=sharegpt/output=sharegpt/count=400/turns=5/think=20    # conversations
+
   headway simulate --hardware cost.json --model demo --policies edf --trace demo --explain 17
 
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm --trace azure.csv --limit 500 \\

@@ -24,8 +24,8 @@ MAX_ID_CHARACTERS = 256
 
 Fields = dict[str, msgspec.Raw]
 
-_BYTES_PER_ID = 8
-"""A token id with comma and blank is taken to have so many: rather too many, so that less counts as known."""
+_BYTES_PER_ID = 6
+"""A token id with its comma is taken to have so many."""
 _BEFORE_PROMPT = ("model", "chat_template_kwargs", "cache_salt")
 """Fields that decide, beside the prompt, what its KV is."""
 _DEFAULT_MAX_TOKENS = 16

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from headway.errors import ConfigError, TraceError
 from headway.traces.arrivals import AllAtOnce, ArrivalProcess, Fixed, Gamma, OnOff, Poisson
 from headway.traces.catalogue import NAMED_LAWS
-from headway.traces.cells import Cells, number, optional_whole, whole
+from headway.traces.cells import Cells, number, optional_number, optional_whole, whole
 from headway.traces.lengths import Constant, LengthLaw, LogNormal, Zipf
 from headway.traces.reader import read_trace
 from headway.traces.request import TraceRequest
@@ -82,12 +82,18 @@ def parse_workload(text: str) -> Workload:
 
     `input` and `output` are a law with its parameters or the name of one of `NAMED_LAWS`. `seed` (0) and
     `max_output`, the limit that every request declares (none), may be left out, and so may a leading
-    `gen:`. Rates are in requests per second, times in seconds, lengths in tokens. Raises TraceError naming
-    the part that is unknown, missing or out of range, and what is accepted.
+    `gen:`. With `turns=5/think=20` every arrival begins a conversation of five turns, each 20 seconds after the
+    one before in the mean, whose prompts repeat all that was said and add an input. Rates are in requests per
+    second, of conversations then, times in seconds, lengths in tokens. Raises TraceError naming the part that is
+    unknown, missing or out of range, and what is accepted.
     """
     process, *rest = text.removeprefix(PREFIX).split("/")
     try:
-        parts = _pairs("the workload", rest, ("input", "output", "count"), ("seed", "max_output"))
+        parts = _pairs(
+            "the workload", rest, ("input", "output", "count"), ("seed", "max_output", "turns", "think")
+        )
+        if ("turns" in parts) != ("think" in parts):
+            raise TraceError("turns and think go together; accepted: both, as turns=5/think=20, or neither")
         return Workload(
             arrivals=_built("arrivals", process, ARRIVALS),
             input_law=_law(parts, "input"),
@@ -95,6 +101,8 @@ def parse_workload(text: str) -> Workload:
             count=whole(parts, "count"),
             seed=optional_whole(parts, "seed") or 0,
             max_output_tokens=optional_whole(parts, "max_output"),
+            turns=whole(parts, "turns") if "turns" in parts else 1,
+            think_s=optional_number(parts, "think") or 0.0,
         )
     except (TraceError, ConfigError) as error:
         raise TraceError(f"workload {text!r}: {error}") from None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
+from math import isfinite
 
 import numpy as np
 
 from headway.errors import ConfigError
 from headway.traces.arrivals import ArrivalProcess
+from headway.traces.conversation import conversation
 from headway.traces.lengths import LengthLaw
 from headway.traces.request import TraceRequest
 
@@ -17,7 +20,11 @@ MAX_COUNT = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All that decides a generated trace; equal workloads give equal requests."""
+    """All that decides a generated trace; equal workloads give equal requests.
+
+    With more than one of `turns` every arrival begins a conversation: a turn's prompt is all that was said before it
+    and as much more as the input law says, and it comes `think_s` seconds after the one before, in the mean.
+    """
 
     arrivals: ArrivalProcess
     input_law: LengthLaw
@@ -25,35 +32,56 @@ class Workload:
     count: int
     seed: int = 0
     max_output_tokens: int | None = None
+    turns: int = 1
+    think_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= MAX_COUNT:
-            raise ConfigError(f"count is {self.count}; accepted: 1 to {MAX_COUNT}")
+        if self.turns < 1:
+            raise ConfigError(f"turns is {self.turns}; accepted: 1 or more")
+        if not 1 <= self.count * self.turns <= MAX_COUNT:
+            said = (
+                f"count is {self.count}"
+                if self.turns == 1
+                else f"count times turns is {self.count * self.turns}"
+            )
+            raise ConfigError(f"{said}; accepted: 1 to {MAX_COUNT}")
         if self.seed < 0:
             raise ConfigError(f"seed is {self.seed}; accepted: 0 or more")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise ConfigError(f"max_output_tokens is {self.max_output_tokens}; accepted: 1 or more")
+        if not (isfinite(self.think_s) and self.think_s >= 0):
+            raise ConfigError(f"think is {self.think_s:g}; accepted: seconds, 0 or more")
 
     def requests(self) -> list[TraceRequest]:
         """The requests in order of arrival, the first at 0 s, with ids `0`, `1`, ...
 
-        Arrivals, inputs and outputs have their own random streams: a change to one law leaves the other
-        two as they were, and fewer requests are the beginning of more. An answer longer than
-        `max_output_tokens` ends there, and every request declares that limit.
+        Arrivals, inputs, outputs and pauses have their own random streams: a change to one law leaves the others as
+        they were, and fewer arrivals are the beginning of more. An answer longer than `max_output_tokens` ends there,
+        and every request declares that limit. A turn's id is its conversation's and its own number, as `0-2`.
         """
-        streams = np.random.SeedSequence(self.seed).spawn(3)
-        arrival_rng, input_rng, output_rng = (np.random.default_rng(stream) for stream in streams)
-        limit = self.max_output_tokens
+        streams = np.random.SeedSequence(self.seed).spawn(4)
+        arrival_rng, input_rng, output_rng, pause_rng = (np.random.default_rng(stream) for stream in streams)
+        count, limit = self.count * self.turns, self.max_output_tokens
+        begins_s = self.arrivals.sample(self.count, arrival_rng)
         drawn = zip(
-            self.arrivals.sample(self.count, arrival_rng),
-            self.input_law.sample(self.count, input_rng),
-            self.output_law.sample(self.count, output_rng),
-            strict=True,
+            self.input_law.sample(count, input_rng), self.output_law.sample(count, output_rng), strict=True
         )
-        return [
-            TraceRequest(str(place), arrival_s, tokens, min(answer, limit or answer), max_output_tokens=limit)
-            for place, (arrival_s, tokens, answer) in enumerate(drawn)
-        ]
+        said = [(tokens, min(answer, limit or answer)) for tokens, answer in drawn]
+        if self.turns == 1:
+            return [
+                TraceRequest(str(place), arrival_s, *lengths, max_output_tokens=limit)
+                for place, (arrival_s, lengths) in enumerate(zip(begins_s, said, strict=True))
+            ]
+        pauses_s = pause_rng.exponential(self.think_s, (self.count, self.turns))
+        pauses_s[:, 0] = begins_s
+        arrivals_s = pauses_s.cumsum(axis=1).tolist()
+        turns = (
+            conversation(
+                number, arrivals_s[number], said[number * self.turns : (number + 1) * self.turns], limit
+            )
+            for number in range(self.count)
+        )
+        return sorted(chain.from_iterable(turns), key=lambda request: request.arrival_s)
 
 
 def generate(
