@@ -23,6 +23,13 @@ def turn(name: str, blocks: tuple[int, ...], more_tokens: int = 88) -> Job:
     return job
 
 
+def answering_at_x(router: Router, jobs: list[Job]) -> None:
+    """They are there, and their prompts are computed."""
+    for job in jobs:
+        router.route(job, ("x",))
+        router.started(job)
+
+
 def test_a_conversation_stays_until_waiting_costs_more_than_computing_it_again() -> None:
     # The first turn, of 4 blocks, goes to x, the first of two equals, and ends. The next has 5 blocks, which y would
     # have to compute, x one: 5 x 512 x 8 = 20,480 and 4,096 tokens. Each other request at x counts 5 x 200, so that 16
@@ -32,10 +39,7 @@ def test_a_conversation_stays_until_waiting_costs_more_than_computing_it_again()
         first = turn("first", (1, 2, 3, 4))
         assert router.route(first, TWO) == "x"
         router.end(first)
-        for number in range(others):
-            other = make_job(f"{number}", prompt=10)
-            router.route(other, ("x",))
-            router.started(other)
+        answering_at_x(router, [make_job(f"{number}", prompt=10) for number in range(others)])
         assert router.route(turn("second", (1, 2, 3, 4, 5)), TWO) == expected
 
 
@@ -53,14 +57,8 @@ def test_what_four_share_costs_each_half_as_much_to_have_twice() -> None:
     # tokens. The fifth is new to both. Each of those at x counts 1,000: 3 and 5 are 8,000, with one more 9,000.
     for others, expected in ((5, "x"), (6, "y")):
         router = build_router("cache-aware")
-        for number in range(3):
-            sharing = turn(f"sharing {number}", (1, 2, 3, 4))
-            router.route(sharing, ("x",))
-            router.started(sharing)
-        for number in range(others):
-            other = make_job(f"{number}", prompt=10)
-            router.route(other, ("x",))
-            router.started(other)
+        answering_at_x(router, [turn(f"sharing {number}", (1, 2, 3, 4)) for number in range(3)])
+        answering_at_x(router, [make_job(f"{number}", prompt=10) for number in range(others)])
         assert router.route(turn("next", (1, 2, 3, 4, 5)), TWO) == expected
 
 
