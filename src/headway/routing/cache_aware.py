@@ -11,6 +11,7 @@ from headway.core.job import PREFIX_BLOCK_TOKENS, Job
 from headway.routing.live_blocks import LiveBlocks
 from headway.routing.outstanding import OutstandingWork
 from headway.routing.sent_prefixes import SentPrefixes
+from headway.routing.stays_put import StaysPut
 
 RECOMPUTE_WEIGHT = 8.0
 """A prompt token computed where another instance has it counts so often: others wait for it, and its copy takes memory
@@ -22,7 +23,7 @@ GUESSES, GUESSED_TOKENS = 10, 200
 """What is known of answers before any has ended: as if so many had had so many tokens."""
 
 
-class CacheAware:
+class CacheAware(StaysPut):
     """The instance with the least outstanding work, the job's own prompt included as far as it would be computed there.
 
     So a conversation stays where it was as long as no other instance has so much less to do that computing its
@@ -31,8 +32,6 @@ class CacheAware:
     to the end). O(instances x log blocks + blocks) a job, blocks of 512 tokens. Source: the cost of an instance as
     Preble's (Srivatsa et al. 2024) and Dynamo's routers have it; weights by measurement (adr/0029).
     """
-
-    hands_off = False
 
     def __init__(self) -> None:
         self._work = OutstandingWork(
@@ -58,10 +57,6 @@ class CacheAware:
     def started(self, job: Job) -> None:
         """Its prompt is computed."""
         self._work.prompt_done(job)
-
-    def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
-        """Nobody takes it."""
-        return None
 
     def end(self, job: Job) -> None:
         """Nothing of it is outstanding."""
