@@ -8,7 +8,7 @@ from headway.core.job import Job
 
 
 class StaysPut:
-    """What a router does that takes no hand-offs, and unless it says otherwise asks neither who waits nor who is lost."""
+    """A router that takes no hand-offs and, unless it says otherwise, asks neither who waits nor who was lost."""
 
     hands_off = False
 
