@@ -107,8 +107,8 @@ class Ask:
 
     def prefix_blocks(self) -> tuple[int, ...]:
         """Names of the prompt's leading blocks, for routers. O(bytes)."""
-        prompt = b"".join(bytes(self.fields.get(name, b"")) for name in _prompt_fields(self.chat))
-        before = b"\n".join(bytes(self.fields.get(name, b"")) for name in _BEFORE_PROMPT)
+        prompt = b"".join(self.fields.get(name, b"") for name in _prompt_fields(self.chat))
+        before = b"\n".join(self.fields.get(name, b"") for name in _BEFORE_PROMPT)
         bytes_per_token = _BYTES_PER_ID if not self.chat and _begins_with_id(prompt) else BYTES_PER_TOKEN
         return prompt_blocks(prompt, within=before, bytes_per_token=bytes_per_token)
 
