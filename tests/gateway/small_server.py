@@ -5,6 +5,7 @@ $SMALL_STATE (JSON) at every request, so that a test can change its ways while i
     crash: text      say so on stderr, as Headway's launcher does, and end with code 3 instead of starting
     starts_after_s   answer nothing before
     health: status   of /health
+    health_after_s   until it is answered
     models: text     in place of the list of models
     slow_s           until `/slow` is answered
 """
@@ -39,6 +40,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         wanted = state(self.state_file)
         if self.path == "/slow":
             time.sleep(wanted["slow_s"])
+        if self.path == "/health":
+            time.sleep(wanted.get("health_after_s", 0))
         status, body = {
             "/health": (wanted.get("health", 200), ""),
             "/v1/models": (200, wanted.get("models", MODELS)),

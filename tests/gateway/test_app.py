@@ -117,7 +117,7 @@ async def test_a_key_is_wanted_everywhere(method: str, path: str) -> None:
             assert (await send(Authorization=key)).status in (200, 202)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/elsewhere"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/elsewhere"])
 async def test_a_browser_may_ask_without_a_key_what_a_page_of_elsewhere_may_ask(path: str) -> None:
     async with upstream() as instance, gateway(instance, keys=KEYS) as front:
 
@@ -128,6 +128,27 @@ async def test_a_browser_may_ask_without_a_key_what_a_page_of_elsewhere_may_ask(
         assert (await options(**asked)).status == 202
         assert (await options()).status == 401
         assert (await front.get("/elsewhere", **asked)).status == 401
+
+
+async def test_a_page_of_elsewhere_may_read_the_gateways_own_answers() -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+        for headers, status in (({"Authorization": "Bearer k1"}, 200), ({}, 401)):
+            answer = await front.get("/v1/models", **headers)
+            assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, "*")
+
+
+async def test_a_body_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.gateway.edge.STALLED_S", 0.2)
+    async with upstream() as instance, gateway(instance) as front:
+
+        async def half() -> AsyncIterator[bytes]:
+            yield b'{"prompt": '
+            await asyncio.sleep(3600)
+
+        async with front.session.post(f"{front.url}/v1/completions", data=half()) as response:
+            assert response.status == 408
+            assert (await response.json())["error"]["code"] == "body_stalled"
+        assert not instance.turns
 
 
 async def test_health_needs_no_key() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from headway.errors import ConfigError, UpstreamError
 from headway.gateway.endpoint import open_session
 from headway.gateway.instances.fleet import Condition, Fleet, FleetOptions, Member
 from headway.gateway.instances.fleet_process import LaunchedServer
-from headway.gateway.instances.health import NO_FACTS
+from headway.gateway.instances.health import NO_FACTS, health_problem, probing_session
 from tests.gateway.fleets import HASTY, QUICK, SmallServer, running, until
 from tests.gateway.small_server import MODELS
 
@@ -213,6 +214,35 @@ async def test_a_sick_instance_gets_nothing_new_and_is_lost_if_it_stays_sick(
         server.behave()
         await until(is_(member, Condition.READY))
         assert member.restarts == 0
+
+
+async def test_where_all_are_slow_they_are_asked_all_the_same(small: Small) -> None:
+    busy, idle = small("0"), small("1")
+    async with running(busy.launched(), idle.launched(), options=replace(HASTY, misses=1000)) as fleet:
+        member = fleet.members[0]
+        await fleet.until_settled()
+        busy.behave(health_after_s=2.0)
+        await until(is_(member, Condition.UNWELL))
+        assert fleet.names() == ("1",)
+        idle.behave(health=503)
+        await until(is_(fleet.members[1], Condition.UNWELL))
+        assert fleet.names() == ("0",)
+        busy.behave(health=503)
+        await until(lambda: "503" in member.reason)
+        assert fleet.names() == ()
+
+
+async def test_who_has_no_file_left_to_ask_with_blames_no_instance(unused_tcp_port: int) -> None:
+    url = f"http://me:secret@127.0.0.1:{unused_tcp_port}"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with open_session() as plain, probing_session(plain) as session:
+        told = f"nobody listens at http://127.0.0.1:{unused_tcp_port}"
+        assert await health_problem(session, url, 5.0) == told
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            assert await health_problem(session, url, 5.0) is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_garbage_in_a_row_pauses_an_instance(small: Small) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from io import BytesIO
 from typing import Any
 
@@ -428,6 +429,25 @@ async def test_nobody_who_answers_is_a_502(how: Callable[[Turn], Awaitable[None]
         assert (answer.status, answer.error["code"]) == (502, "bad_instance")
         assert len(only.turns) == asked
         counts(front, failed=1)
+
+
+@pytest.mark.parametrize(("stale_shows_s", "asked"), [(60.0, 2), (0.0, 1)], ids=["at once", "later"])
+async def test_what_breaks_at_once_is_sent_again_on_another_connection(
+    stale_shows_s: float, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.gateway.attempt._STALE_SHOWS_S", stale_shows_s)
+    async with upstream("a", act=abort) as only, gateway(only, max_tries=1) as front:
+        assert (await front.post(PROMPT)).status == 502
+        assert len(only.turns) == asked
+
+
+@pytest.mark.parametrize(("instances", "asked"), [(2, 2), (3, 2), (4, 3), (5, 3)])
+async def test_who_may_be_what_breaks_instances_does_not_break_them_all(instances: int, asked: int) -> None:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(upstream(name, act=abort)) for name in "abcde"[:instances]]
+        front = await stack.enter_async_context(gateway(*servers))
+        assert (await front.post(PROMPT)).status == 502
+        assert sum(bool(server.turns) for server in servers) == asked
 
 
 async def test_an_instance_that_answers_garbage_gets_a_pause() -> None:

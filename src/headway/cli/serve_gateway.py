@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import time
 from collections.abc import Coroutine
@@ -44,6 +45,7 @@ def run_gateway(site: Site) -> int:
     once. Interrupted: 130; terminated: 0; no instance could be started: 1.
     """
     _show_progress()
+    _raise_file_limit()
     # What start-up made is never garbage, and looking through it again stops every stream for tens of milliseconds.
     gc.collect()
     gc.freeze()
@@ -168,6 +170,12 @@ class _Run:
 
 async def _first(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _raise_file_limit() -> None:
+    """As many open files as this process may have: a stream takes two, and the usual 1,024 are soon in use."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _show_progress() -> None:

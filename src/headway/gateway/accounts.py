@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MAX_CLASSES = 200
-"""So many pairs of targets and tenant are told apart; what comes after them is counted together."""
+"""So many pairs of targets and tenant are told apart; of what comes after them tenants, up to as many again."""
 
 KEPT_REFUSALS = 50
 KEPT_ENDED = 500
@@ -202,7 +202,9 @@ class Accounts:
         if key not in self._left_out and len(self._left_out) < MAX_CLASSES:
             self._left_out.add(key)
             self.classes_left_out += 1
-        return ClassKey(OTHER, OTHER)
+        any_targets = ClassKey(OTHER, tenant)
+        known = any_targets in self.classes or len(self.classes) < 2 * MAX_CLASSES
+        return any_targets if known else ClassKey(OTHER, OTHER)
 
 
 def _slack(entry: Entry, now_s: float) -> float | None:

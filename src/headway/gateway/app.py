@@ -40,6 +40,8 @@ _HOT = (COMPLETIONS_PATH, CHAT_PATH)
 _OPEN = ("/health", "/ready")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
 _PREFLIGHT = b"access-control-request-method"
+_ANY_ORIGIN = {"access-control-allow-origin": "*"}
+"""As vLLM answers: pages of elsewhere may read it."""
 _KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs, so that it is they who close."""
 _LAST_WORDS_S = 1.0
@@ -82,7 +84,7 @@ class Gateway:
             tenant = "" if path in _OPEN or _is_preflight(scope) else self._tenant(scope["headers"])
             if path in _HOT and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
-            elif path in self._paths or path.startswith(_OWN_PREFIXES):
+            elif (path in self._paths or path.startswith(_OWN_PREFIXES)) and not _is_preflight(scope):
                 await self._own(scope, receive, send)
             else:
                 await self._passthrough(scope, receive, client)
@@ -180,7 +182,9 @@ class Gateway:
 
     async def _models(self, _request: Request) -> Response:
         models = self._fleet.models
-        return Response(models, media_type="application/json") if models else refused(no_instance())
+        if not models:
+            return refused(no_instance())
+        return Response(models, media_type="application/json", headers=_ANY_ORIGIN)
 
 
 def gateway_app(

@@ -24,6 +24,7 @@ _LARGE_BYTES = 2**20
 """Bodies above this are sent piece by piece, so that others are served in between."""
 _MAX_ANSWER_BYTES = 256 * 2**20
 _BODY_END_S = 5.0
+_STALE_SHOWS_S = 1.0
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?([0-9]{1,9})')
 
 
@@ -38,13 +39,18 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How, and why for people. `garbage`: the instance spoke, but not as one does; `refused`: it does not take it."""
+    """How, and why for people.
+
+    `garbage`: the instance spoke, but not as one does; `refused`: it does not take it; `fell`: it broke off, which the
+    request itself may have brought about.
+    """
 
     end: End
     reason: str = ""
     departure: Departure | None = None
     garbage: bool = False
     refused: bool = False
+    fell: bool = False
     fault: Fault | None = None
 
 
@@ -113,11 +119,16 @@ class Attempt:
             response.close()
 
     async def _send(self, call: Call) -> aiohttp.ClientResponse:
-        """The head of the answer. A kept connection may have been closed meanwhile: then once more, on another."""
+        """The head of the answer. A kept connection may have been closed meanwhile: then once more, on another.
+
+        That shows at once; what breaks later had been taken in, and is no stale connection's fault.
+        """
+        loop = asyncio.get_running_loop()
+        sent_s = loop.time()
         try:
             return await self._post(call)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if isinstance(error, aiohttp.ClientConnectorError):
+            if isinstance(error, aiohttp.ClientConnectorError) or loop.time() - sent_s > _STALE_SHOWS_S:
                 raise
             return await self._post(call)
 
@@ -230,7 +241,9 @@ def _halted(halt: Halt) -> Ending:
 
 
 def _broken(error: Exception) -> Ending:
-    return Ending(End.BROKEN, named(error), garbage=isinstance(error, aiohttp.ClientResponseError))
+    garbage = isinstance(error, aiohttp.ClientResponseError)
+    fell = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ClientResponseError)
+    return Ending(End.BROKEN, named(error), garbage=garbage, fell=fell)
 
 
 def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:

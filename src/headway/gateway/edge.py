@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import aiohttp
 
 from headway.gateway.hints import HINT_HEADERS, header_text
 from headway.gateway.interrupt import Cut, Interrupt
-from headway.gateway.refusal import Refusal, too_large
+from headway.gateway.refusal import Refusal, stalled, too_large
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -34,6 +35,8 @@ _NOT_TO_CLIENTS = _HOP_BY_HOP | {b"date", b"server"}
 _NOT_DECODED = _NOT_TO_CLIENTS | {b"content-encoding", b"content-length"}
 """What an instance sent compressed, although it was asked not to, is plain by now."""
 
+STALLED_S = 60.0
+"""A body of which nothing comes for so long is given up."""
 _REQUEST_ID = b"x-request-id"
 _LOCATION = b"location"
 EVENT_STREAM = b"text/event-stream"
@@ -91,30 +94,34 @@ class Client:
 
 
 async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
-    """The whole body of a request. Raises Refusal (413) for a longer one, ClientGone if it breaks off."""
+    """The whole body of a request.
+
+    Raises Refusal for a longer one (413) and for one that stalls (408), ClientGone if it breaks off.
+    """
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit_bytes:
             raise too_large(limit_bytes)
-    message = await receive()
-    if message["type"] != "http.request":
-        raise ClientGone
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        if len(body) > limit_bytes:
-            raise too_large(limit_bytes)
-        return body
-    parts, size = [body], len(body)
-    while message.get("more_body", False):
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        piece, more = await _next_piece(receive)
+        size += len(piece)
         if size > limit_bytes:
             raise too_large(limit_bytes)
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-    if size > limit_bytes:
-        raise too_large(limit_bytes)
-    return b"".join(parts)
+        parts.append(piece)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _next_piece(receive: Receive) -> tuple[bytes, bool]:
+    """Some of a body, and whether more of it is to come."""
+    try:
+        async with asyncio.timeout(STALLED_S):
+            message = await receive()
+    except TimeoutError:
+        raise stalled(STALLED_S) from None
+    if message["type"] != "http.request":
+        raise ClientGone
+    return message.get("body", b""), message.get("more_body", False)
 
 
 async def watch_client(receive: Receive, interrupt: Interrupt) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
+from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import msgspec
@@ -81,6 +82,12 @@ def root_of(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"url is {url!r}; accepted: a base URL such as http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def without_secrets(url: str) -> str:
+    """The URL as anybody may see it: without the name and the password that it may hold."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 async def find_model(session: aiohttp.ClientSession, url: str, name: str | None) -> tuple[str, int | None]:

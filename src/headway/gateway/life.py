@@ -54,6 +54,7 @@ class Life:
     _may_move: bool = True
     _started: bool = False
     _routed: bool = False
+    _fell: int = 0
 
     async def run(self) -> tuple[Outcome, str]:
         """See the class."""
@@ -72,6 +73,7 @@ class Life:
                 name = self._after_departure(name, ending)
                 continue
             tried.append(name)
+            self._fell += ending.fell
             self._tell_fleet(name, ending)
             await self.client.end_event()
             if self._has_all_tokens():
@@ -143,7 +145,7 @@ class Life:
         """Another instance for a request of which nothing has come; empty if the client got the instance's error."""
         serving = self.serving
         untried = [name for name in serving.fleet.names() if name not in tried]
-        if len(tried) >= serving.options.max_tries or (ending.fault is not None and not untried):
+        if self._has_tried_enough(tried) or (ending.fault is not None and not untried):
             if ending.fault is None or message_of(ending.fault.body) is None:
                 raise Refusal(502, "bad_instance", f"no instance answered it ({ending.reason})")
             await self.client.begin(ending.fault.status, ending.fault.headers)
@@ -153,6 +155,11 @@ class Life:
             await self.interrupt.wait(asyncio.sleep(_FIRST_PAUSE_S * 2 ** len(tried)))
         serving.accounts.retry(self.entry)
         return self._route(tried)
+
+    def _has_tried_enough(self, tried: Sequence[str]) -> bool:
+        """Whether it ends here: it may be what its instances broke off under, and is not to take the last one too."""
+        most_to_fell = max(2, len(self.serving.fleet.members) - 1)
+        return len(tried) >= self.serving.options.max_tries or self._fell >= most_to_fell
 
     async def _resume(self, tried: list[str], ending: Ending) -> str:
         """Where a stream goes on that has begun; empty if it cannot, and the client was told so."""
@@ -175,7 +182,7 @@ class Life:
             return "it does not go on elsewhere"
         if ending.refused or ending.departure not in (None, Departure.HAND_OFF):
             return "nobody takes the rest of it"
-        if len(tried) >= serving.options.max_tries:
+        if self._has_tried_enough(tried):
             return f"it broke {len(tried)} times"
         found = continue_from(self.ask, events, attempt.first_events, self._context())
         if isinstance(found, str):
@@ -231,7 +238,7 @@ class Life:
         except WaitCut as cut:
             if cut.reason is not Cut.LOST:
                 raise
-            return Ending(End.BROKEN, f"its instance was lost ({member.reason})")
+            return Ending(End.BROKEN, f"its instance was lost ({member.reason})", fell=True)
         finally:
             member.in_flight -= 1
         member.served += ending.end in (End.PASSED, End.REFUSED)

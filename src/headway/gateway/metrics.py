@@ -104,7 +104,7 @@ class GatewayMetrics(Collector):
         yield from (moves, refused, resumed, retried)
 
     def _instances(self) -> Iterator[Metric]:
-        labels = ("instance", "pool")
+        labels = ("name", "pool")  # `instance` is Prometheus's own label, for what it scrapes
         up = _gauge("instance_up", "1 if the instance takes requests", labels)
         condition = _gauge(
             "instance_condition", "1 for the condition the instance is in", (*labels, "condition")

@@ -12,6 +12,7 @@ _STATUS_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "overloaded",
     500: "internal_error",
@@ -55,7 +56,11 @@ class Refusal(Exception):
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of the answer."""
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(self.body)),
+            (b"access-control-allow-origin", b"*"),  # as vLLM's own errors: a browser's client reads them
+        ]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
         if self.status == 401:
@@ -78,6 +83,13 @@ def too_large(limit_bytes: int) -> Refusal:
     """HTTP 413."""
     return Refusal(
         413, "body_too_large", f"the body is longer than {limit_bytes} bytes; accepted: up to so many"
+    )
+
+
+def stalled(seconds: float) -> Refusal:
+    """HTTP 408."""
+    return Refusal(
+        408, "body_stalled", f"nothing more of the body came for {seconds:g} s; accepted: all of it"
     )
 
 

@@ -54,9 +54,15 @@ class Fleet:
         return tuple(watch.member for watch in self._watches.values())
 
     def names(self) -> tuple[str, ...]:
-        """The instances that may be sent requests, in the order of `members`. Cost: O(n), n instances."""
-        return tuple(
-            name for name, watch in self._watches.items() if watch.member.condition is Condition.READY
+        """The instances that may be sent requests, in the order of `members`. Cost: O(n), n instances.
+
+        Those that are READY; if none is, those that were and did not answer in time: where all are that busy, a slow
+        answer is better than none.
+        """
+        watches = self._watches.items()
+        ready = tuple(name for name, watch in watches if watch.member.condition is Condition.READY)
+        return ready or tuple(
+            name for name, watch in watches if watch.member.condition is Condition.UNWELL and watch.is_slow
         )
 
     def member(self, name: str) -> Member:

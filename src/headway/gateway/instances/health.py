@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 import aiohttp
 import msgspec
 
-from headway.gateway.endpoint import api_url, root_of
+from headway.gateway.endpoint import api_url, root_of, without_secrets
 
 _OK = 200
 _LONGEST_BODY_BYTES = 4 << 20
@@ -50,6 +51,9 @@ class Facts:
 NO_FACTS = Facts()
 
 
+_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+
+
 class _TooLong(aiohttp.ClientPayloadError):
     """An answer without an end that is worth waiting for."""
 
@@ -67,14 +71,15 @@ def probing_session(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
 async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: float) -> str | None:
     """Why a server is not well, for people; None if it is: `/health` answers 200 within `timeout_s`.
 
-    A server without `/health` (404) is well, as it answers.
+    A server without `/health` (404) is well, as it answers. So is one that nobody could ask, since this process has
+    no file or port left for the question. Raises TimeoutError if there is no answer in time.
     """
     try:
         status, _ = await _get(session, f"{root_of(url)}/health", timeout_s)
     except TimeoutError:
-        return f"no answer to /health within {timeout_s:g} s"
-    except aiohttp.ClientConnectorError:
-        return f"nobody listens at {url}"
+        raise
+    except aiohttp.ClientConnectorError as error:
+        return None if error.errno in _NOTHING_LEFT else f"nobody listens at {without_secrets(url)}"
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return f"/health: {type(error).__name__}: {error}"
     return None if status in (_OK, 404) else f"/health answered HTTP {status}"

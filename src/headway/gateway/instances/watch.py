@@ -67,6 +67,8 @@ class Watch:
         self.member = member
         self.closing = False
         self.parting = False
+        self.is_slow = False
+        """It did not answer the last health check in time, nor break it off."""
         self._options = options
         self._clock = clock
         self._backoff = Backoff(options.backoff_s, options.longest_backoff_s, options.longest_backoff_s)
@@ -206,7 +208,13 @@ class Watch:
 
     async def _check(self, session: aiohttp.ClientSession) -> None:
         """Ask once, and let the condition follow from the answer."""
-        problem = await health_problem(session, self.member.url, self._options.timeout_s)
+        try:
+            problem, self.is_slow = (
+                await health_problem(session, self.member.url, self._options.timeout_s),
+                False,
+            )
+        except TimeoutError:
+            problem, self.is_slow = f"no answer to /health within {self._options.timeout_s:g} s", True
         if problem is None and self.member.facts is NO_FACTS:
             problem = await self._learn_facts(session)
         process = self.member.process
