@@ -21,10 +21,9 @@ from bench.regret_machines import BLOCK_TOKENS, Machine
 from bench.serving_engine import Served, ServingEngine
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.experiments.predictor_choice import NONE
 from headway.predict.known_models import model_shape
 from headway.predict.learning_thread import LearningThread
-from headway.predict.length_choice import length_predictor
+from headway.predict.length_choice import NONE, length_predictor
 from headway.predict.model_shape import ModelShape
 from headway.sim.length_source import AskedPredictor
 from headway.traces import TraceRequest

@@ -10,8 +10,8 @@ from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
 from headway.experiments.policy_choice import OWN_PARTS, Parts, policy_factory, uses_predictions
 from headway.experiments.policy_source import code_digest
-from headway.experiments.predictor_choice import DEFAULT, NONE
 from headway.policies.presets import POOLED, Preset, find_preset, known_presets
+from headway.predict.length_choice import DEFAULT_PREDICTOR, NONE
 from headway.sim.killed_steps import KILLING_ROWS
 from headway.sim.on_time_oracle import on_time_policy
 from headway.sim.simulation import PolicyFactory
@@ -93,7 +93,7 @@ def contender(name: str) -> Contender:
     """A preset with what it would have in a server without prompts; ConfigError for an unknown name."""
     if name in POOLED or name in KILLING_ROWS:
         raise ConfigError(f"{name!r} {left_out()[name]}; accepted: presets that serve one engine")
-    predictor = DEFAULT if uses_predictions(name, OWN_PARTS) else NONE
+    predictor = DEFAULT_PREDICTOR if uses_predictions(name, OWN_PARTS) else NONE
     return Contender(name=name, preset=name, predictor=predictor, blind=is_blind(find_preset(name)))
 
 

@@ -12,6 +12,9 @@ HeadwayError
 A message says what was wrong, the value found, and what is accepted.
 """
 
+VLLM_COMES_BY = "pip install 'headway[cuda]', or on a CPU `make setup` in a checkout"
+"""What brings vLLM, for messages: the packages of its CPU build break each other (adr/0002)."""
+
 
 class HeadwayError(Exception):
     """Root of all errors raised on purpose."""

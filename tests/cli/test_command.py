@@ -129,7 +129,7 @@ def test_a_name_that_is_no_text_is_one_line_and_code_2(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_module_that_is_missing_is_named_with_the_extras_that_bring_it() -> None:
+def test_a_module_that_is_missing_is_named_with_what_brings_it() -> None:
     program = "import sys; sys.modules['aiohttp'] = None; from headway.cli import main; main()"
     words = ["shadow", "--url", "http://127.0.0.1:1", "--policies", "vllm"]
     done = subprocess.run(
@@ -137,7 +137,7 @@ def test_a_module_that_is_missing_is_named_with_the_extras_that_bring_it() -> No
     )
     assert (done.returncode, done.stderr) == (2, f"error: {missing('aiohttp')}\n")
     assert missing("aiohttp") == "aiohttp is not installed; accepted: pip install 'headway[http]'"
-    assert missing("vllm").endswith("accepted: pip install 'headway[cuda]' or 'headway[cpu]'")
+    assert missing("vllm").endswith("pip install 'headway[cuda]', or on a CPU `make setup` in a checkout")
 
 
 def test_commands_are_named_as_their_modules() -> None:

@@ -308,7 +308,13 @@ def test_a_length_predictor_is_passed_on_and_introduced(model: str, tmp_path: Pa
     assert f"Lengths of answers are predicted with learned; what is learned is kept in {file}." in lines
     forgetful = introduction("m", "u", command(model, predictor="hash"))
     assert "predicted with hash; what is learned is forgotten at the end." in forgetful
-    assert "Lengths of answers" not in introduction("m", "u", command(model))
+    unasked = command(model, policy="headway")
+    assert headway_config(unasked) == {"policy": "headway"}
+    assert "predicted with learned; what is learned is forgotten at the end." in introduction(
+        "m", "u", unasked
+    )
+    for without in (command(model), command(model, policy="headway", predictor="none")):
+        assert "Lengths of answers" not in introduction("m", "u", without)
 
 
 def test_a_length_model_that_cannot_be_read_is_refused_before_anything_starts(

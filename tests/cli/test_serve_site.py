@@ -57,6 +57,20 @@ def test_instances_that_share_cores_are_warned_of(model: str) -> None:
     assert f"Warning: {crowd} workers share" in introduction(site(model, instances=crowd), "m")
 
 
+@pytest.mark.skipif(not is_cpu_build(), reason="cores are bound where vLLM computes on the CPU")
+def test_instances_keep_what_they_learn_of_lengths_each_in_its_own_file(model: str, tmp_path: Path) -> None:
+    def settings(preset: str) -> EngineSettings:
+        return EngineSettings(policy=preset, length_model=str(tmp_path / "lengths"))
+
+    made = build_site(Request(model, "headway", settings, ()), GatewayFlags(instances=2), ADDRESS)
+    assert (
+        "Each predicts lengths of answers for itself, with learned." in introduction(made, "m").splitlines()
+    )
+    assert made.local is not None
+    kept = [made.local.prepare(place.name, place.pool).settings.length_model for place in made.layout.places]
+    assert kept == [str(tmp_path / f"lengths-{number}") for number in range(2)]
+
+
 def test_joined_servers_need_no_model() -> None:
     made = site(None, join=("http://10.0.0.3:8000",))
     assert made.local is None

@@ -34,6 +34,7 @@ def test_a_full_disk_costs_the_records_and_no_request(caplog: pytest.LogCaptureF
         for _ in replay(HearingEngine(built), script, 5_000):
             pass
     assert built.ledger.ended == {Outcome.FINISHED: len(script)}
+    assert built.counters.unwritten_records == len(script)
     assert [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR] == [
         "/dev/full: cannot be written (No space left on device); accepted: a file that can, with room for it; "
         "no record is written from here on"

@@ -186,8 +186,36 @@ def test_one_default_target_leaves_the_others_open() -> None:
 
 
 def test_a_file_for_lengths_is_of_no_use_where_nobody_predicts_them() -> None:
-    with pytest.raises(
-        ConfigError, match=r"length_model is 'x\.npz' but no lengths are predicted; accepted: "
-    ):
-        EngineSettings(length_model="x.npz")
-    assert EngineSettings(length_model="x.npz", predictor="hash").length_model == "x.npz"
+    unpredicted: tuple[dict[str, Any], ...] = ({}, {"policy": "headway", "predictor": "none"})
+    for settings in unpredicted:
+        with pytest.raises(
+            ConfigError, match=r"length_model is 'x\.npz' but no lengths are predicted; accepted: "
+        ):
+            EngineSettings(length_model="x.npz", **settings).length_predictor()
+    assert EngineSettings(length_model="x.npz", predictor="hash").length_predictor() == "hash"
+    assert EngineSettings(length_model="x.npz", policy="headway").length_predictor() == "learned"
+
+
+@pytest.mark.parametrize(
+    ("settings", "predictor"),
+    [
+        ({}, None),
+        ({"policy": "fastserve"}, None),
+        ({"policy": "headway"}, "learned"),
+        ({"policy": "headway", "predictor": "none"}, None),
+        ({"policy": "headway", "predictor": "hash"}, "hash"),
+        ({"predictor": "hash"}, "hash"),
+        ({"order": "on-time"}, "learned"),
+        ({"policy": "headway", "order": "arrival", "batching": "decode-first"}, None),
+    ],
+)
+def test_lengths_are_predicted_for_policies_that_go_by_them(
+    settings: dict[str, Any], predictor: str | None
+) -> None:
+    assert EngineSettings(**settings).length_predictor() == predictor
+
+
+def test_without_its_package_nobody_predicts_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.engine.settings.find_spec", lambda _: None)
+    assert EngineSettings(policy="headway").length_predictor() is None
+    assert EngineSettings(policy="headway", predictor="hash").length_predictor() == "hash"

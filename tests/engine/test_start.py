@@ -150,13 +150,15 @@ WITHOUT_PREDICTIONS = "goes by predicted lengths, and nobody predicts any here"
 @pytest.mark.parametrize(
     ("settings", "warned"),
     [
-        ({"policy": "predicted"}, True),
+        ({"policy": "predicted"}, False),
+        ({"policy": "predicted", "predictor": "none"}, True),
         ({"policy": "predicted", "predictor": "hash"}, False),
-        ({"policy": "hrrn"}, True),
-        ({"policy": "predicted", "order": "arrival"}, True),  # its batching sets room aside by them
-        ({"policy": "predicted", "order": "arrival", "batching": "top-jobs"}, False),
-        ({"policy": "fastserve"}, False),
-        ({"policy": "vllm", "order": "governed"}, True),
+        ({"policy": "hrrn", "predictor": "none"}, True),
+        # its batching sets room aside by them
+        ({"policy": "predicted", "order": "arrival", "predictor": "none"}, True),
+        ({"policy": "predicted", "order": "arrival", "batching": "top-jobs", "predictor": "none"}, False),
+        ({"policy": "fastserve", "predictor": "none"}, False),
+        ({"policy": "vllm", "order": "governed", "predictor": "none"}, True),
     ],
 )
 def test_a_policy_that_wants_predictions_says_once_that_nobody_makes_any(
@@ -164,6 +166,14 @@ def test_a_policy_that_wants_predictions_says_once_that_nobody_makes_any(
 ) -> None:
     build(config, **settings)
     assert caplog.text.count(WITHOUT_PREDICTIONS) == warned
+
+
+def test_without_what_predicts_lengths_the_warning_says_what_to_install(
+    config: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headway.engine.settings.find_spec", lambda _: None)
+    build(config, policy="headway")
+    assert f"{WITHOUT_PREDICTIONS}, which pip install 'headway[predict]' changes" in caplog.text
 
 
 @pytest.mark.parametrize(

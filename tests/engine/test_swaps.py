@@ -18,6 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 from headway.core.host_copies import Direction
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, StepPlan
+from headway.core.prefix_watch import PrefixWatch
 from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.kv import scheduler_side
@@ -358,6 +359,20 @@ def test_kv_from_before_a_prefix_cache_reset_is_computed_again(
     assert_nothing_held(built)
 
 
+def test_the_prefix_cache_is_asked_of_all_that_wait_also_after_a_copy_was_lost() -> None:
+    built, _ = restless(serial=False, asynchronous=False, prefix_caching=True)
+    watch = built.following.prefixes = PrefixWatch(
+        lambda job, index: False, built.block_size, built.guard.touch
+    )
+    lost = 0
+    for step, _ in enumerate(replay(MirrorEngine(built, 2), stream(15), 20_000)):
+        if step % 10 == 9:
+            lost += len(built.ledger.swapped)
+            built.reset_prefix_cache()
+            assert set(built.ledger.waiting.values()) <= set(watch._line)
+    assert lost > 0
+
+
 @MODES
 @EXTREMES
 def test_a_policy_that_raises_while_jobs_are_swapped_leaves_them_to_stock_order(
@@ -499,7 +514,7 @@ def test_a_step_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     built = swapping_at({6}, serial=False)
     engine = MirrorEngine(built, 6)
     clock = SimpleNamespace(now_s=100.0)
-    monkeypatch.setattr(scheduler_side, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(PolicyScheduler, "clock", staticmethod(lambda: clock.now_s))
     asked: dict[float, bool] = {}
     for _ in replay(engine, [ScriptedRequest("long", 0, list(range(300)), 30)], 200):
         if built.swaps.device.coming_free and not asked:
@@ -517,7 +532,6 @@ def test_waiting_for_the_blocks_that_a_copy_holds_is_no_stall_unless_it_takes_to
     copy_steps = 400
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(PolicyScheduler, "clock", staticmethod(lambda: clock.now_s))
-    monkeypatch.setattr(scheduler_side, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     built = swapping_at({9}, serial=False, host_blocks=80)
     engine = MirrorEngine(built, copy_steps)
     script = [

@@ -38,14 +38,15 @@ def bench(**fields: Any) -> PolicyBench:
 @pytest.mark.parametrize(
     ("predictor", "of_server"),
     [
-        ("none", None),
+        (None, None),
+        ("none", "none"),
         ("hash", "hash"),
         ("learned:trees=5", "learned:trees=5"),
-        ("noisy-oracle:tau=0.8", None),
+        ("noisy-oracle:tau=0.8", "none"),
     ],
 )
 def test_a_real_predictor_is_every_servers_own_and_a_made_one_the_clients(
-    predictor: str, of_server: str | None
+    predictor: str | None, of_server: str | None
 ) -> None:
     chosen = bench(predictor=predictor)
     for policy in chosen.policies:
@@ -53,7 +54,7 @@ def test_a_real_predictor_is_every_servers_own_and_a_made_one_the_clients(
         assert (settings.policy, settings.batch_width) == (policy, 4)
         assert settings.predictor == of_server
     options = chosen._options("http://127.0.0.1:1")
-    assert bool(options.estimates) == predictor.startswith("noisy-oracle")
+    assert bool(options.estimates) == (predictor == "noisy-oracle:tau=0.8")
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -3,13 +3,8 @@ from __future__ import annotations
 import pytest
 
 from headway.errors import ConfigError
-from headway.experiments.predictor_choice import (
-    NONE,
-    check_predictor,
-    is_made,
-    length_source,
-    predictor_label,
-)
+from headway.experiments.predictor_choice import check_predictor, is_made, length_source, predictor_label
+from headway.predict.length_choice import NONE
 from headway.sim.length_source import AskedPredictor
 from headway.sim.made_lengths import Broken, NoisyOracle
 from headway.traces import TraceRequest

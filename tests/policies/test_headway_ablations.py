@@ -11,10 +11,11 @@ import pytest
 from headway.core.slo import NO_TARGETS, Slo
 from headway.experiments.engine_sizes import Sizes, engine_limits
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.experiments.predictor_choice import NONE, length_source
+from headway.experiments.predictor_choice import length_source
 from headway.policies.presets import known_presets
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
+from headway.predict.length_choice import NONE
 from headway.sim.simulation import System, simulate
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 

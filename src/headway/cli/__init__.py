@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from headway.cli.flag_names import by_flag
-from headway.errors import HeadwayError
+from headway.errors import VLLM_COMES_BY, HeadwayError
 
 COMMANDS = {
     "serve": "Serve a model with vLLM under a Headway policy.",
@@ -33,8 +33,14 @@ COMMANDS = {
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
-EXTRAS = {"aiohttp": ("http",), "vllm": ("cuda", "cpu")}
-"""Module that may be missing -> the extras of this package that bring it, one of which is enough."""
+COME_BY = {
+    "vllm": VLLM_COMES_BY,
+    **dict.fromkeys(
+        ("aiohttp", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+        "pip install 'headway[http]'",
+    ),
+}
+"""Module that may be missing -> what brings it."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """How a system says that what is written finds no place: the disk's, the user's or the file's limit, a broken disk."""
@@ -130,7 +136,7 @@ def main() -> None:
     except HeadwayError as error:
         _fail(by_flag(str(error), sys.argv))
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        if error.name not in COME_BY:
             raise
         _fail(missing(error.name))
     except UnicodeEncodeError:
@@ -155,9 +161,8 @@ def _is_text(word: str) -> bool:
 
 
 def missing(module: str) -> str:
-    """What is said of a module that is not installed: the extras that bring it."""
-    bring_it = " or ".join(f"'headway[{extra}]'" for extra in EXTRAS[module])
-    return f"{module} is not installed; accepted: pip install {bring_it}"
+    """What is said of a module that is not installed."""
+    return f"{module} is not installed; accepted: {COME_BY[module]}"
 
 
 def _fail(why: str) -> NoReturn:

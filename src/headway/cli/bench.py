@@ -50,12 +50,13 @@ def bench(
     host_kv_gib: HostKvGib = None,
     host_kv_bytes_per_s: HostKvBytesPerS = None,
     predictor: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="SPEC",
-            help="Predict lengths: as `headway serve --predictor`, noisy-oracle:tau=T, broken:way=W or none.",
+            help="Predict lengths, to all policies alike: as `headway serve --predictor`, noisy-oracle:tau=T, "
+            "broken:way=W or none (default: learned, to those that go by them).",
         ),
-    ] = "none",
+    ] = None,
     own_stops: Annotated[
         bool,
         typer.Option("--own-stops", help="Let the model end its answers itself; the trace needs prompts."),

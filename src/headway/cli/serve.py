@@ -84,7 +84,11 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to serve on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on.")] = 8000,
     records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what happened to each request here (JSONL).")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what happened to each request here (JSONL); what is there is kept beside it, numbered.",
+        ),
     ] = None,
     batch_width: Annotated[
         int | None,
@@ -96,7 +100,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="Predict answers' lengths, and learn from those that end: hash, minilm, st:DIR|HUB, learned or none.",
+            help="Predict answers' lengths, and learn from those that end: learned, hash, minilm, st:DIR|HUB or none "
+            "(default: learned, for policies that go by them).",
         ),
     ] = None,
     length_model: Annotated[
@@ -188,7 +193,6 @@ def serve(
     from headway.core.explain.trail import KEPT_ENDED
     from headway.engine.settings import EngineSettings
     from headway.experiments.planning.threshold import rules_with
-    from headway.experiments.predictor_choice import NONE
     from headway.policies.presets import POOLED
 
     def settings(preset: str) -> EngineSettings:
@@ -202,7 +206,7 @@ def serve(
             slo_tbt_s=slo_tbt,
             batch_width=batch_width,
             host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
-            predictor=None if predictor == NONE else predictor,
+            predictor=predictor,
             length_model=None if length_model is None else str(length_model.absolute()),
             explain=KEPT_ENDED if explain is None else explain,
             records=None if records is None else str(records.absolute()),
@@ -257,11 +261,13 @@ def _serve_one(
     model: str, settings: EngineSettings, vllm_flags: Sequence[str], address: tuple[str, int]
 ) -> int:
     """Exit code of one server by itself."""
+    from headway.engine.launching.kept_records import put_aside
     from headway.engine.launching.server_command import server_command
 
     check_address(*address)
     command = server_command(model, settings, address, vllm_flags)
     check_engine_files(command.settings)
+    put_aside(command.settings.records)
     typer.echo(introduction(model, base_url(address), command), err=True)
     return _run(command, address)
 
@@ -328,7 +334,7 @@ def introduction(model: str, url: str, command: ServerCommand) -> str:
             f"({presets[settings.policy].summary}){_parts(settings)}; "
             f"{targets(settings.slo_ttft_s, settings.slo_tbt_s)}.",
             *([_host_memory(settings.host_kv)] if settings.host_kv is not None else []),
-            *([_predictions(settings)] if settings.predictor is not None else []),
+            *_predictions(settings),
             *([f"Chosen here, as nothing was given: {', '.join(command.chosen)}."] if command.chosen else []),
             "Other policies (--policy NAME):",
             *others,
@@ -350,9 +356,12 @@ def _host_memory(host_kv: HostKv) -> str:
     return f"KV of requests that are swapped out: {size} of host memory{limit}."
 
 
-def _predictions(settings: EngineSettings) -> str:
+def _predictions(settings: EngineSettings) -> list[str]:
+    predictor = settings.length_predictor()
+    if predictor is None:
+        return []
     kept = "forgotten at the end" if settings.length_model is None else f"kept in {settings.length_model}"
-    return f"Lengths of answers are predicted with {settings.predictor}; what is learned is {kept}."
+    return [f"Lengths of answers are predicted with {predictor}; what is learned is {kept}."]
 
 
 def targets(ttft_s: float | None, tbt_s: float | None) -> str:

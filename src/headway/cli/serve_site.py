@@ -22,6 +22,7 @@ from headway.engine.launching.vllm_flags import parse_vllm_flags
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.experiments.grid import parse_policies
+from headway.gateway.endpoint import without_secrets
 from headway.gateway.instances.fleet import FleetOptions
 from headway.gateway.keys import Keys, read_keys
 from headway.gateway.options import MIB, GatewayOptions
@@ -97,6 +98,7 @@ def introduction(site: Site, model: str | None) -> str:
     width = max(len(place.name) for place in layout.places)
     commands = _commands(site)
     chosen = next((command.chosen for command in commands), ())
+    predictors = dict.fromkeys(filter(None, (command.settings.length_predictor() for command in commands)))
     warnings = site.local.binding.warnings if site.local is not None else ()
     return "\n".join(
         [
@@ -104,6 +106,7 @@ def introduction(site: Site, model: str | None) -> str:
             f"router {layout.router!r}; {targets(site.options.slo.ttft_s, site.options.slo.tbt_s)}.",
             *(f"  {place.name:{width}}  {_what(site, place)}" for place in layout.places),
             *([f"Chosen here, as nothing was given: {', '.join(chosen)}."] if chosen else []),
+            *(f"Each predicts lengths of answers for itself, with {predictor}." for predictor in predictors),
             *(f"Warning: {warning}." for warning in warnings),
             f"What is going on: {site.url}/dashboard (page), /metrics (Prometheus), /ready.",
         ]
@@ -112,8 +115,9 @@ def introduction(site: Site, model: str | None) -> str:
 
 def _what(site: Site, place: Place) -> str:
     """One instance, for people: its policy and its devices, or where it is."""
-    if site.local is None or place.url is not None:
-        return f"joined at {place.url}"
+    if place.url is not None:
+        return f"joined at {without_secrets(place.url)}"
+    assert site.local is not None
     preset = site.layout.presets[place.pool]
     shown = site.local.binding.shown
     devices = f", {shown[site.layout.places.index(place)]}" if shown else ""

@@ -132,8 +132,8 @@ def simulate(
         str | None,
         _experiment(
             "SPEC",
-            "Who predicts answer lengths, for policies that go by them: `none`, a predictor of `serve`, or, made from "
-            "the true lengths, `noisy-oracle:tau=T` or `broken:way=W`.",
+            "Who predicts answer lengths, for policies that go by them (default: learned): `none`, a predictor of "
+            "`serve`, or, made from the true lengths, `noisy-oracle:tau=T` or `broken:way=W`.",
         ),
     ] = None,
     prefix_caching: Annotated[

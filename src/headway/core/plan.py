@@ -60,7 +60,8 @@ class Reason(StrEnum):
 class StepPlan:
     """A wish list, filled by `core.fill` or by the engine in the same way.
 
-    `run`: resident jobs, first to be served first. `admit`: waiting or swapped jobs, likewise; more of
+    `run`: resident jobs, first to be served first; `view.residents` itself where all go on as they stand, which spares
+    everybody a look at each of them. Nobody edits it in place. `admit`: waiting or swapped jobs, likewise; more of
     them than there are seats, since some may not be ready. Residents in neither `run` nor `preempt` are
     paused: no tokens, KV kept. With `whole_prompts` a waiting job starts only if all its tokens fit what
     is left of the budget; one longer than the whole budget starts only as the step's first work, in chunks.

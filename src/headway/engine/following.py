@@ -59,6 +59,13 @@ class Following:
             self.prefixes.follow(outcome)
         scheduler.guard.observe(outcome)
 
+    def copy_lost(self, job: Job) -> None:
+        """What the host had of a swapped job is gone: it waits, to be computed again."""
+        self._scheduler.ledger.lose(job)
+        if self.prefixes is not None:
+            self.prefixes.come(job)
+        self._scheduler.guard.touch(job)
+
     def ended(self, job: Job, outcome: Outcome, now_s: float) -> None:
         """A job is gone; its record is written."""
         scheduler = self._scheduler
@@ -70,8 +77,8 @@ class Following:
         record = scheduler.ledger.end(job, outcome, now_s)
         if self.explainer is not None:
             self.explainer.ended(record)
-        if self._records is not None:
-            self._records.append(record)
+        if self._records is not None and not self._records.append(record):
+            scheduler.counters.unwritten_records += 1
 
     def close(self) -> None:
         """Close the records; nothing ends after this."""

@@ -58,7 +58,7 @@ class GuardedPolicy:
             self.policy.end(job, finished=finished)
 
     def touch(self, job: Job) -> None:
-        """A waiting job's rank may have changed."""
+        """A job's rank may have changed: its first token is out, or it waits and is not as it was."""
         try:
             self.policy.touch(job)
         except Exception:

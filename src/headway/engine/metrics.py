@@ -56,6 +56,7 @@ _TOTALS = {
     "lost_copies": "Requests computed again because a copy of their KV failed or became void",
     "policy_faults": "Times the policy raised and stock order took over",
     "watchdog_faults": "Times work was ready and nothing ran",
+    "unwritten_records": "Records of requests that found no room in their file",
 }
 
 
@@ -68,7 +69,8 @@ def _counter(name: str, description: str, *labels: str) -> Counter:
 @cache
 def _policy() -> Gauge:
     """There from the start, so that whoever asks a fresh server knows whose scheduler it has."""
-    return Gauge("headway_policy", "1 for the policy that Headway's scheduler serves by", ["policy"])
+    text = "1 for the policy that Headway's scheduler was started with; stock order once it has failed"
+    return Gauge("headway_policy", text, ["policy"])
 
 
 class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]

@@ -224,8 +224,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.admission.look_at_adapters(self.outcomes.tokens)
         plan = self.guard.plan(view)
         if self._rescue.remedy is Remedy.RECOMPUTE_PAUSED:
-            running = set(plan.run)
-            paused = [job for job in self.ledger.residents if job not in running]
+            paused = paused_by(plan, self.ledger.residents)
             plan.preempt = {**plan.preempt, **dict.fromkeys(paused, Fate.RECOMPUTE)}
         if self.lora_config is not None:
             plan.run = self.admission.within_adapters(plan.run)

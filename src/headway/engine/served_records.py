@@ -20,15 +20,17 @@ class ServedRecords:
     def __init__(self, path: Path) -> None:
         self._writer: RecordWriter | None = RecordWriter(path)
 
-    def append(self, record: Record) -> None:
-        """Write one record, unless one before it could not be written."""
+    def append(self, record: Record) -> bool:
+        """Write one record, unless one before it could not be written; whether it was."""
         if self._writer is None:
-            return
+            return False
         try:
             self._writer.append(record)
         except RecordError as error:
             logger.error("%s; no record is written from here on", error)
             self.close()
+            return False
+        return True
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -12,7 +13,8 @@ from headway.core.explain.trail import KEPT_ENDED
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.kv.host import HostKv
 from headway.errors import ConfigError
-from headway.policies.presets import Preset, find_preset
+from headway.policies.presets import Preset, build_policy, find_preset
+from headway.predict.length_choice import DEFAULT_PREDICTOR, NONE
 
 MOST_EXPLAINED = 1_000_000
 """Requests that can be kept: each takes some kilobytes of the engine's memory."""
@@ -24,8 +26,8 @@ class EngineSettings:
 
     `batch_width` is how many jobs a step may run; worker slots (`--max-num-seqs`) may be more, for jobs that
     are paused. `host_kv` is host memory for the KV of requests that are swapped out. `predictor` says with
-    what the API server predicts how long answers will be (None: not at all), `length_model` in which file it keeps
-    what it has learned. `explain` is how many ended requests can be explained (0: none, and nothing is followed).
+    what the API server predicts how long answers will be (see `length_predictor`), `length_model` in which file it
+    keeps what it has learned. `explain` is how many ended requests can be explained (0: none, and nothing is followed).
     `records` is a JSONL file, one line for each request that ended. `check` verifies every plan
     and the ledger after every step; for tests, as it costs O(live) a step.
     """
@@ -51,11 +53,6 @@ class EngineSettings:
         if not 0 <= self.explain <= MOST_EXPLAINED:
             raise ConfigError(
                 f"explain is {self.explain}; accepted: 0 (off) to {MOST_EXPLAINED:,} requests to keep"
-            )
-        if self.length_model is not None and self.predictor is None:
-            raise ConfigError(
-                f"length_model is {self.length_model!r} but no lengths are predicted; accepted: a file beside "
-                "predictor, which says with what (--predictor of `headway serve`)"
             )
         self.preset()
         self.default_slo()
@@ -86,6 +83,25 @@ class EngineSettings:
             eviction=self.eviction,
             leaving=self.leaving,
         )
+
+    def length_predictor(self) -> str | None:
+        """What predicts lengths: what was given, else the usual one where the policy goes by them.
+
+        None where nobody does: `none` was given, the policy has no use for them, or LightGBM is not installed. Raises
+        ConfigError if there is a file for what is learned then.
+        """
+        if self.predictor is not None:
+            found = None if self.predictor == NONE else self.predictor
+        else:
+            wanted = build_policy(self.preset()).uses_predictions
+            found = DEFAULT_PREDICTOR if wanted and find_spec("lightgbm") is not None else None
+        if found is None and self.length_model is not None:
+            raise ConfigError(
+                f"length_model is {self.length_model!r} but no lengths are predicted; accepted: a file beside "
+                "predictor, which says with what (--predictor of `headway serve`), or a policy that goes by lengths, "
+                "where LightGBM is installed"
+            )
+        return found
 
     def default_slo(self) -> Slo:
         """Targets of a request that names none."""

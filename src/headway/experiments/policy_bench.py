@@ -20,16 +20,11 @@ from headway.engine.settings import EngineSettings
 from headway.errors import UpstreamError
 from headway.experiments.both_sides import add_engine_side
 from headway.experiments.policy_choice import said_without_targets
-from headway.experiments.predictor_choice import (
-    NONE,
-    check_predictor,
-    check_predictor_name,
-    is_made,
-    length_source,
-)
+from headway.experiments.predictor_choice import check_predictor, check_predictor_name, is_made, length_source
 from headway.experiments.real_engine import own_prompt
 from headway.gateway import ReplayOptions, ReplayReport
 from headway.gateway.client.scrape import scrape
+from headway.predict.length_choice import NONE
 from headway.results import (
     RunInfo,
     RunMeta,
@@ -53,7 +48,8 @@ class PolicyBench:
     """What is compared: one model, one stream, several policies with otherwise equal settings and flags.
 
     `predictor` says how long answers will be, to all policies alike: a server's own, new and untaught for each, or
-    one made from the true lengths, which the client sends with its requests. With `own_stops` the model ends its
+    one made from the true lengths, which the client sends with its requests. None: what `headway serve` does by
+    itself, for those policies that go by lengths. With `own_stops` the model ends its
     answers itself, and the stream's lengths are what it is known to write.
     """
 
@@ -62,7 +58,7 @@ class PolicyBench:
     requests: Sequence[TraceRequest]
     out: Path
     settings: EngineSettings
-    predictor: str = NONE
+    predictor: str | None = None
     own_stops: bool = False
     vllm_flags: tuple[str, ...] = ()
     seed: int = 0
@@ -80,9 +76,10 @@ class PolicyBench:
         if self.own_stops:
             for request in self.requests:
                 own_prompt(request)
-        check_predictor_name(self.predictor)
-        if is_made(self.predictor):
-            check_predictor(self.predictor)
+        if self.predictor is not None:
+            check_predictor_name(self.predictor)
+        if self._made is not None:
+            check_predictor(self._made)
         for policy in self.policies:
             server_command(self.model, self._settings(policy), ("127.0.0.1", 1), self.vllm_flags)
         start_run(self.out, self._meta())
@@ -94,15 +91,18 @@ class PolicyBench:
         finally:
             forget_run_without_records(self.out)
 
+    @property
+    def _made(self) -> str | None:
+        """The predictor, if it is one that is made from the true lengths."""
+        return self.predictor if self.predictor is not None and is_made(self.predictor) else None
+
     def _settings(self, policy: str) -> EngineSettings:
-        of_server = None if self.predictor == NONE or is_made(self.predictor) else self.predictor
+        of_server = self.predictor if self._made is None else NONE
         return replace(self.settings, policy=policy, predictor=of_server)
 
     def _options(self, url: str) -> ReplayOptions:
         """How the stream is sent."""
-        estimates = (
-            made_estimates(self.predictor, self.requests, self.seed) if is_made(self.predictor) else {}
-        )
+        estimates = made_estimates(self._made, self.requests, self.seed) if self._made is not None else {}
         return ReplayOptions(url=url, seed=self.seed, own_stops=self.own_stops, estimates=estimates)
 
     def _meta(self) -> RunMeta:

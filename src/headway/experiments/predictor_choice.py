@@ -6,15 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.predict.length_choice import ACCEPTED, is_length_predictor, length_predictor
+from headway.predict.length_choice import ACCEPTED, NONE, is_length_predictor, length_predictor
 from headway.sim.length_source import AskedPredictor, LengthSource
 from headway.sim.made_lengths import WAYS, Broken, NoisyOracle
 from headway.traces import TraceRequest
-
-NONE = "none"
-"""Nobody predicts."""
-DEFAULT = "learned"
-"""What predicts for policies that go by predictions, if nothing is said."""
 
 _MADE: dict[str, tuple[str, Callable[[Sequence[TraceRequest], dict[str, Any]], LengthSource]]] = {
     "noisy-oracle": ("tau", lambda requests, given: NoisyOracle(requests, **given)),

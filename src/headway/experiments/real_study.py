@@ -15,6 +15,7 @@ from headway.engine.kv.host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import SteppedEngine
+from headway.errors import VLLM_COMES_BY
 from headway.experiments.measured_once import MeasuredOnce, read_current
 from headway.experiments.mid_model import ensure_mid_model
 from headway.experiments.paper import Tell
@@ -188,7 +189,7 @@ def real_part(runs: RealRuns | None, plan: RealShown) -> StudyPart:
     title = "The same policies on a real engine"
     if runs is not None:
         return StudyPart(title=title, tables=[_table(runs, plan)])
-    needs = "" if find_spec("vllm") else " vLLM is not installed: pip install 'headway[cpu]'."
+    needs = "" if find_spec("vllm") else f" vLLM is not installed: {VLLM_COMES_BY}."
     return StudyPart(title=title, text=[f"Not run: --quick leaves it out.{needs}"])
 
 

@@ -18,9 +18,10 @@ from headway.experiments.policy_choice import (
     policies_of,
     uses_predictions,
 )
-from headway.experiments.predictor_choice import NONE, length_source, predictor_label
+from headway.experiments.predictor_choice import length_source, predictor_label
 from headway.experiments.stream import Stream
 from headway.predict.calibration import Calibration
+from headway.predict.length_choice import NONE
 from headway.results import RunInfo, Summary, summarize
 from headway.results.records import TIME_DECIMALS
 from headway.routing import POOL_ROUTER

@@ -20,11 +20,12 @@ from headway.experiments.policy_choice import (
     uses_predictions,
 )
 from headway.experiments.policy_source import made_of
-from headway.experiments.predictor_choice import DEFAULT, NONE, check_predictor, predictor_label
+from headway.experiments.predictor_choice import check_predictor, predictor_label
 from headway.experiments.simulation import Scenario, fingerprint
 from headway.experiments.stream import Stream, StreamFacts, stream_facts
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
+from headway.predict.length_choice import DEFAULT_PREDICTOR, NONE
 from headway.results import RunMeta
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, build_router
 from headway.routing.pools import PoolSizes
@@ -167,7 +168,7 @@ def set_up(wish: Wish) -> Setup:
     predictor = wish.predictor
     if predictor is None:
         goes_by_it = any(uses_predictions(policy, wish.parts) for policy in wish.grid.policies)
-        predictor = DEFAULT if goes_by_it else NONE
+        predictor = DEFAULT_PREDICTOR if goes_by_it else NONE
     check_predictor(predictor)
     facts = stream_facts(wish.stream, wish.grid.seeds)
     check_rate(facts.last_s, min(wish.grid.loads))

@@ -19,6 +19,10 @@ LENGTH_PREDICTORS: dict[str, Callable[[str], LengthFeatures]] = {
     "st": lambda spec: MagnusFeatures(text_encoder(spec)),
 }
 """Name -> the features it sees. `learned` needs no text; the others are encoders of `predict.encoders`."""
+NONE = "none"
+"""Nobody predicts."""
+DEFAULT_PREDICTOR = "learned"
+"""What predicts for policies that go by predictions, if nothing is said."""
 FAST = ("learned", "hash")
 """Those that answer within a millisecond, so that they may be asked on an event loop."""
 ACCEPTED = "learned, hash, minilm, st:DIR|HUB (each perhaps with :key=value,...)"

@@ -65,5 +65,6 @@ def lightgbm() -> Any:
         return importlib.import_module("lightgbm")
     except (ImportError, OSError) as error:
         raise ConfigError(
-            f"learning answer lengths needs LightGBM ({error}); accepted: pip install 'headway[predict]'"
+            f"learning answer lengths needs LightGBM ({error}); accepted: pip install 'headway[predict]', and libgomp, "
+            "which some systems have as libgomp1"
         ) from error

@@ -52,8 +52,8 @@ class SimulatedEngine:
 
     `schedule` starts a step, `update` ends the oldest one; with `limits.depth` 2 a step is scheduled
     before the tokens of the one before are known. The true output lengths are known here and nowhere a
-    policy looks. Jobs that end are handed to `on_end` as records, and to `on_first_token` when their first token is
-    out. With `check` every invariant of the ledger and the pool is asserted after each step.
+    policy looks. Jobs are handed to `on_first_token` when their first token is out, and to `on_end`, as records, at
+    their end. With `check` every invariant of the ledger and the pool is asserted after each step.
 
     With `limits.host_blocks` jobs can be swapped out: after each `schedule`, `update` and `copied`, whoever
     keeps time takes the copies that start then (`take_copies`) and calls `copied` when one is done.

@@ -137,7 +137,7 @@ def test_an_instance_keeps_its_port_unless_somebody_has_it(plan: InstancesPlan, 
         assert started() > first
 
 
-def test_what_an_instance_recorded_is_kept_when_it_is_started_again(
+def test_what_was_recorded_is_kept_when_an_instance_is_started(
     plan: InstancesPlan, tmp_path: Path, unused_tcp_port: int
 ) -> None:
     local = LocalInstances(plan, Binding(), unused_tcp_port, program=(sys.executable, "-c", ""))
@@ -148,10 +148,12 @@ def test_what_an_instance_recorded_is_kept_when_it_is_started_again(
         local.start(0, "lp-0", "lp").wait()
     kept = {each.name: each.read_text() for each in tmp_path.glob("*.jsonl")}
     assert kept == {
-        "served-lp-0.1.jsonl": "first",
-        "served-lp-0.2.jsonl": "second",
-        "served-lp-0-dp1.1.jsonl": "first",
-        "served-lp-0-dp1.2.jsonl": "second",
+        "served-lp-0.1.jsonl": "before",
+        "served-lp-0.2.jsonl": "first",
+        "served-lp-0.3.jsonl": "second",
+        "served-lp-0-dp1.1.jsonl": "before",
+        "served-lp-0-dp1.2.jsonl": "first",
+        "served-lp-0-dp1.3.jsonl": "second",
     }
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,9 +49,19 @@ def wait_for_fit(predictor: Any) -> None:
         time.sleep(0.01)
 
 
-def test_without_the_setting_there_is_no_service() -> None:
-    assert open_service(config(), 0) is None
-    assert open_service(SimpleNamespace(additional_config=None), 0) is None
+@pytest.mark.parametrize(
+    "additional_config", [None, {"headway": {}}, {"headway": {"policy": "headway", "predictor": "none"}}]
+)
+def test_where_nobody_wants_lengths_there_is_no_service(additional_config: object) -> None:
+    assert open_service(SimpleNamespace(additional_config=additional_config), 0) is None
+
+
+def test_a_policy_that_goes_by_lengths_has_them_learned_unasked() -> None:
+    served = open_service(config(policy="headway"), 0)
+    assert served is not None
+    teach(served, 60)
+    wait_for_fit(served.forecasts.predictor)
+    served.close()
 
 
 def test_it_fits_beside_the_requests_and_keeps_what_it_learned(tmp_path: Path) -> None:
@@ -90,6 +101,20 @@ def test_another_api_server_learns_alone_and_keeps_nothing(
     teach(served, 30)
     served.close()
     assert not file.exists()
+
+
+def test_a_library_that_does_not_load_is_a_reason_not_to_serve_only_if_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "lightgbm.py").write_text("raise OSError('libgomp.so.1: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "lightgbm", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert open_service(config(policy="headway"), 0) is None
+    assert "no lengths are predicted: learning answer lengths needs LightGBM (libgomp.so.1: " in caplog.text
+    for asked in ({"predictor": "learned"}, {"policy": "headway", "length_model": str(tmp_path / "file")}):
+        with pytest.raises(ConfigError, match=r"needs LightGBM \(libgomp"):
+            open_service(config(**asked), 0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from headway.core.record import Outcome, Record
-from headway.errors import RecordError, SimulationError
+from headway.errors import VLLM_COMES_BY, RecordError, SimulationError
 from headway.experiments.adaptivellm.errors import (
     PredictorErrors,
     RecomputeError,
@@ -252,9 +252,7 @@ def test_without_the_engine_the_reason_is_given(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("headway.experiments.adaptivellm.errors.find_spec", lambda name: None)
     found = predictor_errors(Request(root=tmp_path, jobs=1, quick=True), lambda line: None)
     assert found.recompute_error.value is None
-    assert found.part().text == [
-        "Not measured: needs pip install 'headway[cpu]' and pip install 'headway[fit]'."
-    ]
+    assert found.part().text == [f"Not measured: needs {VLLM_COMES_BY} and pip install 'headway[fit]'."]
     assert list(tmp_path.iterdir()) == []
 
 

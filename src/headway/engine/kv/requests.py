@@ -99,8 +99,7 @@ class KvRequests:
         scheduler = self._scheduler
         scheduler.counters.lost_copies += 1
         if job.state is JobState.SWAPPED:
-            scheduler.ledger.lose(job)
-            scheduler.guard.touch(job)
+            scheduler.following.copy_lost(job)
         elif job.state is JobState.RESIDENT:
             self.put_back(scheduler.requests[job.id])
             scheduler.preempted[job] = Fate.RECOMPUTE

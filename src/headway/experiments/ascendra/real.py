@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from headway.engine.machine import machine_name, vllm_version
+from headway.errors import VLLM_COMES_BY
 from headway.experiments.ascendra.real_run import (
     Calibrated,
     StreamRun,
@@ -127,7 +128,7 @@ def compared(servers: Fleet, tell: Tell) -> AscendraReal:
 def real_part(found: AscendraReal | None) -> StudyPart:
     """The systems beside each other; or that they were not run, and why."""
     if found is None:
-        needs = f" It needs {', '.join(_missing())}: pip install 'headway[cpu]'." if _missing() else ""
+        needs = f" It needs {', '.join(_missing())}: {VLLM_COMES_BY}." if _missing() else ""
         return StudyPart(title=TITLE, text=[f"Not run: --quick leaves it out.{needs}"])
     return StudyPart(title=TITLE, text=[_targets(found), _crowding(found)], tables=[_table(found)])
 

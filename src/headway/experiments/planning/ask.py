@@ -17,10 +17,11 @@ from headway.experiments.planning.samples import final_window_s
 from headway.experiments.planning.space import Space, build_space
 from headway.experiments.planning.targets import Targets
 from headway.experiments.policy_choice import OWN_PARTS, uses_predictions
-from headway.experiments.predictor_choice import DEFAULT, check_predictor, check_predictor_name
+from headway.experiments.predictor_choice import check_predictor, check_predictor_name
 from headway.experiments.stream import Stream, stream_facts
 from headway.policies.presets import POOLED, known_presets
 from headway.predict.known_models import model_shape
+from headway.predict.length_choice import DEFAULT_PREDICTOR
 from headway.traces import TraceRequest
 
 SEEDS = 5
@@ -57,7 +58,7 @@ class Ask:
     load: float | None = None
     policies: tuple[str, ...] | None = None
     seeds: int = SEEDS
-    predictor: str = DEFAULT
+    predictor: str = DEFAULT_PREDICTOR
     fewest: bool = False
     aim: float | None = None
 
@@ -188,7 +189,7 @@ def _check_predictor(predictor: str, policies: Sequence[str]) -> None:
     """Raise ConfigError for one that is not accepted; the usual one is not looked at where nobody goes by it, since
     that takes seconds, and a package that need not be there.
     """
-    if predictor != DEFAULT or any(uses_predictions(policy, OWN_PARTS) for policy in policies):
+    if predictor != DEFAULT_PREDICTOR or any(uses_predictions(policy, OWN_PARTS) for policy in policies):
         check_predictor(predictor)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.experiments.predictor_choice import NONE
+from headway.predict.length_choice import NONE
 from headway.routing.pools import HP, LP, PoolSizes
 
 

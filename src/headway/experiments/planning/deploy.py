@@ -9,7 +9,7 @@ from dataclasses import replace
 from headway.core.slo import Slo
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.machine import Machine
-from headway.experiments.predictor_choice import NONE
+from headway.experiments.policy_choice import OWN_PARTS, uses_predictions
 
 PROGRAM = "headway"
 
@@ -36,7 +36,7 @@ def arguments(
         words += ["--hand-off-threshold", f"{configuration.threshold:g}"]
     if configuration.host_gib:
         words += ["--host-kv-gib", f"{configuration.host_gib:g}"]
-    if configuration.predictor != NONE:
+    if uses_predictions(configuration.policy, OWN_PARTS):
         words += ["--predictor", configuration.predictor]
     return (*words, "--", *vllm_flags(configuration), *flags)
 

@@ -20,9 +20,10 @@ from headway.experiments.planning.machine import Machine, planned_policies
 from headway.experiments.planning.samples import Sample, counted_from_s, cut
 from headway.experiments.planning.space import DEFAULT_POLICY, default_configuration
 from headway.experiments.policy_source import made_of
-from headway.experiments.predictor_choice import NONE, length_source
+from headway.experiments.predictor_choice import length_source
 from headway.experiments.simulation import run_info
 from headway.experiments.stream import Stream
+from headway.predict.length_choice import NONE
 from headway.results import RunInfo, Summary, summarize
 from headway.results.metrics import end_s
 from headway.sim.length_source import LengthSource

@@ -13,8 +13,8 @@ from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.machine import Machine
 from headway.experiments.planning.threshold import presets_of
 from headway.experiments.policy_choice import OWN_PARTS, is_pooled, uses_predictions
-from headway.experiments.predictor_choice import NONE
 from headway.policies.presets import build_policy, find_preset
+from headway.predict.length_choice import NONE
 from headway.routing.pools import HP, LP
 
 DEFAULT_POLICY = "vllm"

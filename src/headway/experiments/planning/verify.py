@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS
-from headway.errors import ConfigError, UpstreamError
+from headway.errors import VLLM_COMES_BY, ConfigError, UpstreamError
 from headway.experiments.planning.ask import Prepared
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.deploy import arguments, command, vllm_flags
@@ -94,8 +94,7 @@ def check_verifiable(prepared: Prepared) -> None:
     check_requests(prepared.requests)
     if find_spec("vllm") is None:
         raise ConfigError(
-            "vLLM is not installed, so nothing can be deployed here; accepted with verify: pip install "
-            "'headway[cuda]' or 'headway[cpu]'"
+            f"vLLM is not installed, so nothing can be deployed here; accepted with verify: {VLLM_COMES_BY}"
         )
 
 
