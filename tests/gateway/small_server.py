@@ -7,6 +7,8 @@ $SMALL_STATE (JSON) at every request, so that a test can change its ways while i
     health: status   of /health
     health_after_s   until it is answered
     models: text     in place of the list of models
+    steps, running   of its engine: those it has taken, the requests it has
+    metrics: text    in place of what it counts
     slow_s           until `/slow` is answered
 """
 
@@ -31,6 +33,11 @@ def state(file: Path) -> dict[str, Any]:
     return known
 
 
+def counted(steps: int, running: int) -> str:
+    """What an engine says of itself."""
+    return f'headway_steps_total{{engine="0"}} {steps:.1f}\nvllm:num_requests_running{{engine="0"}} {running:.1f}\n'
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """One answer a connection."""
 
@@ -47,7 +54,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "/v1/models": (200, wanted.get("models", MODELS)),
             "/slow": (200, "at last"),
             "/version": (200, '{"version": "0.32.0"}'),
-            "/metrics": (200, "# a comment\nheadway_steps_total 3.0\n"),
+            "/metrics": (
+                200,
+                wanted.get(
+                    "metrics", "# a comment\n" + counted(wanted.get("steps", 3), wanted.get("running", 0))
+                ),
+            ),
         }.get(self.path, (404, ""))
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))

@@ -333,6 +333,52 @@ async def test_what_a_server_is_too_busy_to_say_of_itself_is_asked_again(
         assert asked.count(busy) == 5
 
 
+# ---- engines that stand still ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launched", [True, False], ids=["launched", "joined"])
+async def test_an_engine_that_stands_still_with_requests_is_lost_although_it_answers(
+    small: Small, launched: bool
+) -> None:
+    server = small("0")
+    member = server.launched() if launched else server.joined()
+    process = None if launched else server.launch(member)
+    async with running(member, options=replace(QUICK, stalled_s=0.5, frozen_s=1.0)) as fleet:
+        await until(is_(member, Condition.READY))
+        member.in_flight = 1
+        await asyncio.sleep(1.0)
+        assert member.condition is Condition.READY, "with nothing to compute it may stand still"
+        server.behave(running=1)
+        await until(is_(member, Condition.LOST))
+        assert "its engine stands still: no step for " in member.last_loss
+        assert fleet.lost("0").is_set()
+        member.in_flight = 0  # cut off
+        if launched:
+            await until(lambda: member.restarts == 1)
+            server.behave()
+        else:
+            await asyncio.sleep(0.5)
+            assert member.condition is Condition.LOST, "it has to move first"
+            server.behave(steps=4, running=1)
+        await until(is_(member, Condition.READY))
+    if process is not None:
+        await asyncio.to_thread(process.stop)
+
+
+async def test_an_engine_that_moves_or_does_not_say_is_left_alone(small: Small) -> None:
+    server = small("0")
+    async with running(server.launched(), options=replace(QUICK, stalled_s=0.5)) as fleet:
+        member = fleet.members[0]
+        await fleet.until_settled()
+        member.in_flight = 1
+        for steps in range(10):
+            server.behave(steps=steps, running=1)
+            await asyncio.sleep(0.2)
+        server.behave(metrics="no counters")
+        await asyncio.sleep(1.0)
+        assert (member.condition, member.failures) == (Condition.READY, 0)
+
+
 # ---- joined ones ----------------------------------------------------------------------------------------------------
 
 

@@ -113,6 +113,14 @@ async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float)
     )
 
 
+async def read_metrics(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bytes:
+    """What a server says on `/metrics`; nothing if it does not answer."""
+    try:
+        return await _optional(session, f"{root_of(url)}/metrics", timeout_s)
+    except (aiohttp.ClientError, OSError, ValueError):
+        return b""
+
+
 def _version(body: bytes) -> str | None:
     try:
         return msgspec.json.decode(body, type=_Version).version

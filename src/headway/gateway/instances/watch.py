@@ -14,6 +14,7 @@ from headway.errors import ConfigError, HeadwayError
 from headway.gateway.instances.fleet_process import Backoff, how_it_ended, kill_process, stop_process
 from headway.gateway.instances.health import NO_FACTS, health_problem, read_facts
 from headway.gateway.instances.member import Condition, Member
+from headway.gateway.instances.progress import Progress
 
 _LOG = logging.getLogger(__name__)
 _SERVING = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
@@ -26,6 +27,7 @@ class FleetOptions:
     Each is asked for its health every `interval_s` and has `timeout_s` to answer; one miss makes it UNWELL, `misses` in
     a row make it LOST: a joined one from the start, as it may be down for good. A launched one may take `start_s` to
     answer for the first time, and is launched anew when it has been LOST for `frozen_s` although its process is there.
+    One that has requests and has taken no step for `stalled_s` is not well either.
     `garbage_in_a_row` answers that were none make an instance UNWELL for `garbage_pause_s`. Between launches lie
     `backoff_s`, doubled up to `longest_backoff_s`. An instance that is drained has `drain_s` for the requests it has.
     """
@@ -35,6 +37,7 @@ class FleetOptions:
     misses: int = 3
     start_s: float = 3600.0
     frozen_s: float = 30.0
+    stalled_s: float = 300.0
     garbage_in_a_row: int = 3
     garbage_pause_s: float = 10.0
     backoff_s: float = 1.0
@@ -42,7 +45,16 @@ class FleetOptions:
     drain_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("interval_s", "timeout_s", "start_s", "frozen_s", "garbage_pause_s", "backoff_s"):
+        seconds = (
+            "interval_s",
+            "timeout_s",
+            "start_s",
+            "frozen_s",
+            "stalled_s",
+            "garbage_pause_s",
+            "backoff_s",
+        )
+        for name in seconds:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} is {getattr(self, name)}; accepted: more than 0 seconds")
         for name in ("misses", "garbage_in_a_row"):
@@ -73,6 +85,7 @@ class Watch:
         self._clock = clock
         self._backoff = Backoff(options.backoff_s, options.longest_backoff_s, options.longest_backoff_s)
         self._woken = asyncio.Event()
+        self._progress = Progress(options.stalled_s, clock)
         self._misses = 0
         self._garbage = 0
         self._served_before = 0
@@ -174,6 +187,7 @@ class Watch:
         member = self.member
         assert member.launch is not None
         self.parting, self._misses = False, 0
+        self._progress.begin()
         process = member.launch(member)
         member.process, member.url, member.facts = process, process.url, NO_FACTS
         self.become(Condition.STARTING, f"launched as process {process.pid}")
@@ -215,6 +229,8 @@ class Watch:
             )
         except TimeoutError:
             problem, self.is_slow = f"no answer to /health within {self._options.timeout_s:g} s", True
+        if problem is None:
+            problem = await self._stalled(session)
         if problem is None and self.member.facts is NO_FACTS:
             problem = await self._learn_facts(session)
         process = self.member.process
@@ -224,6 +240,13 @@ class Watch:
             self._is_well()
         else:
             self._is_ill(problem)
+
+    async def _stalled(self, session: aiohttp.ClientSession) -> str | None:
+        """Why its engine does not get on, if so."""
+        member = self.member
+        return await self._progress.problem(
+            session, member.url, self._options.timeout_s, busy=member.in_flight > 0
+        )
 
     async def _learn_facts(self, session: aiohttp.ClientSession) -> str | None:
         """Hear what it says of itself; why that is nothing to go by, if so."""
