@@ -347,7 +347,7 @@ async def test_an_engine_that_stands_still_with_requests_is_lost_although_it_ans
         await until(is_(member, Condition.READY))
         member.in_flight = 1
         await asyncio.sleep(1.0)
-        assert member.condition is Condition.READY, "with nothing to compute it may stand still"
+        assert is_(member, Condition.READY)(), "with nothing to compute it may stand still"
         server.behave(running=1)
         await until(is_(member, Condition.LOST))
         assert "its engine stands still: no step for " in member.last_loss
@@ -358,25 +358,11 @@ async def test_an_engine_that_stands_still_with_requests_is_lost_although_it_ans
             server.behave()
         else:
             await asyncio.sleep(0.5)
-            assert member.condition is Condition.LOST, "it has to move first"
+            assert is_(member, Condition.LOST)(), "it has to move first"
             server.behave(steps=4, running=1)
         await until(is_(member, Condition.READY))
     if process is not None:
         await asyncio.to_thread(process.stop)
-
-
-async def test_an_engine_that_moves_or_does_not_say_is_left_alone(small: Small) -> None:
-    server = small("0")
-    async with running(server.launched(), options=replace(QUICK, stalled_s=0.5)) as fleet:
-        member = fleet.members[0]
-        await fleet.until_settled()
-        member.in_flight = 1
-        for steps in range(10):
-            server.behave(steps=steps, running=1)
-            await asyncio.sleep(0.2)
-        server.behave(metrics="no counters")
-        await asyncio.sleep(1.0)
-        assert (member.condition, member.failures) == (Condition.READY, 0)
 
 
 # ---- joined ones ----------------------------------------------------------------------------------------------------
