@@ -137,7 +137,8 @@ async def test_a_page_of_elsewhere_may_read_the_gateways_own_answers() -> None:
             assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, "*")
 
 
-async def test_a_body_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_a_body_that_stalls_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.gateway.edge.STALLED_S", 0.2)
     async with upstream() as instance, gateway(instance) as front:
 
@@ -145,10 +146,10 @@ async def test_a_body_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -
             yield b'{"prompt": '
             await asyncio.sleep(3600)
 
-        async with front.session.post(f"{front.url}/v1/completions", data=half()) as response:
-            assert response.status == 408
+        async with front.session.post(front.url + path, data=half()) as response:
+            assert (response.status, response.headers["connection"]) == (408, "close")
             assert (await response.json())["error"]["code"] == "body_stalled"
-        assert not instance.turns
+        assert not instance.bodies
 
 
 async def test_health_needs_no_key() -> None:

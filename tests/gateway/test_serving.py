@@ -441,12 +441,16 @@ async def test_what_breaks_at_once_is_sent_again_on_another_connection(
         assert len(only.turns) == asked
 
 
+@pytest.mark.parametrize("how", ["abort", "fault"])
 @pytest.mark.parametrize(("instances", "asked"), [(2, 2), (3, 2), (4, 3), (5, 3)])
-async def test_who_may_be_what_breaks_instances_does_not_break_them_all(instances: int, asked: int) -> None:
+async def test_who_may_be_what_breaks_instances_does_not_break_them_all(
+    instances: int, asked: int, how: str
+) -> None:
+    act, status = {"abort": (abort, 502), "fault": (fault, 500)}[how]
     async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(upstream(name, act=abort)) for name in "abcde"[:instances]]
+        servers = [await stack.enter_async_context(upstream(name, act=act)) for name in "abcde"[:instances]]
         front = await stack.enter_async_context(gateway(*servers))
-        assert (await front.post(PROMPT)).status == 502
+        assert (await front.post(PROMPT)).status == status
         assert sum(bool(server.turns) for server in servers) == asked
 
 

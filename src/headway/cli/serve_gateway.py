@@ -9,6 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ STARTS = 2
 """So often each instance may fail to start before the gateway gives up; once may be a port that somebody took."""
 
 _POLL_S = 0.2
+_FILES = 2**20
 _LOG = logging.getLogger(__name__)
 
 
@@ -174,8 +176,11 @@ async def _first(*tasks: asyncio.Task[Any]) -> None:
 
 def _raise_file_limit() -> None:
     """As many open files as this process may have: a stream takes two, and the usual 1,024 are soon in use."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
+    if now < enough:
+        with suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
 
 
 def _show_progress() -> None:

@@ -27,6 +27,7 @@ from headway.gateway.instances.fleet import FleetOptions
 from headway.gateway.keys import Keys, read_keys
 from headway.gateway.options import MIB, GatewayOptions
 from headway.policies.presets import find_preset, known_presets
+from headway.predict.length_choice import NONE
 
 VLLM_KEY = "VLLM_API_KEY"
 """vLLM's own: a server that was given a key wants it from the gateway too."""
@@ -143,7 +144,8 @@ def _check_model(asked: Request, flags: GatewayFlags) -> None:
             "--instances N or --pools beside it, or --join alone"
         )
     given, without = asked.settings("vllm"), EngineSettings()
-    if replace(given, slo_ttft_s=None, slo_tbt_s=None) != without:
+    predictor = None if given.predictor == NONE else given.predictor  # nobody predicts here anyway
+    if replace(given, slo_ttft_s=None, slo_tbt_s=None, predictor=predictor) != without:
         raise ConfigError(
             "settings of an engine (--records, --batch-width, --host-kv-gib, --order, ...) are for instances that are "
             "started here; joined servers keep their own. Accepted: --instances N or --pools"

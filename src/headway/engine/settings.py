@@ -85,7 +85,7 @@ class EngineSettings:
         )
 
     def length_predictor(self) -> str | None:
-        """What predicts lengths: what was given, else the usual one where the policy goes by them.
+        """What is to predict lengths in API servers: what was given, else the usual one where the policy goes by them.
 
         None where nobody does: `none` was given, the policy has no use for them, or LightGBM is not installed. Raises
         ConfigError if there is a file for what is learned then.

@@ -25,6 +25,8 @@ _LARGE_BYTES = 2**20
 _MAX_ANSWER_BYTES = 256 * 2**20
 _BODY_END_S = 5.0
 _STALE_SHOWS_S = 1.0
+_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""Where nobody took the request."""
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?([0-9]{1,9})')
 
 
@@ -41,8 +43,8 @@ class End(Enum):
 class Ending:
     """How, and why for people.
 
-    `garbage`: the instance spoke, but not as one does; `refused`: it does not take it; `fell`: it broke off, which the
-    request itself may have brought about.
+    `garbage`: the instance spoke, but not as one does; `refused`: it does not take it; `fell`: it broke off or
+    failed with the request, which may have brought that about.
     """
 
     end: End
@@ -128,9 +130,12 @@ class Attempt:
         try:
             return await self._post(call)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if isinstance(error, aiohttp.ClientConnectorError) or loop.time() - sent_s > _STALE_SHOWS_S:
+            if isinstance(error, _UNSENT) or loop.time() - sent_s > _STALE_SHOWS_S:
                 raise
-            return await self._post(call)
+            try:
+                return await self._post(call)
+            except _UNSENT:
+                raise error from None  # it had been sent: whoever took it is gone since
 
     async def _post(self, call: Call) -> aiohttp.ClientResponse:
         body = call.body if len(call.body) <= _LARGE_BYTES else BytesIO(call.body)
@@ -142,7 +147,10 @@ class Attempt:
         body = await self._read(response)
         fault = Fault(response.status, client_headers(response), body)
         return Ending(
-            End.BROKEN, f"HTTP {response.status}: {body[:200].decode(errors='replace')}", fault=fault
+            End.BROKEN,
+            f"HTTP {response.status}: {body[:200].decode(errors='replace')}",
+            fell=True,
+            fault=fault,
         )
 
     async def _whole(self, response: aiohttp.ClientResponse, *, judged: bool) -> Ending:
@@ -200,7 +208,7 @@ class Attempt:
         if events.halt is not None:
             return _halted(events.halt)
         if not events.done and not is_end_mark(events.rest):
-            return Ending(End.BROKEN, "the stream ended without its end mark")
+            return Ending(End.BROKEN, "the stream ended without its end mark", fell=True)
         await client.end(events.rest)
         return Ending(End.REFUSED, "an error in the request") if events.refused else Ending(End.PASSED)
 
@@ -219,7 +227,7 @@ class Attempt:
                 await self._client.begin(response.status, _unsized(client_headers(response)))
                 await self._client.pass_on(held)
                 return None
-        return Ending(End.BROKEN, "the stream ended before its first token")
+        return Ending(End.BROKEN, "the stream ended before its first token", fell=True)
 
 
 async def _drained(response: aiohttp.ClientResponse) -> None:
@@ -232,18 +240,19 @@ async def _drained(response: aiohttp.ClientResponse) -> None:
 
 def _left(halt: Halt) -> Ending:
     end = End.BROKEN if halt.departure is None else End.LEFT
-    return Ending(end, halt.message, departure=halt.departure)
+    return Ending(end, halt.message, departure=halt.departure, fell=halt.departure is None)
 
 
 def _halted(halt: Halt) -> Ending:
     """The end of a stream that had begun: whoever ended it, the answer is not whole."""
-    return Ending(End.BROKEN, halt.message, departure=halt.departure)
+    return Ending(End.BROKEN, halt.message, departure=halt.departure, fell=halt.departure is None)
 
 
 def _broken(error: Exception) -> Ending:
     garbage = isinstance(error, aiohttp.ClientResponseError)
-    fell = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ClientResponseError)
-    return Ending(End.BROKEN, named(error), garbage=garbage, fell=fell)
+    return Ending(
+        End.BROKEN, named(error), garbage=garbage, fell=not garbage and not isinstance(error, _UNSENT)
+    )
 
 
 def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:

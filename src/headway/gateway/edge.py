@@ -104,7 +104,7 @@ async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> byt
     parts: list[bytes] = []
     size, more = 0, True
     while more:
-        piece, more = await _next_piece(receive)
+        piece, more = await next_piece(receive)
         size += len(piece)
         if size > limit_bytes:
             raise too_large(limit_bytes)
@@ -112,7 +112,7 @@ async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> byt
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _next_piece(receive: Receive) -> tuple[bytes, bool]:
+async def next_piece(receive: Receive) -> tuple[bytes, bool]:
     """Some of a body, and whether more of it is to come."""
     try:
         async with asyncio.timeout(STALLED_S):

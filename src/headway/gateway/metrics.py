@@ -105,7 +105,7 @@ class GatewayMetrics(Collector):
 
     def _instances(self) -> Iterator[Metric]:
         labels = ("name", "pool")  # `instance` is Prometheus's own label, for what it scrapes
-        up = _gauge("instance_up", "1 if the instance takes requests", labels)
+        up = _gauge("instance_up", "1 if the instance is ready", labels)
         condition = _gauge(
             "instance_condition", "1 for the condition the instance is in", (*labels, "condition")
         )

@@ -20,7 +20,8 @@ class GatewayOptions:
     some are kept free for hand-offs, so many times the instances to all), the others wait at the door; Headway's
     instances order better than that. `max_queue` requests may be without their first token, at the door and at
     instances, and each for `max_age_s`; a tenant may have `max_per_tenant` in all. A request is handed off `max_moves`
-    times at most, and asked for `max_tries` times: one that brings its instances down must not bring all of them down.
+    times at most, and asked for `max_tries` times, or as long as an instance is left that has not failed with it (two
+    tries at least): one that brings its instances down must not bring all of them down.
     `resume`: streams whose instance breaks go on at another. `drain_s`: how long running requests have to end when the
     gateway stops.
     """

@@ -15,6 +15,7 @@ from headway.gateway.edge import (
     Receive,
     Scope,
     client_headers,
+    next_piece,
     upstream_headers,
     watch_client,
 )
@@ -26,7 +27,7 @@ from headway.gateway.serving import Serving
 
 
 class PassThrough:
-    """Streams both ways, to the READY instances in turn. What breaks, breaks: there is no other attempt."""
+    """Streams both ways, to the instances in turn. What breaks, breaks: there is no other attempt."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -129,19 +130,21 @@ class _Upload:
         self._watcher = asyncio.create_task(watch_client(self._receive, self._interrupt))
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """As they come. Raises `problem`: Refusal (413) for too many bytes, ClientGone if they break off."""
+        """As they come.
+
+        Raises `problem`: Refusal for too many bytes (413) or none for long (408), ClientGone if they break off.
+        """
         size, more = 0, True
         while more:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                self.problem = ClientGone()
-                raise self.problem
-            part = message.get("body", b"")
+            try:
+                part, more = await next_piece(self._receive)
+            except (Refusal, ClientGone) as problem:
+                self.problem = problem
+                raise
             size += len(part)
             if size > self._limit_bytes:
                 self.problem = too_large(self._limit_bytes)
                 raise self.problem
             if part:
                 yield part
-            more = message.get("more_body", False)
         self._watch()

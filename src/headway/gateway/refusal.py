@@ -61,6 +61,8 @@ class Refusal(Exception):
             (b"content-length", b"%d" % len(self.body)),
             (b"access-control-allow-origin", b"*"),  # as vLLM's own errors: a browser's client reads them
         ]
+        if self.status in (408, 413):
+            headers.append((b"connection", b"close"))  # what is still to come of the body is not waited for
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
         if self.status == 401:

@@ -19,6 +19,7 @@ from headway.engine.launching.instances_command import (
     check_memory,
     named_file,
 )
+from headway.engine.launching.kept_records import put_aside
 from headway.engine.launching.server_command import ServerCommand, host_memory_bytes, is_cpu_build
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
@@ -155,6 +156,14 @@ def test_what_was_recorded_is_kept_when_an_instance_is_started(
         "served-lp-0-dp1.2.jsonl": "first",
         "served-lp-0-dp1.3.jsonl": "second",
     }
+
+
+def test_a_link_to_records_stays_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "far").write_text("before")
+    link = tmp_path / "served.jsonl"
+    link.symlink_to(tmp_path / "far")
+    put_aside(str(link))
+    assert link.is_symlink()
 
 
 def test_what_is_not_accepted_is_said_before_anything_starts(plan: InstancesPlan) -> None:

@@ -19,7 +19,7 @@ def put_aside(records: str | None) -> None:
     parallel = file.parent.glob(f"{escape(file.stem)}-dp*{escape(file.suffix)}")
     ranks = [each for each in parallel if each.stem.rpartition("-dp")[2].isdecimal()]
     for each in (file, *ranks):
-        if each.is_file() and each.stat().st_size:
+        if each.is_file() and not each.is_symlink() and each.stat().st_size:
             numbered = (each.with_stem(f"{each.stem}.{number}") for number in count(1))
             with suppress(OSError):
                 each.rename(next(other for other in numbered if not other.exists()))

@@ -61,9 +61,7 @@ class Fleet:
         """
         watches = self._watches.items()
         ready = tuple(name for name, watch in watches if watch.member.condition is Condition.READY)
-        return ready or tuple(
-            name for name, watch in watches if watch.member.condition is Condition.UNWELL and watch.is_slow
-        )
+        return ready or tuple(name for name, watch in watches if watch.is_slow)
 
     def member(self, name: str) -> Member:
         """The instance of that name; KeyError if there is none (any more)."""

@@ -56,10 +56,10 @@ class Progress:
         return None
 
     def _look(self, metrics: list[bytes], now_s: float) -> None:
-        counters = [line for line in metrics if line.startswith(_COUNTERS)]
-        if not counters:
+        if not metrics:
             return
-        if counters != self._counters or not _has_requests(metrics):
+        counters = [line for line in metrics if line.startswith(_COUNTERS)]
+        if counters != self._counters or not counters or not _has_requests(metrics):
             self._counters, self._moved_s, self._stands_still = counters, now_s, False
         elif now_s - self._moved_s >= self._patience_s:
             self._stands_still = True

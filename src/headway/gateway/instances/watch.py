@@ -79,8 +79,7 @@ class Watch:
         self.member = member
         self.closing = False
         self.parting = False
-        self.is_slow = False
-        """It did not answer the last health check in time, nor break it off."""
+        self._is_late = False
         self._options = options
         self._clock = clock
         self._backoff = Backoff(options.backoff_s, options.longest_backoff_s, options.longest_backoff_s)
@@ -92,6 +91,12 @@ class Watch:
         self._paused_until_s = 0.0
         self._ready_s: float | None = None
         member.since_s = clock()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether all that is known against it is that it did not answer the last health check in time."""
+        unwell = self.member.condition is Condition.UNWELL
+        return unwell and self._is_late and self._clock() >= self._paused_until_s
 
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Launch it, if it is ours to launch, and watch it, until it is closed; health checks go out on `session`."""
@@ -222,13 +227,12 @@ class Watch:
 
     async def _check(self, session: aiohttp.ClientSession) -> None:
         """Ask once, and let the condition follow from the answer."""
+        late = False
         try:
-            problem, self.is_slow = (
-                await health_problem(session, self.member.url, self._options.timeout_s),
-                False,
-            )
+            problem = await health_problem(session, self.member.url, self._options.timeout_s)
         except TimeoutError:
-            problem, self.is_slow = f"no answer to /health within {self._options.timeout_s:g} s", True
+            problem, late = f"no answer to /health within {self._options.timeout_s:g} s", True
+        self._is_late = late
         if problem is None:
             problem = await self._stalled(session)
         if problem is None and self.member.facts is NO_FACTS:
