@@ -37,6 +37,7 @@ STARTS = 2
 
 _POLL_S = 0.2
 _FILES = 2**20
+"""More than a gateway ever opens; some systems have no limit to name."""
 _LOG = logging.getLogger(__name__)
 
 

@@ -25,6 +25,7 @@ _LARGE_BYTES = 2**20
 _MAX_ANSWER_BYTES = 256 * 2**20
 _BODY_END_S = 5.0
 _STALE_SHOWS_S = 1.0
+"""A connection that was closed before the request came breaks within so long."""
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """Where nobody took the request."""
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?([0-9]{1,9})')

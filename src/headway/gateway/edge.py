@@ -113,7 +113,7 @@ async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> byt
 
 
 async def next_piece(receive: Receive) -> tuple[bytes, bool]:
-    """Some of a body, and whether more of it is to come."""
+    """Some of a body, and whether more of it is to come. Raises Refusal (408) and ClientGone as `read_body`."""
     try:
         async with asyncio.timeout(STALLED_S):
             message = await receive()

@@ -158,8 +158,8 @@ class Life:
 
     def _has_tried_enough(self, tried: Sequence[str]) -> bool:
         """Whether it ends here: it may be what its instances broke off under, and is not to take the last one too."""
-        most_to_fell = max(2, len(self.serving.fleet.members) - 1)
-        return len(tried) >= self.serving.options.max_tries or self._fell >= most_to_fell
+        most_broken = max(2, len(self.serving.fleet.members) - 1)
+        return len(tried) >= self.serving.options.max_tries or self._fell >= most_broken
 
     async def _resume(self, tried: list[str], ending: Ending) -> str:
         """Where a stream goes on that has begun; empty if it cannot, and the client was told so."""

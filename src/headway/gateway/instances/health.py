@@ -50,8 +50,8 @@ class Facts:
 
 NO_FACTS = Facts()
 
-
 _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+"""This process has no file or port to ask with."""
 
 
 class _TooLong(aiohttp.ClientPayloadError):
