@@ -182,7 +182,14 @@ def test_a_trail_that_raises_ends_the_explaining_and_not_the_serving(
 def test_a_client_is_understood_by_its_own_id_and_by_vllms() -> None:
     built = scheduler()
     engine = SecondSteps(built)
-    ids = ["cmpl-x7-0-1a2b3c4d", "cmpl-x7-1-deadbeef", "chatcmpl-y-00112233", "0_chatcmpl-z-00112233", "x7-9"]
+    ids = [
+        "cmpl-x7-0-1a2b3c4d",
+        "cmpl-x7-1-deadbeef",
+        "chatcmpl-y-00112233",
+        "0_chatcmpl-z-00112233",
+        "x7-9",
+        "resp_a_0-00112233",
+    ]
     for number, id_ in enumerate(ids):
         engine.add(ScriptedRequest(id_, 0, range(number * 100, number * 100 + 5), 2))
     trail = trail_of(built)
@@ -193,7 +200,7 @@ def test_a_client_is_understood_by_its_own_id_and_by_vllms() -> None:
     assert found("x7") == ["x7-9", ids[1], ids[0]]
     assert found("cmpl-x7-1") == [ids[1]]
     assert found("x7-9") == ["x7-9"]
-    assert (found("y"), found("chatcmpl-z")) == ([ids[2]], [ids[3]])
+    assert (found("y"), found("chatcmpl-z"), found("resp_a")) == ([ids[2]], [ids[3]], [ids[5]])
     assert found("x") == []
     assert found(".*") == []
 

@@ -18,11 +18,8 @@ from headway.gateway.instances.fleet import Member
 from headway.gateway.options import GatewayOptions
 from headway.routing import build_router
 from tests.gateway.fleets import running, until
-
-MODEL = "small"
-HOLD = "hold"
-BREAK = "break"
-_TOKEN = "x "
+from tests.gateway.named_upstream import BREAK, HOLD, MODEL, messages, responses
+from tests.gateway.named_upstream import TOKEN as _TOKEN
 
 
 class Bad(Exception):
@@ -144,6 +141,8 @@ async def upstream() -> AsyncIterator[str]:
     app.router.add_get("/health", _health)
     app.router.add_post("/v1/completions", _answer)
     app.router.add_post("/v1/chat/completions", _answer)
+    app.router.add_post("/v1/responses", responses)
+    app.router.add_post("/v1/messages", messages)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

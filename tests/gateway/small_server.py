@@ -9,6 +9,7 @@ $SMALL_STATE (JSON) at every request, so that a test can change its ways while i
     models: text     in place of the list of models
     steps, running   of its engine: those it has taken, the requests it has
     metrics: text    in place of what it counts
+    paused: path     that says that its engine is paused (`is_paused`, `is_sleeping`)
     slow_s           until `/slow` is answered
 """
 
@@ -61,6 +62,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 ),
             ),
         }.get(self.path, (404, ""))
+        flag = wanted.get("paused")
+        if flag is not None and self.path == f"/{flag}":
+            status, body = 200, json.dumps({flag: True})
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

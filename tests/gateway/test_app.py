@@ -481,7 +481,7 @@ async def test_what_hangs_elsewhere_does_not_hold_up_the_end() -> None:
         await until(lambda: instance.running)
         front.stop.set()
         async with await asking as response:
-            assert response.status == 502
+            assert response.status == 503
         await front.task
 
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from headway.core import hints as engine_hints
 from headway.core.slo import NO_TARGETS, Slo
-from headway.gateway.ask import CHAT_PATH, Ask, read_ask
+from headway.gateway.api import CHAT
+from headway.gateway.ask import Ask, read_ask
 from headway.gateway.refusal import Refusal
 
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
 
 
 def read(body: dict[str, Any] | bytes, path: str = "/v1/completions", /, **options: Any) -> Ask:
@@ -59,9 +60,11 @@ def test_what_is_nested_too_deeply_is_refused(where: str) -> None:
 def test_limits_of_answers() -> None:
     assert read({"prompt": "x"}).max_tokens == 16
     assert read({"prompt": "x", "max_tokens": 5}).max_tokens == 5
-    assert read(CHAT, "/v1/chat/completions").max_tokens is None
-    assert read({**CHAT, "max_tokens": 5}, "/v1/chat/completions").max_tokens == 5
-    assert read({**CHAT, "max_tokens": 5, "max_completion_tokens": 4}, "/v1/chat/completions").max_tokens == 4
+    assert read(ASKED, "/v1/chat/completions").max_tokens is None
+    assert read({**ASKED, "max_tokens": 5}, "/v1/chat/completions").max_tokens == 5
+    assert (
+        read({**ASKED, "max_tokens": 5, "max_completion_tokens": 4}, "/v1/chat/completions").max_tokens == 4
+    )
 
 
 @pytest.mark.parametrize("two", [2, 2.0, "2"])
@@ -265,7 +268,7 @@ NEXT = [*FIRST, {"role": "assistant", "content": "Because."}, {"role": "user", "
 
 
 def test_the_next_turn_of_a_chat_begins_as_the_one_before() -> None:
-    first, following = (read({"model": "m", "messages": messages}, CHAT_PATH) for messages in (FIRST, NEXT))
+    first, following = (read({"model": "m", "messages": messages}, CHAT.path) for messages in (FIRST, NEXT))
     assert len(first.prefix_blocks()) == 4
     assert following.prefix_blocks()[:4] == first.prefix_blocks()
     assert len(following.prefix_blocks()) > 4
@@ -276,7 +279,7 @@ def test_the_next_turn_of_a_chat_begins_as_the_one_before() -> None:
 )
 def test_what_stands_before_a_prompt_is_part_of_its_beginning(other: dict[str, Any]) -> None:
     body = {"model": "m", "messages": FIRST}
-    blocks = [read(each, CHAT_PATH).prefix_blocks() for each in (body, {**body, **other})]
+    blocks = [read(each, CHAT.path).prefix_blocks() for each in (body, {**body, **other})]
     assert not set(blocks[0]) & set(blocks[1])
 
 
@@ -293,5 +296,5 @@ def test_prompts_of_token_ids_share_blocks_too(nested: bool) -> None:
 def test_tools_are_part_of_a_chats_prompt() -> None:
     chat = {"model": "m", "messages": FIRST}
     with_tools = {**chat, "tools": [{"type": "function", "function": {"description": LONG}}]}
-    assert read(with_tools, CHAT_PATH).prompt_tokens > 1.9 * read(chat, CHAT_PATH).prompt_tokens
-    assert len(read(with_tools, CHAT_PATH).prefix_blocks()) == 9
+    assert read(with_tools, CHAT.path).prompt_tokens > 1.9 * read(chat, CHAT.path).prompt_tokens
+    assert len(read(with_tools, CHAT.path).prefix_blocks()) == 9

@@ -25,7 +25,8 @@ from tests.core.trail_scene import displaced_scene
 from tests.gateway.chromium import Tab, chromium
 from tests.gateway.dashboard_scene import Scene
 from tests.gateway.loopback import serving
-from tests.gateway.openai_upstream import MODEL, gateway
+from tests.gateway.named_upstream import MODEL
+from tests.gateway.openai_upstream import gateway
 from tests.gateway.shadow_reports import REPORT
 
 EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"

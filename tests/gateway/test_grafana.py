@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.gateway.openai_upstream import HOLD, MODEL, gateway
+from tests.gateway.named_upstream import HOLD, MODEL
+from tests.gateway.openai_upstream import gateway
 
 FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "headway.json"
 NAME = re.compile(r"\b(?:headway_|vllm:)\w+")

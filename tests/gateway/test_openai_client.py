@@ -12,7 +12,8 @@ import pytest
 from headway.gateway.keys import Keys
 from headway.gateway.options import GatewayOptions
 from tests.gateway.fleets import free_port
-from tests.gateway.openai_upstream import BREAK, HOLD, MODEL, gateway
+from tests.gateway.named_upstream import BREAK, HOLD, MODEL
+from tests.gateway.openai_upstream import gateway
 
 openai = pytest.importorskip("openai", reason="the openai client comes with vLLM, which is not installed")
 
@@ -76,6 +77,27 @@ async def test_a_stream_of_a_chat(client: Any) -> None:
     events = [event async for event in stream]
     assert "".join(event.choices[0].delta.content or "" for event in events) == "x " * 6
     assert {event.id for event in events} == {"a1"}
+
+
+async def test_a_response(client: Any) -> None:
+    answer = await client.responses.create(model=MODEL, input="one", max_output_tokens=5)
+    assert answer.output_text == "x " * 5
+    assert answer.usage.output_tokens == 5
+    assert answer.id.startswith("resp_")
+
+
+async def test_a_stream_of_a_response(client: Any) -> None:
+    stream = await client.responses.create(model=MODEL, input="one", max_output_tokens=6, stream=True)
+    events = [event async for event in stream]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "x " * 6
+    assert events[-1].response.output_text == "x " * 6
+
+
+async def test_a_stream_of_a_response_that_cannot_go_on_ends_in_an_error(client: Any) -> None:
+    stream = await client.responses.create(model=MODEL, input=BREAK, max_output_tokens=6, stream=True)
+    with pytest.raises(openai.APIError) as broken:
+        [event async for event in stream]
+    assert broken.value.type == "upstream_error"
 
 
 async def test_targets_go_in_headers_and_in_the_body(client: Any) -> None:

@@ -14,7 +14,8 @@ from headway.gateway.keys import Keys
 from headway.gateway.openapi import describe
 from headway.gateway.options import GatewayOptions
 from tests.gateway.fleets import free_port
-from tests.gateway.openai_upstream import MODEL, gateway
+from tests.gateway.named_upstream import MODEL
+from tests.gateway.openai_upstream import gateway
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema comes with vLLM, which is not installed")
 

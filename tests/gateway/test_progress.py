@@ -28,8 +28,19 @@ STEP_S = PATIENCE_S / 10
         (lambda look: {"steps": 7, "running": 0}, True, False),
         (lambda look: {"steps": 7, "running": 1}, False, False),
         (lambda look: {"metrics": "no counters"}, True, False),
+        (lambda look: {"steps": 7, "running": 1, "paused": "is_paused"}, True, False),
+        (lambda look: {"steps": 7, "running": 1, "paused": "is_sleeping"}, True, False),
     ],
-    ids=["stands", "moves", "stood up", "has nothing", "was sent nothing", "does not say"],
+    ids=[
+        "stands",
+        "moves",
+        "stood up",
+        "has nothing",
+        "was sent nothing",
+        "does not say",
+        "was paused",
+        "was laid to sleep",
+    ],
 )
 async def test_who_has_requests_and_takes_no_step_stands_still(
     tmp_path: Path, ways: Callable[[int], dict[str, Any]], busy: bool, stands_still: bool

@@ -127,7 +127,7 @@ async def test_an_error_is_an_event_of_its_own(after: int) -> None:
     async with upstream("a") as first, gateway(first, resume=False) as front:
         breaking(first, after, "line")
         *_, last, error, done = (await front.post(streamed("chat"), PATHS["chat"])).body.split(b"\n\n")[:-1]
-        assert (last[:7], error[:15], done) == (b"data: {", b'data: {"error":', b"data: [DONE]")
+        assert (last[:7], error[:22], done) == (b"data: {", b'data: {"type":"error",', b"data: [DONE]")
         assert b"\n" not in last + error
 
 

@@ -60,6 +60,9 @@ class Upstream:
     sick: bool = False
     delay_s: float = 0.0
     detokenize_fault: int = 0
+    echoed: list[str] = field(default_factory=list)
+    echo_status: int = 202
+    models_there: list[str] = field(default_factory=lambda: ["small"])
     explanations: dict[str, dict[str, Any]] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     running: int = 0
@@ -74,7 +77,8 @@ class Upstream:
         return web.Response(status=503 if self.sick else 200)
 
     async def models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "small", "max_model_len": 400}]})
+        there = [{"id": name, "max_model_len": 400} for name in self.models_there]
+        return web.json_response({"object": "list", "data": there})
 
     async def tell_version(self, _request: web.Request) -> web.Response:
         return web.json_response({"version": self.version}) if self.version else web.Response(status=404)
@@ -102,7 +106,8 @@ class Upstream:
     async def echo(self, request: web.Request) -> web.Response:
         body = await request.read()
         seen = {"method": request.method, "path": request.path_qs, "body": body.decode()}
-        return web.json_response({**seen, "headers": dict(request.headers)}, status=202)
+        self.echoed.append(request.path)
+        return web.json_response({**seen, "headers": dict(request.headers)}, status=self.echo_status)
 
     async def hang(self, request: web.Request) -> web.Response:
         await request.read()
@@ -287,7 +292,10 @@ async def upstream(name: str = "", *, port: int = 0, **fields: Any) -> AsyncIter
     app.router.add_post("/detokenize", made.detokenize)
     app.router.add_post("/v1/completions", made.generate)
     app.router.add_post("/v1/chat/completions", made.generate)
+    app.router.add_post("/v1/responses", made.generate)
+    app.router.add_post("/v1/messages", made.generate)
     app.router.add_post("/hang", made.hang)
+    app.router.add_post("/v1/hang", made.hang)
     app.router.add_post("/zipped", made.generate)
     app.router.add_route("*", "/{rest:.*}", made.echo)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)

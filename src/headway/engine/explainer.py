@@ -34,8 +34,9 @@ may name all of its requests alike.
 MOST_LISTED = 50
 NOT_FOLLOWED = "this server follows no requests (--explain 0, or following them failed: see its log)"
 _VLLM_PREFIX = r"(\d+_)?(cmpl-|chatcmpl-)?"
-_VLLM_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?"
-"""What vLLM 0.32 puts around a client's id: choice, kind of request; number of the prompt, eight random digits."""
+_VLLM_SUFFIX = r"(-\d+|_\d+)?(-[0-9a-f]{8})?"
+"""What vLLM 0.32 puts around a client's id: choice, kind of request; number of the prompt, or of the turn of a
+response, eight random digits."""
 
 
 class Explainer:

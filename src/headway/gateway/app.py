@@ -19,8 +19,20 @@ from starlette.routing import Route
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
-from headway.gateway.ask import CHAT_PATH, COMPLETIONS_PATH, MAX_ID_CHARACTERS, Ask, read_ask
-from headway.gateway.edge import Client, ClientGone, Headers, Receive, Scope, Send, read_body, watch_client
+from headway.gateway.api import APIS
+from headway.gateway.ask import MAX_ID_CHARACTERS, Ask, read_ask
+from headway.gateway.broadcast import TO_ALL, Broadcast
+from headway.gateway.edge import (
+    API_KEY,
+    Client,
+    ClientGone,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    watch_client,
+)
 from headway.gateway.explain import EXPLAIN_PATHS, Explaining, explain_routes
 from headway.gateway.instances.fleet import Fleet
 from headway.gateway.interrupt import Interrupt
@@ -36,7 +48,6 @@ from headway.routing import Router
 
 _LOG = logging.getLogger(__name__)
 
-_HOT = (COMPLETIONS_PATH, CHAT_PATH)
 _OPEN = ("/health", "/ready")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
 _PREFLIGHT = b"access-control-request-method"
@@ -49,7 +60,7 @@ _LAST_WORDS_S = 1.0
 
 
 class Gateway:
-    """The ASGI app: completions and chats by the serving path, its own pages, and all the rest to an instance."""
+    """The ASGI app: what asks for tokens by the serving path, its own pages, and all the rest to an instance."""
 
     def __init__(
         self,
@@ -64,6 +75,7 @@ class Gateway:
         self._options = options
         self._clock = clock
         self._passthrough = PassThrough(self.serving)
+        self._broadcast = Broadcast(self.serving)
         self.shadows = ShadowBoard()
         self._own = self._own_pages(router)
         self._paths = {route.path for route in self._own.routes if isinstance(route, Route)}
@@ -82,12 +94,14 @@ class Gateway:
         path, client = scope["path"], Client(send)
         try:
             tenant = "" if path in _OPEN or _is_preflight(scope) else self._tenant(scope["headers"])
-            if path in _HOT and scope["method"] == "POST":
+            if path in APIS and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
             elif (path in self._paths or path.startswith(_OWN_PREFIXES)) and not _is_preflight(scope):
                 await self._own(scope, receive, send)
+            elif path in TO_ALL and scope["method"] == "POST":
+                await self._broadcast(scope, receive, client)
             else:
-                await self._passthrough(scope, receive, client)
+                await self._passthrough(scope, receive, client, tenant)
         except Refusal as refusal:
             if client.began:
                 raise
@@ -124,13 +138,12 @@ class Gateway:
         keys = self._options.keys
         if not keys:
             return ""
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        tenant = keys.tenant_of(given)
+        tenant = keys.tenant_of(_authorization(headers))
         if tenant is None:
             raise Refusal(
                 401,
                 "invalid_api_key",
-                "no API key, or one that is not known; accepted: Authorization: Bearer KEY",
+                "no API key, or one that is not known; accepted: Authorization: Bearer KEY, or x-api-key: KEY",
             )
         return tenant
 
@@ -262,6 +275,13 @@ async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> Non
 def _is_preflight(scope: Scope) -> bool:
     """Whether a browser asks what a page of elsewhere may ask: it never sends a key along, and vLLM wants none."""
     return scope["method"] == "OPTIONS" and any(name == _PREFLIGHT for name, _ in scope["headers"])
+
+
+def _authorization(headers: Headers) -> bytes:
+    """The key that a client shows, as its `Authorization` has it; empty without one."""
+    given = dict(headers)
+    key = given.get(API_KEY)
+    return given.get(b"authorization", b"" if key is None else b"Bearer " + key)
 
 
 def _request_id(headers: Headers) -> bytes:

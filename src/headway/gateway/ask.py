@@ -1,4 +1,4 @@
-"""A completion or chat request, read once: what the gateway needs of it, the rest as the bytes that came."""
+"""A request for tokens, read once: what the gateway needs of it, the rest as the bytes that came."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import msgspec
 
 from headway.core.hints import MAY_MOVE, TENANT, quoted, target_hints
 from headway.core.slo import NO_TARGETS, Slo
+from headway.gateway.api import APIS, CHAT, COMPLETIONS, RESPONSES, Api
 from headway.gateway.hints import read_hints
 from headway.gateway.refusal import Refusal, bad_request
 from headway.routing.prompt_blocks import BYTES_PER_TOKEN, prompt_blocks
 
 T = TypeVar("T")
-
-CHAT_PATH = "/v1/chat/completions"
-COMPLETIONS_PATH = "/v1/completions"
 
 MAX_ID_CHARACTERS = 256
 """The longest name of a request: logs, records, pages and the instance all repeat it."""
@@ -28,8 +26,6 @@ _BYTES_PER_ID = 6
 """A token id with its comma is taken to have so many."""
 _BEFORE_PROMPT = ("model", "chat_template_kwargs", "cache_salt")
 """Fields that decide, beside the prompt, what its KV is."""
-_DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, for completions; a chat without a limit is taken to have none."""
 
 
 class _Kind(Generic[T]):
@@ -60,21 +56,22 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 @dataclass(slots=True, kw_only=True)
 class Ask:
-    """What a client wants. `max_tokens` is None for a chat that sets no limit.
+    """What a client wants, in one of the APIs. `max_tokens` is None where it sets no limit.
 
     `answers` is how many answers it gets (prompts times `n`), `prompt_tokens` a guess unless the prompt came as
-    token ids. `path` is the path with its query. `wants_ids` and `wants_usage`: whether the client itself asked for
-    token ids, and for a last event with the token counts.
+    token ids. `path` is the path with its query. `previous_id` names the response that it goes on from. `wants_ids`
+    and `wants_usage`: whether the client itself asked for token ids, and for a last event with the token counts.
     """
 
     path: str
+    api: Api
     fields: Fields
-    chat: bool
     stream: bool
     answers: int
     prompt_tokens: int
     max_tokens: int | None
     request_id: str
+    previous_id: str | None
     slo: Slo
     tenant: str
     priority: int | None
@@ -82,6 +79,11 @@ class Ask:
     wants_ids: bool
     wants_usage: bool
     xargs: dict[str, Any]
+
+    @property
+    def chat(self) -> bool:
+        """Whether its answer is a chat completion."""
+        return self.api is CHAT
 
     @property
     def one_answer(self) -> bool:
@@ -97,9 +99,9 @@ class Ask:
         fields = dict(self.fields)
         if hints is not None and (hints or self.xargs):
             fields["vllm_xargs"] = _raw({**self.xargs, **hints})
-        if self.priority is not None:
+        if self.priority is not None and self.api.takes_priority:
             fields["priority"] = _raw(self.priority)
-        if request_id:
+        if request_id and self.api.takes_id:
             fields.setdefault("request_id", _raw(self.request_id))
         if ids:
             fields["return_token_ids"] = _TRUE
@@ -107,9 +109,10 @@ class Ask:
 
     def prefix_blocks(self) -> tuple[int, ...]:
         """Names of the prompt's leading blocks, for routers. O(bytes)."""
-        prompt = b"".join(self.fields.get(name, b"") for name in _prompt_fields(self.chat))
+        prompt = b"".join(self.fields.get(name, b"") for name in self.api.prompt)
         before = b"\n".join(self.fields.get(name, b"") for name in _BEFORE_PROMPT)
-        bytes_per_token = _BYTES_PER_ID if not self.chat and _begins_with_id(prompt) else BYTES_PER_TOKEN
+        by_ids = self.api is COMPLETIONS and _begins_with_id(prompt)
+        bytes_per_token = _BYTES_PER_ID if by_ids else BYTES_PER_TOKEN
         return prompt_blocks(prompt, within=before, bytes_per_token=bytes_per_token)
 
     def hints(self, slo: Slo, *, may_move: bool) -> dict[str, Any]:
@@ -132,26 +135,30 @@ def read_ask(
 ) -> Ask:
     """Read a request. A `request_id` of the body goes before the given one; a key's tenant before all others.
 
+    The path, which may have a query, is one of the APIs'.
+
     What is not Headway's is left for the instance to judge, as long as the gateway needs nothing of it. Raises
     Refusal (400, or 403 for another tenant than the key's).
     """
     fields = _read_fields(body)
-    chat = path.startswith(CHAT_PATH)
+    api = APIS[path.partition("?")[0]]
     xargs = _value(fields, "vllm_xargs", _OBJECT) or {}
     hints = read_hints(headers, xargs, _value(fields, "priority", _NUMBER), default_slo)
-    prompts, prompt_tokens = (1, _chat_tokens(fields)) if chat else _prompts(fields.get("prompt"))
+    completion = api is COMPLETIONS
+    prompts, prompt_tokens = _prompts(fields.get("prompt")) if completion else (1, _tokens(fields, api))
     options = _value(fields, "stream_options", _OBJECT) or {}
     return Ask(
         path=path,
+        api=api,
         fields=fields,
-        chat=chat,
         stream=_value(fields, "stream", _YES_OR_NO) or False,
-        answers=prompts * (_value(fields, "n", _NUMBER) or 1),
+        answers=prompts * (_value(fields, "n", _NUMBER) or 1) if api.several else 1,
         prompt_tokens=prompt_tokens,
-        max_tokens=_limit(fields, chat),
-        request_id=_named(fields) or request_id,
+        max_tokens=_limit(fields, api),
+        request_id=_name(fields, api, request_id),
+        previous_id=_value(fields, "previous_response_id", _TEXT) if api is RESPONSES else None,
         slo=hints.slo,
-        tenant=_tenant(hints.tenant, key_tenant),
+        tenant=tenant_of(hints.tenant, key_tenant),
         priority=hints.priority,
         may_move=hints.may_move,
         wants_ids=_value(fields, "return_token_ids", _YES_OR_NO) or False,
@@ -179,24 +186,25 @@ def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:
         raise bad_request(f"{name} is {shown}; accepted: {kind.accepted}", name) from None
 
 
-def _named(fields: Fields) -> str | None:
-    """The name that the client gives its request, if any."""
+def _name(fields: Fields, api: Api, request_id: str) -> str:
+    """What the request is called: as its body says, if it may, else the given name as the API wants names to be."""
+    if not api.takes_id:
+        return request_id
     name = _value(fields, "request_id", _TEXT)
     if name is not None and (len(name) > MAX_ID_CHARACTERS or not name.isprintable()):
         raise bad_request(
             f"request_id is {quoted(name)}; accepted: up to {MAX_ID_CHARACTERS} printable characters",
             "request_id",
         )
-    return name
+    return name or api.id_prefix + request_id.removeprefix(api.id_prefix)
 
 
-def _limit(fields: Fields, chat: bool) -> int | None:
-    names = ("max_completion_tokens", "max_tokens") if chat else ("max_tokens",)
-    for name in names:
+def _limit(fields: Fields, api: Api) -> int | None:
+    for name in api.limits:
         limit = _value(fields, name, _NUMBER)
         if limit is not None:
             return limit
-    return None if chat else _DEFAULT_MAX_TOKENS
+    return api.default_max_tokens
 
 
 def _prompts(raw: msgspec.Raw | None) -> tuple[int, int]:
@@ -219,24 +227,20 @@ def _tokens_of(part: msgspec.Raw) -> int:
     return text.count(b",") + 1 if text.startswith(b"[") else _guess(part)
 
 
-def _prompt_fields(chat: bool) -> Sequence[str]:
-    """What becomes the prompt, in its order."""
-    return ("tools", "messages") if chat else ("prompt",)
-
-
 def _begins_with_id(prompt: bytes) -> bool:
     return prompt.startswith(b"[") and prompt[:16].lstrip(b"[ \n")[:1].isdigit()
 
 
-def _chat_tokens(fields: Fields) -> int:
-    return sum(_guess(fields.get(name)) for name in _prompt_fields(chat=True))
+def _tokens(fields: Fields, api: Api) -> int:
+    return sum(_guess(fields.get(name)) for name in api.prompt)
 
 
 def _guess(raw: msgspec.Raw | None) -> int:
     return 0 if raw is None else max(1, len(bytes(raw)) // BYTES_PER_TOKEN)
 
 
-def _tenant(named: str, of_key: str) -> str:
+def tenant_of(named: str, of_key: str) -> str:
+    """Whose a request is: its key's, or as it says. Raises Refusal (403) where it names another than its key's."""
     if of_key and named not in ("", of_key):
         raise Refusal(
             403,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from headway.core.plan import Departure
 from headway.errors import UpstreamError
 from headway.gateway.edge import EVENT_STREAM, Client, client_headers
 from headway.gateway.endpoint import FIRST_SERVER_FAULT, named
-from headway.gateway.events import Events, Halt, halt_of, is_end_mark
+from headway.gateway.events import Events, Halt, Whole, is_end_mark
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 
 _OK = 200
@@ -28,7 +27,6 @@ _STALE_SHOWS_S = 1.0
 """A connection that was closed before the request came breaks within so long."""
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """Where nobody took the request."""
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?([0-9]{1,9})')
 
 
 class End(Enum):
@@ -97,9 +95,10 @@ class Attempt:
         self.first_events = b""
         """The first events that the client got."""
 
-    async def run(self, call: Call, events: Events, *, stream: bool, judged: bool) -> Ending:
-        """Send it once. `stream`: whether events were asked for; `judged`: whether the answer can say that the request
-        left unserved."""
+    async def run(
+        self, call: Call, events: Events, *, stream: bool, read_whole: Callable[[bytes], Whole]
+    ) -> Ending:
+        """Send it once. `stream`: whether events were asked for; `read_whole` reads an answer in one piece."""
         try:
             response = await self._send(call)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -113,7 +112,7 @@ class Attempt:
                 return await self._stream(response, events)
             if self._client.began:
                 return await self._no_continuation(response)
-            return await self._whole(response, judged=judged)
+            return await self._whole(response, read_whole)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return _broken(error)
         except UpstreamError as error:
@@ -154,19 +153,17 @@ class Attempt:
             fault=fault,
         )
 
-    async def _whole(self, response: aiohttp.ClientResponse, *, judged: bool) -> Ending:
+    async def _whole(self, response: aiohttp.ClientResponse, read_whole: Callable[[bytes], Whole]) -> Ending:
         """An answer in one piece: read, judged, passed on."""
         body = await self._read(response)
         served = response.status == _OK
-        if served and judged and (b'"headway:' in body):
-            halt = halt_of(b"data: " + body)
-            if halt is not None:
-                return _left(halt)
         if served and not body.lstrip().startswith(b"{"):
             return Ending(End.BROKEN, f"an answer that is no JSON object: {body[:80]!r}", garbage=True)
         if served:
-            count = _COMPLETION_TOKENS.search(body)
-            self._on_tokens(int(count[1]) if count else 0)
+            found = read_whole(body)
+            if found.halt is not None:
+                return _left(found.halt)
+            self._on_tokens(found.tokens)
         await self._client.begin(response.status, _sized(client_headers(response), body))
         await self._client.end(body)
         return Ending(End.PASSED if served else End.REFUSED, f"HTTP {response.status}")

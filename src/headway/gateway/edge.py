@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
+from headway.gateway.endpoint import root_of
 from headway.gateway.hints import HINT_HEADERS, header_text
 from headway.gateway.interrupt import Cut, Interrupt
-from headway.gateway.refusal import Refusal, stalled, too_large
+from headway.gateway.refusal import Refusal, bad_request, stalled, too_large
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -38,6 +40,9 @@ _NOT_DECODED = _NOT_TO_CLIENTS | {b"content-encoding", b"content-length"}
 STALLED_S = 60.0
 """A body of which nothing comes for so long is given up."""
 _REQUEST_ID = b"x-request-id"
+API_KEY = b"x-api-key"
+"""Where Anthropic's clients have their key."""
+_KEYS = (b"authorization", API_KEY)
 _LOCATION = b"location"
 EVENT_STREAM = b"text/event-stream"
 _EVENT_ENDS = (b"\n\n", b"\n\r\n")
@@ -144,13 +149,25 @@ def upstream_headers(
         (name.decode("latin-1"), header_text(value))
         for name, value in headers
         if name not in left_out
-        and (with_key or name != b"authorization")
+        and (with_key or name not in _KEYS)
         and (request_id is None or name != _REQUEST_ID)
     ]
     if request_id:
         found.append((_REQUEST_ID.decode(), request_id.decode()))
     found.append(("accept-encoding", "identity"))
     return found
+
+
+def target_url(base_url: str, scope: Scope) -> URL:
+    """Where a request goes at an instance: its path and query as they came.
+
+    A `..` taken up here would lead to another path. Raises Refusal (400) unless it is a path: behind an instance's
+    address `*@host/` would name another host.
+    """
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    if not path.startswith("/"):
+        raise bad_request(f"the path is {path[:80]!r}; accepted: one that begins with /")
+    return URL(root_of(base_url) + path + (f"?{query}" if query else ""), encoded=True)
 
 
 def _named_hop_by_hop(headers: Headers) -> set[bytes]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -15,6 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 _FIELD = b"data:"
 _REASON = "headway:"
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?([0-9]{1,9})')
 
 
 class _Delta(msgspec.Struct):
@@ -51,6 +53,13 @@ class Halt:
 
     departure: Departure | None
     message: str
+
+
+class Whole(NamedTuple):
+    """What an answer in one piece says: how many tokens it has, and whether it will not come after all."""
+
+    tokens: int
+    halt: Halt | None
 
 
 class Events(Protocol):
@@ -117,6 +126,13 @@ def halt_of(line: bytes, *, judged: bool = True) -> Halt | None:
         if choice.finish_reason == "abort" and isinstance(reason, str) and reason.startswith(_REASON):
             return Halt(_departure(reason.removeprefix(_REASON)), f"ended by the policy ({reason})")
     return None
+
+
+def whole_of(body: bytes, *, judged: bool = True) -> Whole:
+    """What an answer in one piece says; `judged` as for `halt_of`. Raises UpstreamError for what is no answer."""
+    halt = halt_of(_FIELD + body) if judged and b'"headway:' in body else None
+    count = _COMPLETION_TOKENS.search(body)
+    return Whole(int(count[1]) if count else 0, halt)
 
 
 def refuses(line: bytes) -> bool:

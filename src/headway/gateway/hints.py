@@ -35,7 +35,8 @@ _TARGET_HEADERS = {
     )
 }
 _TENANT_HEADER = b"x-tenant"
-_PRIORITY_HEADERS = {b"x-vllm-priority": 1, b"x-dynamo-request-priority": -1}
+PRIORITY_HEADER = "x-vllm-priority"
+_PRIORITY_HEADERS = {PRIORITY_HEADER.encode(): 1, b"x-dynamo-request-priority": -1}
 """Sign that turns the header's value into vLLM's: lower runs earlier."""
 
 HINT_HEADERS = frozenset({*_TARGET_HEADERS, *_PRIORITY_HEADERS, _TENANT_HEADER})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headway.core.job import Job
@@ -12,14 +13,17 @@ from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
 from headway.gateway.accounts import Entry
+from headway.gateway.api import RESPONSES
 from headway.gateway.ask import Ask
 from headway.gateway.attempt import Attempt, Call, End, Ending
 from headway.gateway.edge import Client, Headers, upstream_headers
 from headway.gateway.endpoint import root_of
 from headway.gateway.event_bytes import PassedEvents
-from headway.gateway.events import DONE, Events
+from headway.gateway.events import DONE, Events, Whole, whole_of
+from headway.gateway.hints import PRIORITY_HEADER
 from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
+from headway.gateway.named_events import NamedEvents, named_whole
 from headway.gateway.refusal import Refusal, closing, error_event, message_of, no_instance
 from headway.gateway.resumable import resumable
 from headway.gateway.resume import Continuation, continue_from, half_a_character
@@ -65,6 +69,8 @@ class Life:
         while True:
             ending = await self._ask_for_it(name)
             if ending.end is End.PASSED:
+                if self.ask.api is RESPONSES:
+                    self.serving.stored.keep(self.ask.request_id, name)
                 return Outcome.FINISHED, ""
             if ending.end is End.REFUSED:
                 self.rejected = self.client.status != _TOO_MANY
@@ -116,6 +122,9 @@ class Life:
     def _route(self, avoided: Sequence[str]) -> str:
         serving, names = self.serving, self._names()
         unavoided = [each for each in names if each not in avoided] or names
+        home = None if self.ask.previous_id is None else serving.stored.place_of(self.ask.previous_id)
+        if home is not None and home in unavoided:
+            unavoided = [home]
         name = serving.router.route(self.job, serving.with_room(unavoided))
         self._routed, self._started = True, False
         return name
@@ -172,7 +181,7 @@ class Life:
                 return name
             except Refusal as refusal:
                 reason = refusal.message
-        await self.client.end(error_event(f"{ending.reason}; {reason}", "interrupted"))
+        await self._end_in_error(f"{ending.reason}; {reason}")
         return ""
 
     def _cannot_resume(self, tried: list[str], ending: Ending) -> str:
@@ -206,10 +215,13 @@ class Life:
             return Outcome.FINISHED, ""
         found = continue_from(self.ask, events, attempt.first_events, self._context())
         if isinstance(found, str):
-            await self.client.end(error_event(f"its token counts are lost; {found}", "interrupted"))
+            await self._end_in_error(f"its token counts are lost; {found}")
             return Outcome.FAILED, found
         await self.client.end(found.end())
         return Outcome.FINISHED, ""
+
+    async def _end_in_error(self, reason: str) -> None:
+        await self.client.end(error_event(reason, "interrupted", named=self.ask.api.named_events))
 
     def _context(self) -> int | None:
         return self.serving.fleet.facts.max_model_len
@@ -230,9 +242,8 @@ class Life:
         try:
             with serving.losses.cutting(name, serving.fleet.lost(name), self.interrupt):
                 await self._drop_half_a_character(member)
-                call, events = self._call(member)
-                self._events = events
-                ending = await attempt.run(call, events, stream=self.ask.stream, judged=self.ask.one_answer)
+                call, self._events, read_whole = self._call(member)
+                ending = await attempt.run(call, self._events, stream=self.ask.stream, read_whole=read_whole)
         except UpstreamError as error:
             return Ending(End.BROKEN, str(error))
         except WaitCut as cut:
@@ -251,26 +262,36 @@ class Life:
             dropped = await self.interrupt.wait(half_a_character(self.serving.session, member.url, rest))
             self._continuation = rest.without(dropped)
 
-    def _call(self, member: Member) -> tuple[Call, Events]:
-        """What this instance is sent, and how its events are read."""
+    def _call(self, member: Member) -> tuple[Call, Events, Callable[[bytes], Whole]]:
+        """What this instance is sent, and how its events are read, or its answer in one piece."""
         serving, ask, rest = self.serving, self.ask, self._continuation
         facts = member.facts
         spent_s = serving.clock() - self.entry.arrival_s
         left = ask.slo.after(spent_s)
         ids = facts.is_vllm and serving.options.resume and resumable(ask)
+        may_move = self._may_move and serving.router.hands_off and rest is None
         events: Events
-        if rest is None:
-            events = PassedEvents(with_ids=ids, hide_ids=not ask.wants_ids, judged=ask.one_answer)
-        else:
+        read_whole: Callable[[bytes], Whole] = partial(whole_of, judged=ask.one_answer)
+        if rest is not None:
             ask, events = rest.rest(), ResumedEvents(continuation=rest)
             left = replace(left, ttft_s=ask.slo.ttft_s)
-        may_move = self._may_move and serving.router.hands_off and rest is None
+        elif ask.api.named_events:
+            unserved = self._unserved(may_move=may_move) if facts.is_headway else None
+            events, read_whole = NamedEvents(left=unserved), partial(named_whole, left=unserved)
+        else:
+            events = PassedEvents(with_ids=ids, hide_ids=not ask.wants_ids, judged=ask.one_answer)
         hints = ask.hints(left, may_move=may_move) if facts.is_headway else None
         body = ask.body(hints=hints, request_id=facts.is_vllm, ids=ids)
         headers = upstream_headers(
             self.headers, with_key=serving.passes_key(member), request_id=self.client.request_id
         )
-        return Call(root_of(member.url) + ask.path, headers, body), events
+        if ask.priority is not None and not ask.api.takes_priority:
+            headers.append((PRIORITY_HEADER, str(ask.priority)))
+        return Call(root_of(member.url) + ask.path, headers, body), events, read_whole
+
+    def _unserved(self, *, may_move: bool) -> Departure:
+        """What an answer without a token is taken for, where instances do not say why a policy ended it."""
+        return Departure.HAND_OFF if may_move and self.job.may_move else Departure.SHED
 
     def _tell_fleet(self, name: str, ending: Ending) -> None:
         if ending.garbage:

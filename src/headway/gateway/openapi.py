@@ -18,11 +18,14 @@ from headway.gateway.shadow_board import ShadowReply
 _ABOUT = """\
 One address in front of several vLLM instances, which holds latency targets as load rises.
 
-The gateway speaks OpenAI's API. A request may say in how many milliseconds its first token, each further token and its
-whole answer are wanted, as headers or as `vllm_xargs` in the body; given in both, they must agree. What is asked of a
-path that is not described here goes to an instance of vLLM as it is, and so does what the body holds besides.
+The gateway speaks OpenAI's API, and Anthropic's as far as vLLM does. A request may say in how many milliseconds its
+first token, each further token and its whole answer are wanted, as headers or as `vllm_xargs` in the body; given in
+both, they must agree. What is asked of a path that is not described here goes to an instance of vLLM as it is, and
+so does what the body holds besides; what changes an instance (`/v1/load_lora_adapter`, `/pause` and the like) goes to
+all of them.
 
-An answer that streams and cannot be finished ends with an event of the shape of an error, and `data: [DONE]`.
+An answer that streams and cannot be finished ends with an event of the shape of an error, and `data: [DONE]` where
+events have no names.
 """
 
 
@@ -78,6 +81,18 @@ def _paths(state: Json) -> Json:
         "/v1/chat/completions": {
             "post": _generation("chat", "Answer a conversation", "ChatRequest", "ChatCompletion")
         },
+        "/v1/responses": {
+            "post": _generation("response", "Answer an input", "ResponseRequest", "Response", named=True)
+        },
+        "/v1/messages": {
+            "post": _generation(
+                "message",
+                "Answer a conversation, in Anthropic's words",
+                "MessageRequest",
+                "Message",
+                named=True,
+            )
+        },
         "/v1/models": {"get": _read("models", "The models served", models, keyed=True, busy=True)},
         "/health": {"get": _read("health", "Whether the gateway is alive", _empty("It is."), keyed=False)},
         "/ready": {
@@ -113,8 +128,9 @@ def _explain_paths(explained: Json, shadow: Json) -> Json:
     }
 
 
-def _generation(name: str, summary: str, request: str, answer: str) -> Json:
-    """A POST that makes tokens, whole or as server-sent events."""
+def _generation(name: str, summary: str, request: str, answer: str, *, named: bool = False) -> Json:
+    """A POST that makes tokens, whole or as server-sent events, which may have names."""
+    end = "one that says so" if named else "`[DONE]`"
     return {
         "operationId": name,
         "summary": summary,
@@ -122,11 +138,11 @@ def _generation(name: str, summary: str, request: str, answer: str) -> Json:
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(request)}}},
         "responses": {
             "200": {
-                "description": "The answer: whole, or with `stream` as server-sent events that end in `[DONE]`.",
+                "description": f"The answer: whole, or with `stream` as server-sent events that end in {end}.",
                 "headers": {"x-request-id": _ref("RequestId", "headers")},
                 "content": {
                     "application/json": {"schema": _ref(answer)},
-                    "text/event-stream": {"schema": {"description": "Events, each of one line of `data`."}},
+                    "text/event-stream": {"schema": {"description": "Events, each with one line of `data`."}},
                 },
             },
             **{status: _ref(error, "responses") for status, error in _BY_STATUS.items()},

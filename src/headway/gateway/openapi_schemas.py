@@ -59,6 +59,10 @@ _USAGE: Json = {
     "type": ["object", "null"],
     "properties": {"prompt_tokens": {"type": "integer"}, "completion_tokens": {"type": ["integer", "null"]}},
 }
+_OUTPUT_USAGE: Json = {
+    "type": ["object", "null"],
+    "properties": {"input_tokens": {"type": "integer"}, "output_tokens": {"type": "integer"}},
+}
 _ANSWER: Json = {
     "type": "object",
     "required": ["id", "choices"],
@@ -92,6 +96,47 @@ SCHEMAS: Json = {
         "type": "object",
         "required": ["messages"],
         "properties": {**_GENERATION, "messages": {"type": "array", "items": _MESSAGE, "minItems": 1}},
+    },
+    "ResponseRequest": {
+        "type": "object",
+        "required": ["input"],
+        "properties": {
+            **{
+                name: _GENERATION[name]
+                for name in ("model", "stream", "request_id", "priority", "vllm_xargs")
+            },
+            "input": {
+                "description": "A text, or the items of a conversation.",
+                "anyOf": [
+                    {"type": "string", "minLength": 1},
+                    {"type": "array", "items": {"type": "object"}, "minItems": 1},
+                ],
+            },
+            "max_output_tokens": _GENERATION["max_tokens"],
+            "previous_response_id": {
+                "type": "string",
+                "description": "A stored response that this one goes on from; it is asked for where that one is.",
+            },
+        },
+    },
+    "MessageRequest": {
+        "type": "object",
+        "required": ["model", "messages", "max_tokens"],
+        "properties": {
+            **{name: _GENERATION[name] for name in ("model", "stream", "max_tokens", "vllm_xargs")},
+            "messages": {"type": "array", "items": _MESSAGE, "minItems": 1},
+            "system": {"type": ["string", "array"], "items": {"type": "object"}},
+        },
+    },
+    "Response": {
+        "type": "object",
+        "required": ["id", "status", "output"],
+        "properties": {"id": {"type": "string"}, "usage": _OUTPUT_USAGE},
+    },
+    "Message": {
+        "type": "object",
+        "required": ["id", "content"],
+        "properties": {"id": {"type": "string"}, "usage": _OUTPUT_USAGE},
     },
     "Completion": _ANSWER,
     "ChatCompletion": _ANSWER,

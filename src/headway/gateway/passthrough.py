@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
-from yarl import URL
 
+from headway.gateway.ask import tenant_of
 from headway.gateway.edge import (
     Client,
     ClientGone,
@@ -16,14 +16,29 @@ from headway.gateway.edge import (
     Scope,
     client_headers,
     next_piece,
+    target_url,
     upstream_headers,
     watch_client,
 )
-from headway.gateway.endpoint import root_of
+from headway.gateway.hints import read_hints
 from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.refusal import Refusal, bad_request, no_instance, too_large
+from headway.gateway.refusal import Refusal, closing, no_instance, too_large
 from headway.gateway.serving import Serving
+from headway.gateway.turnstile import Visit
+
+_COMPUTED = (
+    "/v1/",
+    "/v2/",
+    "/inference/",
+    "/cohere/",
+    "/invocations",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/rerank",
+)
+"""What engines compute is asked for under these paths."""
 
 
 class PassThrough:
@@ -33,18 +48,36 @@ class PassThrough:
         self._serving = serving
         self._turn = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, client: Client) -> None:
-        """Answer one request. Raises Refusal (400, 413, 502, 503); ClientGone where all that is left is to hang up."""
+    async def __call__(self, scope: Scope, receive: Receive, client: Client, key_tenant: str) -> None:
+        """Answer one request; what is to be computed is let in first, as far as the limits of all requests allow.
+
+        Raises Refusal (400, 403, 408, 413, 429, 502, 503); ClientGone where all that is left is to hang up.
+        """
         serving = self._serving
-        _check_path(scope["raw_path"])
-        names = serving.fleet.names()
-        if not names:
-            raise no_instance()
-        self._turn += 1
-        member = serving.fleet.member(names[self._turn % len(names)])
         interrupt = Interrupt()
         upload = _Upload(scope["headers"], receive, interrupt, serving.options.max_body_bytes)
         serving.running.add(interrupt)
+        visit: Visit | None = None
+        try:
+            if scope["method"] == "POST" and scope["path"].startswith(_COMPUTED):
+                hints = read_hints(scope["headers"], {}, None)
+                tenant = tenant_of(hints.tenant, key_tenant)
+                visit = await serving.turnstile.enter(tenant, hints.priority or 0, interrupt)
+                serving.turnstile.began(visit)  # when its answer begins is not looked at
+            await self._ask(scope, upload, client, interrupt)
+        except WaitCut as cut:
+            if cut.reason is Cut.GONE or client.began:
+                raise ClientGone from None
+            raise closing() from None
+        finally:
+            serving.running.discard(interrupt)
+            upload.close()
+            if visit is not None:
+                serving.turnstile.leave(visit)
+
+    async def _ask(self, scope: Scope, upload: _Upload, client: Client, interrupt: Interrupt) -> None:
+        """Send it to an instance. Raises WaitCut where that is cut short, but for the instance's loss."""
+        serving, member = self._serving, self._member(scope["path"])
         member.in_flight += 1
         try:
             with serving.losses.cutting(member.name, member.loss, interrupt):
@@ -53,13 +86,21 @@ class PassThrough:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._broken(upload, client, member, str(error)) from None
         except WaitCut as cut:
-            if cut.reason is Cut.GONE:
-                raise ClientGone from None
-            raise self._broken(upload, client, member, cut.reason.name.lower()) from None
+            if cut.reason is not Cut.LOST:
+                raise
+            raise self._broken(upload, client, member, "lost") from None
         finally:
             member.in_flight -= 1
-            serving.running.discard(interrupt)
-            upload.close()
+
+    def _member(self, path: str) -> Member:
+        """The instance that has the response which the path names, else the next in turn."""
+        serving = self._serving
+        names = serving.fleet.names()
+        if not names:
+            raise no_instance()
+        self._turn += 1
+        home = serving.stored.place_of_path(path)
+        return serving.fleet.member(home if home in names else names[self._turn % len(names)])
 
     def _broken(self, upload: _Upload, client: Client, member: Member, reason: str) -> Exception:
         """What is to be raised when it did not come to its end."""
@@ -74,13 +115,11 @@ class PassThrough:
         self, scope: Scope, upload: _Upload, client: Client, member: Member, interrupt: Interrupt
     ) -> None:
         serving = self._serving
-        path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
-        url = root_of(member.url) + path + (f"?{query}" if query else "")
         headers = upstream_headers(scope["headers"], with_key=serving.passes_key(member))
         response = await interrupt.wait(
             serving.session.request(
                 scope["method"],
-                URL(url, encoded=True),  # as it came: a `..` taken up here would lead to another path
+                target_url(member.url, scope),
                 data=upload.parts() if upload.is_there else None,
                 headers=[*headers, *upload.headers],
                 allow_redirects=False,
@@ -93,12 +132,6 @@ class PassThrough:
             await client.end()
         finally:
             response.close()
-
-
-def _check_path(path: bytes) -> None:
-    """Raise Refusal (400) unless it is a path: behind an instance's address `*@host/` would name another host."""
-    if not path.startswith(b"/"):
-        raise bad_request(f"the path is {path.decode('latin-1')[:80]!r}; accepted: one that begins with /")
 
 
 class _Upload:

@@ -50,7 +50,7 @@ class Refusal(Exception):
 
     @property
     def body(self) -> bytes:
-        """`{"error": {"message", "type", "param", "code"}}`."""
+        """`{"type": "error", "error": {"message", "type", "param", "code"}}`."""
         return error_body(self.message, _STATUS_TYPES[self.status], self.code, self.param)
 
     @property
@@ -124,10 +124,13 @@ def message_of(body: bytes) -> str | None:
 
 
 def error_body(message: str, kind: str, code: str | int, param: str | None = None) -> bytes:
-    """An error as OpenAI's API words it, as JSON."""
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    """An error as JSON, for clients of OpenAI's API and of Anthropic's alike: the latter have a type on top."""
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return msgspec.json.encode({"type": "error", "error": error})
 
 
-def error_event(message: str, code: str) -> bytes:
-    """The end of a stream that cannot go on: the error as an event, and the end mark."""
-    return b"data: " + error_body(message, _STATUS_TYPES[502], code) + b"\n\ndata: [DONE]\n\n"
+def error_event(message: str, code: str, *, named: bool) -> bytes:
+    """The end of a stream that cannot go on: the error as an event, with a name where events have one, else with the
+    end mark behind it."""
+    event = b"data: " + error_body(message, _STATUS_TYPES[502], code) + b"\n\n"
+    return b"event: error\n" + event if named else event + b"data: [DONE]\n\n"

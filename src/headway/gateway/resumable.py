@@ -67,7 +67,7 @@ def resumable(ask: Ask) -> bool:
     answer, stop texts of two characters and more, log probabilities, tools, structured output, and any field that
     is not known here. Sampled answers go on, as another sample would.
     """
-    if not (ask.stream and ask.one_answer):
+    if not (ask.stream and ask.one_answer) or ask.api.named_events:
         return False
     return all(_keeps_its_sense(name, raw) for name, raw in ask.fields.items())
 

@@ -9,7 +9,8 @@ import aiohttp
 import msgspec
 
 from headway.errors import UpstreamError
-from headway.gateway.ask import COMPLETIONS_PATH, Ask, whole_number
+from headway.gateway.api import COMPLETIONS
+from headway.gateway.ask import Ask, whole_number
 from headway.gateway.endpoint import FIRST_SERVER_FAULT, named, root_of
 from headway.gateway.events import DONE, Events, payload
 from headway.gateway.resumable import KEPT, has_more_than_text, resumable
@@ -89,14 +90,15 @@ class Continuation:
         if least is not None:
             fields["min_tokens"] = msgspec.Raw(_encode(max(0, (whole_number(least) or 0) - self.sent)))
         return Ask(
-            path=COMPLETIONS_PATH,
+            path=COMPLETIONS.path,
+            api=COMPLETIONS,
             fields=fields,
-            chat=False,
             stream=True,
             answers=1,
             prompt_tokens=self.prompt_tokens + self.sent,
             max_tokens=self.left,
             request_id=self.ask.request_id,
+            previous_id=None,
             slo=self.ask.slo,
             tenant=self.ask.tenant,
             priority=self.ask.priority,

@@ -22,6 +22,7 @@ from headway.gateway.life import Life
 from headway.gateway.losses import Losses
 from headway.gateway.options import GatewayOptions
 from headway.gateway.refusal import Refusal, closing, error_event
+from headway.gateway.stored_responses import StoredResponses
 from headway.gateway.turnstile import Turnstile
 from headway.routing import Router
 
@@ -53,6 +54,7 @@ class Serving:
         self.log = log
         self.accounts = Accounts()
         self.losses = Losses(router.lost)
+        self.stored = StoredResponses()
         self.turnstile = Turnstile(
             self._places,
             max_queue=options.max_queue,
@@ -141,7 +143,7 @@ class Serving:
             slo=ask.slo,
             priority=ask.priority or 0,
             tenant=ask.tenant,
-            may_move=ask.may_move and ask.one_answer,
+            may_move=ask.may_move and ask.one_answer and ask.previous_id is None,
             prefix_blocks=ask.prefix_blocks(),
         )
 
@@ -168,6 +170,6 @@ class Serving:
         with suppress(Exception):
             if client.began:
                 await client.end_event()
-                await client.end(error_event(reason, "interrupted"))
+                await client.end(error_event(reason, "interrupted", named=life.ask.api.named_events))
             else:
                 await client.refuse(Refusal(500, "internal", reason))

@@ -95,6 +95,11 @@ class Fleet:
         if name in self._watches:
             self._watches[name].garbage()
 
+    def learn_again(self, name: str) -> None:
+        """It was changed: ask anew what it says of itself, which models it has for one."""
+        if name in self._watches:
+            self._watches[name].learn_again()
+
     async def run(self) -> None:
         """Launch and watch the instances until they are closed."""
         async with probing_session(self.session) as session, asyncio.TaskGroup() as group:

@@ -121,6 +121,18 @@ async def read_metrics(session: aiohttp.ClientSession, url: str, timeout_s: floa
         return b""
 
 
+async def is_paused(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bool:
+    """Whether somebody paused a server's engine or laid it to sleep; no from one that does not tell."""
+    for flag in ("is_paused", "is_sleeping"):
+        try:
+            said = msgspec.json.decode(await _optional(session, f"{root_of(url)}/{flag}", timeout_s))
+        except (aiohttp.ClientError, OSError, ValueError):
+            continue
+        if isinstance(said, dict) and said.get(flag) is True:
+            return True
+    return False
+
+
 def _version(body: bytes) -> str | None:
     try:
         return msgspec.json.decode(body, type=_Version).version

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from headway.gateway.instances.health import read_metrics
+from headway.gateway.instances.health import is_paused, read_metrics
 
 _COUNTERS = (
     b"headway_steps_total",
@@ -25,7 +25,8 @@ class Progress:
     """Holds an engine against its own counters: one that hangs answers `/health` all the same.
 
     It stands still if it says that it has requests and none of its counters has changed for `patience_s`; who has no
-    such counters never does. Once it does, it has to move to be well again, whatever is asked of it.
+    such counters never does, nor does one that says that it was paused. Once it does, it has to move to be well again,
+    whatever is asked of it.
     """
 
     def __init__(self, patience_s: float, clock: Callable[[], float]) -> None:
@@ -51,6 +52,8 @@ class Progress:
         if now_s - self._asked_s >= self._patience_s / _LOOKS:
             self._asked_s = now_s
             self._look((await read_metrics(session, url, timeout_s)).splitlines(), now_s)
+            if self._stands_still and await is_paused(session, url, timeout_s):
+                self.begin()
         if self._stands_still:
             return f"its engine stands still: no step for {now_s - self._moved_s:.0f} s, with requests there"
         return None

@@ -80,6 +80,7 @@ class Watch:
         self.closing = False
         self.parting = False
         self._is_late = False
+        self._is_changed = False
         self._options = options
         self._clock = clock
         self._backoff = Backoff(options.backoff_s, options.longest_backoff_s, options.longest_backoff_s)
@@ -113,6 +114,11 @@ class Watch:
         code = None if process is None else process.poll()
         if code is not None and self.member.condition in _SERVING:
             self.lose(how_it_ended(code))
+        self._woken.set()
+
+    def learn_again(self) -> None:
+        """What it said of itself may not be so any more: ask now."""
+        self._is_changed = True
         self._woken.set()
 
     def garbage(self) -> None:
@@ -235,7 +241,7 @@ class Watch:
         self._is_late = late
         if problem is None:
             problem = await self._stalled(session)
-        if problem is None and self.member.facts is NO_FACTS:
+        if problem is None and (self.member.facts is NO_FACTS or self._is_changed):
             problem = await self._learn_facts(session)
         process = self.member.process
         if self.parting or (process is not None and process.poll() is not None):
@@ -257,6 +263,7 @@ class Watch:
         facts = await read_facts(session, self.member.url, self._options.timeout_s)
         if isinstance(facts, str):
             return facts
+        self._is_changed = False
         self.member.facts = replace(facts, is_headway=facts.is_headway or self.member.launch is not None)
         return None
 
