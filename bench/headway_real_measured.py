@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -11,7 +10,7 @@ import msgspec
 from bench.client_classes import NONE
 from bench.engine_time import EngineTime, WallTime
 from bench.headway_real_engine import SLOTS, STOCK, Kept, Run, put_in, records, serve
-from bench.headway_real_plan import Plan, Prepared
+from bench.headway_real_plan import CAPACITY_SEED, Plan, Prepared, capacity_burst
 from bench.progress import say
 from bench.serving_engine import ServingEngine
 from bench.side_by_side import Gauge, Lane, compared, measure_side_by_side
@@ -20,11 +19,9 @@ from headway.results import summarize
 from headway.whole_file import write_whole
 
 LIGHT_LOAD = 0.2
-CAPACITY_REQUESTS = 400
-"""So many that what the last long answers take alone hardly counts, and few enough to serve before every stream."""
 CAPACITY_SEATS = (16, 32, 64)
 """With the most of them memory is so short that some is computed twice; capacity is the best of these."""
-CAPACITY_SEED, LIGHT_SEED = 99, 98
+LIGHT_SEED = 98
 
 
 def prepare(plan: Plan) -> None:
@@ -54,10 +51,8 @@ def prepare(plan: Plan) -> None:
 
 def _throughput_rps(engine: ServingEngine, clock: EngineTime, *, seats: int) -> float:
     """What stock gets through with so many seats."""
-    burst = untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED)
-    at_once = [replace(request, arrival_s=0.0) for request in burst]
     put_in(engine, STOCK, seats)
-    served = engine.serve(at_once, CAPACITY_SEED, own_stops=True, clock=clock)
+    served = engine.serve(capacity_burst(), CAPACITY_SEED, own_stops=True, clock=clock)
     return len(served) / max(each.finished_s for each in served)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import inf
@@ -23,6 +23,9 @@ from headway.traces import TraceRequest
 SEATS = (4, 8, 16, 32, 64)
 SWEEP_LOAD, SWEEP_SEED = 1.0, 96
 """A stream that nothing is compared on: a run counts beside those alone that it served side by side with."""
+CAPACITY_REQUESTS = 400
+"""So many that what the last long answers take alone hardly counts, and few enough to serve before every stream."""
+CAPACITY_SEED = 99
 OWN = "policy"
 """How `--system` calls the policy of `--policy`."""
 SYSTEMS = (STOCK.name, PRIORITY.name, OWN)
@@ -140,6 +143,12 @@ class Plan:
 
     def _runs(self, contender: Contender, kind: str, seats: int, load: float) -> list[Run]:
         return [Run(contender, kind, seats, load, seed) for seed in range(self.seeds)]
+
+
+def capacity_burst() -> list[TraceRequest]:
+    """Requests that are all there at once: what an engine gets through of them is its capacity."""
+    drawn = untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED)
+    return [replace(request, arrival_s=0.0) for request in drawn]
 
 
 def best_seats(swept: dict[int, Summary], metric: str) -> int:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bench.headway_real_engine import BLOCK_TOKENS, SLOTS, Contender, Memory, Run
+from bench.headway_real_engine import BLOCK_TOKENS, SLOTS, STOCK, Contender, Memory, Run
+from bench.headway_real_plan import CAPACITY_SEED, Prepared, capacity_burst
 from bench.taught_lengths import MAX_OUTPUT_TOKENS, estimates_of
 from bench.wrong_cost import told_wrongly
+from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
 from headway.experiments.planning.foretold import Foretold
 from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.predict.calibration import Calibration
+from headway.predict.calibration import Calibration, StepSeconds
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Faster:
+    """Steps that are `speed` times as fast."""
+
+    steps: StepSeconds
+    speed: float
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of one step of this shape."""
+        return self.steps.step_s(shape) / self.speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,25 @@ class Engine:
             lengths=Foretold(estimates_of(contender.predictor, requests, run.seed)),
         )
         return found
+
+    def at_capacity(self, found: Prepared) -> Engine:
+        """The same as fast as the machine was when capacity was measured, since loads and targets go by that.
+
+        The machine may have had another speed when its costs were. Copies are left as they are.
+        """
+        speed = found.capacity_rps / self.capacity_rps(found.capacity_seats)
+        costs = replace(
+            self.costs,
+            step=Faster(self.costs.step, speed),
+            host_s=self.costs.host_s / speed,
+            host_job_s=self.costs.host_job_s / speed,
+        )
+        return replace(self, costs=costs)
+
+    def capacity_rps(self, seats: int) -> float:
+        """What stock gets through here when all requests are there at once."""
+        served = self.records(Run(STOCK, "", seats, 0.0, CAPACITY_SEED), capacity_burst())
+        return len(served) / max(record.finished_s or 0.0 for record in served)
 
     def _limits(self, contender: Contender, seats: int) -> EngineLimits:
         """Stock has as many slots as seats."""

@@ -433,6 +433,14 @@ def test_the_simulator_serves_whom_the_engine_serves(contender: Contender) -> No
     assert {record.outcome for record in found} == {Outcome.FINISHED}
 
 
+def test_the_simulated_engine_is_as_fast_as_the_one_that_loads_go_by(plan: Plan) -> None:
+    costs = calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"))
+    engine = Engine(costs, Memory(96), num_blocks=96, tokens_a_step=2048, asynchronous=False)
+    found = msgspec.structs.replace(plan.prepared, capacity_rps=3.0, capacity_seats=16)
+    assert engine.capacity_rps(16) != pytest.approx(3.0, rel=0.1)
+    assert engine.at_capacity(found).capacity_rps(16) == pytest.approx(3.0)
+
+
 @pytest.mark.engine
 @pytest.mark.long
 def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:

@@ -137,6 +137,19 @@ async def test_a_tenant_has_its_share() -> None:
     await site.visit("d", tenant="blue")
 
 
+async def test_a_tenant_comes_back_when_one_of_its_own_should_have_ended() -> None:
+    site = Site(max_per_tenant=2)
+    for _ in range(3):
+        visit = await site.visit("before", tenant="red")
+        site.now_s += 40.0
+        site.turnstile.leave(visit)
+    for name in ("a", "b"):
+        await site.visit(name, tenant="blue")
+    with pytest.raises(Refusal) as raised:
+        await site.visit("c", tenant="blue")
+    assert raised.value.retry_after_s == 20  # one of two that stay for 40 s
+
+
 def test_the_pace_is_of_the_last_half_minute() -> None:
     pace = Pace()
     assert pace.retry_after_s(100, 0.0) == 1  # nothing is known

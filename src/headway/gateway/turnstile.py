@@ -17,6 +17,8 @@ _WINDOW_S = 30.0
 _KEPT_STARTS = 512
 _LOOK_AGAIN_S = 1.0
 """Places may come free without anybody leaving: an instance that becomes ready brings its own."""
+_NEWEST_STAY = 1 / 16
+"""What the newest of stays counts in their mean."""
 
 
 @dataclass(slots=True)
@@ -40,9 +42,7 @@ class Pace:
     def retry_after_s(self, waiting: int, now_s: float) -> int:
         """Seconds until those who wait now have begun at that pace: 1 to 60, and 1 where no pace is known."""
         per_s = self.per_s(now_s)
-        if not per_s:
-            return 1
-        return min(LONGEST_RETRY_S, max(1, math.ceil(waiting / per_s)))
+        return _whole_seconds(waiting / per_s) if per_s else 1
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +50,7 @@ class Visit:
     """One request's stay. It waits until its first token, and is inside once it may be sent to an instance."""
 
     tenant: str
+    since_s: float
     waiting: bool = True
     inside: bool = False
 
@@ -77,6 +78,7 @@ class Turnstile:
         self._max_per_tenant = max_per_tenant
         self._clock = clock
         self._tenants: Counter[str] = Counter()
+        self._mean_stay_s = 0.0
         self._door: list[tuple[int, int, asyncio.Future[None], Visit]] = []
         self._turn = 0
 
@@ -111,6 +113,8 @@ class Turnstile:
         self.waiting -= visit.waiting
         self.inside -= visit.inside
         visit.waiting = visit.inside = False
+        stay_s = self._clock() - visit.since_s
+        self._mean_stay_s += _NEWEST_STAY * (stay_s - self._mean_stay_s) if self._mean_stay_s else stay_s
         self._tenants[visit.tenant] -= 1
         if not self._tenants[visit.tenant]:
             del self._tenants[visit.tenant]
@@ -126,12 +130,15 @@ class Turnstile:
                 "queue_full", f"{self.waiting} requests wait for their first token already; try again later"
             )
         if self._max_per_tenant is not None and self._tenants[tenant] >= self._max_per_tenant:
-            raise self.overloaded(
-                "tenant_limit", f"tenant {tenant!r} has {self._max_per_tenant} requests here already"
+            raise Refusal(
+                429,
+                "tenant_limit",
+                f"tenant {tenant!r} has {self._max_per_tenant} requests here already",
+                retry_after_s=_whole_seconds(self._mean_stay_s / self._max_per_tenant),
             )
         self._tenants[tenant] += 1
         self.waiting += 1
-        return Visit(tenant)
+        return Visit(tenant, self._clock())
 
     async def _wait(self, visit: Visit, priority: int, interrupt: Interrupt) -> None:
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -158,3 +165,8 @@ class Turnstile:
             self.inside += 1
             if not called.done():
                 called.set_result(None)
+
+
+def _whole_seconds(seconds: float) -> int:
+    """As `Retry-After` has them: 1 to 60."""
+    return min(LONGEST_RETRY_S, max(1, math.ceil(seconds)))
