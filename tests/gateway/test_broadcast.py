@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
 from headway.gateway.api import RESPONSES
+from headway.gateway.instances.member import Condition
 from headway.gateway.keys import Keys
-from headway.gateway.stored_responses import StoredResponses
-from tests.gateway.fleets import until
+from headway.gateway.refusal import Refusal
+from headway.gateway.stored_responses import StoredResponses, at_home, response_of_path
+from tests.gateway.fleets import QUICK, until
 from tests.gateway.front import gateway
 from tests.gateway.test_named_apis import BODIES, answering
-from tests.gateway.upstream import Upstream, upstream
+from tests.gateway.upstream import Turn, Upstream, upstream
 
 LOAD = "/v1/load_lora_adapter"
+PATIENT = replace(QUICK, misses=10_000)
+"""Who misses health checks is unwell, and not lost."""
 
 
 def asked(instance: Upstream, path: str) -> int:
@@ -61,6 +66,67 @@ async def test_one_that_is_gone_did_not_do_it() -> None:
         await until(front.fleet.names)
 
 
+async def test_those_that_cannot_be_asked_did_not_do_it_either() -> None:
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        second.sick = True
+        await until(lambda: front.fleet.member("b").condition is Condition.LOST)
+        answer = await front.post({}, LOAD)
+        assert (answer.status, asked(first, LOAD), asked(second, LOAD)) == (502, 1, 0)
+        assert "1 of 2 instances did not do it: b:" in answer.json["error"]["message"]
+        assert "it is lost" in answer.json["error"]["message"]
+
+
+async def test_one_that_missed_a_check_is_asked_as_well() -> None:
+    """It is ready again in a moment, and would be without what the others have."""
+    async with (
+        upstream("a") as first,
+        upstream("b") as second,
+        gateway(first, second, fleet_options=PATIENT) as front,
+    ):
+        second.sick = True
+        await until(lambda: front.fleet.names() == ("a",))
+        assert (await front.post({}, LOAD)).status == 202
+        assert asked(second, LOAD) == 1
+
+
+async def test_one_that_freezes_holds_nobody_up() -> None:
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        second.echo_after_s = 3600
+        asking = asyncio.create_task(front.post({}, LOAD))
+        await until(lambda: asked(second, LOAD))
+        assert front.fleet.member("b").in_flight == 1
+        second.sick = True
+        answer = await asyncio.wait_for(asking, 10)
+        assert answer.status == 502
+        assert "b did not answer (it was lost)" in answer.json["error"]["message"]
+
+
+async def test_a_tenants_key_changes_nothing_for_all() -> None:
+    keys = Keys({b"tenants": "blue", b"operators": ""})
+    async with upstream() as instance, gateway(instance, keys=keys) as front:
+        refused = await front.post({}, LOAD, Authorization="Bearer tenants")
+        assert (refused.status, refused.json["error"]["code"]) == (403, "tenants_key")
+        assert not instance.echoed
+        assert (await front.post({}, LOAD, Authorization="Bearer operators")).status == 202
+
+
+async def test_who_waits_for_a_place_elsewhere_may_leave_and_does_not_wait_for_ever() -> None:
+    async with upstream() as instance, gateway(instance, max_in_flight=1, max_age_s=0.5) as front:
+        first = asyncio.create_task(front.post({}, "/v1/hang"))
+        await until(lambda: instance.running)
+        leaving = asyncio.create_task(front.post({}, "/v1/embeddings"))
+        turnstile = front.app.serving.turnstile
+        await until(lambda: turnstile.waiting)
+        leaving.cancel()
+        await until(lambda: not turnstile.waiting)
+        answer = await front.post({}, "/v1/embeddings")
+        assert (answer.status, answer.json["error"]["code"]) == (429, "too_old")
+        assert not asked(instance, "/v1/embeddings")
+        assert (await front.post({}, "/v1/messages/count_tokens")).status == 202, "it takes no place"
+        first.cancel()
+        await asyncio.gather(first, leaving, return_exceptions=True)
+
+
 async def test_asking_is_asked_of_one() -> None:
     async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
         await front.get(LOAD)
@@ -86,7 +152,7 @@ async def test_a_response_is_asked_for_where_it_is() -> None:
     async with (
         upstream("a", act=answering(2)) as first,
         upstream("b", act=answering(2)) as second,
-        gateway(first, second) as front,
+        gateway(first, second, fleet_options=PATIENT) as front,
     ):
         body = BODIES[RESPONSES.path]
         await front.post({**body, "request_id": "resp_7"}, RESPONSES.path)
@@ -98,13 +164,68 @@ async def test_a_response_is_asked_for_where_it_is() -> None:
         assert (len(home.turns), len(home.echoed)) == (4, 6)
         assert not other.turns
         assert not other.echoed
+        assert home.bodies[-1]["vllm_xargs"]["headway_may_move"] == 0
+        home.sick = True
+        await until(lambda: len(front.fleet.names()) == 1)
+        for answer in (
+            await front.get(f"{RESPONSES.path}/resp_7"),
+            await front.post({**body, "previous_response_id": "resp_7"}, RESPONSES.path),
+        ):
+            assert (answer.status, "retry-after" in answer.headers) == (503, True), "no other has it"
+        assert not other.turns
+        assert not other.echoed
+
+
+async def test_a_response_can_be_found_while_it_is_made() -> None:
+    async def act(turn: Turn) -> None:
+        await answering(2)(turn)
+        await asyncio.sleep(3600)
+
+    async with (
+        upstream("a", act=act) as first,
+        upstream("b", act=act) as second,
+        gateway(first, second) as front,
+    ):
+        body = {**BODIES[RESPONSES.path], "request_id": "resp_8", "stream": True}
+        asking = asyncio.create_task(front.post(body, RESPONSES.path))
+        await until(lambda: first.turns or second.turns)
+        home, other = (first, second) if first.turns else (second, first)
+        for _ in range(2):
+            await front.post(b"", f"{RESPONSES.path}/resp_8/cancel")
+        assert (len(home.echoed), other.echoed) == (2, [])
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_response_is_its_tenants() -> None:
+    keys = Keys({b"blue": "blue", b"red": "red", b"any": ""})
+    async with upstream(act=answering(2)) as instance, gateway(instance, keys=keys) as front:
+
+        async def asked_by(key: str, **more: str) -> int:
+            body = {**BODIES[RESPONSES.path], **more}
+            return (await front.post(body, RESPONSES.path, Authorization=f"Bearer {key}")).status
+
+        assert await asked_by("blue", request_id="resp_9") == 200
+        for key, status in (("blue", 202), ("any", 202), ("red", 404)):
+            got = await front.get(f"{RESPONSES.path}/resp_9", Authorization=f"Bearer {key}")
+            assert got.status == status
+        assert await asked_by("red", previous_response_id="resp_9") == 404
+        assert await asked_by("red", request_id="resp_9") == 404
+        assert await asked_by("red", request_id="resp_10") == 200
+        assert await asked_by("blue", previous_response_id="resp_9") == 200
 
 
 def test_only_the_newest_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.gateway.stored_responses._MOST", 2)
     stored = StoredResponses()
     for name in ("resp_1", "resp_2", "resp_1", "resp_3"):
-        stored.keep(name, "a")
+        stored.keep(name, "a", "blue")
     assert [stored.place_of(f"resp_{number}") for number in (1, 2, 3)] == ["a", None, "a"]
-    assert stored.place_of_path("/v1/responses/resp_3/cancel") == "a"
-    assert stored.place_of_path("/v1/responses") is None
+    stored.lost("b")
+    assert stored.place_of("resp_1") == "a"
+    stored.lost("a")
+    assert stored.place_of("resp_1") is None
+    assert response_of_path("/v1/responses/resp_3/cancel") == "resp_3"
+    assert response_of_path("/v1/responses") is None
+    with pytest.raises(Refusal, match="no instance"):
+        at_home("a", ("b",))

@@ -169,6 +169,20 @@ async def test_a_stream_that_breaks_ends_in_an_event_that_says_so(path: str) -> 
         counts(front, failed=1)
 
 
+@PATHS
+async def test_an_error_in_the_request_is_the_clients_to_see(path: str) -> None:
+    refused = as_bytes({"type": "error", "error": {"type": "invalid_request_error", "message": "no"}})
+
+    async def act(turn: Turn) -> None:
+        await say(turn, as_bytes(events_of(path, 4)[0]) + refused)
+
+    async with upstream(act=act) as instance, gateway(instance) as front:
+        answer = await ask(front, path, stream=True)
+        assert answer.body.endswith(refused)
+        assert answer.body.count(b"event: error") == 1
+        counts(front, rejected=1)
+
+
 @pytest.mark.parametrize("header", ["x-api-key", "Authorization"])
 async def test_a_key_may_come_as_anthropics_clients_send_it(header: str) -> None:
     async def posted(front: Front, key: str) -> Answer:
@@ -181,14 +195,18 @@ async def test_a_key_may_come_as_anthropics_clients_send_it(header: str) -> None
         assert (await posted(front, "right")).status == 200
         assert header not in instance.turns[0].request.headers, "the gateway's keys are its own"
         assert next(iter(front.accounts.classes)).tenant == "blue"
+        both = {"Authorization": "Bearer of another", "x-api-key": "right"}
+        assert (await front.post(BODIES[MESSAGES], MESSAGES, **both)).status == 200
 
 
 async def test_conversations_stay_where_their_beginning_is_cached() -> None:
-    system = "word " * 4000
+    hashes = iter(range(9))
     first = [{"role": "user", "content": "Why?"}]
     following = [*first, {"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]
 
     def asked(messages: list[dict[str, str]]) -> dict[str, Any]:
+        own = {"type": "text", "text": f"x-anthropic-billing-header: cch={next(hashes)}"}
+        system = [own, {"type": "text", "text": "word " * 4000}]
         return {**BODIES[MESSAGES], "system": system, "messages": messages}
 
     async with (

@@ -15,7 +15,7 @@ from headway.gateway.named_events import NamedEvents, named_whole
 from tests.gateway.named_upstream import as_bytes, message_events, message_of, response_events, response_of
 
 STREAMS = [pytest.param(message_events, id="messages"), pytest.param(response_events, id="responses")]
-UNSERVED = Halt(Departure.HAND_OFF, "ended by the policy before its first token")
+UNSERVED = Halt(Departure.HAND_OFF, "ended by the policy")
 
 
 def stream_of(events: Any, tokens: int) -> bytes:
@@ -65,6 +65,21 @@ def test_an_answer_without_a_token_was_ended_by_a_policy(made: Any) -> None:
     assert (lone.halt, lone.done) == (None, True)
 
 
+def test_a_message_without_a_reason_for_its_end_was_ended_in_the_middle() -> None:
+    cut = [event for event in message_events(3) if event["type"] != "message_stop"]
+    cut[-1]["delta"]["stop_reason"] = None
+    stream = b"".join(map(as_bytes, cut))
+    read = events()
+    passed = read.take(stream)
+    assert (read.halt, read.tokens) == (UNSERVED, 3)
+    assert stream == passed + as_bytes(cut[-1])
+    lone = events(left=None)
+    assert (lone.take(stream), lone.halt) == (stream, None)
+    whole = message_of(3)
+    del whole["stop_reason"]
+    assert named_whole(msgspec.json.encode(whole), Departure.HAND_OFF) == (3, UNSERVED)
+
+
 def test_tools_in_a_response_say_nothing_of_it() -> None:
     """What the client's own words are repeated in is not the count."""
     whole = response_of(2)
@@ -97,7 +112,7 @@ def test_errors_halt_it_unless_the_request_is_at_fault(error: dict[str, Any], ha
     read = events()
     event = as_bytes({"type": "error", **error})
     assert read.take(event) == (event if halt is None else b"")
-    assert (read.halt, read.refused) == (halt, halt is None)
+    assert (read.halt, read.refused, read.done) == (halt, halt is None, halt is None)
 
 
 def test_a_failed_response_halts_it() -> None:

@@ -62,6 +62,7 @@ class Upstream:
     detokenize_fault: int = 0
     echoed: list[str] = field(default_factory=list)
     echo_status: int = 202
+    echo_after_s: float = 0.0
     models_there: list[str] = field(default_factory=lambda: ["small"])
     explanations: dict[str, dict[str, Any]] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
@@ -107,6 +108,7 @@ class Upstream:
         body = await request.read()
         seen = {"method": request.method, "path": request.path_qs, "body": body.decode()}
         self.echoed.append(request.path)
+        await asyncio.sleep(self.echo_after_s)
         return web.json_response({**seen, "headers": dict(request.headers)}, status=self.echo_status)
 
     async def hang(self, request: web.Request) -> web.Response:

@@ -34,9 +34,10 @@ may name all of its requests alike.
 MOST_LISTED = 50
 NOT_FOLLOWED = "this server follows no requests (--explain 0, or following them failed: see its log)"
 _VLLM_PREFIX = r"(\d+_)?(cmpl-|chatcmpl-)?"
-_VLLM_SUFFIX = r"(-\d+|_\d+)?(-[0-9a-f]{8})?"
-"""What vLLM 0.32 puts around a client's id: choice, kind of request; number of the prompt, or of the turn of a
-response, eight random digits."""
+_VLLM_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?"
+"""What vLLM 0.32 puts around a client's id: choice, kind of request; number of the prompt, eight random digits."""
+_RESPONSE, _TURN = "resp_", r"(_\d+)?"
+"""What the ids of responses begin with, and what their turns are numbered by."""
 
 
 class Explainer:
@@ -177,7 +178,8 @@ def tracks_of(trail: Trail, asked: str) -> Iterator[Track]:
     if exact is not None:
         yield exact
         return
-    pattern = re.compile(f"{_VLLM_PREFIX}{re.escape(asked)}{_VLLM_SUFFIX}")
+    turn = _TURN if asked.startswith(_RESPONSE) else ""
+    pattern = re.compile(f"{_VLLM_PREFIX}{re.escape(asked)}{turn}{_VLLM_SUFFIX}")
     newest_first = chain(reversed(trail.live.values()), reversed(trail.ended))
     yield from (track for track in newest_first if pattern.fullmatch(track.job.id))
 

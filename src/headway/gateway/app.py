@@ -19,7 +19,7 @@ from starlette.routing import Route
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
-from headway.gateway.api import APIS
+from headway.gateway.api import APIS, RESPONSES
 from headway.gateway.ask import MAX_ID_CHARACTERS, Ask, read_ask
 from headway.gateway.broadcast import TO_ALL, Broadcast
 from headway.gateway.edge import (
@@ -99,7 +99,7 @@ class Gateway:
             elif (path in self._paths or path.startswith(_OWN_PREFIXES)) and not _is_preflight(scope):
                 await self._own(scope, receive, send)
             elif path in TO_ALL and scope["method"] == "POST":
-                await self._broadcast(scope, receive, client)
+                await self._broadcast(scope, receive, client, tenant)
             else:
                 await self._passthrough(scope, receive, client, tenant)
         except Refusal as refusal:
@@ -115,6 +115,10 @@ class Gateway:
         body = await read_body(headers, receive, self._options.max_body_bytes)
         ask = self._read(scope, headers, body, tenant, client.request_id.decode("latin-1"))
         client.request_id = _as_header(ask.request_id)
+        if ask.api is RESPONSES:
+            self.serving.stored.check_new(ask.request_id, tenant)
+        if ask.previous_id is not None:
+            self.serving.stored.check(ask.previous_id, tenant)
         interrupt = Interrupt()
         watcher = asyncio.create_task(watch_client(receive, interrupt))
         try:
@@ -138,7 +142,9 @@ class Gateway:
         keys = self._options.keys
         if not keys:
             return ""
-        tenant = keys.tenant_of(_authorization(headers))
+        shown = dict(headers)
+        given = [shown.get(b"authorization", b""), b"Bearer " + shown.get(API_KEY, b"")]
+        tenant = next((found for key in given if (found := keys.tenant_of(key)) is not None), None)
         if tenant is None:
             raise Refusal(
                 401,
@@ -275,13 +281,6 @@ async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> Non
 def _is_preflight(scope: Scope) -> bool:
     """Whether a browser asks what a page of elsewhere may ask: it never sends a key along, and vLLM wants none."""
     return scope["method"] == "OPTIONS" and any(name == _PREFLIGHT for name, _ in scope["headers"])
-
-
-def _authorization(headers: Headers) -> bytes:
-    """The key that a client shows, as its `Authorization` has it; empty without one."""
-    given = dict(headers)
-    key = given.get(API_KEY)
-    return given.get(b"authorization", b"" if key is None else b"Bearer " + key)
 
 
 def _request_id(headers: Headers) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -10,7 +11,7 @@ import msgspec
 
 from headway.core.hints import MAY_MOVE, TENANT, quoted, target_hints
 from headway.core.slo import NO_TARGETS, Slo
-from headway.gateway.api import APIS, CHAT, COMPLETIONS, RESPONSES, Api
+from headway.gateway.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
 from headway.gateway.hints import read_hints
 from headway.gateway.refusal import Refusal, bad_request
 from headway.routing.prompt_blocks import BYTES_PER_TOKEN, prompt_blocks
@@ -44,6 +45,9 @@ _NUMBER = _Kind(int, "a whole number", strict=False)
 _YES_OR_NO = _Kind(bool, "true or false")
 _TEXT = _Kind(str, "a text")
 _OBJECT = _Kind(dict[str, Any], "an object")
+
+_ATTRIBUTION = re.compile(rb'"x-anthropic-billing-header[^"]*')
+"""A text of Claude Code's with a hash of each request's own, which vLLM leaves out of the prompt."""
 
 whole_number = _NUMBER.decode
 """Of a field that an instance has accepted."""
@@ -110,6 +114,8 @@ class Ask:
     def prefix_blocks(self) -> tuple[int, ...]:
         """Names of the prompt's leading blocks, for routers. O(bytes)."""
         prompt = b"".join(self.fields.get(name, b"") for name in self.api.prompt)
+        if self.api is MESSAGES:
+            prompt = _ATTRIBUTION.sub(b'"', prompt)
         before = b"\n".join(self.fields.get(name, b"") for name in _BEFORE_PROMPT)
         by_ids = self.api is COMPLETIONS and _begins_with_id(prompt)
         bytes_per_token = _BYTES_PER_ID if by_ids else BYTES_PER_TOKEN

@@ -18,7 +18,7 @@ from headway.gateway.edge import (
     watch_client,
 )
 from headway.gateway.endpoint import named
-from headway.gateway.instances.member import Member
+from headway.gateway.instances.member import Condition, Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.refusal import Refusal, closing, no_instance
 from headway.gateway.serving import Serving
@@ -32,14 +32,16 @@ TO_ALL = frozenset(
         "/sleep",
         "/wake_up",
         "/abort_requests",
+        "/inference/v1/abort_requests",
         "/collective_rpc",
         "/reset_prefix_cache",
         "/reset_mm_cache",
         "/reset_encoder_cache",
+        "/release_kv_cache_memory",
         "/start_profile",
         "/stop_profile",
-        "/init_weight_transfer_engine",
         "/start_weight_update",
+        "/start_draft_weight_update",
         "/update_weights",
         "/finish_weight_update",
         "/update_weight_version",
@@ -47,6 +49,7 @@ TO_ALL = frozenset(
 )
 """Paths of vLLM's whose POST one instance alone should not get."""
 _FIRST_ERROR = 400
+_ANSWERS = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +65,27 @@ class _Answer:
 
 
 class Broadcast:
-    """Asks every instance that can serve, at once, and answers for all of them."""
+    """Asks every instance at once, and answers for all of them."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def __call__(self, scope: Scope, receive: Receive, client: Client) -> None:
-        """Pass on the answer of the first if all of them did it, or if none did; else raise Refusal (502).
+    async def __call__(self, scope: Scope, receive: Receive, client: Client, key_tenant: str) -> None:
+        """Pass on the answer of the first if all of them did it, or if all were asked and none did.
 
-        Raises Refusal (400, 408, 413, 503) too, and ClientGone if the request breaks off.
+        Raises Refusal (502) if some did not, which it names, or could not be asked; (403) for a tenant's key, as what
+        is changed is everybody's; (400, 408, 413, 503) too, and ClientGone if the request breaks off.
         """
+        if key_tenant:
+            raise Refusal(
+                403,
+                "tenants_key",
+                "the key is a tenant's, instances are everybody's; accepted: a key without one",
+            )
         serving = self._serving
         body = await read_body(scope["headers"], receive, serving.options.max_body_bytes)
-        members = [serving.fleet.member(name) for name in serving.fleet.names()]
-        if not members:
+        members = [member for member in serving.fleet.members if member.condition is not Condition.STOPPED]
+        if not serving.fleet.names():
             raise no_instance()
         interrupt = Interrupt()
         serving.running.add(interrupt)
@@ -91,33 +101,50 @@ class Broadcast:
         finally:
             watcher.cancel()
             serving.running.discard(interrupt)
-        for member in members:
-            serving.fleet.learn_again(member.name)
+            for member in members:  # also where nobody waits for the answer: they may do it all the same
+                serving.fleet.learn_again(member.name)
+        await self._answer(answers, client)
+
+    async def _answer(self, answers: list[_Answer], client: Client) -> None:
+        first = answers[0]
         failed = [answer for answer in answers if answer.failed]
-        if failed and len(failed) < len(answers):
+        if failed and any(answer.status != first.status for answer in answers):
             told = "; ".join(
                 f"{each.instance}: {each.body[:200].decode(errors='replace')}" for each in failed
             )
             raise Refusal(502, "not_all", f"{len(failed)} of {len(answers)} instances did not do it: {told}")
-        first = answers[0]
         await client.begin(first.status, first.headers)
         await client.end(first.body)
 
     async def _ask(self, member: Member, scope: Scope, body: bytes) -> _Answer:
-        headers = upstream_headers(scope["headers"], with_key=self._serving.passes_key(member))
+        """What one says, or why it says nothing."""
+        if member.condition not in _ANSWERS:
+            return _silent(member, f"it is {member.condition}")
+        interrupt = Interrupt()
+        member.in_flight += 1
         try:
-            async with self._serving.session.request(
-                scope["method"],
-                target_url(member.url, scope),
-                data=body,
-                headers=headers,
-                allow_redirects=False,
-            ) as response:
-                answer = await response.read()
-                sized = [each for each in client_headers(response) if each[0] != b"content-length"]
-                sized.append((b"content-length", b"%d" % len(answer)))
-                return _Answer(member.name, response.status, sized, answer)
+            with self._serving.losses.cutting(member.name, member.loss, interrupt):
+                return await interrupt.wait(self._post(member, scope, body))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._serving.fleet.suspect(member.name)
-            refusal = Refusal(502, "bad_instance", f"{member.name} did not answer ({named(error)})")
-            return _Answer(member.name, refusal.status, refusal.headers, refusal.body)
+            return _silent(member, named(error))
+        except WaitCut:
+            return _silent(member, "it was lost")
+        finally:
+            member.in_flight -= 1
+
+    async def _post(self, member: Member, scope: Scope, body: bytes) -> _Answer:
+        headers = upstream_headers(scope["headers"], with_key=self._serving.passes_key(member))
+        url = target_url(member.url, scope)
+        async with self._serving.session.post(
+            url, data=body, headers=headers, allow_redirects=False
+        ) as response:
+            answer = await response.read()
+            sized = [each for each in client_headers(response) if each[0] != b"content-length"]
+            sized.append((b"content-length", b"%d" % len(answer)))
+            return _Answer(member.name, response.status, sized, answer)
+
+
+def _silent(member: Member, why: str) -> _Answer:
+    refusal = Refusal(502, "bad_instance", f"{member.name} did not answer ({why})")
+    return _Answer(member.name, refusal.status, refusal.headers, refusal.body)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway.gateway.accounts import Accounts, Entry
+from headway.gateway.api import RESPONSES
 from headway.gateway.endpoint import api_url
 from headway.gateway.instances.fleet import Fleet
 from headway.gateway.refusal import Refusal, message_of, refused
@@ -82,7 +83,11 @@ class Explaining:
     async def explain(self, request_id: str) -> Explained | None:
         """All that is known of a request, by its own id or its answer's; None if nobody knows of it."""
         find = self._accounts.find
-        entry = find(request_id) or find(_ANSWER_ID.sub("", request_id))
+        entry = (
+            find(request_id)
+            or find(_ANSWER_ID.sub("", request_id))
+            or find(f"{RESPONSES.id_prefix}{request_id}")
+        )
         asked, places = request_id, self._fleet.names()
         if entry is not None:
             asked, places = entry.id, tuple(dict.fromkeys(entry.places))

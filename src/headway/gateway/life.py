@@ -28,6 +28,7 @@ from headway.gateway.refusal import Refusal, closing, error_event, message_of, n
 from headway.gateway.resumable import resumable
 from headway.gateway.resume import Continuation, continue_from, half_a_character
 from headway.gateway.resumed_events import ResumedEvents
+from headway.gateway.stored_responses import at_home
 from headway.gateway.turnstile import Visit
 
 if TYPE_CHECKING:
@@ -69,8 +70,6 @@ class Life:
         while True:
             ending = await self._ask_for_it(name)
             if ending.end is End.PASSED:
-                if self.ask.api is RESPONSES:
-                    self.serving.stored.keep(self.ask.request_id, name)
                 return Outcome.FINISHED, ""
             if ending.end is End.REFUSED:
                 self.rejected = self.client.status != _TOO_MANY
@@ -121,10 +120,10 @@ class Life:
 
     def _route(self, avoided: Sequence[str]) -> str:
         serving, names = self.serving, self._names()
-        unavoided = [each for each in names if each not in avoided] or names
+        unavoided: Sequence[str] = [each for each in names if each not in avoided] or names
         home = None if self.ask.previous_id is None else serving.stored.place_of(self.ask.previous_id)
-        if home is not None and home in unavoided:
-            unavoided = [home]
+        if home is not None:
+            unavoided = at_home(home, names)
         name = serving.router.route(self.job, serving.with_room(unavoided))
         self._routed, self._started = True, False
         return name
@@ -236,6 +235,8 @@ class Life:
         except KeyError:
             return Ending(End.BROKEN, f"{name} is no longer there")
         serving.accounts.place(self.entry, name)
+        if self.ask.api is RESPONSES:
+            serving.stored.keep(self.ask.request_id, name, self.ask.tenant)
         member.in_flight += 1
         attempt = self._attempt
         assert attempt is not None
@@ -269,14 +270,16 @@ class Life:
         spent_s = serving.clock() - self.entry.arrival_s
         left = ask.slo.after(spent_s)
         ids = facts.is_vllm and serving.options.resume and resumable(ask)
-        may_move = self._may_move and serving.router.hands_off and rest is None
+        may_move = self._may_move and self.job.may_move and serving.router.hands_off and rest is None
         events: Events
         read_whole: Callable[[bytes], Whole] = partial(whole_of, judged=ask.one_answer)
         if rest is not None:
             ask, events = rest.rest(), ResumedEvents(continuation=rest)
             left = replace(left, ttft_s=ask.slo.ttft_s)
         elif ask.api.named_events:
-            unserved = self._unserved(may_move=may_move) if facts.is_headway else None
+            # Why a policy ended it nobody says: what may move is handed off, and the last to take it sheds it.
+            reason = Departure.HAND_OFF if may_move else Departure.SHED
+            unserved = reason if facts.is_headway else None
             events, read_whole = NamedEvents(left=unserved), partial(named_whole, left=unserved)
         else:
             events = PassedEvents(with_ids=ids, hide_ids=not ask.wants_ids, judged=ask.one_answer)
@@ -288,10 +291,6 @@ class Life:
         if ask.priority is not None and not ask.api.takes_priority:
             headers.append((PRIORITY_HEADER, str(ask.priority)))
         return Call(root_of(member.url) + ask.path, headers, body), events, read_whole
-
-    def _unserved(self, *, may_move: bool) -> Departure:
-        """What an answer without a token is taken for, where instances do not say why a policy ended it."""
-        return Departure.HAND_OFF if may_move and self.job.may_move else Departure.SHED
 
     def _tell_fleet(self, name: str, ending: Ending) -> None:
         if ending.garbage:

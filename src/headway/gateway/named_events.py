@@ -29,11 +29,17 @@ _ENDS = frozenset({b"message_stop", b"response.completed", b"response.incomplete
 _TELLING = frozenset({b"message_delta", b"response.completed", b"response.failed", b"error"})
 """Those that are read; of all others the name says enough."""
 _COUNTS = b"message_delta"
+_MESSAGE = "message"
+"""What Anthropic's answer in one piece is called."""
 _REQUESTS_FAULT = "invalid_request_error"
 
 
 class _Usage(msgspec.Struct):
     output_tokens: int | None = None
+
+
+class _Delta(msgspec.Struct):
+    stop_reason: str | None = None
 
 
 class _Error(msgspec.Struct):
@@ -52,6 +58,8 @@ class _Event(msgspec.Struct):
 
     type: str = ""
     usage: _Usage | None = None
+    delta: _Delta | str | None = None
+    stop_reason: str | None = None
     response: _Response = msgspec.field(default_factory=_Response)
     error: _Error | str | None = None
     code: int | str | None = None
@@ -65,8 +73,8 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 class NamedEvents:
     """The events of `/v1/responses` and `/v1/messages`. See `events.Events`; tokens are counted by their events.
 
-    In these APIs vLLM does not say that a policy ended a request unserved, but answers with no tokens: that is taken
-    for `left`, and for an empty answer where it is None, of an instance that has no policy. O(bytes).
+    In these APIs vLLM does not say that a policy ended a request. An answer without a token, or a message without a
+    reason for its end, is taken for `left`; as it is where that is None, of an instance that has no policy. O(bytes).
     """
 
     left: Departure | None = None
@@ -131,23 +139,27 @@ class NamedEvents:
     def _judge(self, name: bytes, event: _Event) -> None:
         if name in (b"error", b"response.failed"):
             self.halt = _fault(event)
-            self.refused = self.halt is None
+            self.refused = self.done = self.halt is None
+        elif name == _COUNTS and isinstance(event.delta, _Delta):
+            self.halt = _ended(event.usage, self.left, unexplained=event.delta.stop_reason is None)
         elif not self._begun:
-            self.halt = _unserved(event.usage or event.response.usage, self.left)
+            self.halt = _ended(event.response.usage, self.left)
 
 
 def named_whole(body: bytes, left: Departure | None) -> Whole:
     """What an answer in one piece says; `left` as for `NamedEvents`. Raises UpstreamError for what is no answer."""
-    usage = _read(body).usage
+    answer = _read(body)
+    usage = answer.usage
     count = None if usage is None else usage.output_tokens
-    return Whole(count or 0, _unserved(usage, left))
+    unexplained = answer.type == _MESSAGE and answer.stop_reason is None
+    return Whole(count or 0, _ended(usage, left, unexplained=unexplained))
 
 
-def _unserved(usage: _Usage | None, left: Departure | None) -> Halt | None:
-    """Whether a policy ended it: any answer has a token, be it the one that ends it."""
-    if left is None or usage is None or usage.output_tokens != 0:
+def _ended(usage: _Usage | None, left: Departure | None, *, unexplained: bool = False) -> Halt | None:
+    """Whether a policy ended it: any answer has a token, be it the one that ends it, and a message says why it ends."""
+    if left is None or usage is None or (usage.output_tokens != 0 and not unexplained):
         return None
-    return Halt(left, "ended by the policy before its first token")
+    return Halt(left, "ended by the policy")
 
 
 def _fault(event: _Event) -> Halt | None:

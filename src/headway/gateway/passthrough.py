@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
 
@@ -25,6 +25,7 @@ from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.refusal import Refusal, closing, no_instance, too_large
 from headway.gateway.serving import Serving
+from headway.gateway.stored_responses import at_home, response_of_path
 from headway.gateway.turnstile import Visit
 
 _COMPUTED = (
@@ -37,8 +38,11 @@ _COMPUTED = (
     "/classify",
     "/score",
     "/rerank",
+    "/generative_scoring",
 )
-"""What engines compute is asked for under these paths."""
+"""What engines compute is asked for under these paths,"""
+_NOT_COMPUTED = ("/cancel", "/count_tokens", "/render", "/derender")
+"""but for those that end so."""
 
 
 class PassThrough:
@@ -54,30 +58,41 @@ class PassThrough:
         Raises Refusal (400, 403, 408, 413, 429, 502, 503); ClientGone where all that is left is to hang up.
         """
         serving = self._serving
+        response_id = response_of_path(scope["path"])
+        if response_id is not None:
+            serving.stored.check(response_id, key_tenant)
         interrupt = Interrupt()
         upload = _Upload(scope["headers"], receive, interrupt, serving.options.max_body_bytes)
         serving.running.add(interrupt)
         visit: Visit | None = None
         try:
-            if scope["method"] == "POST" and scope["path"].startswith(_COMPUTED):
-                hints = read_hints(scope["headers"], {}, None)
-                tenant = tenant_of(hints.tenant, key_tenant)
-                visit = await serving.turnstile.enter(tenant, hints.priority or 0, interrupt)
-                serving.turnstile.began(visit)  # when its answer begins is not looked at
+            if _is_computed(scope):
+                await upload.hold()  # who waits at the door may leave, which is seen when all has come
+                visit = await self._enter(scope, key_tenant, interrupt)
             await self._ask(scope, upload, client, interrupt)
         except WaitCut as cut:
             if cut.reason is Cut.GONE or client.began:
                 raise ClientGone from None
-            raise closing() from None
+            raise (serving.too_old() if cut.reason is Cut.TOO_OLD else closing()) from None
         finally:
             serving.running.discard(interrupt)
             upload.close()
             if visit is not None:
                 serving.turnstile.leave(visit)
 
+    async def _enter(self, scope: Scope, key_tenant: str, interrupt: Interrupt) -> Visit:
+        """Wait for a place, no longer than requests may. When its answer begins is not looked at."""
+        serving = self._serving
+        hints = read_hints(scope["headers"], {}, None)
+        tenant = tenant_of(hints.tenant, key_tenant)
+        with serving.limited(interrupt):
+            visit = await serving.turnstile.enter(tenant, hints.priority or 0, interrupt)
+        serving.turnstile.began(visit)
+        return visit
+
     async def _ask(self, scope: Scope, upload: _Upload, client: Client, interrupt: Interrupt) -> None:
         """Send it to an instance. Raises WaitCut where that is cut short, but for the instance's loss."""
-        serving, member = self._serving, self._member(scope["path"])
+        serving, member = self._serving, self._member(response_of_path(scope["path"]))
         member.in_flight += 1
         try:
             with serving.losses.cutting(member.name, member.loss, interrupt):
@@ -92,15 +107,17 @@ class PassThrough:
         finally:
             member.in_flight -= 1
 
-    def _member(self, path: str) -> Member:
-        """The instance that has the response which the path names, else the next in turn."""
+    def _member(self, response_id: str | None) -> Member:
+        """The instance that has the response which is asked for, else the next in turn."""
         serving = self._serving
-        names = serving.fleet.names()
+        names: Sequence[str] = serving.fleet.names()
         if not names:
             raise no_instance()
+        home = None if response_id is None else serving.stored.place_of(response_id)
+        if home is not None:
+            names = at_home(home, names)
         self._turn += 1
-        home = serving.stored.place_of_path(path)
-        return serving.fleet.member(home if home in names else names[self._turn % len(names)])
+        return serving.fleet.member(names[self._turn % len(names)])
 
     def _broken(self, upload: _Upload, client: Client, member: Member, reason: str) -> Exception:
         """What is to be raised when it did not come to its end."""
@@ -134,6 +151,11 @@ class PassThrough:
             response.close()
 
 
+def _is_computed(scope: Scope) -> bool:
+    path = scope["path"]
+    return scope["method"] == "POST" and path.startswith(_COMPUTED) and not path.endswith(_NOT_COMPUTED)
+
+
 class _Upload:
     """A request's body on its way. `problem` is what ended it too early: the sender wraps errors in its own."""
 
@@ -143,6 +165,7 @@ class _Upload:
         self._interrupt = interrupt
         self._limit_bytes = limit_bytes
         self._watcher: asyncio.Task[None] | None = None
+        self._held: list[bytes] | None = None
         self.problem: Refusal | ClientGone | None = None
         fields = dict(headers)
         size = fields.get(b"content-length", b"")
@@ -162,7 +185,21 @@ class _Upload:
         """Nothing more comes from the client but its end."""
         self._watcher = asyncio.create_task(watch_client(self._receive, self._interrupt))
 
+    async def hold(self) -> None:
+        """Read all of it now. Raises `problem`, as `parts`."""
+        if self.is_there:
+            self._held = [part async for part in self._parts()]
+
     async def parts(self) -> AsyncIterator[bytes]:
+        """Those that are held, or as they come: see `_parts`."""
+        if self._held is None:
+            async for part in self._parts():
+                yield part
+        else:
+            for part in self._held:
+                yield part
+
+    async def _parts(self) -> AsyncIterator[bytes]:
         """As they come.
 
         Raises `problem`: Refusal for too many bytes (413) or none for long (408), ClientGone if they break off.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from urllib.parse import urlsplit
 
@@ -53,8 +54,8 @@ class Serving:
         self.clock = clock
         self.log = log
         self.accounts = Accounts()
-        self.losses = Losses(router.lost)
         self.stored = StoredResponses()
+        self.losses = Losses(self._lost)
         self.turnstile = Turnstile(
             self._places,
             max_queue=options.max_queue,
@@ -107,6 +108,25 @@ class Serving:
         )
         await client.refuse(refusal)
 
+    @contextmanager
+    def limited(self, interrupt: Interrupt) -> Iterator[None]:
+        """Cut what waits here short (TOO_OLD) once it is older than requests may be before they begin."""
+        if self.options.max_age_s is None:
+            yield
+            return
+        timer = asyncio.get_running_loop().call_later(self.options.max_age_s, interrupt.cut, Cut.TOO_OLD)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            interrupt.clear(Cut.TOO_OLD)
+
+    def too_old(self) -> Refusal:
+        """HTTP 429: it has waited for as long as any may."""
+        return self.turnstile.overloaded(
+            "too_old", f"no answer had begun within {self.options.max_age_s:g} s; try again later"
+        )
+
     def cut_all(self) -> None:
         """End every request that is still here: with an error, as far as its client can be told."""
         self.closing = True
@@ -129,6 +149,10 @@ class Serving:
             return names
         return [name for name in names if self.fleet.member(name).in_flight < limit] or names
 
+    def _lost(self, instance: str) -> None:
+        self.router.lost(instance)
+        self.stored.lost(instance)
+
     def _places(self) -> int | None:
         limit = self.options.max_in_flight
         return None if limit is None else limit * len(self.fleet.names())
@@ -150,12 +174,7 @@ class Serving:
     async def _cut_short(self, life: Life, cut: Cut) -> tuple[Outcome, str]:
         if cut is Cut.GONE:
             return Outcome.CANCELLED, "the client left"
-        if cut is Cut.TOO_OLD:
-            refusal = self.turnstile.overloaded(
-                "too_old", f"no answer had begun within {self.options.max_age_s:g} s; try again later"
-            )
-        else:
-            refusal = closing()
+        refusal = self.too_old() if cut is Cut.TOO_OLD else closing()
         if life.client.began:
             await self._give_up(life, refusal.message)
             return Outcome.FAILED, refusal.message

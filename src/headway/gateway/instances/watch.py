@@ -260,10 +260,11 @@ class Watch:
 
     async def _learn_facts(self, session: aiohttp.ClientSession) -> str | None:
         """Hear what it says of itself; why that is nothing to go by, if so."""
+        changed, self._is_changed = self._is_changed, False
         facts = await read_facts(session, self.member.url, self._options.timeout_s)
         if isinstance(facts, str):
+            self._is_changed = self._is_changed or changed
             return facts
-        self._is_changed = False
         self.member.facts = replace(facts, is_headway=facts.is_headway or self.member.launch is not None)
         return None
 
