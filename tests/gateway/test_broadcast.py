@@ -14,7 +14,7 @@ from headway.gateway.keys import Keys
 from headway.gateway.refusal import Refusal
 from headway.gateway.stored_responses import StoredResponses, at_home, response_of_path
 from tests.gateway.fleets import QUICK, until
-from tests.gateway.front import gateway
+from tests.gateway.front import Answer, gateway
 from tests.gateway.test_named_apis import BODIES, answering
 from tests.gateway.upstream import Turn, Upstream, upstream
 
@@ -106,6 +106,8 @@ async def test_a_tenants_key_changes_nothing_for_all() -> None:
     async with upstream() as instance, gateway(instance, keys=keys) as front:
         refused = await front.post({}, LOAD, Authorization="Bearer tenants")
         assert (refused.status, refused.json["error"]["code"]) == (403, "tenants_key")
+        own = await front.post({}, "/init_weight_transfer_engine", Authorization="Bearer tenants")
+        assert own.status == 403
         assert not instance.echoed
         assert (await front.post({}, LOAD, Authorization="Bearer operators")).status == 202
 
@@ -201,18 +203,22 @@ async def test_a_response_is_its_tenants() -> None:
     keys = Keys({b"blue": "blue", b"red": "red", b"any": ""})
     async with upstream(act=answering(2)) as instance, gateway(instance, keys=keys) as front:
 
-        async def asked_by(key: str, **more: str) -> int:
+        async def asked_by(key: str, **more: str) -> Answer:
             body = {**BODIES[RESPONSES.path], **more}
-            return (await front.post(body, RESPONSES.path, Authorization=f"Bearer {key}")).status
+            return await front.post(body, RESPONSES.path, Authorization=f"Bearer {key}", x_request_id="mine")
 
-        assert await asked_by("blue", request_id="resp_9") == 200
+        made = (await asked_by("blue", request_id="resp_mine")).headers["x-request-id"]
+        assert made.startswith("resp_")
+        assert made != "resp_mine", "or another could guess it"
+        assert instance.bodies[0]["request_id"] == made
         for key, status in (("blue", 202), ("any", 202), ("red", 404)):
-            got = await front.get(f"{RESPONSES.path}/resp_9", Authorization=f"Bearer {key}")
+            got = await front.get(f"{RESPONSES.path}/{made}", Authorization=f"Bearer {key}")
             assert got.status == status
-        assert await asked_by("red", previous_response_id="resp_9") == 404
-        assert await asked_by("red", request_id="resp_9") == 404
-        assert await asked_by("red", request_id="resp_10") == 200
-        assert await asked_by("blue", previous_response_id="resp_9") == 200
+        assert (await asked_by("red", previous_response_id=made)).status == 404
+        assert (await asked_by("red", request_id=made)).status == 200
+        assert (await asked_by("blue", previous_response_id=made)).status == 200
+        rendered = await front.post({}, f"{RESPONSES.path}/render", Authorization="Bearer blue")
+        assert rendered.status == 202
 
 
 def test_only_the_newest_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,11 +227,8 @@ def test_only_the_newest_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("resp_1", "resp_2", "resp_1", "resp_3"):
         stored.keep(name, "a", "blue")
     assert [stored.place_of(f"resp_{number}") for number in (1, 2, 3)] == ["a", None, "a"]
-    stored.lost("b")
-    assert stored.place_of("resp_1") == "a"
-    stored.lost("a")
-    assert stored.place_of("resp_1") is None
     assert response_of_path("/v1/responses/resp_3/cancel") == "resp_3"
-    assert response_of_path("/v1/responses") is None
-    with pytest.raises(Refusal, match="no instance"):
+    for path in ("/v1/responses", "/v1/responses/", "/v1/responses/render", "/v1/messages/x"):
+        assert response_of_path(path) is None
+    with pytest.raises(Refusal, match="a, which has the response, is not ready"):
         at_home("a", ("b",))

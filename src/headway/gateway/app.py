@@ -21,7 +21,7 @@ from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
 from headway.gateway.api import APIS, RESPONSES
 from headway.gateway.ask import MAX_ID_CHARACTERS, Ask, read_ask
-from headway.gateway.broadcast import TO_ALL, Broadcast
+from headway.gateway.broadcast import TO_ALL, Broadcast, check_key
 from headway.gateway.edge import (
     API_KEY,
     Client,
@@ -94,12 +94,13 @@ class Gateway:
         path, client = scope["path"], Client(send)
         try:
             tenant = "" if path in _OPEN or _is_preflight(scope) else self._tenant(scope["headers"])
+            check_key(path, tenant)
             if path in APIS and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
             elif (path in self._paths or path.startswith(_OWN_PREFIXES)) and not _is_preflight(scope):
                 await self._own(scope, receive, send)
             elif path in TO_ALL and scope["method"] == "POST":
-                await self._broadcast(scope, receive, client, tenant)
+                await self._broadcast(scope, receive, client)
             else:
                 await self._passthrough(scope, receive, client, tenant)
         except Refusal as refusal:
@@ -113,10 +114,12 @@ class Gateway:
         arrival_s, headers = self._clock(), scope["headers"]
         client.request_id = _request_id(headers)
         body = await read_body(headers, receive, self._options.max_body_bytes)
-        ask = self._read(scope, headers, body, tenant, client.request_id.decode("latin-1"))
+        own_id = scope["path"] == RESPONSES.path and bool(
+            tenant
+        )  # by which a tenant could ask for another's response
+        name = uuid4().hex if own_id else client.request_id.decode("latin-1")
+        ask = self._read(scope, headers, body, tenant, name)
         client.request_id = _as_header(ask.request_id)
-        if ask.api is RESPONSES:
-            self.serving.stored.check_new(ask.request_id, tenant)
         if ask.previous_id is not None:
             self.serving.stored.check(ask.previous_id, tenant)
         interrupt = Interrupt()

@@ -141,6 +141,7 @@ def read_ask(
 ) -> Ask:
     """Read a request. A `request_id` of the body goes before the given one; a key's tenant before all others.
 
+    With a key's tenant a response has the given one, since who knows its id may ask for it.
     The path, which may have a query, is one of the APIs'.
 
     What is not Headway's is left for the instance to judge, as long as the gateway needs nothing of it. Raises
@@ -150,6 +151,8 @@ def read_ask(
     api = APIS[path.partition("?")[0]]
     xargs = _value(fields, "vllm_xargs", _OBJECT) or {}
     hints = read_hints(headers, xargs, _value(fields, "priority", _NUMBER), default_slo)
+    if api is RESPONSES and key_tenant:
+        fields.pop("request_id", None)
     completion = api is COMPLETIONS
     prompts, prompt_tokens = _prompts(fields.get("prompt")) if completion else (1, _tokens(fields, api))
     options = _value(fields, "stream_options", _OBJECT) or {}

@@ -48,6 +48,14 @@ TO_ALL = frozenset(
     }
 )
 """Paths of vLLM's whose POST one instance alone should not get."""
+_CHANGES = TO_ALL | {
+    "/init_weight_transfer_engine",
+    "/shutdown_weight_transfer_engine",
+    "/weight_checker",
+    "/scale_elastic_ep",
+    "/fault_tolerance/apply",
+}
+"""Those, and what is different for each instance."""
 _FIRST_ERROR = 400
 _ANSWERS = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
 
@@ -64,24 +72,28 @@ class _Answer:
         return self.status >= _FIRST_ERROR
 
 
+def check_key(path: str, key_tenant: str) -> None:
+    """Raise Refusal (403) where a tenant's key would change an instance, which is everybody's."""
+    if key_tenant and path in _CHANGES:
+        raise Refusal(
+            403,
+            "tenants_key",
+            "the key is a tenant's, instances are everybody's; accepted: a key without one",
+        )
+
+
 class Broadcast:
     """Asks every instance at once, and answers for all of them."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def __call__(self, scope: Scope, receive: Receive, client: Client, key_tenant: str) -> None:
-        """Pass on the answer of the first if all of them did it, or if all were asked and none did.
+    async def __call__(self, scope: Scope, receive: Receive, client: Client) -> None:
+        """Pass on the answer of the first if all answered alike.
 
-        Raises Refusal (502) if some did not, which it names, or could not be asked; (403) for a tenant's key, as what
-        is changed is everybody's; (400, 408, 413, 503) too, and ClientGone if the request breaks off.
+        Raises Refusal (502) if some did not do it, which it names, or could not be asked; (400, 408, 413, 503) too, and
+        ClientGone if the request breaks off.
         """
-        if key_tenant:
-            raise Refusal(
-                403,
-                "tenants_key",
-                "the key is a tenant's, instances are everybody's; accepted: a key without one",
-            )
         serving = self._serving
         body = await read_body(scope["headers"], receive, serving.options.max_body_bytes)
         members = [member for member in serving.fleet.members if member.condition is not Condition.STOPPED]

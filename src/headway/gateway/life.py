@@ -121,7 +121,7 @@ class Life:
     def _route(self, avoided: Sequence[str]) -> str:
         serving, names = self.serving, self._names()
         unavoided: Sequence[str] = [each for each in names if each not in avoided] or names
-        home = None if self.ask.previous_id is None else serving.stored.place_of(self.ask.previous_id)
+        home = serving.home_of(self.ask.previous_id)
         if home is not None:
             unavoided = at_home(home, names)
         name = serving.router.route(self.job, serving.with_room(unavoided))
@@ -152,7 +152,8 @@ class Life:
     async def _retry(self, tried: list[str], ending: Ending) -> str:
         """Another instance for a request of which nothing has come; empty if the client got the instance's error."""
         serving = self.serving
-        untried = [name for name in serving.fleet.names() if name not in tried]
+        home = serving.home_of(self.ask.previous_id)
+        untried = [name for name in serving.fleet.names() if name not in tried and home in (None, name)]
         if self._has_tried_enough(tried) or (ending.fault is not None and not untried):
             if ending.fault is None or message_of(ending.fault.body) is None:
                 raise Refusal(502, "bad_instance", f"no instance answered it ({ending.reason})")

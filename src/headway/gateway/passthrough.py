@@ -113,7 +113,7 @@ class PassThrough:
         names: Sequence[str] = serving.fleet.names()
         if not names:
             raise no_instance()
-        home = None if response_id is None else serving.stored.place_of(response_id)
+        home = serving.home_of(response_id)
         if home is not None:
             names = at_home(home, names)
         self._turn += 1
@@ -196,8 +196,8 @@ class _Upload:
             async for part in self._parts():
                 yield part
         else:
-            for part in self._held:
-                yield part
+            while self._held:
+                yield self._held.pop(0)
 
     async def _parts(self) -> AsyncIterator[bytes]:
         """As they come.

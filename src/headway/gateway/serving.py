@@ -55,7 +55,7 @@ class Serving:
         self.log = log
         self.accounts = Accounts()
         self.stored = StoredResponses()
-        self.losses = Losses(self._lost)
+        self.losses = Losses(router.lost)
         self.turnstile = Turnstile(
             self._places,
             max_queue=options.max_queue,
@@ -149,9 +149,10 @@ class Serving:
             return names
         return [name for name in names if self.fleet.member(name).in_flight < limit] or names
 
-    def _lost(self, instance: str) -> None:
-        self.router.lost(instance)
-        self.stored.lost(instance)
+    def home_of(self, response_id: str | None) -> str | None:
+        """The instance that has a response, as far as that is known; None where none is asked for."""
+        home = None if response_id is None else self.stored.place_of(response_id)
+        return home if any(member.name == home for member in self.fleet.members) else None
 
     def _places(self) -> int | None:
         limit = self.options.max_in_flight

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.gateway.api import RESPONSES
-from headway.gateway.refusal import Refusal, no_instance
+from headway.gateway.refusal import RETRY_NO_INSTANCE_S, Refusal
 
 _MOST = 10_000
 """Of those that were asked for last."""
 
 
 class StoredResponses:
-    """Instances and tenants of responses by their ids, the newest and no more than `_MOST`. O(1), `lost` apart."""
+    """Instances and tenants of responses by their ids, the newest and no more than `_MOST`. O(1).
+
+    An instance that is lost may be back with all that it had; one that was launched anew says itself that it has not.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, str]] = {}
@@ -23,10 +26,6 @@ class StoredResponses:
         self._known[response_id] = (instance, tenant)
         if len(self._known) > _MOST:
             del self._known[next(iter(self._known))]
-
-    def lost(self, instance: str) -> None:
-        """What that process had is gone with it. O(responses)."""
-        self._known = {name: known for name, known in self._known.items() if known[0] != instance}
 
     def place_of(self, response_id: str) -> str | None:
         """The instance that makes or made it; None if that is not known any more."""
@@ -40,20 +39,21 @@ class StoredResponses:
                 404, "unknown_response", f"no response {response_id[:80]!r} of tenant {key_tenant!r}"
             )
 
-    def check_new(self, response_id: str, key_tenant: str) -> None:
-        """Raise Refusal (404) for a name that is another tenant's, which a new response would take away."""
-        if response_id in self._known:
-            self.check(response_id, key_tenant)
-
 
 def response_of_path(path: str) -> str | None:
     """The response that a path names (`/v1/responses/ID` and what is under it); None for any other."""
     under = path.removeprefix(f"{RESPONSES.path}/")
-    return None if under == path else under.partition("/")[0]
+    response_id = under.partition("/")[0]
+    return response_id if under != path and response_id not in ("", "render") else None
 
 
 def at_home(home: str, names: Sequence[str]) -> Sequence[str]:
     """The one instance that has what is asked for. Raises Refusal (503) while nothing may be sent there."""
     if home not in names:
-        raise no_instance()
+        raise Refusal(
+            503,
+            "no_instance",
+            f"{home}, which has the response, is not ready; try again later",
+            retry_after_s=RETRY_NO_INSTANCE_S,
+        )
     return [home]
