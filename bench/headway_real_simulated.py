@@ -67,6 +67,7 @@ class Engine:
             step=Faster(self.costs.step, speed),
             host_s=self.costs.host_s / speed,
             host_job_s=self.costs.host_job_s / speed,
+            ungraphed_s=self.costs.ungraphed_s / speed,
         )
         return replace(self, costs=costs)
 

@@ -11,8 +11,7 @@ import pytest
 from headway.gateway.api import RESPONSES
 from headway.gateway.instances.member import Condition
 from headway.gateway.keys import Keys
-from headway.gateway.refusal import Refusal
-from headway.gateway.stored_responses import StoredResponses, at_home, response_of_path
+from headway.gateway.stored_responses import StoredResponses, response_of_path
 from tests.gateway.fleets import QUICK, until
 from tests.gateway.front import Answer, gateway
 from tests.gateway.test_named_apis import BODIES, answering
@@ -174,6 +173,7 @@ async def test_a_response_is_asked_for_where_it_is() -> None:
             await front.post({**body, "previous_response_id": "resp_7"}, RESPONSES.path),
         ):
             assert (answer.status, "retry-after" in answer.headers) == (503, True), "no other has it"
+            assert "the instance that has the response is not ready" in answer.json["error"]["message"]
         assert not other.turns
         assert not other.echoed
 
@@ -230,5 +230,3 @@ def test_only_the_newest_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert response_of_path("/v1/responses/resp_3/cancel") == "resp_3"
     for path in ("/v1/responses", "/v1/responses/", "/v1/responses/render", "/v1/messages/x"):
         assert response_of_path(path) is None
-    with pytest.raises(Refusal, match="a, which has the response, is not ready"):
-        at_home("a", ("b",))

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
-from headway.gateway.api import APIS, RESPONSES
+from headway.gateway.api import APIS
 from headway.gateway.ask import MAX_ID_CHARACTERS, Ask, read_ask
 from headway.gateway.broadcast import TO_ALL, Broadcast, check_key
 from headway.gateway.edge import (
@@ -114,11 +114,7 @@ class Gateway:
         arrival_s, headers = self._clock(), scope["headers"]
         client.request_id = _request_id(headers)
         body = await read_body(headers, receive, self._options.max_body_bytes)
-        own_id = scope["path"] == RESPONSES.path and bool(
-            tenant
-        )  # by which a tenant could ask for another's response
-        name = uuid4().hex if own_id else client.request_id.decode("latin-1")
-        ask = self._read(scope, headers, body, tenant, name)
+        ask = self._read(scope, headers, body, tenant, client.request_id.decode("latin-1"))
         client.request_id = _as_header(ask.request_id)
         if ask.previous_id is not None:
             self.serving.stored.check(ask.previous_id, tenant)

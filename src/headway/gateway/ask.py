@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from uuid import uuid4
 
 import msgspec
 
@@ -141,8 +142,8 @@ def read_ask(
 ) -> Ask:
     """Read a request. A `request_id` of the body goes before the given one; a key's tenant before all others.
 
-    With a key's tenant a response has the given one, since who knows its id may ask for it.
-    The path, which may have a query, is one of the APIs'.
+    The path, which may have a query, is one of the APIs'. A response with a key's tenant gets a new id: who knows it
+    may ask for it, so none is to be guessed, nor given to two.
 
     What is not Headway's is left for the instance to judge, as long as the gateway needs nothing of it. Raises
     Refusal (400, or 403 for another tenant than the key's).
@@ -153,6 +154,7 @@ def read_ask(
     hints = read_hints(headers, xargs, _value(fields, "priority", _NUMBER), default_slo)
     if api is RESPONSES and key_tenant:
         fields.pop("request_id", None)
+        request_id = uuid4().hex
     completion = api is COMPLETIONS
     prompts, prompt_tokens = _prompts(fields.get("prompt")) if completion else (1, _tokens(fields, api))
     options = _value(fields, "stream_options", _OBJECT) or {}

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from headway.errors import UpstreamError
-from headway.gateway.events import Halt, begins_answer, halt_of, payload, refuses
+from headway.gateway.events import Events, begins_answer, halt_of, payload, refuses
 
 MAX_LINE_BYTES = 64 * 2**20
 """A line longer than this is no event."""
@@ -48,7 +48,7 @@ class Lines:
 
 
 @dataclass(slots=True, kw_only=True)
-class PassedEvents:
+class PassedEvents(Events):
     """The first instance's events, as they are but for token ids that the client did not ask for (`hide_ids`).
 
     `with_ids`: the instance was asked for token ids. `judged`: whether choices may say that the answer halts, as
@@ -59,15 +59,6 @@ class PassedEvents:
     with_ids: bool = False
     hide_ids: bool = False
     judged: bool = True
-    halt: Halt | None = None
-    finished: bool = False
-    done: bool = False
-    counted: bool = False
-    parsed: bool = False
-    refused: bool = False
-    tokens: int = 0
-    sent_ids: bytearray = field(default_factory=bytearray)
-    prompt_ids: bytes = b""
     _lines: Lines = field(default_factory=Lines)
 
     def take(self, data: bytes) -> bytes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -62,8 +63,9 @@ class Whole(NamedTuple):
     halt: Halt | None
 
 
-class Events(Protocol):
-    """What a stream's bytes go through on their way to the client.
+@dataclass(slots=True, kw_only=True)
+class Events(ABC):
+    """What a stream's bytes go through on their way to the client, and what they have said so far.
 
     `halt` is set once an event says that the answer will not go on; nothing after it is returned. `finished`: its
     finish reason has passed; `counted`: the token counts after that have; `done`: the end mark has. `parsed`: a
@@ -73,31 +75,31 @@ class Events(Protocol):
     both as JSON numbers with commas between, empty where they were not asked for.
     """
 
-    halt: Halt | None
-    finished: bool
-    done: bool
-    counted: bool
-    parsed: bool
-    refused: bool
-    tokens: int
-    sent_ids: bytearray
-    prompt_ids: bytes
+    halt: Halt | None = None
+    finished: bool = False
+    done: bool = False
+    counted: bool = False
+    parsed: bool = False
+    refused: bool = False
+    tokens: int = 0
+    sent_ids: bytearray = field(default_factory=bytearray)
+    prompt_ids: bytes = b""
 
     @property
+    @abstractmethod
     def rest(self) -> bytes:
         """What came after the last whole line, to be passed on when the stream ends well."""
-        ...
 
+    @abstractmethod
     def begins(self, data: bytes) -> bool:
         """Whether what `take` returned has more than a chat's role and comments.
 
         Raises UpstreamError if it has what is no event of an answer.
         """
-        ...
 
+    @abstractmethod
     def take(self, data: bytes) -> bytes:
         """What of it can be sent on now: whole lines. Raises UpstreamError for what is no stream of events."""
-        ...
 
 
 def payload(line: bytes) -> bytes | None:

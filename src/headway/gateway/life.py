@@ -24,11 +24,10 @@ from headway.gateway.hints import PRIORITY_HEADER
 from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.named_events import NamedEvents, named_whole
-from headway.gateway.refusal import Refusal, closing, error_event, message_of, no_instance
+from headway.gateway.refusal import Refusal, closing, error_event, message_of
 from headway.gateway.resumable import resumable
 from headway.gateway.resume import Continuation, continue_from, half_a_character
 from headway.gateway.resumed_events import ResumedEvents
-from headway.gateway.stored_responses import at_home
 from headway.gateway.turnstile import Visit
 
 if TYPE_CHECKING:
@@ -112,18 +111,12 @@ class Life:
 
     # ---- where to -------------------------------------------------------------------------------------------------
 
-    def _names(self) -> tuple[str, ...]:
-        names = self.serving.fleet.names()
-        if not names:
-            raise no_instance()
-        return names
+    def _names(self) -> Sequence[str]:
+        return self.serving.where(self.ask.previous_id)
 
     def _route(self, avoided: Sequence[str]) -> str:
         serving, names = self.serving, self._names()
-        unavoided: Sequence[str] = [each for each in names if each not in avoided] or names
-        home = serving.home_of(self.ask.previous_id)
-        if home is not None:
-            unavoided = at_home(home, names)
+        unavoided = [each for each in names if each not in avoided] or names
         name = serving.router.route(self.job, serving.with_room(unavoided))
         self._routed, self._started = True, False
         return name
@@ -152,8 +145,7 @@ class Life:
     async def _retry(self, tried: list[str], ending: Ending) -> str:
         """Another instance for a request of which nothing has come; empty if the client got the instance's error."""
         serving = self.serving
-        home = serving.home_of(self.ask.previous_id)
-        untried = [name for name in serving.fleet.names() if name not in tried and home in (None, name)]
+        untried = [name for name in serving.able(self.ask.previous_id) if name not in tried]
         if self._has_tried_enough(tried) or (ending.fault is not None and not untried):
             if ending.fault is None or message_of(ending.fault.body) is None:
                 raise Refusal(502, "bad_instance", f"no instance answered it ({ending.reason})")

@@ -10,7 +10,7 @@ from headway.core.plan import Departure
 from headway.errors import UpstreamError
 from headway.gateway.endpoint import FIRST_SERVER_FAULT
 from headway.gateway.event_bytes import Lines
-from headway.gateway.events import Halt, Whole, is_end_mark, payload
+from headway.gateway.events import Events, Halt, Whole, is_end_mark, payload
 
 _NAME = b"event:"
 _BEFORE_TOKENS = frozenset(
@@ -70,7 +70,7 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 @dataclass(slots=True, kw_only=True)
-class NamedEvents:
+class NamedEvents(Events):
     """The events of `/v1/responses` and `/v1/messages`. See `events.Events`; tokens are counted by their events.
 
     In these APIs vLLM does not say that a policy ended a request. An answer without a token, or a message without a
@@ -78,15 +78,6 @@ class NamedEvents:
     """
 
     left: Departure | None = None
-    halt: Halt | None = None
-    finished: bool = False
-    done: bool = False
-    counted: bool = False
-    parsed: bool = False
-    refused: bool = False
-    tokens: int = 0
-    sent_ids: bytearray = field(default_factory=bytearray)
-    prompt_ids: bytes = b""
     _begun: bool = False
     _name: bytes = b""
     _held: bytes = b""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import aiohttp
 
@@ -23,9 +23,9 @@ from headway.gateway.edge import (
 from headway.gateway.hints import read_hints
 from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.refusal import Refusal, closing, no_instance, too_large
+from headway.gateway.refusal import Refusal, closing, too_large
 from headway.gateway.serving import Serving
-from headway.gateway.stored_responses import at_home, response_of_path
+from headway.gateway.stored_responses import response_of_path
 from headway.gateway.turnstile import Visit
 
 _COMPUTED = (
@@ -109,15 +109,9 @@ class PassThrough:
 
     def _member(self, response_id: str | None) -> Member:
         """The instance that has the response which is asked for, else the next in turn."""
-        serving = self._serving
-        names: Sequence[str] = serving.fleet.names()
-        if not names:
-            raise no_instance()
-        home = serving.home_of(response_id)
-        if home is not None:
-            names = at_home(home, names)
+        names = self._serving.where(response_id)
         self._turn += 1
-        return serving.fleet.member(names[self._turn % len(names)])
+        return self._serving.fleet.member(names[self._turn % len(names)])
 
     def _broken(self, upload: _Upload, client: Client, member: Member, reason: str) -> Exception:
         """What is to be raised when it did not come to its end."""

@@ -95,11 +95,9 @@ def stalled(seconds: float) -> Refusal:
     )
 
 
-def no_instance() -> Refusal:
+def no_instance(why: str = "no instance is ready") -> Refusal:
     """HTTP 503: nobody is there to serve. An instance that restarts needs longer than one that missed a check."""
-    return Refusal(
-        503, "no_instance", "no instance is ready; try again later", retry_after_s=RETRY_NO_INSTANCE_S
-    )
+    return Refusal(503, "no_instance", f"{why}; try again later", retry_after_s=RETRY_NO_INSTANCE_S)
 
 
 def closing() -> Refusal:

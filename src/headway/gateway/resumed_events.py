@@ -5,24 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.gateway.event_bytes import Lines
-from headway.gateway.events import DONE, Halt, halt_of, is_end_mark, payload, read_event
+from headway.gateway.events import DONE, Events, halt_of, is_end_mark, payload, read_event
 from headway.gateway.resume import Continuation
 
 
 @dataclass(slots=True, kw_only=True)
-class ResumedEvents:
-    """The rest of a stream: decoded, and made to look like what came before. See `event_bytes.Events`."""
+class ResumedEvents(Events):
+    """The rest of a stream: decoded, and made to look like what came before. See `events.Events`."""
 
     continuation: Continuation
-    halt: Halt | None = None
-    finished: bool = False
-    done: bool = False
-    counted: bool = False
-    parsed: bool = False
-    refused: bool = False
-    tokens: int = 0
-    sent_ids: bytearray = field(default_factory=bytearray)
-    prompt_ids: bytes = b""
     _lines: Lines = field(default_factory=Lines)
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.life import Life
 from headway.gateway.losses import Losses
 from headway.gateway.options import GatewayOptions
-from headway.gateway.refusal import Refusal, closing, error_event
+from headway.gateway.refusal import Refusal, closing, error_event, no_instance
 from headway.gateway.stored_responses import StoredResponses
 from headway.gateway.turnstile import Turnstile
 from headway.routing import Router
@@ -149,10 +149,21 @@ class Serving:
             return names
         return [name for name in names if self.fleet.member(name).in_flight < limit] or names
 
-    def home_of(self, response_id: str | None) -> str | None:
-        """The instance that has a response, as far as that is known; None where none is asked for."""
+    def able(self, response_id: str | None) -> Sequence[str]:
+        """The instances that may be asked for what builds upon a response: the one that has it, if that is known."""
+        names = self.fleet.names()
         home = None if response_id is None else self.stored.place_of(response_id)
-        return home if any(member.name == home for member in self.fleet.members) else None
+        if home is None or all(member.name != home for member in self.fleet.members):
+            return names
+        return [name for name in names if name == home]
+
+    def where(self, response_id: str | None) -> Sequence[str]:
+        """The same. Raises Refusal (503) if there is none now."""
+        names = self.able(response_id)
+        if not names:
+            others = self.fleet.names()
+            raise no_instance("the instance that has the response is not ready") if others else no_instance()
+        return names
 
     def _places(self) -> int | None:
         limit = self.options.max_in_flight

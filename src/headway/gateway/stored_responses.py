@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from headway.gateway.api import RESPONSES
-from headway.gateway.refusal import RETRY_NO_INSTANCE_S, Refusal
+from headway.gateway.refusal import Refusal
 
 _MOST = 10_000
 """Of those that were asked for last."""
@@ -45,15 +43,3 @@ def response_of_path(path: str) -> str | None:
     under = path.removeprefix(f"{RESPONSES.path}/")
     response_id = under.partition("/")[0]
     return response_id if under != path and response_id not in ("", "render") else None
-
-
-def at_home(home: str, names: Sequence[str]) -> Sequence[str]:
-    """The one instance that has what is asked for. Raises Refusal (503) while nothing may be sent there."""
-    if home not in names:
-        raise Refusal(
-            503,
-            "no_instance",
-            f"{home}, which has the response, is not ready; try again later",
-            retry_after_s=RETRY_NO_INSTANCE_S,
-        )
-    return [home]
