@@ -67,7 +67,7 @@ class Crowd:
 CROWDS = {
     "mixed": Crowd(count=200, rate_rps=14.0, targets=MIXED),
     "no targets": Crowd(count=120, rate_rps=10.0, targets=(NO_TARGETS,)),
-    "slow streams": Crowd(count=700, rate_rps=30.0, targets=(Slo(ttft_s=2.0, tbt_s=0.5),)),
+    "slow streams": Crowd(count=500, rate_rps=20.0, targets=(Slo(ttft_s=2.0, tbt_s=0.5),)),
     "long contexts": Crowd(
         count=120,
         rate_rps=14.0,

@@ -261,11 +261,6 @@ _ROWS = (
         "a stream that waits for memory comes before all who are late, however far it is ahead of its pace",
         order="on-time:far_ahead=false",
     ),
-    _ablation(
-        "lowest-leaves",
-        "where memory runs out the last in rank leaves, whether others can wait or not",
-        order="on-time:way_back=false",
-    ),
     _ablation("no-pacing", "steps as long as they come", batching="top-jobs"),
     _ablation(
         "long-steps",

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
-from headway.core.slo import Slo
 from headway.policies.eviction.swap import Swap
-from headway.policies.order.on_time import OnTime
 from headway.policies.order.waited_over_length import WaitedOverLength
-from tests.policies.eviction.stage import NEWCOMER, Prices, copied, evicted, on_its_way, resident, stage
+from tests.policies.eviction.stage import NEWCOMER, copied, evicted, on_its_way, resident, stage
 from tests.strategies import decoding, ids, make_job
 
 SWAP, RECOMPUTE = Fate.SWAP, Fate.RECOMPUTE
@@ -181,28 +178,3 @@ def test_the_spared_go_where_there_is_nobody_else() -> None:
     eviction = Swap(serial=True, min_residency=1)
     eviction.observe(StepOutcome(now_s=0.0, plan=StepPlan(), admitted=[LONG, MIDDLE]))
     assert list(evicted(eviction, stage(LONG, MIDDLE, SHORT, free=2)).preempt) == [LONG]
-
-
-def test_of_those_in_time_one_that_can_wait_leaves_before_the_last_in_rank_and_the_late_before_both() -> None:
-    # Two tokens at 99 s; at 50 s a token both may wait for longer than 3 s. The long one ranks last, since its work is
-    # most, and the wide one holds most; `few` has more work left for what it holds than either.
-    slo = Slo(tbt_s=50.0)
-    few = decoding("few", prompt=8, arrival_s=98.0, limit=40, slo=slo)
-    wide = decoding("wide", prompt=80, arrival_s=98.0, limit=80, slo=slo)
-    first = decoding("first", prompt=8, arrival_s=98.0, limit=4, slo=slo)
-    late = decoding("late", prompt=8, arrival_s=98.0, slo=Slo(ttft_s=0.5))
-    for job in (few, wide, first, late):
-        job.first_token_s = 99.0
-
-    def leaving(*residents: Job, **settings: bool) -> list[str]:
-        order = OnTime(Prices(token_s=0.01), **settings)
-        for job in residents:
-            order.add(job)
-            order.remove(job)
-        plan = StepPlan(run=residents, admit=[NEWCOMER], token_budget=64)
-        return ids(Swap().evict(stage(*residents), plan, order).preempt)
-
-    assert leaving(first, few, wide) == ["few"]
-    assert leaving(first, few, wide, way_back=False) == ["wide"]
-    # The others need three blocks, and the late one has two.
-    assert leaving(first, few, wide, late) == ["late", "few"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.batch_shape import BatchShape
 from headway.core.job import Job, JobState
-from headway.core.plan import Fate, StepOutcome, StepPlan
+from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
 from headway.errors import ConfigError
@@ -153,35 +153,6 @@ def test_of_streams_in_time_the_one_that_gives_its_memory_back_sooner_comes_firs
     both = [long, short]
     assert ids(on_time(*both).rank(both, 0.0)) == ["short", "long"]
     assert ids(on_time(*both, by_work=False).rank(both, 0.0)) == ["long", "short"]
-
-
-def test_those_can_wait_that_may_be_away_for_as_long_as_others_were_most_work_for_what_they_hold_first() -> (
-    None
-):
-    # Steps of a second; two tokens at 0, the next at 100 s a token: due at 100 or later, so all may wait for a minute.
-    slo = Slo(tbt_s=100.0)
-    much, little, held = (
-        decoding("much", limit=60, slo=slo),
-        decoding("little", limit=6, slo=slo),
-        decoding("held", prompt=600, limit=60, slo=slo),
-    )
-    hasty, free = decoding("hasty", limit=60, slo=Slo(tbt_s=1.0)), decoding("free", limit=60)
-    jobs = [little, held, hasty, free, much]
-    for job in jobs:
-        job.first_token_s = 0.0
-    order = on_time(*jobs)
-    for job in jobs:
-        order.remove(job)
-    in_time = order.on_time(jobs, 0.0)
-    assert ids(in_time) == ["little", "held", "hasty", "much"]
-    assert ids(order.can_wait(in_time, 0.0)) == ["much", "little", "held"]
-    # One that was displaced has been away for a minute: nobody can wait for two.
-    away = decoding("away", limit=60, slo=slo)
-    away.first_token_s = 0.0
-    order.add(away)
-    order.observe(StepOutcome(now_s=1.0, plan=StepPlan(), preempted={away: Fate.RECOMPUTE}))
-    assert ids(order.can_wait(in_time, 2.0)) == ["much", "little", "held"]
-    assert ids(order.can_wait(in_time, 61.0)) == []
 
 
 def test_one_that_keeps_its_pace_stays_in_time_from_one_estimate_to_the_next() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from headway.core.job import Job
@@ -10,7 +10,7 @@ from headway.core.plan import Fate, StepPlan
 from headway.core.view import StepView
 from headway.policies.demand import new_blocks, surely_fits
 from headway.policies.eviction.host_room import ChooseFate, HostRoom
-from headway.policies.order import Order, knows_late
+from headway.policies.order import Order
 
 
 def make_room(
@@ -24,13 +24,13 @@ def make_room(
 ) -> StepPlan:
     """The plan with as many victims as its `run` lacks blocks; the same object when it lacks none.
 
-    The resident that ranks lowest goes first, paused ones too, those `spared` last; but of those in time, if the order
-    knows of any, first those that can wait. The one that ranks highest never goes. Blocks that are coming free count,
-    so nobody is evicted for blocks that are on their way: until those are there, whoever needs one pauses, the lowest
-    ranked first, and the others run on. Nobody is admitted in such a step (invariant 4). One that cannot fit although
-    it is alone stays in `run`: it is the engine's to deal with. If `choose` lets too many stay for anybody to run, it
-    is overruled, and they are recomputed. Blocks that a victim shares with others are counted although they stay: where
-    that leaves the step short, the fill rule takes the last resident.
+    The resident that ranks lowest goes first, paused ones too, those `spared` last; the one that ranks highest
+    never goes. Blocks that are coming free count, so nobody is evicted for blocks that are on their way: until
+    those are there, whoever needs one pauses, the lowest ranked first, and the others run on. Nobody is
+    admitted in such a step (invariant 4). One that cannot fit although it is alone stays in `run`: it is the
+    engine's to deal with. If `choose` lets too many stay for anybody to run, it is overruled, and they are
+    recomputed. Blocks that a victim shares with others are counted although they stay: where that leaves the
+    step short, the fill rule takes the last resident.
 
     O(1) with blocks to spare, else O(residents), and short of blocks a ranking and O(residents) a victim.
     Source: AdaptiveLLM Algorithm 1 (section 1.3), with the lowest for its "pop" (gap A1).
@@ -41,8 +41,8 @@ def make_room(
     if shortage.needed <= view.free_blocks:
         return plan
     ranked = order.rank(view.residents, view.now_s)
-    # A stable sort: among the spared, and among the others, still in this order.
-    for job in sorted(_leaving(view, order, ranked), key=lambda job: job in spared):
+    # A stable sort: among the spared, and among the others, still the lowest first.
+    for job in sorted(ranked[:0:-1], key=lambda job: job in spared):
         if shortage.needed <= shortage.free + shortage.coming:
             break
         shortage.evict(job, choose)
@@ -55,20 +55,6 @@ def make_room(
             return make_room(view, plan, order, _recompute, serial=serial, spared=spared)
         run = [ranked[0]]
     return replace(plan, run=run, preempt=shortage.preempt, admit=())
-
-
-def _leaving(view: StepView, order: Order, ranked: Sequence[Job]) -> Sequence[Job]:
-    """All but the first of the ranked, by who leaves first."""
-    last_first = ranked[:0:-1]
-    if not knows_late(order):
-        return last_first
-    in_time = order.on_time(last_first, view.now_s)
-    can_wait = order.can_wait(in_time, view.now_s)
-    if not can_wait:
-        return last_first
-    named = set(in_time)
-    late = [job for job in last_first if job not in named]
-    return list(dict.fromkeys([*late, *can_wait, *last_first]))
 
 
 def _recompute(job: Job, has_room: bool) -> Fate:

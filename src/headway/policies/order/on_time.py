@@ -19,7 +19,6 @@ from headway.policies.order.overdue import Overdue
 from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S
 from headway.policies.order.timetable import Timetable
 from headway.policies.order.triage import Candidate, given_up
-from headway.policies.order.way_back import WayBack
 
 MOST_WEIGHED = 128
 """Jobs on time that are weighed against each other, the first by latest start; who comes behind them is not urgent."""
@@ -38,10 +37,9 @@ class OnTime:
     room sooner goes first (with `by_work`; else by due time). A job that is between tokens and ahead of its schedule
     may wait as long as it is ahead (with `by_tokens`; else as it will be by the end expected of it); one that fell
     behind may catch up while it holds memory. One that has none is in no hurry while it is far ahead, and waits with
-    the rest (with `far_ahead`). Where memory runs out, those that can wait until it is likely to be had again
-    (`WayBack`) give theirs up before others in time (`can_wait`, with `way_back`). Where there are several tenants, one
-    that has had more service than another comes as much later among those in time (`TenantShares`), costs as much more
-    where some are given up, and comes after it among the rest.
+    the rest (with `far_ahead`). Where there are several tenants, one that has had more service than another comes as
+    much later among those in time (`TenantShares`), costs as much more where some are given up, and comes after it
+    among the rest.
 
     Where not all who wait for their first token can have it in time, those that cost most are given up (`triage`), as
     if the engine computed prompts one after another for `prompt_share` of its time, and decoded for the rest. What the
@@ -70,7 +68,6 @@ class OnTime:
         by_work: bool = True,
         by_tokens: bool = True,
         far_ahead: bool = True,
-        way_back: bool = True,
     ) -> None:
         if not 0 < prompt_share <= 1:
             raise ConfigError(
@@ -86,7 +83,6 @@ class OnTime:
         self.by_work = by_work
         self.by_tokens = by_tokens
         self.far_ahead = far_ahead
-        self.way_back = way_back
         self.steps = StepTimeQuality()
         self._compared = ComparedSteps(cost or UnknownCost(), self.steps)
         self._rest = LeastWork(
@@ -96,7 +92,6 @@ class OnTime:
             trusted_at_first=trusted_at_first,
         )
         self._times = Timetable(self._rest.work, cost, prompt_share, by_tokens=by_tokens)
-        self._way_back = WayBack()
         self._weighed: dict[float, list[Job]] = {}
         self._overdue_now: dict[float, list[Job]] = {}
         self._num_ran = 0
@@ -145,7 +140,6 @@ class OnTime:
         self._rest.end(job)
         self._overdue.end(job)
         self._times.end(job)
-        self._way_back.end(job)
         self._compared.forget(job)
         self._changed()
 
@@ -218,19 +212,6 @@ class OnTime:
         self._ask_of(jobs)
         return self._times.in_time(jobs, now_s)
 
-    def can_wait(self, in_time: Sequence[Job], now_s: float) -> list[Job]:
-        """Of these residents those that may lose their memory and get it back in time, as ways back are.
-
-        With most work left for each token that they hold first: those give most memory, for longest, for what it takes
-        to compute it again. O(n log n), without calls.
-        """
-        if not self.way_back:
-            return []
-        work_s = self._rest.work.of
-        patient = self._times.patient(in_time, self._way_back.likely_until_s(now_s))
-        patient.sort(key=lambda job: -work_s(job) / max(1, job.num_computed_tokens))
-        return patient
-
     def overdue(self, now_s: float) -> list[Job]:
         """The job that ranks before those in time, since it has waited too long: one, or none, resident or not.
 
@@ -280,7 +261,6 @@ class OnTime:
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step: how long they take, and whose latest start is to be taken anew."""
         self._changed()
-        self._way_back.observe(outcome, self._times.in_time(list(outcome.preempted), outcome.now_s))
         self._rest.observe(outcome)
         step_s = self._times.observe(outcome)
         self._compared.observe(outcome, step_s)

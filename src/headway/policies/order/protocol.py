@@ -124,13 +124,6 @@ class KnowsLate(Order, Protocol):
         """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs), without calls."""
         ...
 
-    def can_wait(self, in_time: Sequence[Job], now_s: float) -> list[Job]:
-        """Of these residents those that may lose their memory and get it back in time, as ways back are.
-
-        Whom that harms least comes first; of equals, who comes first of those given.
-        """
-        ...
-
     def overdue(self, now_s: float) -> list[Job]:
         """The job that ranks before those in time, since it has waited too long: one, or none."""
         ...

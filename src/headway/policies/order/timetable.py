@@ -162,19 +162,6 @@ class Timetable:
             and now_s <= late_s[job] + (job.num_output_tokens - tokens_then[job]) * token_s < inf
         ]
 
-    def patient(self, jobs: Iterable[Job], until_s: float) -> list[Job]:
-        """Those of `jobs`, residents in time, that need not run until then. O(jobs), without calls.
-
-        With each token brought since it was last taken a latest start is a step later, and more for one that is ahead
-        of its pace: of those a few are left out.
-        """
-        latest_s, tokens_then, token_s = self._latest_s, self._tokens_then, self._latest.token_s
-        return [
-            job
-            for job in jobs
-            if latest_s[job] + (job.num_output_tokens - tokens_then[job]) * token_s >= until_s
-        ]
-
     def waiting_in_time(self, most: int, now_s: float) -> list[Job]:
         """The first by latest start of those that wait and can be in time, at most so many."""
         return self._queue.between((now_s,), (inf,), most)
