@@ -48,8 +48,8 @@ def make_urgent_room(
     kept = Room(view.spare_blocks, 0)
     if _free(view).plus(coming).covers(needed_room(view, newcomer).plus(kept)):
         return plan
-    leavable = _leavable(view, order, newcomer, max_recomputed) if view.ready(newcomer) else ()
-    leavable = [job for job in leavable if job not in spared and job not in view.restoring]
+    staying = {*spared, *view.restoring}
+    leavable = _leavable(view, order, newcomer, staying, max_recomputed) if view.ready(newcomer) else ()
     if not leavable:
         return plan
     lacking = Room(view.missing_blocks(newcomer), 1 - _free(view).slots)
@@ -66,18 +66,21 @@ def _free(view: StepView) -> Room:
     return Room(view.free_blocks, view.max_resident - len(view.residents))
 
 
-def _leavable(view: StepView, order: KnowsLate, newcomer: Job, max_recomputed: float) -> Sequence[Job]:
-    """Residents that may leave for this newcomer. O(residents)."""
+def _leavable(
+    view: StepView, order: KnowsLate, newcomer: Job, staying: Collection[Job], max_recomputed: float
+) -> Sequence[Job]:
+    """Residents other than those `staying` that may leave for this newcomer. O(residents)."""
     overdue = order.overdue(view.now_s)
     if newcomer in overdue:
-        return view.residents
+        return [job for job in view.residents if job not in staying]
     if not order.on_time([newcomer], view.now_s):
         return ()
-    staying = {*overdue, *_unsparing(view, order, newcomer)}
+    staying = {*staying, *overdue, *_unsparing(view, order, newcomer)}
     return [
         job
         for job in view.residents
-        if job not in staying and job.recomputed_tokens <= max_recomputed * job.num_tokens
+        if job not in staying
+        and (not job.recomputed_tokens or job.recomputed_tokens <= max_recomputed * job.num_tokens)
     ]
 
 

@@ -280,9 +280,9 @@ def _sort_by(candidates: list[Candidate], when: str, lead_s: Mapping[str, float]
     candidates.sort(key=(lambda one: time_s(one) + lead_s[one.job.tenant]) if lead_s else time_s)
 
 
-def _prompts(candidates: Iterable[Candidate], lead_s: Mapping[str, float]) -> Iterable[Candidate]:
+def _prompts(candidates: Iterable[Candidate], lead_s: Mapping[str, float]) -> Sequence[Candidate]:
     """Those that hold others up; what their tenants have had more counts as if they cost so much more."""
-    prompts = (one for one in candidates if one.service_s)
+    prompts = [one for one in candidates if one.service_s]
     return (
-        (one._replace(cost_s=one.cost_s + lead_s[one.job.tenant]) for one in prompts) if lead_s else prompts
+        [one._replace(cost_s=one.cost_s + lead_s[one.job.tenant]) for one in prompts] if lead_s else prompts
     )

@@ -148,18 +148,19 @@ class Timetable:
         waiting = self._waiting
         return [
             one
-            for one in self.candidates(jobs)
-            if one.due_s <= back_s or one.service_s or one.job not in waiting
+            for one in map(self._candidates.__getitem__, jobs)
+            if one.service_s or one.due_s <= back_s or one.job not in waiting
         ]
 
     def in_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
         """Those of `jobs` that have a target and can still meet all they have. O(jobs), without calls."""
-        late_s, tokens_then, token_s = self._late_s, self._tokens_then, self._latest.token_s
+        late_s, tokens_then, token_s = self._late_s.get, self._tokens_then, self._latest.token_s
+        # Most residents of some loads have met all they had to: inf, as without a target.
         return [
             job
             for job in jobs
-            if job in late_s
-            and now_s <= late_s[job] + (job.num_output_tokens - tokens_then[job]) * token_s < inf
+            if (last_s := late_s(job, inf)) < inf
+            and now_s <= last_s + (job.num_output_tokens - tokens_then[job]) * token_s
         ]
 
     def waiting_in_time(self, most: int, now_s: float) -> list[Job]:

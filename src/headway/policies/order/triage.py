@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class Candidate(NamedTuple):
     job: Job
 
 
-def given_up(candidates: Iterable[Candidate], now_s: float) -> set[Job]:
+def given_up(candidates: Sequence[Candidate], now_s: float) -> set[Job]:
     """Whom to give up so that the others are all served in time, one after another by due time.
 
     `candidates` come by due time. Where one would be late, the one that costs most among it and those kept before it is
@@ -33,7 +33,6 @@ def given_up(candidates: Iterable[Candidate], now_s: float) -> set[Job]:
     up the jobs that free most for those that come later. O(n log n); O(n) where all can be in time.
     Source: Moore 1968, An n job, one machine sequencing algorithm for minimizing the number of late jobs.
     """
-    candidates = list(candidates)
     if _all_in_time(candidates, now_s):
         return set()
     kept: list[tuple[float, int, Candidate]] = []
