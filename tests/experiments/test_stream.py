@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.hints import slo_of_ms
 from headway.core.slo import Slo
 from headway.errors import TraceError
 from headway.experiments.demo_stream import demo_stream
@@ -41,6 +42,20 @@ def test_targets_go_to_requests_that_name_none(trace: Path) -> None:
     slo = Slo(ttft_s=0.5)
     assert {request.slo for request in Stream(str(trace), slo=slo).requests()} == {slo}
     assert Stream("demo", slo=slo).requests() == demo_stream()
+
+
+def test_each_target_goes_to_requests_that_name_none_of_its_kind(tmp_path: Path) -> None:
+    """As `serve` holds requests to its own."""
+    path = tmp_path / "targets.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens,ttft_s,tbt_s\n1,9,5,2,\n2,9,5,,0.3\n3,9,5,2,0.3\n")
+    default = Slo(ttft_s=1.0, tbt_s=0.1, deadline_s=9.0)
+    assert [request.slo for request in Stream(str(path), slo=default).requests()] == [
+        Slo(ttft_s=2.0, tbt_s=0.1, deadline_s=9.0),
+        Slo(ttft_s=1.0, tbt_s=0.3, deadline_s=9.0),
+        Slo(ttft_s=2.0, tbt_s=0.3, deadline_s=9.0),
+    ]
+    served = [slo_of_ms(2000, None, None, default), slo_of_ms(None, 300, None, default)]
+    assert [request.slo for request in Stream(str(path), slo=default).requests()][:2] == served
 
 
 @pytest.mark.parametrize(

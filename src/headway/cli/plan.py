@@ -12,7 +12,7 @@ from headway.cli import EXIT_INTERRUPTED
 from headway.cli.measuring import progress, stdout_for_data
 from headway.cli.option_panels import options_under
 from headway.cli.out_folder import kept_or_temporary
-from headway.errors import ConfigError, UpstreamError
+from headway.errors import ConfigError, HeadwayError, UpstreamError
 
 if TYPE_CHECKING:
     from headway.experiments.planning.ask import Prepared
@@ -133,8 +133,14 @@ def plan(
         _show(planned)
         if out is not None:
             _write(planned, out)
-        verified = _verify(planned, root, seconds, out) if verify else None
+        try:
+            verified = _verify(planned, root, seconds, out) if verify else None
+        except (typer.Exit, HeadwayError):
+            _answer(planned, None, as_json)  # the plan stands, and took longer than its check
+            raise
         _answer(planned, verified, as_json)
+    if planned.is_too_few:
+        raise typer.Exit(1)
 
 
 def _seconds_to_verify(asked: float | None, *, verify: bool) -> float:
@@ -239,13 +245,10 @@ def _answer(planned: Planned, verified: Verified | None, as_json: bool) -> None:
     from headway.experiments.planning.deploy import command
     from headway.experiments.planning.report import serve_arguments
 
-    is_too_few = planned.fewest is not None and planned.fewest.gpus is None
     if as_json:
         typer.echo(_json(planned, verified))
-    elif not is_too_few:
+    elif not planned.is_too_few:
         typer.echo(command(serve_arguments(planned)))
-    if is_too_few:
-        raise typer.Exit(1)
 
 
 def _json(planned: Planned, verified: Verified | None) -> str:

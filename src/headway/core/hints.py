@@ -96,11 +96,10 @@ def _predicted_length(values: Mapping[str, Any]) -> LengthEstimate | None:
 @lru_cache(maxsize=4096)
 def slo_of_ms(ttft_ms: float | None, tbt_ms: float | None, deadline_ms: float | None, default: Slo) -> Slo:
     """Targets in milliseconds, over the defaults. Requests of a class name the same ones, so they share one object."""
-    return Slo(
-        ttft_s=default.ttft_s if ttft_ms is None else ttft_ms / 1000,
-        tbt_s=default.tbt_s if tbt_ms is None else tbt_ms / 1000,
-        deadline_s=default.deadline_s if deadline_ms is None else deadline_ms / 1000,
+    seconds = (
+        None if target_ms is None else target_ms / 1000 for target_ms in (ttft_ms, tbt_ms, deadline_ms)
     )
+    return Slo(*seconds).with_defaults(default)
 
 
 def target_ms(where: str, value: Any) -> float:

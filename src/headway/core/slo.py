@@ -35,6 +35,16 @@ class Slo:
     def __bool__(self) -> bool:
         return self.ttft_s is not None or self.tbt_s is not None or self.deadline_s is not None
 
+    def with_defaults(self, default: Slo) -> Slo:
+        """These targets, and the default's of the kinds that are not set."""
+        if not self:
+            return default  # requests share it
+        return Slo(
+            ttft_s=default.ttft_s if self.ttft_s is None else self.ttft_s,
+            tbt_s=default.tbt_s if self.tbt_s is None else self.tbt_s,
+            deadline_s=default.deadline_s if self.deadline_s is None else self.deadline_s,
+        )
+
     def after(self, spent_s: float) -> Slo:
         """What is left of the targets when `spent_s` seconds of the request's time are gone, MIN_LEFT_S at least.
 

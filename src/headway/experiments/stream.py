@@ -15,7 +15,7 @@ from headway.traces.spec import PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Where requests come from. `slo` goes to those that name no target of their own.
+    """Where requests come from. Of `slo` each target goes to those that name none of its kind, as `serve` has it.
 
     A generated workload and the demo's stream are drawn anew for each seed; a file is the same for all. Its requests
     without output are left out and counted in a warning: published traces have some, which were given up or failed.
@@ -35,7 +35,7 @@ class Stream:
         requests = self._drawn(seed) if self.is_drawn else self._read()
         if not self.slo:
             return requests
-        return [request if request.slo else replace(request, slo=self.slo) for request in requests]
+        return [replace(request, slo=request.slo.with_defaults(self.slo)) for request in requests]
 
     def _read(self) -> list[TraceRequest]:
         return load_trace(self.source, self.limit, drop_empty=True)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.experiments.planning.samples import Sample, counted_from_s, cut, final_window_s, sample
+from headway.experiments.planning.samples import Sample, counted_from_s, cut, sample
+from headway.experiments.stream import Stream
 from headway.traces import TraceRequest
 
 
@@ -58,14 +61,15 @@ def test_the_warm_up_does_not_count_unless_nobody_comes_later() -> None:
 
 def test_samples_of_a_file_are_other_windows_and_those_of_a_workload_other_draws() -> None:
     assert [sample(number, 60.0, drawn=False).start_share for number in range(4)] == [0.5, 0.25, 0.75, 0.125]
-    assert {sample(number, 60.0, drawn=True).start_share for number in range(4)} == {0.0}
+    assert {sample(number, 60.0, drawn=True).start_share for number in range(4)} == {0.5}
     assert [sample(number, 60.0, drawn=True).number for number in range(3)] == [0, 1, 2]
 
 
-def test_the_last_window_has_enough_requests_and_is_not_short() -> None:
-    # Of 10 a second 2,000 come in 200 s; of 1 a second in longer than ten minutes, of 1,000 a second in 2 s.
-    assert final_window_s(trace(*(number / 10 for number in range(10_000)))) == pytest.approx(200.0, rel=1e-3)
-    assert final_window_s(trace(*(float(number) for number in range(2_000)))) == 600.0
-    assert final_window_s(trace(*(number / 1000 for number in range(80_000)))) == 45.0
-    assert final_window_s(trace(0.0, 30.0)) == 30.0
-    assert final_window_s(trace(0.0, 0.0)) == 45.0
+def test_a_sample_of_conversations_is_not_their_first_turns_alone() -> None:
+    """Two conversations of eight turns begin a second, for 750 s: in the middle 16 turns come a second."""
+    turns = Stream("gen:poisson:rate=2/input=sharegpt/output=sharegpt/count=1500/turns=8/think=60").requests()
+    part = cut(turns, sample(0, 60.0, drawn=True))
+    assert len(part) / 60 == pytest.approx(16, rel=0.1)
+    assert fmean(turn.input_tokens for turn in part) == pytest.approx(
+        fmean(turn.input_tokens for turn in turns), rel=0.1
+    )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.objective import Objective
+from headway.experiments.planning.samples import samples_in_all
 from headway.experiments.planning.search import Pairs, SearchPlan, most_runs, search
 from headway.results import Summary
 from tests.experiments.planning.summaries import summary
@@ -138,3 +139,9 @@ def test_unseen_samples_are_others() -> None:
     unseen = [part.number for part in PLAN.unseen()]
     assert searched.isdisjoint(unseen)
     assert len(unseen) == 2 * PLAN.samples
+
+
+def test_the_samples_of_a_plan_are_all_that_are_known_beforehand() -> None:
+    numbers = {part.number for rung in PLAN.ladder(field(9)) for part in PLAN.of_rung(rung)}
+    numbers |= {part.number for part in PLAN.unseen()}
+    assert numbers == set(range(samples_in_all(PLAN.samples)))

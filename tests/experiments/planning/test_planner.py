@@ -10,6 +10,7 @@ from headway.core.slo import Slo
 from headway.errors import ConfigError, TraceError
 from headway.experiments.planning.ask import usual_policies
 from headway.experiments.planning.halving import sampled_s
+from headway.experiments.planning.intervals import Interval
 from headway.experiments.planning.objective import Objective
 from headway.experiments.planning.planner import Effort, affordable, make_plan
 from headway.experiments.planning.runs import KeptPlanRuns
@@ -69,6 +70,30 @@ def test_the_fewest_gpus_that_hold_the_aim_are_found(tmp_path: Path) -> None:
     known = [number or 4 for number in numbers]
     assert known == sorted(known)
     assert known[0] == 1
+
+
+def test_what_holds_the_aim_where_it_was_chosen_alone_is_not_enough(tmp_path: Path) -> None:
+    """200 s of what an H100 gets through, then 9 s of ten times as much; the search looks at 45 s from 144 on."""
+    trace = tmp_path / "bursty.csv"
+    arrivals_s = [*(number / 45 for number in range(9_000)), *(200 + number / 450 for number in range(4_000))]
+    rows = "".join(f"{arrival_s:.4f},200,10\n" for arrival_s in arrivals_s)
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    ask = prepared(trace=str(trace), slo=Slo(ttft_s=1.0), fewest=True, seeds=1, policies=("vllm",))
+    found = planned(tmp_path, ask, budget=1)
+    assert found.fewest is not None
+    assert found.prepared.objective.mean(found.found.finals[1][found.choice]) == Interval.of([1.0])
+    assert found.fewest.gpus is None
+    assert found.fewest.goodput == found.prepared.objective.mean(found.unseen[found.choice])
+    assert found.fewest.goodput is not None
+    assert found.fewest.goodput.mean < 0.9
+
+
+def test_the_limit_of_answers_covers_the_samples_that_choose_nothing(tmp_path: Path) -> None:
+    """Of these draws the third has the longest answer, 519 tokens, above the 512 of the two before."""
+    trace = "gen:poisson:rate=10/input=sharegpt/output=lognormal:mean=100,sigma=1,max=8192/count=60/seed=3"
+    found = planned(tmp_path, prepared(trace=trace, seeds=1, policies=("vllm",)), budget=1)
+    assert found.prepared.task.max_output_tokens == 1024
+    assert all(summary.finished == summary.requests for summary in found.unseen[found.choice])
 
 
 def test_as_many_are_tried_as_the_minutes_allow(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.machine import Machine
 from headway.experiments.planning.objective import Objective
 from headway.experiments.planning.runs import Task, capacity_rps, fitting, read_once
-from headway.experiments.planning.samples import final_window_s
+from headway.experiments.planning.samples import final_window_s, samples_in_all
 from headway.experiments.planning.space import Space, build_space
 from headway.experiments.planning.targets import Targets
 from headway.experiments.policy_choice import OWN_PARTS, uses_predictions
@@ -89,6 +89,11 @@ class Ask:
             raise ConfigError(f"goodput_aim is {self.aim} without fewest; accepted: with --fewest")
         if self.aim is not None and not 0 < self.aim <= 1:
             raise ConfigError(f"goodput_aim is {self.aim}; accepted: a share above 0, at most 1")
+
+    @property
+    def least_goodput(self) -> float:
+        """The goodput that `fewest` asks for."""
+        return AIM if self.aim is None else self.aim
 
     def counts(self) -> tuple[int, ...]:
         """Numbers of GPUs that are searched, rising: all with `fewest`, else each twice the last, and the whole."""
@@ -196,7 +201,7 @@ def _check_predictor(predictor: str, policies: Sequence[str]) -> None:
 def _task(ask: Ask, requests: Sequence[TraceRequest]) -> Task:
     """The task of a plan, over all that its samples may draw. Raises TraceError if nothing of it fits."""
     machine = Machine(ask.hardware, ask.model)
-    seeds = range(2 * ask.seeds)
+    seeds = range(samples_in_all(ask.seeds))
     facts = stream_facts(ask.stream, seeds)
     room_tokens = _room_tokens(machine, ask.counts())
     context_tokens = model_shape(ask.model).context_tokens

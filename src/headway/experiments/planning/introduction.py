@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.experiments.planning.ask import Prepared
+from headway.experiments.planning.samples import samples_in_all
 from headway.experiments.planning.targets import Targets
 from headway.experiments.policy_choice import said_without_targets
 
@@ -41,10 +42,10 @@ def _said_of_best(asked: Targets) -> str:
 def _said_of_overlap(prepared: Prepared) -> list[str]:
     """A warning where half of the windows do not fit a trace; a generated one is drawn anew for each."""
     ask, window_s = prepared.ask, prepared.window_s
-    duration_s = prepared.requests / prepared.rate_rps
-    if ask.stream.is_drawn or duration_s >= ask.seeds * window_s:
+    duration_s, windows = prepared.requests / prepared.rate_rps, samples_in_all(ask.seeds)
+    if ask.stream.is_drawn or duration_s >= windows * window_s / 2:
         return []
     return [
-        f"the trace lasts {duration_s:.0f} s, and {2 * ask.seeds} windows of up to {window_s:.0f} s are taken of it: "
+        f"the trace lasts {duration_s:.0f} s, and {windows} windows of up to {window_s:.0f} s are taken of it: "
         "they overlap, so samples that chose nothing hold requests that did, and ± is narrower than the truth"
     ]

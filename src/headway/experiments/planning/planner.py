@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from headway.errors import ConfigError
-from headway.experiments.planning.ask import AIM, BUDGET, Prepared
+from headway.experiments.planning.ask import BUDGET, Prepared
 from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.halving import MOST_HALVINGS, sampled_s
 from headway.experiments.planning.intervals import Interval
-from headway.experiments.planning.objective import Gain, choose, gain
+from headway.experiments.planning.objective import Finals, Gain, choose, gain
 from headway.experiments.planning.runner import RunCounts, Runner, Tell
 from headway.experiments.planning.runs import KeptPlanRuns
 from headway.experiments.planning.sampler import candidates
@@ -50,9 +51,11 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fewest:
-    """The smallest number of GPUs whose best configuration holds the aim; None if not even all of them do.
+    """The smallest number of GPUs whose best configuration holds the aim, on the samples that chose it and on others;
+    None if not even all of them do.
 
-    `goodput` is what it has there, or on all of them; `sure` if the whole interval holds the aim.
+    `goodput` is what it has there on samples that chose nothing; where all of them do not hold it, on those that it
+    fails. `sure` if the whole interval holds the aim.
     """
 
     gpus: int | None
@@ -85,6 +88,11 @@ class Planned:
     runs: RunCounts
     wall_s: float
 
+    @property
+    def is_too_few(self) -> bool:
+        """Whether not even all of the GPUs hold the goodput that was asked for."""
+        return self.fewest is not None and self.fewest.gpus is None
+
 
 def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell) -> Planned:
     """Search, choose and compare. What is simulated is kept run by run, so that the same plan goes on after a kill."""
@@ -96,10 +104,14 @@ def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell
     runner.expect(tried, plan)
     found = search(tried, prepared.space.default, plan, runner.measure)
     best = _best(prepared, tried, found)
-    fewest = _fewest(prepared, best, found) if prepared.ask.fewest else None
+
+    @cache
+    def on_unseen(gpus: int) -> dict[Configuration, list[Summary]]:
+        return _on_unseen([best[gpus], prepared.space.default[gpus]], plan, runner)
+
+    fewest = _fewest(prepared, best, found, on_unseen) if prepared.ask.fewest else None
     gpus = fewest.gpus if fewest is not None and fewest.gpus is not None else prepared.ask.gpus
-    choice, default = best[gpus], prepared.space.default[gpus]
-    unseen = _on_unseen([choice, default], plan, runner)
+    choice, default, unseen = best[gpus], prepared.space.default[gpus], on_unseen(gpus)
     return Planned(
         prepared=prepared,
         tried=sum(map(len, tried.values())),
@@ -129,7 +141,7 @@ def _best(prepared: Prepared, tried: Field, found: Found) -> dict[int, Configura
     return {
         gpus: choose(
             prepared.objective,
-            {each: finals[each] for each in finals if each in set(tried[gpus])},
+            _holding(prepared, {each: finals[each] for each in finals if each in set(tried[gpus])}),
             prepared.space.default[gpus],
         )
         for gpus, finals in found.finals.items()
@@ -137,13 +149,33 @@ def _best(prepared: Prepared, tried: Field, found: Found) -> dict[int, Configura
     }
 
 
-def _fewest(prepared: Prepared, best: Mapping[int, Configuration], found: Found) -> Fewest:
-    aim = AIM if prepared.ask.aim is None else prepared.ask.aim
-    goodput = None
+def _holding(prepared: Prepared, finals: Finals) -> Finals:
+    """With `fewest` those that hold the aim, if any does: none is simple enough to miss it for that. Else all."""
+    if not prepared.ask.fewest:
+        return finals
+    return {each: found for each, found in finals.items() if _holds(prepared, found)} or finals
+
+
+def _holds(prepared: Prepared, summaries: Sequence[Summary]) -> bool:
+    goodput = prepared.objective.mean(summaries)
+    return goodput is not None and goodput.mean >= prepared.ask.least_goodput
+
+
+def _fewest(
+    prepared: Prepared,
+    best: Mapping[int, Configuration],
+    found: Found,
+    on_unseen: Callable[[int], Mapping[Configuration, Sequence[Summary]]],
+) -> Fewest:
+    """Number by number: what holds the aim on the samples that chose it may miss it on those that chose nothing."""
+    aim, goodput = prepared.ask.least_goodput, None
     for gpus, configuration in best.items():
-        goodput = prepared.objective.mean(found.finals[gpus][configuration])
-        if goodput is not None and goodput.mean >= aim:
-            return Fewest(gpus=gpus, aim=aim, goodput=goodput)
+        summaries = found.finals[gpus][configuration]
+        if _holds(prepared, summaries):
+            summaries = on_unseen(gpus)[configuration]
+            if _holds(prepared, summaries):
+                return Fewest(gpus=gpus, aim=aim, goodput=prepared.objective.mean(summaries))
+        goodput = prepared.objective.mean(summaries)
     return Fewest(gpus=None, aim=aim, goodput=goodput)
 
 

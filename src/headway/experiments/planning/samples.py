@@ -17,6 +17,10 @@ ENOUGH_REQUESTS = 2_000
 """A window in the last round lasts ten minutes, or as long as so many requests take to come, but never less than 45 s:
 answers take seconds, and tens of them where requests are few."""
 
+UNSEEN_TIMES = 2
+"""Samples that choose nothing, for each of the last round: only two configurations are compared on them, so more cost
+little, and since windows of one trace may be busy or idle, as many as the search had may not prove a gain."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -32,8 +36,16 @@ class Sample:
 
 
 def sample(number: int, window_s: float, *, drawn: bool) -> Sample:
-    """The sample of that number: of a file another window, of a generated workload another draw of its beginning."""
-    return Sample(number, 0.0 if drawn else van_der_corput(number + 1, 2), window_s)
+    """The sample of that number: of a file another window, of a generated workload the middle of another draw.
+
+    Not its beginning, where bursts have just begun and conversations are at their first turns.
+    """
+    return Sample(number, 0.5 if drawn else van_der_corput(number + 1, 2), window_s)
+
+
+def samples_in_all(searched: int) -> int:
+    """How many samples a plan draws whose last round has so many: those that choose nothing included."""
+    return (1 + UNSEEN_TIMES) * searched
 
 
 def final_window_s(requests: Sequence[TraceRequest]) -> float:

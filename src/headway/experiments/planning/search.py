@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from headway.experiments.planning.configuration import Configuration, moving_parts
 from headway.experiments.planning.halving import Rung, Verdict, judge, quota, rungs
 from headway.experiments.planning.objective import Finals, Objective
-from headway.experiments.planning.samples import Sample, sample
+from headway.experiments.planning.samples import Sample, sample, samples_in_all
 from headway.results import Summary
-
-UNSEEN_TIMES = 2
-"""Only two configurations are compared on these, so more of them cost little; windows of one trace may be busy or idle,
-so as many as the search had may not prove a gain that is there."""
 
 Field = Mapping[int, Sequence[Configuration]]
 """What is tried on each number of GPUs."""
@@ -43,7 +39,7 @@ class SearchPlan:
 
     def unseen(self) -> list[Sample]:
         """UNSEEN_TIMES as many samples as at the last rung, none of them used in the search."""
-        numbers = range(self.samples, (1 + UNSEEN_TIMES) * self.samples)
+        numbers = range(self.samples, samples_in_all(self.samples))
         return [sample(number, self.window_s, drawn=self.drawn) for number in numbers]
 
 
