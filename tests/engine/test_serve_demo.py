@@ -20,6 +20,7 @@ from headway.core.slo import Slo
 from headway.engine.demo_model import resolve_model
 from headway.gateway import ReplayOptions, replay
 from headway.results import read_records
+from headway.results.records import records_so_far
 from headway.traces import TraceRequest, load_trace
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -165,6 +166,26 @@ def test_streamed_chat_says_the_same_as_whole_chat(client: Any) -> None:
         if chunk.choices
     ]
     assert "".join(parts) == whole.choices[0].message.content
+
+
+def test_an_answer_that_ends_on_a_stop_string_is_recorded_as_finished(client: Any, serving: Serving) -> None:
+    before = len(records_so_far(serving.records))
+    settings: dict[str, Any] = {
+        "model": "demo",
+        "prompt": "count to nine",
+        "max_tokens": 60,
+        "temperature": 0,
+    }
+    settings["extra_body"] = {"ignore_eos": True}
+    whole = client.completions.create(**settings)
+    text = whole.choices[0].text
+    stopped = client.completions.create(**settings, stop=[text[len(text) // 2 :][:8]])
+    assert stopped.choices[0].finish_reason == "stop"
+    serving.wait_for(lambda: len(records_so_far(serving.records)) == before + 2)
+    first, second = read_records(serving.records)[-2:]
+    assert (first.outcome, first.output_tokens) == (Outcome.FINISHED, 60)
+    assert second.outcome is Outcome.FINISHED
+    assert 0 < second.output_tokens < 60
 
 
 def test_a_target_out_of_range_is_a_400(client: Any) -> None:

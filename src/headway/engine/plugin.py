@@ -12,6 +12,7 @@ from headway.engine.cpu_tiles import ask_for_tiles
 from headway.engine.cpu_waits import wait_asleep_on_cpu
 from headway.engine.lengths.entry import predict_at_entry
 from headway.engine.questions import answer_questions
+from headway.engine.stop_strings import tell_of_stop_strings
 from headway.engine.stream_endings import show_endings
 from headway.errors import ConfigError
 
@@ -21,14 +22,17 @@ CPU_ASYNC_SWITCH = "HEADWAY_CPU_ASYNC"
 
 def install() -> None:
     """Check request hints where requests enter (a 400 for a bad one), predict lengths there, let streaming clients
-    hear how a request ended, let the scheduler be asked about requests, compute on as many cores with host memory as
-    without and with the tiles there are, wait without spinning on a CPU, and honour the CPU async switch."""
+    hear how a request ended, and the engine of stop strings, let the scheduler be asked about requests, compute on as
+    many cores with host memory as without and with the tiles there are, wait without spinning on a CPU, and honour the
+    CPU async switch.
+    """
     ask_for_tiles()
     compute_on_as_many_cores_as_without_connector()
     wait_asleep_on_cpu()
     _check_hints_at_entry()
     predict_at_entry()
     show_endings()
+    tell_of_stop_strings()
     answer_questions()
     if os.environ.get(CPU_ASYNC_SWITCH) == "1":
         _keep_async_on_cpu()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -35,6 +35,7 @@ from headway.engine.settings import EngineSettings
 from headway.engine.steady_plan import SteadyPlan
 from headway.engine.step_check import check_step
 from headway.engine.step_model import lesson, step_time_model
+from headway.engine.stop_strings import stopped_among
 from headway.engine.streamed_input import StreamedInput
 from headway.engine.watchdog import Remedy
 from headway.policies.presets import build_policy
@@ -106,6 +107,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.shaped_plan = StepPlan()
         self.not_offloaded: dict[Job, Reason] = {}
         self._departing: dict[str, Departure] = {}
+        self._stopped: Collection[str] = ()
         self._farewells = Farewells()
         self._streamed_input = StreamedInput()
         token_budget, active_reqs = self._stock_limits()
@@ -454,10 +456,14 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
-        """End requests from outside a step: aborts, for one."""
+        """End requests from outside a step: aborts, and answers that end on a stop string (see `stop_strings`)."""
         self._catch_up()
+        if request_ids is not None:
+            request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         self._streamed_input.forget(request_ids)
+        self._stopped = stopped_among(request_ids or ())
         ended: list[Request] = super().finish_requests(request_ids, finished_status)
+        self._stopped = ()
         return ended
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
@@ -474,8 +480,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if unseen:
             self.ledger.sampled(job, unseen, now_s)
         departure = self._departing.pop(job.id, None)
-        outcome = _ENDED_AS[request.status] if departure is None else LEFT_AS[departure]
-        self.following.ended(job, outcome, now_s)
+        self.following.ended(job, self._outcome(request, departure), now_s)
+
+    def _outcome(self, request: Request, departure: Departure | None) -> Outcome:
+        if departure is not None:
+            return LEFT_AS[departure]
+        return Outcome.FINISHED if request.request_id in self._stopped else _ENDED_AS[request.status]
 
     # ---- the outside -------------------------------------------------------------------------------
 

@@ -27,8 +27,7 @@ class StreamedInput:
         self._streaming.remove(request.request_id)
         return True
 
-    def forget(self, request_ids: str | Iterable[str] | None) -> None:
+    def forget(self, request_ids: Iterable[str] | None) -> None:
         """Clients have gone (None: all of them), so no last part will come."""
         if self._streaming:
-            gone = self._streaming.copy() if request_ids is None else request_ids
-            self._streaming.difference_update([gone] if isinstance(gone, str) else gone)
+            self._streaming.difference_update(self._streaming.copy() if request_ids is None else request_ids)
