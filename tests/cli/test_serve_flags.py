@@ -258,6 +258,21 @@ def test_host_memory_starts_the_connector_and_reaches_the_scheduler(model: str) 
     assert EngineSettings.from_additional_config({"headway": headway_config(made)}) == made.settings
 
 
+@pytest.mark.parametrize(
+    ("flags", "each"),
+    [
+        (("--data-parallel-size", "4"), 2.0),
+        (("-dp=8",), 1.0),
+        (("-dp", "8", "--data-parallel-size-local", "2"), 4.0),
+        (("--tensor-parallel-size", "4"), 8.0),  # the workers of one engine share what it has
+    ],
+)
+def test_data_parallel_engines_share_the_host_memory(model: str, flags: tuple[str, ...], each: float) -> None:
+    """vLLM starts a connector in each engine."""
+    made = command(model, *flags, policy="fastserve", host_kv=HostKv(gib=8.0))
+    assert transfer_config(made)["kv_connector_extra_config"]["gib"] == each
+
+
 def test_host_memory_can_be_a_setting_of_the_users_own_config(model: str) -> None:
     given = '{"headway": {"host_kv": {"blocks": 40}}}'
     made = command(model, f"--additional-config={given}")

@@ -224,6 +224,22 @@ def test_the_watchdog_sees_a_stall_and_clears_it(
     assert_empty(built)
 
 
+def test_a_remedy_that_does_not_help_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It is taken again and again, several times a second."""
+    built = scheduler(check=False)
+    now_s = 0.0
+    built.clock = lambda: now_s
+    built.kv_cache_manager.allocate_slots = lambda *args, **kwargs: None  # there is room, and nobody gets any
+    engine = HearingEngine(built)
+    engine.add(ScriptedRequest("waits", 0, range(10), 1))
+    for _ in range(10 * STALLED_STEPS):
+        engine.step()
+        now_s += 0.02
+    told = [record.getMessage().split("remedy: ")[1] for record in caplog.records if "remedy" in record.msg]
+    assert [each.split()[0] for each in told] == ["RECOMPUTE_PAUSED", "STOCK_ORDER", "FAIL_OVERSIZED"]
+    assert built.counters.watchdog_faults > 2 * len(told)
+
+
 def test_after_a_calm_hour_a_stall_has_its_grace_too() -> None:
     built = scheduler()
     now_s = 0.0

@@ -62,6 +62,14 @@ def test_unknown_settings_are_all_named_with_the_accepted_ones() -> None:
     )
 
 
+def test_unknown_settings_of_host_memory_are_named_too() -> None:
+    with pytest.raises(ConfigError) as raised:
+        read(host_kv={"gib": 8, "restor_share": 0.9})
+    assert str(raised.value) == (
+        "unknown restor_share in additional_config.headway.host_kv; accepted: gib, blocks, bytes_per_s, restore_share"
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

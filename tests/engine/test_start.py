@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import vllm
+from vllm.config import ECTransferConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -118,6 +119,20 @@ def test_a_policy_that_swaps_and_has_memory_has_nothing_to_say(caplog: pytest.Lo
     built = build(make_config(host_kv=HostKv(blocks=9)), policy="adaptivellm-plus")
     assert built.swaps.copies.host.num_blocks == 9
     assert WITHOUT_MEMORY not in caplog.text
+    assert "never swaps" not in caplog.text
+
+
+def test_memory_that_is_of_no_use_is_said(config: Any, caplog: pytest.LogCaptureFixture) -> None:
+    build(make_config(host_kv=HostKv(blocks=9)), policy="sjf")
+    assert (
+        "policy sjf never swaps KV, so the host memory that is set aside for it (--host-kv-gib) is of no"
+        in caplog.text
+    )
+    build(config, policy="fastserve", host_kv={"blocks": 9})
+    assert (
+        "additional_config.headway.host_kv starts no KV connector by itself; `headway serve --host-kv"
+        in caplog.text
+    )
 
 
 WITHOUT_TARGETS = (
@@ -235,7 +250,9 @@ def test_an_unsupported_model_is_refused_with_what_is_supported(
 def test_everything_unsupported_is_named_at_once(config: Any) -> None:
     config.scheduler_config.policy = "priority"
     config.model_config.runner_type = "pooling"
-    with pytest.raises(ConfigError, match=r"--scheduling-policy priority: .*; --runner pooling: "):
+    config.ec_transfer_config = ECTransferConfig(ec_connector="ECExampleConnector", ec_role="ec_consumer")
+    complaint = r"--scheduling-policy priority: .*; --ec-transfer-config: .*; --runner pooling: "
+    with pytest.raises(ConfigError, match=complaint):
         refuse_unsupported(config)
 
 

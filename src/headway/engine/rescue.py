@@ -22,12 +22,12 @@ class Rescue:
         self._scheduler = scheduler
         self._watchdog = Watchdog()
         self._idle_since_s: float | None = None
-        self.remedy = Remedy.NONE
+        self.remedy = self._told = Remedy.NONE
 
     def follow(self, outcome: StepOutcome) -> None:
         """Look at a step; take a remedy where many did nothing although work was ready."""
         if outcome.tokens:
-            self._idle_since_s = None
+            self._idle_since_s, self._told = None, Remedy.NONE
             self.remedy = self._watchdog.note(stalled=False)
             return
         self.remedy = Remedy.NONE
@@ -44,9 +44,13 @@ class Rescue:
     def _take(self, remedy: Remedy) -> None:
         scheduler = self._scheduler
         scheduler.counters.watchdog_faults += 1
-        logger.error(
-            "work is ready and nothing ran in the last steps; remedy: %s (%s)", remedy.name, self._standing()
-        )
+        if remedy is not self._told:  # one that does not help is taken again and again
+            self._told = remedy
+            logger.error(
+                "work is ready and nothing ran in the last steps; remedy: %s (%s)",
+                remedy.name,
+                self._standing(),
+            )
         if remedy is Remedy.STOCK_ORDER:
             scheduler.guard.fall_back("work is ready and nothing ran")
         elif remedy is Remedy.FAIL_OVERSIZED:

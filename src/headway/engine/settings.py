@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 
 from headway.core.explain.trail import KEPT_ENDED
 from headway.core.slo import NO_TARGETS, Slo
+from headway.engine.known_keys import check_keys
 from headway.engine.kv.host import HostKv
 from headway.errors import ConfigError
 from headway.policies.presets import Preset, build_policy, find_preset
@@ -61,12 +62,9 @@ class EngineSettings:
     def from_additional_config(cls, additional_config: Mapping[str, Any] | None) -> EngineSettings:
         """Read vLLM's additional_config; ConfigError for a setting that does not exist or is of another type."""
         given = (additional_config or {}).get("headway", {})
-        accepted = [field.name for field in fields(cls)]
-        unknown = sorted(set(given) - set(accepted)) if isinstance(given, Mapping) else []
-        if unknown:
-            raise ConfigError(
-                f"unknown {', '.join(unknown)} in additional_config.headway; accepted: {', '.join(accepted)}"
-            )
+        check_keys(given, cls, "additional_config.headway")
+        if isinstance(given, dict):
+            check_keys(given.get("host_kv"), HostKv, "additional_config.headway.host_kv")
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:

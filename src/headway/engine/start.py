@@ -27,6 +27,16 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
             "`headway serve` gives it some",
             preset.name,
         )
+    elif vllm_config.kv_transfer_config is not None and not policy.uses_host:
+        logger.warning(
+            "policy %s never swaps KV, so the host memory that is set aside for it (--host-kv-gib) is of no use; a "
+            "policy that does: headway, fastserve, adaptivellm",
+            preset.name,
+        )
+    if settings.host_kv is not None and vllm_config.kv_transfer_config is None:
+        logger.warning(
+            "additional_config.headway.host_kv starts no KV connector by itself; `headway serve --host-kv-gib GIB` does"
+        )
     if policy.uses_predictions and settings.length_predictor() is None:
         logger.warning(
             "policy %s goes by predicted lengths, and nobody predicts any here, %s: requests whose clients send no "
@@ -84,6 +94,9 @@ def refuse_unsupported(vllm_config: Any) -> None:
         "(order 'priority' serves by request priority)": scheduler_config.policy != "fcfs",
         "--kv-transfer-config: the only KV connector supported is Headway's, which --host-kv-gib starts": (
             _other_connector(vllm_config.kv_transfer_config)
+        ),
+        "--ec-transfer-config: encoders are computed where the model is": (
+            vllm_config.ec_transfer_config is not None
         ),
         "--no-enable-chunked-prefill: leave chunked prefill on; batching 'prefill-first' computes prompts "
         "whole": not scheduler_config.enable_chunked_prefill,

@@ -39,6 +39,7 @@ SEAMS = {
     f"{_CONNECTORS}.kv_connector.v1.base:KVConnectorBase_V1": "f20b71a92ddd0230",
     "vllm.v1.worker.kv_connector_model_runner_mixin:"
     "KVConnectorModelRunnerMixin._get_kv_connector_output": "d31c3c5204c3e90f",
+    "vllm.v1.simple_kv_offload.cuda_mem_ops:pin_tensor": "195be6fd12fd873a",
     "vllm.v1.core.block_pool:BlockPool.touch": "08fcc52c2ec9e624",
     "vllm.v1.core.block_pool:BlockPool.free_blocks": "f12f94bc787cc15e",
     "vllm.v1.core.block_pool:BlockPool.get_cached_block": "900b7434e95c66f6",

@@ -51,6 +51,25 @@ def test_what_was_not_raised_on_purpose_is_left_to_its_traceback(tmp_path: Path)
     assert ended("ValueError('a bug')", tmp_path)[-1] == "RuntimeError: one of mine has failed"
 
 
+TIDIED = """
+import os
+from headway.engine.launching.last_words import REASON_FILE, hear_reason
+hear_reason()
+os.unlink(os.environ[REASON_FILE])
+"""
+
+
+def test_a_file_that_was_tidied_away_is_no_matter(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TIDIED],
+        env={"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("error", [ConfigError("not so"), HeadwayError("nor so")])
 def test_an_error_goes_on_with_or_without_somebody_to_hear_of_it(
     error: HeadwayError, monkeypatch: pytest.MonkeyPatch

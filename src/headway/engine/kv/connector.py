@@ -106,7 +106,7 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._vllm_config.parallel_config.world_size,
                 most_layers=most_layers(self._vllm_config),
             )
-        self.worker = KvWorker.over(kv_caches, config, num_host_blocks, host.bytes_per_s)
+            self.worker = KvWorker.over(kv_caches, config, num_host_blocks, host.bytes_per_s)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Called before anything of a step runs: copies start, serial ones are waited for."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from vllm.v1.simple_kv_offload.cuda_mem_ops import pin_tensor
 
 from headway.engine.kv.orders import CopyOrder
 from headway.engine.kv.worker_side import pieces
@@ -29,7 +30,9 @@ class CudaCopier:
         self._layers = list(layers)
         self._device = layers[0].device
         shape = (len(layers), *layers[0].shape[1:])
-        self._host = torch.empty((num_host_blocks, *shape), dtype=layers[0].dtype, pin_memory=True)
+        # Pinned afterwards, by vLLM's own: what PyTorch allocates pinned it rounds up to a power of two.
+        self._host = torch.empty((num_host_blocks, *shape), dtype=layers[0].dtype)
+        pin_tensor(self._host)
         self._block_bytes = self._host[0].nbytes
         self._bytes_per_s = bytes_per_s
         self._to_host = _Link(torch.cuda.Stream(self._device))

@@ -23,7 +23,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class HostKv:
-    """Host memory for KV copies of one instance, all its workers together.
+    """Host memory for KV copies of one engine, all its workers together.
 
     `gib` or `blocks` says how much; `bytes_per_s` limits each direction's copies, so that any machine shows
     what a slower link would cost. Requests on their way back, or back and not yet run, hold at most

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.errors import HeadwayError
@@ -26,8 +26,10 @@ def hear_reason() -> None:
 
 
 def _say(file: Path) -> None:
-    reason = file.read_text()
-    file.unlink()
+    reason = ""
+    with suppress(OSError):  # machines tidy such files away
+        reason = file.read_text()
+        file.unlink()
     if reason:
         print(f"error: {reason}", file=sys.stderr, flush=True)
 
@@ -40,5 +42,6 @@ def reason_left() -> Iterator[None]:
     except HeadwayError as error:
         name = os.environ.get(REASON_FILE)
         if name is not None:
-            Path(name).write_text(str(error))
+            with suppress(OSError):
+                Path(name).write_text(str(error))
         raise

@@ -75,7 +75,7 @@ def server_command(
         *(word for flag in flags for word in flag.words),
         *(word for choice in chosen for word in choice),
         *("--scheduler-cls", SCHEDULER, "--additional-config", json.dumps(config)),
-        *_connector(settings),
+        *_connector(settings, flags),
     ]
     return ServerCommand(tuple(arguments), settings, tuple(map(" ".join, chosen)), _drain_s(flags))
 
@@ -88,11 +88,23 @@ def _drain_s(flags: Sequence[VllmFlag]) -> float:
     return float(given)
 
 
-def _connector(settings: EngineSettings) -> tuple[str, ...]:
-    """The flag that starts the KV connector, if there is host memory to swap to."""
-    if settings.host_kv is None:
+def _connector(settings: EngineSettings, flags: Sequence[VllmFlag]) -> tuple[str, ...]:
+    """The flag that starts the KV connector, if there is host memory to swap to: data-parallel engines share it."""
+    host_kv = settings.host_kv
+    if host_kv is None:
         return ()
-    return ("--kv-transfer-config", json.dumps(settings.host_kv.transfer_config()))
+    if host_kv.gib is not None:
+        host_kv = replace(host_kv, gib=host_kv.gib / _engines_here(flags))
+    return ("--kv-transfer-config", json.dumps(host_kv.transfer_config()))
+
+
+def _engines_here(flags: Sequence[VllmFlag]) -> int:
+    """How many data-parallel engines of the server are on this machine."""
+    for name, short in (("--data-parallel-size-local", "-dpl"), ("--data-parallel-size", "-dp")):
+        given = value_of(flags, name) or value_of(flags, short)
+        if given is not None and given.isdecimal() and int(given) > 0:
+            return int(given)
+    return 1
 
 
 def _check_lengths(settings: EngineSettings) -> None:
