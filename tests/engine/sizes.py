@@ -12,6 +12,7 @@ SIZES = EngineSizes(
     graphed_tokens=64,
     max_model_len=1024,
     prefix_caching=True,
+    asynchronous=True,
     kv_bytes_per_token=64,
     tensor_parallel=1,
     dtype="bfloat16",

@@ -7,6 +7,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.experiments.engine_sizes import Sizes, engine_limits
+from headway.predict.cost_file import EngineDefaults
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.sim.limits import EngineLimits
@@ -118,6 +119,14 @@ def test_a_measured_machine_is_taken_for_a_cpu_with_the_blocks_it_was_measured_w
     assert engine_limits(Sizes(block_size=16), file, SECOND_STEPS).num_blocks == 4
     with pytest.raises(ConfigError, match="pp is 2; accepted with a cost file: 1"):
         calibration(file, MODEL, stages=2)
+
+
+def test_a_measured_machine_is_served_as_it_was_where_its_file_says_how(tmp_path: Path) -> None:
+    engine = EngineDefaults(max_num_seqs=512, max_num_batched_tokens=4096, asynchronous=True)
+    file = str(write_costs(tmp_path / "cost.json", jobs=1, tokens=1, engine=engine))
+    found = engine_limits(Sizes(), file, SECOND_STEPS)
+    assert (found.max_num_seqs, found.max_num_batched_tokens, found.asynchronous) == (512, 4096, True)
+    assert not engine_limits(Sizes(asynchronous=False), file, SECOND_STEPS).asynchronous
 
 
 def test_a_measured_machine_has_the_cuda_graphs_it_was_measured_with(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def profile(
     plan = _plan(seconds, quick, seed)
     with stdout_for_data():
         measured, interrupted = _measure(model, vllm_flags or [], plan)
-        result = _conclude(measured, model, seed, interrupted)
+        result = _conclude(measured, model, vllm_flags or [], seed, interrupted)
         if result is not None:
             _write(out, result, interrupted)
     if result is not None:
@@ -140,7 +140,7 @@ def _measure(model: str, vllm_flags: list[str], plan: ProfilePlan) -> tuple[Meas
 
 
 def _conclude(
-    measured: Measurements | None, model: str, seed: int, interrupted: bool
+    measured: Measurements | None, model: str, vllm_flags: list[str], seed: int, interrupted: bool
 ) -> ProfileResult | None:
     """The result; None, saying why, if an interruption left too little."""
     from datetime import date
@@ -158,6 +158,7 @@ def _conclude(
         model=model,
         vllm_version=vllm_version(),
         measured_on=date.today().isoformat(),
+        vllm_flags=tuple(vllm_flags),
     )
     return conclude(measured, identity, seed)
 

@@ -10,7 +10,8 @@ from typing import Any
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
 from headway.engine.launching.launcher import answer_for_missing_distribution
-from headway.engine.launching.server_command import SCHEDULER, server_command
+from headway.engine.launching.server_command import SCHEDULER, is_cpu_build, server_command
+from headway.engine.launching.vllm_flags import parse_vllm_flags
 from headway.engine.settings import EngineSettings
 from headway.engine.step_model import graphed_tokens
 from headway.errors import ConfigError, HeadwayError
@@ -22,7 +23,8 @@ Hints = dict[str, object]
 class EngineSizes:
     """What the engine reports of itself; `num_blocks` counts usable KV blocks, without vLLM's null block.
 
-    `kv_bytes_per_token` is of the whole instance, all its workers together.
+    `kv_bytes_per_token` is of the whole instance, all its workers together. `asynchronous`: whether it is scheduled so
+    where it is served; stepped by hand it is not.
     """
 
     block_size: int
@@ -32,6 +34,7 @@ class EngineSizes:
     max_model_len: int
     graphed_tokens: int
     prefix_caching: bool
+    asynchronous: bool
     kv_bytes_per_token: int
     tensor_parallel: int
     dtype: str
@@ -76,6 +79,7 @@ class SteppedEngine:
             raise ConfigError(
                 "several steps in flight cannot be timed one by one; use --pipeline-parallel-size 1"
             )
+        self._served_asynchronously = not is_cpu_build() and not _is_synchronous(vllm_flags)
         self._scheduled: Any = None
         self._schedule_s = 0.0
         self._serial = 0
@@ -94,6 +98,7 @@ class SteppedEngine:
             max_model_len=self.max_model_len,
             graphed_tokens=graphed_tokens(config),
             prefix_caching=bool(config.cache_config.enable_prefix_caching),
+            asynchronous=self._served_asynchronously,
             kv_bytes_per_token=_kv_bytes_per_token(self.scheduler) * parallel.world_size,
             tensor_parallel=parallel.tensor_parallel_size,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
@@ -322,6 +327,10 @@ def _shape(output: Any) -> BatchShape:
     for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
         shape.add(granted[request_id], computed)
     return shape
+
+
+def _is_synchronous(vllm_flags: Sequence[str]) -> bool:
+    return any(flag.name == "--no-async-scheduling" for flag in parse_vllm_flags(vllm_flags))
 
 
 def _kv_bytes_per_token(scheduler: Any) -> int:

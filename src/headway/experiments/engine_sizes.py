@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headway.errors import ConfigError
 from headway.predict.calibration import Calibration
-from headway.predict.cost_file import load_cost_file
+from headway.predict.cost_file import EngineDefaults, load_cost_file
 from headway.predict.hardware import hardware, is_cost_file
 from headway.sim.limits import EngineLimits
 from headway.written_path import written_path
@@ -24,9 +24,9 @@ _GIB = 1 << 30
 class Sizes:
     """An engine's sizes as far as they were given; None means as vLLM 0.32 serves by default, or as it was measured.
 
-    `asynchronous` is vLLM's asynchronous scheduling: by default on for GPUs without pipeline stages, off for a
-    machine measured by `headway profile`. `host_blocks` is room for KV in host memory, in blocks of the same
-    size, or `host_kv_gib` in GiB, of which what is no whole block is left; none by default, as in vLLM.
+    `asynchronous` is vLLM's asynchronous scheduling: by default on for GPUs without pipeline stages, for a machine
+    measured by `headway profile` as it is served there. `host_blocks` is room for KV in host memory, in blocks of
+    the same size, or `host_kv_gib` in GiB, of which what is no whole block is left; none by default, as in vLLM.
     """
 
     max_num_seqs: int | None = None
@@ -64,7 +64,8 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
     KV cache of less than one block. Reads a cost file.
     """
     measured = load_cost_file(written_path(name)) if is_cost_file(name) else None
-    tokens, seqs = _gpu_defaults(name) if measured is None else _measured_defaults(sizes.tp * sizes.pp)
+    engine = _gpu_engine(name) if measured is None else measured.engine or _cpu_engine(sizes.tp * sizes.pp)
+    tokens = engine.max_num_batched_tokens
     if sizes.max_num_batched_tokens is not None:
         tokens = sizes.max_num_batched_tokens
     if sizes.max_num_seqs is not None and sizes.max_num_seqs > tokens:
@@ -84,12 +85,12 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
     return EngineLimits(
         num_blocks=num_blocks,
         block_size=block_size,
-        max_num_seqs=min(seqs, tokens) if sizes.max_num_seqs is None else sizes.max_num_seqs,
+        max_num_seqs=min(engine.max_num_seqs, tokens) if sizes.max_num_seqs is None else sizes.max_num_seqs,
         max_num_batched_tokens=tokens,
         max_cudagraph_capture_size=captured,
         batch_width=sizes.batch_width,
         prefix_caching=sizes.prefix_caching,
-        asynchronous=sizes.pp == 1 and measured is None if asynchronous is None else asynchronous,
+        asynchronous=sizes.pp == 1 and engine.asynchronous if asynchronous is None else asynchronous,
         pipeline_stages=sizes.pp,
         host_blocks=sizes.host_blocks or host_blocks(sizes.host_kv_gib, block_size, calibration),
     )
@@ -100,16 +101,18 @@ def host_blocks(gib: float, block_size: int, calibration: Calibration) -> int:
     return int(gib * _GIB) // (block_size * calibration.kv_bytes_per_token)
 
 
-def _gpu_defaults(name: str) -> tuple[int, int]:
-    """Tokens a step and seats of `vllm serve` on a GPU. Source: vLLM 0.32, EngineArgs.get_batch_defaults."""
+def _gpu_engine(name: str) -> EngineDefaults:
+    """`vllm serve` on a GPU. Source: vLLM 0.32, EngineArgs.get_batch_defaults."""
     device = hardware(name)
     if device.memory_bytes >= 160 * _GIB:
-        return 16384, 1024
+        return EngineDefaults(max_num_batched_tokens=16384, max_num_seqs=1024, asynchronous=True)
     if device.memory_bytes >= 70 * _GIB and "a100" not in device.name.lower():
-        return 8192, 1024
-    return 2048, 256
+        return EngineDefaults(max_num_batched_tokens=8192, max_num_seqs=1024, asynchronous=True)
+    return EngineDefaults(max_num_batched_tokens=2048, max_num_seqs=256, asynchronous=True)
 
 
-def _measured_defaults(world_size: int) -> tuple[int, int]:
-    """The same on a CPU. Source: as above."""
-    return 2048 * world_size, 128 * world_size
+def _cpu_engine(world_size: int) -> EngineDefaults:
+    """The same on a CPU, for a cost file that says nothing of it. Source: as above."""
+    return EngineDefaults(
+        max_num_batched_tokens=2048 * world_size, max_num_seqs=128 * world_size, asynchronous=False
+    )

@@ -31,6 +31,17 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seconds: float
 
 
+class EngineDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an engine is served if nothing is said: its sizes, and, of one that was measured, the flags of vLLM that were
+    given for it and say no size.
+    """
+
+    max_num_seqs: _Count
+    max_num_batched_tokens: _Count
+    asynchronous: bool
+    vllm_flags: tuple[str, ...] = ()
+
+
 class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was measured, on what, when, and how well the fit holds.
 
@@ -55,6 +66,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_capacity_tokens: _Count
     block_size: _Count
     graphed_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    engine: EngineDefaults | None = None
     rows: tuple[MeasuredStep, ...] = ()
 
     def calibration(self) -> Calibration:

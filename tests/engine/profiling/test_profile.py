@@ -109,7 +109,12 @@ def test_the_fit_finds_the_law_behind_the_steps() -> None:
 
 
 def test_a_cost_file_carries_what_was_measured(tmp_path: Path) -> None:
-    result = conclude(measured(), HERE)
+    flags = ("--max-num-seqs", "16", "--block-size=32", "-tp", "1", "--no-async-scheduling")
+    result = conclude(measured(), replace(HERE, vllm_flags=flags))
+    engine = result.cost.engine
+    assert engine is not None
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.asynchronous) == (16, 256, True)
+    assert engine.vllm_flags == ("--block-size=32", "--no-async-scheduling")
     write_cost_file(tmp_path / "cost.json", result.cost)
     cost = load_cost_file(tmp_path / "cost.json")
     assert cost.step.num_rows == len(cost.rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.predict.cost_file import CostFile, MeasuredStep, write_cost_file
+from headway.predict.cost_file import CostFile, EngineDefaults, MeasuredStep, write_cost_file
 from headway.predict.residuals import Errors
 from headway.predict.step_fit import StepTimeFit
 from headway.predict.step_law import Curve, StepTimeLaw
@@ -19,7 +19,9 @@ LAW = StepTimeLaw(
 )
 
 
-def write_costs(path: Path, *, jobs: int, tokens: int, graphed_tokens: int = 0) -> Path:
+def write_costs(
+    path: Path, *, jobs: int, tokens: int, graphed_tokens: int = 0, engine: EngineDefaults | None = None
+) -> Path:
     """One that was measured with steps of up to so many jobs and tokens."""
     copies = TransferModel(start_s=0.0, bytes_per_s=1e9)
     step = MeasuredStep(
@@ -48,6 +50,7 @@ def write_costs(path: Path, *, jobs: int, tokens: int, graphed_tokens: int = 0) 
             kv_capacity_tokens=64_000,
             block_size=32,
             graphed_tokens=graphed_tokens,
+            engine=engine,
             rows=(step,),
         ),
     )

@@ -15,6 +15,7 @@ from headway.experiments.planning.configuration import Configuration
 from headway.experiments.planning.deploy import arguments, command, flags_here
 from headway.experiments.planning.deployed import as_started, records_of_engines
 from headway.experiments.planning.machine import Machine
+from headway.predict.cost_file import EngineDefaults
 from tests.experiments.planning.costs import write_costs
 
 SINGLE = Configuration(gpus=2, policy="predicted", tp=2, instances=1, seats=64, tokens_a_step=4096)
@@ -83,6 +84,17 @@ def test_a_measured_machine_keeps_those_that_it_had(
 ) -> None:
     file = write_costs(tmp_path / "cost.json", jobs=64, tokens=4096, graphed_tokens=graphed)
     assert flags_here(Machine(str(file), "demo"), replace(SINGLE, tp=1)) == flags
+
+
+def test_a_measured_engine_is_served_as_it_was_measured(tmp_path: Path) -> None:
+    flags = ("--block-size", "64", "--no-async-scheduling")
+    engine = EngineDefaults(
+        max_num_seqs=1024, max_num_batched_tokens=8192, asynchronous=False, vllm_flags=flags
+    )
+    file = write_costs(tmp_path / "cost.json", jobs=1024, tokens=8192, engine=engine)
+    assert flags_here(Machine(str(file), "demo"), replace(SINGLE, tp=1)) == flags
+    stock = Machine(str(file), "demo").default_limits(1)
+    assert (stock.max_num_seqs, stock.max_num_batched_tokens, stock.asynchronous) == (1024, 8192, False)
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,33 @@ from itertools import pairwise
 
 from headway.core.batch_shape import BatchShape, StepKind
 from headway.engine.kv.block_copies import Direction
+from headway.engine.launching.vllm_flags import parse_vllm_flags
 from headway.engine.profiling.profile import Measurements
 from headway.errors import ConfigError
-from headway.predict.cost_file import CostFile, measured_step
+from headway.predict.cost_file import CostFile, EngineDefaults, measured_step
 from headway.predict.residuals import Errors, errors_of
 from headway.predict.step_fit import HELD_OUT_EVERY, StepTimeFit, fit_step_time
 from headway.predict.transfer import fit_transfer
 
+_SIZES = (
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--max-cudagraph-capture-size",
+    "--tensor-parallel-size",
+    "-tp",
+)
+"""vLLM's flags that a cost file has numbers of, and plans their own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What was measured, where, and on which day."""
+    """What was measured, with which of vLLM's flags, where, and on which day."""
 
     machine: str
     model: str
     vllm_version: str
     measured_on: str
+    vllm_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,12 @@ def conclude(measured: Measurements, identity: Identity, seed: int = 0) -> Profi
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         kv_capacity_tokens=sizes.kv_capacity_tokens,
         block_size=sizes.block_size,
+        engine=EngineDefaults(
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            asynchronous=sizes.asynchronous,
+            vllm_flags=_saying_no_size(identity.vllm_flags),
+        ),
         graphed_tokens=sizes.graphed_tokens,
         rows=tuple(measured_step(shape, seconds) for shape, seconds in rows),
     )
@@ -87,6 +104,11 @@ def conclude(measured: Measurements, identity: Identity, seed: int = 0) -> Profi
         kind: [(s, fit.law.step_s(shape)) for shape, s in unseen if shape.kind == kind] for kind in StepKind
     }
     return ProfileResult(cost, {kind: errors_of(found) for kind, found in pairs.items()})
+
+
+def _saying_no_size(vllm_flags: Sequence[str]) -> tuple[str, ...]:
+    flags = parse_vllm_flags(vllm_flags)
+    return tuple(word for flag in flags if flag.name not in _SIZES for word in flag.words)
 
 
 def unbiased(fit: StepTimeFit, rows: Sequence[tuple[BatchShape, float]]) -> StepTimeFit:

@@ -53,14 +53,14 @@ def vllm_flags(configuration: Configuration) -> tuple[str, ...]:
 
 
 def flags_here(machine: Machine, configuration: Configuration) -> tuple[str, ...]:
-    """Those that vLLM needs on this machine: to start at all, and to be the engine that was simulated."""
+    """Those that vLLM needs on this machine: to start at all, and to be the engine that was simulated, or measured."""
     flags: list[str] = []
     if machine.costs(configuration.tp).kv_capacity_tokens < machine.context_tokens:
         flags += ["--max-model-len", "auto"]  # vLLM starts only if the longest request it admits fits
     limits = machine.limits(configuration)
     if replace(limits, max_cudagraph_capture_size=None).graphed_tokens < limits.graphed_tokens:
         flags += ["--max-cudagraph-capture-size", f"{limits.graphed_tokens}"]
-    return tuple(flags)
+    return (*flags, *machine.measured_flags())
 
 
 def command(words: Sequence[str]) -> str:

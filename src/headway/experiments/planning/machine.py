@@ -49,6 +49,11 @@ class Machine:
             return None
         return max(row.num_jobs for row in measured.rows), max(row.num_tokens for row in measured.rows)
 
+    def measured_flags(self) -> tuple[str, ...]:
+        """Those of vLLM that the engine in the cost file was measured with, and that say no size."""
+        measured = _cost_file(self.hardware)
+        return () if measured is None or measured.engine is None else measured.engine.vllm_flags
+
     def default_limits(self, tp: int) -> EngineLimits:
         """What vLLM takes where nothing is said. Raises ConfigError as `costs`."""
         return _default_limits(self.hardware, self.model, tp)
