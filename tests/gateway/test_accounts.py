@@ -10,6 +10,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.gateway.accounts import (
     KEPT_REFUSALS,
     MAX_CLASSES,
+    MAX_CLASSES_OF_A_TENANT,
     OTHER,
     Accounts,
     ClassKey,
@@ -167,6 +168,17 @@ def test_labels_are_bounded_and_what_is_beyond_them_counts_together() -> None:
     assert accounts.classes_left_out == MAX_CLASSES
     accounts.offer("r", URGENT, "t1", 0.0)
     assert accounts.classes[ClassKey(slo_label(URGENT), "t1")].totals.offered == 2
+
+
+def test_a_tenant_that_names_what_time_it_has_left_takes_no_others_classes() -> None:
+    accounts = Accounts()
+    for number in range(2 * MAX_CLASSES):
+        accounts.offer("r", Slo(deadline_s=1 + number / 7), "red", 0.0)
+    assert len(accounts.classes) == MAX_CLASSES_OF_A_TENANT + 1
+    beyond = accounts.classes[ClassKey(OTHER, "red")].totals.offered
+    assert beyond == 2 * MAX_CLASSES - MAX_CLASSES_OF_A_TENANT
+    accounts.offer("r", URGENT, "blue", 0.0)
+    assert ClassKey(slo_label(URGENT), "blue") in accounts.classes
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,13 @@ def test_no_target_out_of_range_is_read_as_another(name: str, value: str) -> Non
     assert refusal.message.startswith(f"{name} is {value!r}; accepted: milliseconds in (0, 6.048e+08]")
 
 
+@pytest.mark.parametrize(("said", "counted"), [("-3", 0), ("0", 0), ("3", 3)])
+def test_a_tenants_key_puts_nobody_before_the_others(said: str, counted: int) -> None:
+    ask = read({"prompt": "x"}, headers={"x-vllm-priority": said}, key_tenant="blue")
+    assert ask.priority == counted
+    assert json.loads(ask.body(hints=None, request_id=False, ids=False))["priority"] == counted
+
+
 def test_priorities_are_turned_round_once() -> None:
     assert read({"prompt": "x"}, headers={"x-vllm-priority": "-3"}).priority == -3
     assert read({"prompt": "x"}, headers={"x-dynamo-request-priority": "3"}).priority == -3

@@ -11,9 +11,10 @@ import pytest
 from headway.gateway.api import RESPONSES
 from headway.gateway.instances.member import Condition
 from headway.gateway.keys import Keys
+from headway.gateway.refusal import Refusal
 from headway.gateway.stored_responses import StoredResponses, response_of_path
 from tests.gateway.fleets import QUICK, until
-from tests.gateway.front import Answer, gateway
+from tests.gateway.front import Answer, ask, gateway
 from tests.gateway.test_named_apis import BODIES, answering
 from tests.gateway.upstream import Turn, Upstream, upstream
 
@@ -105,10 +106,42 @@ async def test_a_tenants_key_changes_nothing_for_all() -> None:
     async with upstream() as instance, gateway(instance, keys=keys) as front:
         refused = await front.post({}, LOAD, Authorization="Bearer tenants")
         assert (refused.status, refused.json["error"]["code"]) == (403, "tenants_key")
-        own = await front.post({}, "/init_weight_transfer_engine", Authorization="Bearer tenants")
-        assert own.status == 403
         assert not instance.echoed
         assert (await front.post({}, LOAD, Authorization="Bearer operators")).status == 202
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/init_weight_transfer_engine",
+        "/adapters",
+        "/x/v1/load_lora_adapter",  # with --root-path vLLM has all of its doors twice
+        "/x/v1/responses/resp_1/cancel",
+        "/invocations",  # in whose name it generates its body says
+        "/inference/v1/generate",
+        "/v1/chat/completions/batch",
+        "/v1/audio/transcriptions",
+    ],
+)
+async def test_a_tenants_key_asks_for_what_counts_as_the_tenants(path: str) -> None:
+    keys = Keys({b"tenants": "blue", b"operators": ""})
+    async with upstream() as instance, gateway(instance, keys=keys) as front:
+        refused = await front.post({}, path, Authorization="Bearer tenants")
+        assert (refused.status, refused.json["error"]["code"]) == (403, "tenants_key")
+        assert f"{path!r} is for all or of nobody's account" in refused.json["error"]["message"]
+        assert not instance.echoed
+        assert (await front.post({}, path, Authorization="Bearer operators")).status == 202
+        for asked_for in ("/v1/embeddings", "/tokenize", "/v1/messages/count_tokens"):
+            assert (await front.post({}, asked_for, Authorization="Bearer tenants")).status == 202
+
+
+async def test_adapters_by_the_other_door_reach_all_too() -> None:
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        assert (await front.post({}, "/adapters")).status == 202
+        gone = await ask(front.session, "DELETE", f"{front.url}/adapters/lora", None, {})
+        assert gone.status == 202
+        for instance in (first, second):
+            assert asked(instance, "/adapters") == asked(instance, "/adapters/lora") == 1
 
 
 async def test_who_waits_for_a_place_elsewhere_may_leave_and_does_not_wait_for_ever() -> None:
@@ -138,7 +171,7 @@ async def test_who_computes_elsewhere_keeps_to_its_tenants_limit() -> None:
     keys = Keys({b"right": "blue"})
     async with upstream() as instance, gateway(instance, keys=keys, max_per_tenant=1) as front:
         right = {"Authorization": "Bearer right"}
-        first = asyncio.create_task(front.post({}, "/v1/hang", **right))
+        first = asyncio.create_task(front.post({}, "/v1/rerank", **right))
         await until(lambda: instance.running)
         for path, status in (("/v1/embeddings", 429), ("/tokenize", 202)):
             assert (await front.post({}, path, **right)).status == status
@@ -227,6 +260,34 @@ def test_only_the_newest_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("resp_1", "resp_2", "resp_1", "resp_3"):
         stored.keep(name, "a", "blue")
     assert [stored.place_of(f"resp_{number}") for number in (1, 2, 3)] == ["a", None, "a"]
+
+
+def test_a_tenants_many_responses_push_out_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.gateway.stored_responses._MOST_OF_A_TENANT", 2)
+    stored = StoredResponses()
+    stored.keep("blues", "a", "blue")
+    for number in range(5):
+        stored.keep(f"reds_{number}", "b", "red")
+        stored.keep(f"nobodys_{number}", "b", "")
+    assert stored.place_of("blues") == "a"
+    assert [stored.place_of(f"reds_{number}") for number in range(5)] == [None, None, None, "b", "b"]
+    assert all(stored.place_of(f"nobodys_{number}") for number in range(5))
+    stored.check("blues", "blue")
+    with pytest.raises(Refusal):
+        stored.check("reds_0", "red")
+
+
+def test_what_is_asked_for_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.gateway.stored_responses._MOST", 2)
+    stored = StoredResponses()
+    stored.keep("old", "a", "")
+    stored.keep("newer", "a", "")
+    assert stored.place_of("old") == "a"
+    stored.keep("newest", "a", "")
+    assert [stored.place_of(name) for name in ("old", "newer", "newest")] == ["a", None, "a"]
+
+
+def test_which_response_a_path_names() -> None:
     assert response_of_path("/v1/responses/resp_3/cancel") == "resp_3"
     for path in ("/v1/responses", "/v1/responses/", "/v1/responses/render", "/v1/messages/x"):
         assert response_of_path(path) is None

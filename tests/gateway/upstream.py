@@ -297,7 +297,8 @@ async def upstream(name: str = "", *, port: int = 0, **fields: Any) -> AsyncIter
     app.router.add_post("/v1/responses", made.generate)
     app.router.add_post("/v1/messages", made.generate)
     app.router.add_post("/hang", made.hang)
-    app.router.add_post("/v1/hang", made.hang)
+    for path in ("/v1/hang", "/v1/rerank"):
+        app.router.add_post(path, made.hang)
     app.router.add_post("/zipped", made.generate)
     app.router.add_route("*", "/{rest:.*}", made.echo)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)

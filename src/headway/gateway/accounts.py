@@ -29,8 +29,9 @@ __all__ = [
     "slo_label",
 ]
 
-MAX_CLASSES = 200
-"""So many pairs of targets and tenant are told apart; of what comes after them tenants, up to as many again."""
+MAX_CLASSES, MAX_CLASSES_OF_A_TENANT = 200, 20
+"""So many pairs of targets and tenant are told apart, in all and of a named tenant, which may send what is left of its
+time as a target; of what comes after them tenants, up to as many again."""
 
 KEPT_REFUSALS = 50
 KEPT_ENDED = 500
@@ -56,6 +57,7 @@ class Accounts:
         self.classes_left_out = 0
         self.resumed = 0
         self.retried = 0
+        self._classes_of: Counter[str] = Counter()
         self._left_out: set[ClassKey] = set()
 
     # ---- one request ----------------------------------------------------------------------------------------------
@@ -66,6 +68,7 @@ class Accounts:
         account = self.classes.get(key)
         if account is None:
             account = self.classes[key] = ClassAccount()
+            self._classes_of[tenant] += 1
         account.totals.offered += 1
         entry = Entry(request_id, slo, key, account, now_s)
         self.live[entry] = None
@@ -197,7 +200,8 @@ class Accounts:
 
     def _key(self, slo: Slo, tenant: str) -> ClassKey:
         key = ClassKey(slo_label(slo), tenant)
-        if key in self.classes or len(self.classes) < MAX_CLASSES:
+        most = MAX_CLASSES_OF_A_TENANT if tenant else MAX_CLASSES
+        if key in self.classes or (len(self.classes) < MAX_CLASSES and self._classes_of[tenant] < most):
             return key
         if key not in self._left_out and len(self._left_out) < MAX_CLASSES:
             self._left_out.add(key)

@@ -21,7 +21,8 @@ from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
 from headway.gateway.api import APIS
 from headway.gateway.ask import MAX_ID_CHARACTERS, Ask, read_ask
-from headway.gateway.broadcast import TO_ALL, Broadcast, check_key
+from headway.gateway.broadcast import Broadcast, goes_to_all
+from headway.gateway.connection import Connection
 from headway.gateway.edge import (
     API_KEY,
     Client,
@@ -42,6 +43,7 @@ from headway.gateway.options import GatewayOptions
 from headway.gateway.page.dashboard import Dashboard, dashboard_routes
 from headway.gateway.passthrough import PassThrough
 from headway.gateway.refusal import Refusal, no_instance, refused
+from headway.gateway.rights import check_key
 from headway.gateway.serving import Serving
 from headway.gateway.shadow_board import ENGINE_PATH, ShadowBoard, shadow_routes
 from headway.routing import Router
@@ -94,15 +96,16 @@ class Gateway:
         path, client = scope["path"], Client(send)
         try:
             tenant = "" if path in _OPEN or _is_preflight(scope) else self._tenant(scope["headers"])
-            check_key(path, tenant)
             if path in APIS and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
             elif (path in self._paths or path.startswith(_OWN_PREFIXES)) and not _is_preflight(scope):
                 await self._own(scope, receive, send)
-            elif path in TO_ALL and scope["method"] == "POST":
-                await self._broadcast(scope, receive, client)
             else:
-                await self._passthrough(scope, receive, client, tenant)
+                check_key(path, tenant)
+                if goes_to_all(scope):
+                    await self._broadcast(scope, receive, client)
+                else:
+                    await self._passthrough(scope, receive, client, tenant)
         except Refusal as refusal:
             if client.began:
                 raise
@@ -246,7 +249,7 @@ async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=Connection,
         ws="none",
         lifespan="on",
         access_log=False,

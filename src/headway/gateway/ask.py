@@ -54,7 +54,7 @@ whole_number = _NUMBER.decode
 """Of a field that an instance has accepted."""
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _encode = msgspec.json.encode
-_TRUE = msgspec.Raw(b"true")
+_TRUE, _FALSE = msgspec.Raw(b"true"), msgspec.Raw(b"false")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises, of a field too: of those that are kept as they came only the outline has been read."""
 
@@ -89,6 +89,11 @@ class Ask:
     def chat(self) -> bool:
         """Whether its answer is a chat completion."""
         return self.api is CHAT
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the instance that answers it keeps its response, for others to go on from."""
+        return self.api is RESPONSES and self.fields.get("store") != _FALSE
 
     @property
     def one_answer(self) -> bool:
@@ -170,7 +175,7 @@ def read_ask(
         previous_id=_value(fields, "previous_response_id", _TEXT) if api is RESPONSES else None,
         slo=hints.slo,
         tenant=tenant_of(hints.tenant, key_tenant),
-        priority=hints.priority,
+        priority=priority_of(hints.priority, key_tenant),
         may_move=hints.may_move,
         wants_ids=_value(fields, "return_token_ids", _YES_OR_NO) or False,
         wants_usage=bool(options.get("include_usage")),
@@ -259,6 +264,11 @@ def tenant_of(named: str, of_key: str) -> str:
             f"the tenant is {named!r}, the key's is {of_key!r}; accepted: the key's, or none",
         )
     return of_key or named
+
+
+def priority_of(named: int | None, of_key: str) -> int | None:
+    """How urgent a request is, the lower the more: with a tenant's key it may come after others, not before them."""
+    return max(0, named) if named is not None and of_key else named
 
 
 def _raw(value: Any) -> msgspec.Raw:

@@ -23,7 +23,7 @@ from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.refusal import Refusal, closing, no_instance
 from headway.gateway.serving import Serving
 
-TO_ALL = frozenset(
+_TO_ALL = frozenset(
     {
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
@@ -48,14 +48,8 @@ TO_ALL = frozenset(
     }
 )
 """Paths of vLLM's whose POST one instance alone should not get."""
-_CHANGES = TO_ALL | {
-    "/init_weight_transfer_engine",
-    "/shutdown_weight_transfer_engine",
-    "/weight_checker",
-    "/scale_elastic_ep",
-    "/fault_tolerance/apply",
-}
-"""Those, and what is different for each instance."""
+_ADAPTERS = "/adapters"
+"""The same as SageMaker has it: POST, and DELETE of a name under it."""
 _FIRST_ERROR = 400
 _ANSWERS = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
 
@@ -72,14 +66,12 @@ class _Answer:
         return self.status >= _FIRST_ERROR
 
 
-def check_key(path: str, key_tenant: str) -> None:
-    """Raise Refusal (403) where a tenant's key would change an instance, which is everybody's."""
-    if key_tenant and path in _CHANGES:
-        raise Refusal(
-            403,
-            "tenants_key",
-            "the key is a tenant's, instances are everybody's; accepted: a key without one",
-        )
+def goes_to_all(scope: Scope) -> bool:
+    """Whether a request is one that all instances should get."""
+    method, path = scope["method"], scope["path"]
+    if method == "DELETE":
+        return bool(path.startswith(f"{_ADAPTERS}/"))
+    return method == "POST" and (path in _TO_ALL or path == _ADAPTERS)
 
 
 class Broadcast:
@@ -136,7 +128,7 @@ class Broadcast:
         member.in_flight += 1
         try:
             with self._serving.losses.cutting(member.name, member.loss, interrupt):
-                return await interrupt.wait(self._post(member, scope, body))
+                return await interrupt.wait(self._send(member, scope, body))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._serving.fleet.suspect(member.name)
             return _silent(member, named(error))
@@ -145,11 +137,11 @@ class Broadcast:
         finally:
             member.in_flight -= 1
 
-    async def _post(self, member: Member, scope: Scope, body: bytes) -> _Answer:
+    async def _send(self, member: Member, scope: Scope, body: bytes) -> _Answer:
         headers = upstream_headers(scope["headers"], with_key=self._serving.passes_key(member))
         url = target_url(member.url, scope)
-        async with self._serving.session.post(
-            url, data=body, headers=headers, allow_redirects=False
+        async with self._serving.session.request(
+            scope["method"], url, data=body, headers=headers, allow_redirects=False
         ) as response:
             answer = await response.read()
             sized = [each for each in client_headers(response) if each[0] != b"content-length"]

@@ -13,7 +13,6 @@ from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
 from headway.gateway.accounts import Entry
-from headway.gateway.api import RESPONSES
 from headway.gateway.ask import Ask
 from headway.gateway.attempt import Attempt, Call, End, Ending
 from headway.gateway.edge import Client, Headers, upstream_headers
@@ -228,7 +227,7 @@ class Life:
         except KeyError:
             return Ending(End.BROKEN, f"{name} is no longer there")
         serving.accounts.place(self.entry, name)
-        if self.ask.api is RESPONSES:
+        if self.ask.is_stored:
             serving.stored.keep(self.ask.request_id, name, self.ask.tenant)
         member.in_flight += 1
         attempt = self._attempt

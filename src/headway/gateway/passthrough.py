@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
-from headway.gateway.ask import tenant_of
+from headway.gateway.ask import priority_of, tenant_of
 from headway.gateway.edge import (
     Client,
     ClientGone,
@@ -86,7 +86,8 @@ class PassThrough:
         hints = read_hints(scope["headers"], {}, None)
         tenant = tenant_of(hints.tenant, key_tenant)
         with serving.limited(interrupt):
-            visit = await serving.turnstile.enter(tenant, hints.priority or 0, interrupt)
+            priority = priority_of(hints.priority, key_tenant) or 0
+            visit = await serving.turnstile.enter(tenant, priority, interrupt)
         serving.turnstile.began(visit)
         return visit
 
