@@ -8,16 +8,16 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-STALLED_S = 60.0
-"""A request's head that is not whole so long after it has begun, and an answer of which so long nothing is read."""
+from headway.gateway.edge import STALLED_S
 
 
 class Connection(HttpToolsProtocol):
     """uvicorn's, which bounds only how long a connection is idle after an answer.
 
-    Hangs up where the head of a request takes too long, the first one's from the beginning, and where bytes of an
-    answer lie here and the client takes none of them: its request is cut short then, as of one that has left, and gives
-    back its place. The system asks whether a client that says nothing is still there.
+    Hangs up where the head of a request is not whole STALLED_S after it has begun, the first one's from the beginning,
+    and where bytes of an answer lie here and the client takes none of them for as long: its request is cut short then,
+    as of one that has left, and gives back its place. The system asks whether a client that says nothing is still
+    there.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

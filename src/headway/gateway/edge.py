@@ -38,7 +38,7 @@ _NOT_DECODED = _NOT_TO_CLIENTS | {b"content-encoding", b"content-length"}
 """What an instance sent compressed, although it was asked not to, is plain by now."""
 
 STALLED_S = 60.0
-"""A body of which nothing comes for so long is given up."""
+"""A body of which nothing comes for so long is given up, and so are others that keep a connection waiting."""
 _REQUEST_ID = b"x-request-id"
 API_KEY = b"x-api-key"
 """Where Anthropic's clients have their key."""

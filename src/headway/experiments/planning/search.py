@@ -38,7 +38,7 @@ class SearchPlan:
         return [sample(number, rung.window_s, drawn=self.drawn) for number in range(rung.samples)]
 
     def unseen(self) -> list[Sample]:
-        """UNSEEN_TIMES as many samples as at the last rung, none of them used in the search."""
+        """Samples for the last comparison, none of them used in the search."""
         numbers = range(self.samples, samples_in_all(self.samples))
         return [sample(number, self.window_s, drawn=self.drawn) for number in numbers]
 
