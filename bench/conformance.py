@@ -20,7 +20,6 @@ import json
 import os
 import random
 import sys
-import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
+
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from headway.core.batch_shape import BatchShape
 from headway.core.hints import read_hints
@@ -44,7 +45,6 @@ from headway.engine.model_free import (
     engine_config,
     headway_builder,
     make_scheduler,
-    to_request,
 )
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
@@ -142,17 +142,12 @@ class RealEngine(ModelFreeEngine):
         scheduler.guard = Hearing(policy or policy_of(case), scheduler.ledger, scheduler.counters)
         if scheduler.swaps is not None:
             scheduler.swaps.copies.serial = scheduler.guard.policy.serial_copies
-        self.now_s = 0.0
         self.last_granted = False
-        self.scheduler.clock = lambda: self.now_s
         assert config.max_concurrent_batches == (2 if case.asynchronous else 1)
 
-    def add(self, scripted: ScriptedRequest) -> None:
-        """Queue a request as having arrived this instant, by the bench's clock."""
-        self.expect(scripted)
-        request = to_request(scripted)
-        request.arrival_time = time.time() + 3600  # an age below zero counts as none
-        self.scheduler.add_request(request)
+    def step_s(self, output: SchedulerOutput) -> float:
+        """The bench alone moves the clock."""
+        return 0.0
 
     def decide(self) -> Decisions:
         """Schedule a step and say what was decided."""

@@ -210,6 +210,7 @@ class Lane:
             self.arrivals_a_step = arrivals
         config = engine_config(model, max_num_seqs=slots, max_num_batched_tokens=4096, host_kv=host_kv)
         self.engine = ModelFreeEngine(make_scheduler(build, config, NUM_BLOCKS), copy_steps=1)
+        self.engine.scheduler.clock = time.monotonic  # decisions take real time here
         self._random = random.Random(0)
         self._tenants = tenants
         self.count = 0
@@ -277,12 +278,11 @@ class _ClockedLane(Lane):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._now_s = 0.0
-        self.engine.scheduler.clock = lambda: self._now_s
+        self.engine.scheduler.clock = lambda: self.engine.now_s
 
     def passes(self, num_tokens: int) -> None:
         """A step is over."""
-        self._now_s += self.tick_s + TOKEN_S * num_tokens
+        self.engine.now_s += self.tick_s + TOKEN_S * num_tokens
 
 
 class _LightLane(_ClockedLane):

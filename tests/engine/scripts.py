@@ -90,7 +90,7 @@ class HearingEngine(ModelFreeEngine):
         self.heard: list[EngineCoreOutput] = []
 
     def process_oldest(self) -> None:
-        for outputs in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
+        for outputs in self.scheduler.update_from_output(*self.next_output()).values():
             self.heard.extend(outputs.outputs)
 
     def endings(self) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from headway.core.explain.explanation import Explanation, explain
 from headway.core.explain.trail import Trail
 from headway.core.length_estimate import LengthEstimate
 from headway.engine.explainer import MOST_ANSWERED, NOT_FOLLOWED, Explainer, tracks_of
-from headway.engine.model_free import ScriptedRequest, StepLog, to_request
+from headway.engine.model_free import ScriptedRequest
 from headway.engine.shadow_window import window
 from headway.experiments.shadow_feed import Feed
 from tests.engine.scripts import HearingEngine, scheduler, stream
@@ -25,15 +26,10 @@ class SecondSteps(HearingEngine):
 
     def __init__(self, built: Any) -> None:
         super().__init__(built)
-        self.now_s = 0.0
         self.ran: dict[float, set[str]] = {}
-        built.clock = lambda: self.now_s
 
-    def add(self, scripted: ScriptedRequest) -> None:
-        self.expect(scripted)
-        request = to_request(scripted)
-        request.arrival_time = time.time() + 3600  # an age below zero counts as none
-        self.scheduler.add_request(request)
+    def step_s(self, output: SchedulerOutput) -> float:
+        return 0.5
 
     def serve(self, script: list[ScriptedRequest], max_steps: int = 3_000) -> None:
         """From the first arrival to the last end."""
@@ -44,16 +40,9 @@ class SecondSteps(HearingEngine):
                 self.add(pending.pop(0))
             if not pending and not self.scheduler.has_unfinished_requests():
                 return
-            tokens = self._step().tokens
+            tokens = self.step().tokens
             self.ran[float(step)] = set(tokens)
         raise AssertionError(f"still busy after {max_steps} steps")
-
-    def _step(self) -> StepLog:
-        log = self.schedule()
-        self.now_s += 0.5
-        if len(self._in_flight) >= self._depth or not log.tokens:
-            self.process_oldest()
-        return log
 
 
 def trail_of(built: Any) -> Trail:
@@ -142,7 +131,7 @@ def test_what_the_engine_takes_back_between_two_steps_is_told_too() -> None:
     built = scheduler(prefix_caching=True)
     engine = SecondSteps(built)
     engine.add(request("a", 40, 6))
-    engine._step()
+    engine.step()
     engine.now_s = 1.0
     assert built.reset_prefix_cache(reset_running_requests=True)
     engine.serve([request("b", 40, 2, step=2)])

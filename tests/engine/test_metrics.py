@@ -164,7 +164,7 @@ class ReportingEngine(HearingEngine):
         self.reports = 0
 
     def process_oldest(self) -> None:
-        for outputs in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
+        for outputs in self.scheduler.update_from_output(*self.next_output()).values():
             stats = outputs.scheduler_stats
             if stats is not None:
                 front_end = self.front_ends[self.reports % len(self.front_ends)]

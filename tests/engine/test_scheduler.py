@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import FinishReason
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from headway.core.batch_shape import BatchShape
@@ -227,14 +230,12 @@ def test_the_watchdog_sees_a_stall_and_clears_it(
 def test_a_remedy_that_does_not_help_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """It is taken again and again, several times a second."""
     built = scheduler(check=False)
-    now_s = 0.0
-    built.clock = lambda: now_s
     built.kv_cache_manager.allocate_slots = lambda *args, **kwargs: None  # there is room, and nobody gets any
     engine = HearingEngine(built)
     engine.add(ScriptedRequest("waits", 0, range(10), 1))
     for _ in range(10 * STALLED_STEPS):
         engine.step()
-        now_s += 0.02
+        engine.now_s += 0.02
     told = [record.getMessage().split("remedy: ")[1] for record in caplog.records if "remedy" in record.msg]
     assert [each.split()[0] for each in told] == ["RECOMPUTE_PAUSED", "STOCK_ORDER", "FAIL_OVERSIZED"]
     assert built.counters.watchdog_faults > 2 * len(told)
@@ -242,13 +243,11 @@ def test_a_remedy_that_does_not_help_is_told_once(caplog: pytest.LogCaptureFixtu
 
 def test_after_a_calm_hour_a_stall_has_its_grace_too() -> None:
     built = scheduler()
-    now_s = 0.0
-    built.clock = lambda: now_s
     engine = HearingEngine(built)
     engine.add(ScriptedRequest("before", 0, range(10), 1))
     for _ in steps(engine):
         engine.step()
-    now_s = 3_600.0
+    built.clock = lambda: 3_600.0
     batching, built.guard.policy.batching = built.guard.policy.batching, StartsNobody()
     engine.add(ScriptedRequest("after", 0, range(10), 1))
     for _ in range(3 * STALLED_STEPS):
@@ -538,6 +537,20 @@ def test_a_plan_made_again_is_not_put_before_vllm_again_and_vllm_does_the_same()
     always.guard._steady = None
     assert [log.tokens for log in replay(HearingEngine(always), arrivals, 2_000)] == granted
     assert_empty(built)
+
+
+def test_a_replay_decides_the_same_on_a_machine_that_stalls() -> None:
+    class Stalling(HearingEngine):
+        def compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+            if random.Random(output.total_num_scheduled_tokens).random() < 0.2:
+                time.sleep(0.02)
+            return super().compute(output)
+
+    granted = [
+        [log.tokens for log in replay(kind(scheduler(policy="headway")), stream(count=12), 2_000)]
+        for kind in (HearingEngine, Stalling)
+    ]
+    assert granted[0] == granted[1]
 
 
 def test_a_kept_plan_that_is_filled_as_before_is_told_by_the_same_mapping_and_no_other_is() -> None:

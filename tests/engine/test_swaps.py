@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from headway.engine.kv import scheduler_side
 from headway.engine.kv.host import HostKv
 from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
 from headway.engine.model_free import ScriptedRequest, replay
-from headway.engine.scheduler import PolicyScheduler
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order
@@ -510,36 +508,37 @@ def test_a_step_short_of_blocks_waits_only_for_copies_and_admits_nobody(
     assert lengths(engine) == {request.id: request.output_tokens for request in script}
 
 
-def test_a_step_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_does_not_wait_for_ever() -> None:
     built = swapping_at({6}, serial=False)
     engine = MirrorEngine(built, 6)
-    clock = SimpleNamespace(now_s=100.0)
-    monkeypatch.setattr(PolicyScheduler, "clock", staticmethod(lambda: clock.now_s))
     asked: dict[float, bool] = {}
     for _ in replay(engine, [ScriptedRequest("long", 0, list(range(300)), 30)], 200):
         if built.swaps.device.coming_free and not asked:
-            for clock.now_s in (100.0, 100.0 + scheduler_side.PATIENCE_S, 100.1 + scheduler_side.PATIENCE_S):
-                asked[clock.now_s] = built.swaps.waits_for_blocks()
+            for engine.now_s in (100.0, 100.0 + scheduler_side.PATIENCE_S, 100.1 + scheduler_side.PATIENCE_S):
+                asked[engine.now_s] = built.swaps.waits_for_blocks()
     assert list(asked.values()) == [True, True, False]
     assert not built.swaps.waits_for_blocks()  # nothing is under way any more
 
 
 @pytest.mark.parametrize(("share", "stalls"), [(0.8, False), (2.0, True)], ids=["patient", "too long"])
 def test_waiting_for_the_blocks_that_a_copy_holds_is_no_stall_unless_it_takes_too_long(
-    monkeypatch: pytest.MonkeyPatch, share: float, stalls: bool
+    share: float, stalls: bool
 ) -> None:
     """The whole cache but 10 blocks is on its way to the host for 400 steps, and who waits needs 13."""
     copy_steps = 400
-    clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr(PolicyScheduler, "clock", staticmethod(lambda: clock.now_s))
+
+    class Slow(MirrorEngine):
+        def step_s(self, output: SchedulerOutput) -> float:
+            return share * scheduler_side.PATIENCE_S / copy_steps
+
     built = swapping_at({9}, serial=False, host_blocks=80)
-    engine = MirrorEngine(built, copy_steps)
+    engine = Slow(built, copy_steps)
     script = [
         ScriptedRequest("long", 0, list(range(1_700)), 30),
         ScriptedRequest("next", 9, list(range(5_000, 5_400)), 30),
     ]
     for _ in replay(engine, script, 3_000):
-        clock.now_s += share * scheduler_side.PATIENCE_S / copy_steps
+        pass
     assert built.counters.empty_steps >= copy_steps
     assert bool(built.counters.watchdog_faults) == stalls
     assert lengths(engine) == {"long": 30, "next": 30}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from vllm.v1.request import Request
 
 from headway.core.hints import RequestHints, read_hints
@@ -12,11 +10,13 @@ from headway.core.slo import Slo
 from headway.errors import ConfigError
 
 
-def take_in(request: Request, default_slo: Slo, now_s: float, *, is_streamed: bool) -> tuple[Job, str | None]:
-    """The job of a request that comes in at `now_s`, and why it cannot be served here, if it cannot.
+def take_in(
+    request: Request, default_slo: Slo, now_s: float, wall_s: float, *, is_streamed: bool
+) -> tuple[Job, str | None]:
+    """The job of a request, and the reason if this engine cannot serve it.
 
-    Hints were checked at the door; a request that came another way and has bad ones is refused too. So is a part of
-    streamed input.
+    `now_s` is the scheduler's clock at this moment, `wall_s` the wall clock. The API server has checked the hints; a
+    request that came another way with bad hints is refused here. A part of streamed input is refused too.
     """
     refusal = None
     hints = RequestHints(slo=default_slo)
@@ -27,7 +27,7 @@ def take_in(request: Request, default_slo: Slo, now_s: float, *, is_streamed: bo
     if is_streamed:
         refusal = "headway: streaming input is not supported; send the whole prompt"
     # The API server stamped the arrival with the wall clock; steps have their own.
-    age_s = max(0.0, time.time() - request.arrival_time)
+    age_s = max(0.0, wall_s - request.arrival_time)
     job = Job(
         id=request.request_id,
         arrival_s=now_s - age_s,

@@ -29,6 +29,10 @@ BLOCK_SIZE = 32
 STOP_TOKEN = 999_999
 """Ends a request; no other made-up token has this value."""
 
+_STEP_S = 5e-3
+_TOKEN_S = 2e-5
+"""Virtual time of a step and of each token in it: about those of a small model on one core."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRequest:
@@ -119,12 +123,16 @@ def to_request(scripted: ScriptedRequest) -> Request:
 class ModelFreeEngine:
     """vLLM's engine loop with made-up tokens: one step at a time, `depth` steps in flight.
 
+    Time is virtual: `step_s` says how long a step takes, so a replay decides the same on any machine, however busy.
+
     Copies of KV are made up too: each is reported done with the output of the step `copy_steps` after the one
     it was ordered with.
     """
 
     def __init__(self, scheduler: Any, depth: int = 1, copy_steps: int = 0) -> None:
         self.scheduler = scheduler
+        self.now_s = 0.0
+        scheduler.clock = scheduler.wall_clock = lambda: self.now_s  # vLLM's own scheduler reads neither
         self._depth = depth
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self._serial: dict[str, int] = {}
@@ -162,7 +170,17 @@ class ModelFreeEngine:
 
     def process_oldest(self) -> None:
         """Process the output of the oldest step in flight."""
-        self.scheduler.update_from_output(*self._in_flight.popleft())
+        self.scheduler.update_from_output(*self.next_output())
+
+    def next_output(self) -> tuple[SchedulerOutput, ModelRunnerOutput]:
+        """The oldest step in flight and its output; its time has passed."""
+        step = self._in_flight.popleft()
+        self.now_s += self.step_s(step[0])
+        return step
+
+    def step_s(self, output: SchedulerOutput) -> float:
+        """The virtual seconds that a step takes."""
+        return _STEP_S + _TOKEN_S * output.total_num_scheduled_tokens
 
     def compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """A token for every request whose known tokens are all computed, none for those in mid-prefill."""

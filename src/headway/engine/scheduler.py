@@ -68,10 +68,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     vLLM's own code grants tokens, allocates blocks and talks to the workers; this class only decides in
     which order it finds the requests, which of them, and with how many tokens at most. `clock` is the one
-    clock of its decisions, in seconds; a run against the simulator puts the simulator's in its place.
+    clock of its decisions, in seconds; `wall_clock` serves only to read how old an arriving request is. A run
+    without a model, or against the simulator, puts its own virtual time in both places.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
+    wall_clock: Callable[[], float] = staticmethod(time.time)
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
@@ -414,7 +416,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         super().add_request(request)
         now_s = self.clock()
         is_streamed = self._streamed_input.has_part(request)
-        job, refusal = take_in(request, self._default_slo, now_s, is_streamed=is_streamed)
+        job, refusal = take_in(request, self._default_slo, now_s, self.wall_clock(), is_streamed=is_streamed)
         self.jobs[job.id] = job
         self.following.arrived(job, now_s)
         if refusal is not None:
