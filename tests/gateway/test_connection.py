@@ -1,13 +1,16 @@
-"""Clients that keep a connection and do nothing with it."""
+"""Clients that keep a connection and do nothing with it, or send heads without end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+from collections.abc import AsyncIterator, Iterable
+from itertools import repeat
 
 import pytest
 
+from headway.gateway.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
 from tests.gateway.fleets import until
 from tests.gateway.front import PROMPT, Front, gateway
 from tests.gateway.upstream import Turn, upstream
@@ -63,6 +66,135 @@ async def test_a_request_that_takes_longer_than_a_head_may_is_not_cut() -> None:
 
     async with upstream(act=late) as instance, gateway(instance) as front:
         assert (await front.post(PROMPT)).status == 200
+
+
+CHUNKED = b"POST %b HTTP/1.1\r\nHost: gateway\r\nTransfer-Encoding: chunked\r\n\r\n"
+SERVED = CHUNKED % b"/v1/completions"
+PASSED_ON = CHUNKED % b"/elsewhere"
+MIB = 2**20
+A = b"a" * 2**16
+
+
+async def answer_to(front: Front, parts: Iterable[bytes]) -> tuple[bytes, int]:
+    """What a client reads until the connection ends, and how many bytes it sent; it sends until it is cut off."""
+    reader, writer = await connected(front)
+    sent = 0
+    for part in parts:
+        if reader.at_eof() or reader.exception() is not None or writer.is_closing():
+            break
+        writer.write(part)
+        sent += len(part)
+        try:
+            await writer.drain()
+        except ConnectionError:
+            break
+    answer = b""
+    try:
+        while read := await asyncio.wait_for(reader.read(2**16), 30):
+            answer += read
+    except ConnectionError:
+        pass
+    writer.close()
+    return answer, sent
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        pytest.param([HEAD + b"X-A: ", *repeat(A, 960)], 431, id="a header line of 60 MiB"),
+        pytest.param([HEAD + b"X-A: 1\r\n" * 8000 + b"\r\n"], 431, id="8,000 headers"),
+        pytest.param([HEAD + b"X-A: 1\r\n" * MAX_HEADERS + b"\r\n"], 431, id="one header too many"),
+        pytest.param([HEAD, *repeat(b"X-A: 1\r\n" * 2**13, 960)], 431, id="headers without end"),
+        pytest.param([b"GET /", *repeat(A, 160)], 414, id="a URL of 10 MiB"),
+        pytest.param(
+            [SERVED + b"0\r\n", *repeat(b"X-A: 1\r\n" * 2**13, 960)], 431, id="trailers without end"
+        ),
+        pytest.param([PASSED_ON + b"0\r\nX-A: ", *repeat(A, 960)], 431, id="a trailer of 60 MiB"),
+        pytest.param([SERVED + b"1;a=", *repeat(A, 960)], 431, id="a chunk extension of 60 MiB"),
+        pytest.param(
+            [SERVED, *repeat(b"1;a=%b\r\n{\r\n" % A[:100], 10**5)], 431, id="extensions without end"
+        ),
+        pytest.param([*repeat(b"\r\n" * 2**15, 960)], 431, id="empty lines without end"),
+    ],
+)
+async def test_a_head_without_end_is_refused_and_the_connection_ends(parts: list[bytes], status: int) -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        answer, sent = await answer_to(front, parts)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        # The system may drop an answer that comes before the end of what is sent; then all that is left is the end.
+        if answer:
+            assert head.startswith(b"HTTP/1.1 %d " % status)
+            assert b"connection: close" in head
+            assert str(MAX_HEAD_BYTES) in json.loads(body)["error"]["message"]
+        assert sent < 32 * MIB
+        assert not instance.turns
+        assert (await front.post(PROMPT)).status == 200
+
+
+def head_of(size: int) -> bytes:
+    """A head that counts as so many bytes: the URL and each header with a separator."""
+    headers = [b"Host: gateway\r\n", b"Connection: close\r\n", b"X-A: "]
+    filled = len(b"/health") + sum(map(len, headers)) + len(b"\r\n")
+    return b"GET /health HTTP/1.1\r\n" + b"".join(headers) + b"a" * (size - filled) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(("excess", "status"), [(0, 200), (1, 431)])
+async def test_a_head_may_be_as_large_as_the_limit(excess: int, status: int) -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        answer, _ = await answer_to(front, [head_of(MAX_HEAD_BYTES + excess)])
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+
+
+async def test_a_head_over_the_limit_ends_a_connection_whose_last_answer_is_still_due() -> None:
+    async with upstream(act=events_for_ever) as instance, gateway(instance) as front:
+        reader, writer = await connected(front)
+        writer.write(POST + STREAM)
+        await reader.readuntil(b"data: ")
+        writer.write(HEAD + b"X-A: 1\r\n" * MAX_HEADERS + b"\r\n")
+        await until(lambda: front.accounts.totals.cancelled)
+        writer.close()
+
+
+async def test_large_bodies_in_any_chunks_are_no_heads() -> None:
+    async def chunks(size: int) -> AsyncIterator[bytes]:
+        for start in range(0, len(body), size):
+            yield body[start : start + size]
+
+    body = json.dumps({**PROMPT, "prompt": "x" * 2**19}).encode()
+    async with upstream() as instance, gateway(instance) as front:
+        for size in (16, 4096, 2**17):
+            async with front.session.post(f"{front.url}/v1/completions", data=chunks(size)) as answer:
+                assert answer.status == 200
+        assert (await front.post(body)).status == 200
+        assert [len(each["prompt"]) for each in instance.bodies] == [2**19] * 4
+
+
+async def test_trailers_are_no_headers() -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        body = json.dumps(PROMPT).encode()
+        chunk = b"%x\r\n%b\r\n" % (len(body), body)
+        ending = b"0\r\nX-Tenant: blue\r\nX-Later: 1\r\n\r\n"
+        head = SERVED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        answer, _ = await answer_to(front, [head, chunk, ending])
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert "x-later" not in instance.turns[0].request.headers
+        assert instance.bodies[0]["vllm_xargs"] == {"headway_may_move": 0}
+
+
+async def test_requests_are_answered_in_turn_up_to_a_limit() -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        request, last = HEAD + b"\r\n", HEAD + b"Connection: close\r\n\r\n"
+        answer, _ = await answer_to(front, [request * MAX_PIPELINED + last])
+        assert answer.count(b"HTTP/1.1 200 ") == MAX_PIPELINED + 1
+        answer, _ = await answer_to(front, [request * (MAX_PIPELINED + 1) + last])
+        assert not answer
+
+
+async def test_what_is_not_http_is_refused_as_everything_else() -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        answer, _ = await answer_to(front, [b"what is this\r\n\r\n"])
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "bad_request"
 
 
 async def events_for_ever(turn: Turn) -> None:

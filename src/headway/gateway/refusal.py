@@ -14,7 +14,9 @@ _STATUS_TYPES = {
     404: "not_found_error",
     408: "invalid_request_error",
     413: "invalid_request_error",
+    414: "invalid_request_error",
     429: "overloaded",
+    431: "invalid_request_error",
     500: "internal_error",
     502: "upstream_error",
     503: "unavailable",
@@ -85,6 +87,23 @@ def too_large(limit_bytes: int) -> Refusal:
     """HTTP 413."""
     return Refusal(
         413, "body_too_large", f"the body is longer than {limit_bytes} bytes; accepted: up to so many"
+    )
+
+
+def url_too_long(limit_bytes: int) -> Refusal:
+    """HTTP 414."""
+    return Refusal(
+        414, "url_too_long", f"the URL is too long; accepted: {limit_bytes} bytes with all headers"
+    )
+
+
+def head_too_large(limit_bytes: int, limit_headers: int) -> Refusal:
+    """HTTP 431."""
+    return Refusal(
+        431,
+        "head_too_large",
+        f"the request's head is too large; accepted: {limit_bytes} bytes and {limit_headers} headers, with the URL, "
+        f"trailers and chunk extensions",
     )
 
 
