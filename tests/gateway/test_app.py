@@ -307,6 +307,38 @@ async def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
         assert front.accounts.totals.shed == 1
 
 
+@pytest.mark.parametrize(
+    ("limit", "body"),
+    [
+        ("max_per_tenant", {"prompt": ["one"] * 5000, "n": 16}),
+        ("max_queue", {"prompt": [[1]] * 51}),
+        ("max_in_flight", {"prompt": "one", "n": 51}),
+    ],
+)
+async def test_a_request_counts_as_its_sequences(limit: str, body: dict[str, Any]) -> None:
+    async with upstream() as instance, gateway(instance, **{limit: 50}) as front:
+        answer = await front.post({"model": "small", **body})
+        assert (answer.status, answer.error["code"]) == (400, "too_many_sequences")
+        assert f"up to 50 (--{limit.replace('_', '-')})" in answer.error["message"]
+        assert not instance.turns
+        assert (await front.post({**PROMPT, "n": 50})).status == 200
+
+
+async def test_an_instance_gets_as_many_sequences_as_it_may_have() -> None:
+    async with (
+        upstream("a", act=hang) as first,
+        upstream("b", act=hang) as second,
+        gateway(first, second, max_in_flight=4, drain_s=0.1) as front,
+    ):
+        asking = [asyncio.create_task(front.post({**STREAM, "n": n})) for n in (3, 3, 1, 1, 1)]
+        await until(lambda: first.running + second.running == 4)
+        assert [front.fleet.member(name).in_flight for name in "ab"] == [4, 4]
+        assert (first.running, second.running) == (2, 2)
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
 async def test_only_so_many_are_sent_to_an_instance_at_a_time() -> None:
     async def watch(turn: Turn) -> None:
         seen.append(turn.upstream.running)

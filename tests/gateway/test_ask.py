@@ -38,17 +38,25 @@ def refused(body: dict[str, Any] | bytes, status: int = 400, **options: Any) -> 
     [
         ("x" * 40, 1, 10),  # about four bytes a token, quotes and all
         ([1, 2, 3], 1, 3),
-        (["a" * 38, "b" * 38], 2, 20),
+        (["a" * 38, "b" * 38], 2, 21),
         ([[1, 2], [3]], 2, 3),
-        ([[[1], [2]], "a" * 38], 2, 12),  # nonsense, which the instance refuses
+        ([[[1], [2]], "a" * 38], 2, 3),  # nonsense, which the instance refuses
         ([], 1, 1),
-        (None, 1, 1),
+        (None, 1, 0),
     ],
 )
 def test_how_much_there_is_to_do(prompt: Any, answers: int, tokens: int) -> None:
     ask = read({"prompt": prompt})
     assert (ask.answers, ask.prompt_tokens) == (answers, tokens)
     assert read({"prompt": prompt, "n": 3}).answers == 3 * answers
+    assert read({"prompt": prompt, "n": -3}).answers == answers  # the instance refuses it
+
+
+def test_embeddings_are_prompts() -> None:
+    embeds = {"prompt_embeds": ["aGk=", "aGk="], "n": 2}
+    assert read(embeds).answers == read({"prompt": None, **embeds}).answers == 4
+    assert read({"prompt": ["a", "b", "c"], **embeds}).answers == 10
+    assert read({"prompt_embeds": "aGk="}).answers == 1
 
 
 @pytest.mark.parametrize("where", ["prompt", "messages", "stream_options"])

@@ -101,7 +101,7 @@ async def test_everything_is_shown_and_nothing_of_a_client_becomes_markup(scene:
         assert await tab.text("#goodput") == "60.0 %"  # three of five: one was late, one shed
         assert (await tab.text("#instances tr")).startswith("lp-0 lp ready ")
         assert "under 25 % 0" in await tab.text("#slack")
-        assert await tab.text("#waiting") == "2 of at most 8"
+        assert await tab.text("#waiting") == "2 (at most 8 sequences)"
         assert await tab.text("#hand-offs") == "lp-0 → hp-0 1 1 so far"
         assert EVIL in await tab.text("#classes")
         assert f"queue_full: 8 wait {EVIL}" in await tab.text("#refusals")

@@ -21,9 +21,9 @@ class Site:
         self.entered: list[str] = []
         self.interrupts: dict[str, Interrupt] = {}
 
-    async def visit(self, name: str, priority: int = 0, tenant: str = "") -> Visit:
+    async def visit(self, name: str, priority: int = 0, tenant: str = "", sequences: int = 1) -> Visit:
         self.interrupts[name] = Interrupt()
-        visit = await self.turnstile.enter(tenant, priority, self.interrupts[name])
+        visit = await self.turnstile.enter(tenant, priority, self.interrupts[name], sequences)
         self.entered.append(name)
         return visit
 
@@ -135,6 +135,51 @@ async def test_a_tenant_has_its_share() -> None:
         await site.visit("d", tenant="blue")
     site.turnstile.leave(blue[0])
     await site.visit("d", tenant="blue")
+
+
+async def test_limits_count_the_sequences_of_a_request() -> None:
+    site = Site(max_queue=6, max_per_tenant=5)
+    four = await site.visit("four", tenant="blue", sequences=4)
+    with pytest.raises(Refusal) as raised:
+        await site.visit("two", tenant="blue", sequences=2)
+    assert (raised.value.status, raised.value.code) == (429, "tenant_limit")
+    await site.visit("one", tenant="blue")
+    with pytest.raises(Refusal) as raised:
+        await site.visit("two", tenant="red", sequences=2)
+    assert (raised.value.status, raised.value.code) == (429, "queue_full")
+    assert (site.turnstile.waiting, site.turnstile.inside) == (5, 5)
+    site.turnstile.began(four)
+    assert (site.turnstile.waiting, site.turnstile.pace.per_s(site.now_s + 1)) == (1, 4.0)
+    site.turnstile.leave(four)
+    assert (site.turnstile.waiting, site.turnstile.inside) == (1, 1)
+    await site.visit("two", tenant="blue", sequences=2)
+
+
+@pytest.mark.parametrize("limit", ["max_per_tenant", "max_queue", "max_in_flight"])
+async def test_a_request_larger_than_a_limit_is_told_so_at_once(limit: str) -> None:
+    site = Site(places=6, **{limit: 3})
+    await site.visit("fits", sequences=3)
+    with pytest.raises(Refusal) as raised:
+        await site.visit("never", sequences=4)
+    assert (raised.value.status, raised.value.code) == (400, "too_many_sequences")
+    assert f"4 sequences (prompts times n); accepted: up to 3 (--{limit.replace('_', '-')})" in str(
+        raised.value
+    )
+
+
+async def test_a_request_waits_for_places_for_all_of_its_sequences() -> None:
+    site = Site(places=4)
+    first, second = await site.visit("first", sequences=2), await site.visit("second")
+    large = asyncio.create_task(site.visit("large", sequences=3))
+    small = asyncio.create_task(site.visit("small"))
+    await settle()
+    assert site.entered == ["first", "second"]
+    site.turnstile.leave(second)
+    await settle()
+    assert site.entered == ["first", "second"], "the small one does not pass the large one"
+    site.turnstile.leave(first)
+    await asyncio.gather(large, small)
+    assert (site.turnstile.inside, site.entered[2:]) == (4, ["large", "small"])
 
 
 async def test_a_tenant_comes_back_when_one_of_its_own_should_have_ended() -> None:

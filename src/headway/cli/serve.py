@@ -160,16 +160,17 @@ def serve(
         ),
     ] = None,
     max_queue: Annotated[
-        int | None, _gateway("N", "Requests without their first token at a time; more: 429.")
+        int | None,
+        _gateway("N", "Sequences (prompts times n) without their first token at a time; more: 429."),
     ] = None,
     max_age: Annotated[
         float | None, _gateway("S", "Time to the first token; what takes longer: 429.")
     ] = None,
     max_in_flight: Annotated[
-        int | None, _gateway("N", "Requests at each instance at a time; others wait (default: no limit).")
+        int | None, _gateway("N", "Sequences at each instance at a time; others wait (default: no limit).")
     ] = None,
     max_per_tenant: Annotated[
-        int | None, _gateway("N", "Requests of each tenant at a time; more: 429.")
+        int | None, _gateway("N", "Sequences of each tenant at a time; more: 429.")
     ] = None,
     max_body_mib: Annotated[
         int | None, _gateway("N", "Size of a request (default: 64 MiB); more: 413.")

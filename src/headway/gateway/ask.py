@@ -53,8 +53,9 @@ _ATTRIBUTION = re.compile(rb'"x-anthropic-billing-header[^"]*')
 whole_number = _NUMBER.decode
 """Of a field that an instance has accepted."""
 _decode_fields = msgspec.json.Decoder(Fields).decode
+_decode_parts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.encode
-_TRUE, _FALSE = msgspec.Raw(b"true"), msgspec.Raw(b"false")
+_TRUE, _FALSE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"false"), msgspec.Raw(b"null")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises, of a field too: of those that are kept as they came only the outline has been read."""
 
@@ -63,9 +64,10 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class Ask:
     """What a client wants, in one of the APIs. `max_tokens` is None where it sets no limit.
 
-    `answers` is how many answers it gets (prompts times `n`), `prompt_tokens` a guess unless the prompt came as
-    token ids. `path` is the path with its query. `previous_id` names the response that it goes on from. `wants_ids`
-    and `wants_usage`: whether the client itself asked for token ids, and for a last event with the token counts.
+    `answers` is how many answers it gets (prompts times `n`), each of which is a sequence of the engine.
+    `prompt_tokens` is a guess unless the prompt came as token ids. `path` is the path with its query. `previous_id`
+    names the response that it goes on from. `wants_ids` and `wants_usage`: whether the client itself asked for token
+    ids, and for a last event with the token counts.
     """
 
     path: str
@@ -161,14 +163,14 @@ def read_ask(
         fields.pop("request_id", None)
         request_id = uuid4().hex
     completion = api is COMPLETIONS
-    prompts, prompt_tokens = _prompts(fields.get("prompt")) if completion else (1, _tokens(fields, api))
+    prompts, prompt_tokens = _prompts(fields) if completion else (1, _tokens(fields, api))
     options = _value(fields, "stream_options", _OBJECT) or {}
     return Ask(
         path=path,
         api=api,
         fields=fields,
         stream=_value(fields, "stream", _YES_OR_NO) or False,
-        answers=prompts * (_value(fields, "n", _NUMBER) or 1) if api.several else 1,
+        answers=prompts * max(1, _value(fields, "n", _NUMBER) or 1) if api.several else 1,
         prompt_tokens=prompt_tokens,
         max_tokens=_limit(fields, api),
         request_id=_name(fields, api, request_id),
@@ -223,24 +225,21 @@ def _limit(fields: Fields, api: Api) -> int | None:
     return api.default_max_tokens
 
 
-def _prompts(raw: msgspec.Raw | None) -> tuple[int, int]:
-    """How many prompts there are, and how many tokens they have, roughly if they are text. O(bytes)."""
-    if raw is None:
-        return 1, 0
-    text = bytes(raw)
-    inner = text[1:].lstrip()
-    if not text.startswith(b"[") or inner.startswith(b"]"):
-        return 1, _guess(raw)
-    if inner[:1] not in (b'"', b"["):
+def _prompts(fields: Fields) -> tuple[int, int]:
+    """How many prompts a completion has, and how many tokens those have, roughly if they are text. O(bytes)."""
+    given = [raw for name in ("prompt", "prompt_embeds") if (raw := fields.get(name)) not in (None, _NULL)]
+    counted = [_prompts_in(bytes(raw)) for raw in given] or [(1, 0)]
+    return sum(prompts for prompts, _ in counted), sum(tokens for _, tokens in counted)
+
+
+def _prompts_in(text: bytes) -> tuple[int, int]:
+    inner = text[1:].lstrip()[:1]
+    if not text.startswith(b"[") or inner == b"]":
+        return 1, _guess(text)
+    if inner not in (b'"', b"["):
         return 1, text.count(b",") + 1
-    parts = msgspec.json.decode(text, type=list[msgspec.Raw])
-    return len(parts), sum(map(_tokens_of, parts))
-
-
-def _tokens_of(part: msgspec.Raw) -> int:
-    """Tokens of one prompt of several: ids or text, and nothing deeper, so that each byte is read once."""
-    text = bytes(part)
-    return text.count(b",") + 1 if text.startswith(b"[") else _guess(part)
+    prompts = len(_decode_parts(text))
+    return prompts, text.count(b",") + 1 if inner == b"[" else _guess(text)
 
 
 def _begins_with_id(prompt: bytes) -> bool:
@@ -251,7 +250,7 @@ def _tokens(fields: Fields, api: Api) -> int:
     return sum(_guess(fields.get(name)) for name in api.prompt)
 
 
-def _guess(raw: msgspec.Raw | None) -> int:
+def _guess(raw: msgspec.Raw | bytes | None) -> int:
     return 0 if raw is None else max(1, len(bytes(raw)) // BYTES_PER_TOKEN)
 
 

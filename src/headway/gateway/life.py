@@ -94,7 +94,9 @@ class Life:
         if serving.options.max_age_s is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(serving.options.max_age_s, self.interrupt.cut, Cut.TOO_OLD)
-        self._visit = await serving.turnstile.enter(self.ask.tenant, self.job.priority, self.interrupt)
+        self._visit = await serving.turnstile.enter(
+            self.ask.tenant, self.job.priority, self.interrupt, self.ask.answers
+        )
         if not self.ask.stream:
             self._no_longer_waits()
 
@@ -116,7 +118,7 @@ class Life:
     def _route(self, avoided: Sequence[str]) -> str:
         serving, names = self.serving, self._names()
         unavoided = [each for each in names if each not in avoided] or names
-        name = serving.router.route(self.job, serving.with_room(unavoided))
+        name = serving.router.route(self.job, serving.with_room(unavoided, self.ask.answers))
         self._routed, self._started = True, False
         return name
 
@@ -229,7 +231,7 @@ class Life:
         serving.accounts.place(self.entry, name)
         if self.ask.is_stored:
             serving.stored.keep(self.ask.request_id, name, self.ask.tenant)
-        member.in_flight += 1
+        member.in_flight += self.ask.answers
         attempt = self._attempt
         assert attempt is not None
         try:
@@ -244,7 +246,7 @@ class Life:
                 raise
             return Ending(End.BROKEN, f"its instance was lost ({member.reason})", fell=True)
         finally:
-            member.in_flight -= 1
+            member.in_flight -= self.ask.answers
         member.served += ending.end in (End.PASSED, End.REFUSED)
         return ending
 

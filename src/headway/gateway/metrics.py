@@ -109,7 +109,7 @@ class GatewayMetrics(Collector):
         condition = _gauge(
             "instance_condition", "1 for the condition the instance is in", (*labels, "condition")
         )
-        in_flight = _gauge("instance_in_flight", "Requests there", labels)
+        in_flight = _gauge("instance_in_flight", "Sequences of the requests there", labels)
         waiting = _gauge("instance_waiting", "Requests there without a token", labels)
         served = _counter("instance_served", "Requests it answered", labels)
         failures = _counter("instance_failures", "Times it was lost or answered garbage", labels)
@@ -133,7 +133,7 @@ class GatewayMetrics(Collector):
         yield _single("live", "Requests that have not ended", len(accounts.live))
         yield _single(
             "waiting",
-            "Requests without their first token",
+            "Sequences of the requests without their first token",
             self._turnstile.waiting,
         )
         yield _single(

@@ -58,6 +58,7 @@ class Serving:
         self.losses = Losses(router.lost)
         self.turnstile = Turnstile(
             self._places,
+            max_in_flight=options.max_in_flight,
             max_queue=options.max_queue,
             max_per_tenant=options.max_per_tenant,
             clock=clock,
@@ -139,15 +140,15 @@ class Serving:
         if self.log is not None:
             self.log.close()
 
-    def with_room(self, names: Sequence[str]) -> Sequence[str]:
-        """Those that may be sent one more at a time, as far as there are any.
+    def with_room(self, names: Sequence[str], sequences: int) -> Sequence[str]:
+        """Instances that may be sent so many more sequences; all of them if the room is spread over several.
 
         A router that hands off keeps instances free for those that are urgent: there the limit is the pools' together.
         """
         limit = self.options.max_in_flight
         if limit is None or self.router.hands_off:
             return names
-        return [name for name in names if self.fleet.member(name).in_flight < limit] or names
+        return [name for name in names if self.fleet.member(name).in_flight + sequences <= limit] or names
 
     def able(self, response_id: str | None) -> Sequence[str]:
         """The instances that may be asked for what builds upon a response: the one that has it, if that is known."""

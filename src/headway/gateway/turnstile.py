@@ -1,4 +1,4 @@
-"""How many requests may be inside, how many may wait, and what those are told who may not."""
+"""Limits on the sequences of requests that are inside, that wait, and that a tenant has; refusals beyond them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NEWEST_STAY = 1 / 16
 
 @dataclass(slots=True)
 class Pace:
-    """How many requests get their first token a second, over the last half minute."""
+    """How many sequences get their first token a second, over the last half minute."""
 
     _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STARTS))
 
-    def began(self, now_s: float) -> None:
-        """One got its first token."""
-        self._starts_s.append(now_s)
+    def began(self, now_s: float, sequences: int = 1) -> None:
+        """A request of so many sequences got its first token."""
+        self._starts_s.extend([now_s] * min(sequences, _KEPT_STARTS))
 
     def per_s(self, now_s: float) -> float:
         """0 while fewer than two have."""
@@ -50,6 +50,7 @@ class Visit:
     """One request's stay. It waits until its first token, and is inside once it may be sent to an instance."""
 
     tenant: str
+    sequences: int
     since_s: float
     waiting: bool = True
     inside: bool = False
@@ -58,14 +59,16 @@ class Visit:
 class Turnstile:
     """Lets requests in by priority, then arrival, as far as the limits allow.
 
-    `places` says how many may be inside, None for no limit; `max_queue` how many may be without their first token
-    and `max_per_tenant` how many a tenant may have. O(log waiting) a call.
+    Every limit counts sequences: a request has one for each of its prompts and each of their `n` answers. `places`
+    sequences may be inside, None for no limit, and `max_in_flight` of them at one instance. `max_queue` sequences may
+    be without their first token, and a tenant may have `max_per_tenant`. O(log waiting) a call.
     """
 
     def __init__(
         self,
         places: Callable[[], int | None],
         *,
+        max_in_flight: int | None = None,
         max_queue: int | None = None,
         max_per_tenant: int | None = None,
         clock: Callable[[], float],
@@ -75,6 +78,7 @@ class Turnstile:
         self.inside = 0
         self.pace = Pace()
         self._places = places
+        self._max_in_flight = max_in_flight
         self._max_per_tenant = max_per_tenant
         self._clock = clock
         self._tenants: Counter[str] = Counter()
@@ -82,17 +86,15 @@ class Turnstile:
         self._door: list[tuple[int, int, asyncio.Future[None], Visit]] = []
         self._turn = 0
 
-    async def enter(self, tenant: str, priority: int, interrupt: Interrupt) -> Visit:
+    async def enter(self, tenant: str, priority: int, interrupt: Interrupt, sequences: int = 1) -> Visit:
         """Come in, waiting at the door if there is no place; the visit must be left.
 
-        Raises Refusal (429) if the queue or the tenant's share is full, and (503) if no place is left at all;
-        WaitCut if the wait is cut short.
+        Raises Refusal (429) if the queue or the tenant's share is full, (400) if the request is larger than a limit,
+        and (503) if no place is left at all; WaitCut if the wait is cut short.
         """
-        visit = self._take_in(tenant)
-        places = self._places()
-        if places is None or (self.inside < places and not self._door):
-            visit.inside = True
-            self.inside += 1
+        visit = self._take_in(tenant, sequences)
+        if not self._door and self._has_place(visit):
+            self._let_in(visit)
             return visit
         try:
             await self._wait(visit, priority, interrupt)
@@ -105,17 +107,17 @@ class Turnstile:
         """Its first token is out. Later calls change nothing."""
         if visit.waiting:
             visit.waiting = False
-            self.waiting -= 1
-            self.pace.began(self._clock())
+            self.waiting -= visit.sequences
+            self.pace.began(self._clock(), visit.sequences)
 
     def leave(self, visit: Visit) -> None:
         """It is over."""
-        self.waiting -= visit.waiting
-        self.inside -= visit.inside
+        self.waiting -= visit.sequences * visit.waiting
+        self.inside -= visit.sequences * visit.inside
         visit.waiting = visit.inside = False
         stay_s = self._clock() - visit.since_s
         self._mean_stay_s += _NEWEST_STAY * (stay_s - self._mean_stay_s) if self._mean_stay_s else stay_s
-        self._tenants[visit.tenant] -= 1
+        self._tenants[visit.tenant] -= visit.sequences
         if not self._tenants[visit.tenant]:
             del self._tenants[visit.tenant]
         self._admit()
@@ -124,21 +126,47 @@ class Turnstile:
         """HTTP 429, with the time in which those who wait now will have begun."""
         return Refusal(429, code, message, retry_after_s=self.pace.retry_after_s(self.waiting, self._clock()))
 
-    def _take_in(self, tenant: str) -> Visit:
-        if self.max_queue is not None and self.waiting >= self.max_queue:
+    def _take_in(self, tenant: str, sequences: int) -> Visit:
+        self._check_size(sequences)
+        if self.max_queue is not None and self.waiting + sequences > self.max_queue:
             raise self.overloaded(
-                "queue_full", f"{self.waiting} requests wait for their first token already; try again later"
+                "queue_full",
+                f"{self.waiting} sequences wait for their first token, and the request has {sequences}; accepted: "
+                f"{self.max_queue} in all (--max-queue); try again later",
             )
-        if self._max_per_tenant is not None and self._tenants[tenant] >= self._max_per_tenant:
+        if self._max_per_tenant is not None and self._tenants[tenant] + sequences > self._max_per_tenant:
             raise Refusal(
                 429,
                 "tenant_limit",
-                f"tenant {tenant!r} has {self._max_per_tenant} requests here already",
+                f"tenant {tenant!r} has {self._tenants[tenant]} sequences here, and the request has {sequences}; "
+                f"accepted: {self._max_per_tenant} in all (--max-per-tenant)",
                 retry_after_s=_whole_seconds(self._mean_stay_s / self._max_per_tenant),
             )
-        self._tenants[tenant] += 1
-        self.waiting += 1
-        return Visit(tenant, self._clock())
+        self._tenants[tenant] += sequences
+        self.waiting += sequences
+        return Visit(tenant, sequences, self._clock())
+
+    def _check_size(self, sequences: int) -> None:
+        """Raise Refusal (400) for a request that no waiting could fit under a limit."""
+        for flag, limit in (
+            ("--max-per-tenant", self._max_per_tenant),
+            ("--max-queue", self.max_queue),
+            ("--max-in-flight", self._max_in_flight),
+        ):
+            if limit is not None and sequences > limit:
+                raise Refusal(
+                    400,
+                    "too_many_sequences",
+                    f"the request asks for {sequences} sequences (prompts times n); accepted: up to {limit} ({flag})",
+                )
+
+    def _has_place(self, visit: Visit) -> bool:
+        places = self._places()
+        return places is None or self.inside + visit.sequences <= places
+
+    def _let_in(self, visit: Visit) -> None:
+        visit.inside = True
+        self.inside += visit.sequences
 
     async def _wait(self, visit: Visit, priority: int, interrupt: Interrupt) -> None:
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -157,12 +185,10 @@ class Turnstile:
                 heapify(self._door)
 
     def _admit(self) -> None:
-        """Let in whom there are places for."""
-        places = self._places()
-        while self._door and (places is None or self.inside < places):
+        """Let in those at the head of the door that there are places for."""
+        while self._door and self._has_place(self._door[0][3]):
             called, visit = heappop(self._door)[2:]
-            visit.inside = True
-            self.inside += 1
+            self._let_in(visit)
             if not called.done():
                 called.set_result(None)
 

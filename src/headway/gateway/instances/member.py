@@ -34,8 +34,8 @@ class Member:
 
     `launch` starts its process; None for one that was joined by its URL. `since_s` is when its condition began and
     `reason` why, for people; `last_loss` is why it was last lost, whatever has been tried since. `in_flight` and
-    `served` (requests there now; requests it answered) are counted by the serving path, `failures` (lost, or garbage
-    answered) and `restarts` by the fleet.
+    `served` (sequences of the requests there now; requests it answered) are counted by the serving path, `failures`
+    (lost, or garbage answered) and `restarts` by the fleet.
     """
 
     name: str

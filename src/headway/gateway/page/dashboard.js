@@ -56,7 +56,7 @@ function showInstances(state) {
 
 function showWaiting(state) {
   const total = state.slack.reduce((sum, band) => sum + band.waiting, 0);
-  put(at("waiting"), state.max_queue === null ? whole(total) : `${whole(total)} of at most ${whole(state.max_queue)}`);
+  put(at("waiting"), state.max_queue === null ? whole(total) : `${whole(total)} (at most ${whole(state.max_queue)} sequences)`);
   const bands = state.slack.map((band, index) => ({ ...band, index }));
   const byName = (band) => band.name;
   const segment = (band) => made("span", `band-${band.index}`);
