@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from headway.core import hints as engine_hints
 from headway.core.slo import NO_TARGETS, Slo
 from headway.gateway.api import CHAT
-from headway.gateway.ask import Ask, read_ask
+from headway.gateway.ask import MAX_FIELDS, MAX_XARGS_BYTES, Ask, read_ask
 from headway.gateway.refusal import Refusal
+from headway.gateway.resumable import resumable
+from headway.routing.prompt_blocks import prompt_blocks
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
 
@@ -63,6 +65,29 @@ def test_embeddings_are_prompts() -> None:
 def test_what_is_nested_too_deeply_is_refused(where: str) -> None:
     deep = "[" * 100_000 + "]" * 100_000
     assert "not a JSON object" in refused(f'{{"model": "m", "{where}": {deep}}}'.encode()).message
+
+
+def test_bodies_of_many_fields_and_long_extra_arguments_are_refused() -> None:
+    fields = {f"field_{number}": 1 for number in range(MAX_FIELDS)}
+    assert len(read(fields).fields) == MAX_FIELDS
+    assert f"{MAX_FIELDS + 1} fields" in refused({**fields, "prompt": "x"}).message
+    longest = "x" * (MAX_XARGS_BYTES - len('{"a": ""}'))
+    assert read({"prompt": "x", "vllm_xargs": {"a": longest}}).xargs == {"a": longest}
+    assert "vllm_xargs has" in refused({"prompt": "x", "vllm_xargs": {"a": longest + "x"}}).message
+
+
+def test_only_the_beginning_of_a_long_prompt_is_named() -> None:
+    blocks = read({"prompt": "x" * 2**22}).prefix_blocks()
+    assert blocks == prompt_blocks(b'"' + b"x" * 2**22, within=b"\n\n")
+    assert blocks == read({"prompt": "x" * 2**22 + "y"}).prefix_blocks()
+
+
+def test_a_stream_with_long_stop_texts_is_not_looked_at_to_be_resumed() -> None:
+    stream = {"prompt": "x", "stream": True}
+    assert resumable(read({**stream, "stop": ["a"] * 100}))
+    assert not resumable(read({**stream, "stop": ["a"] * 10_000}))
+    assert not resumable(read({**stream, "unknown": " " * 10_000}))
+    assert resumable(read({**stream, "prompt": "x" * 10_000, "user": "y" * 10_000}))
 
 
 def test_limits_of_answers() -> None:

@@ -20,7 +20,8 @@ from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError
 from headway.gateway.access_log import AccessLog
 from headway.gateway.api import APIS
-from headway.gateway.ask import MAX_ID_CHARACTERS, Ask, read_ask
+from headway.gateway.ask import MAX_ID_CHARACTERS
+from headway.gateway.body_reader import BodyReader
 from headway.gateway.broadcast import Broadcast, goes_to_all
 from headway.gateway.connection import Connection
 from headway.gateway.edge import (
@@ -76,6 +77,7 @@ class Gateway:
         self._fleet = fleet
         self._options = options
         self._clock = clock
+        self._bodies = BodyReader()
         self._passthrough = PassThrough(self.serving)
         self._broadcast = Broadcast(self.serving)
         self.shadows = ShadowBoard()
@@ -117,7 +119,15 @@ class Gateway:
         arrival_s, headers = self._clock(), scope["headers"]
         client.request_id = _request_id(headers)
         body = await read_body(headers, receive, self._options.max_body_bytes)
-        ask = self._read(scope, headers, body, tenant, client.request_id.decode("latin-1"))
+        query = scope["query_string"].decode("latin-1")
+        ask = await self._bodies.read(
+            f"{scope['path']}?{query}" if query else scope["path"],
+            headers,
+            body,
+            request_id=client.request_id.decode("latin-1"),
+            default_slo=self._options.slo,
+            key_tenant=tenant,
+        )
         client.request_id = _as_header(ask.request_id)
         if ask.previous_id is not None:
             self.serving.stored.check(ask.previous_id, tenant)
@@ -127,17 +137,6 @@ class Gateway:
             await self.serving.serve(ask, client, headers, interrupt, arrival_s)
         finally:
             watcher.cancel()
-
-    def _read(self, scope: Scope, headers: Headers, body: bytes, tenant: str, request_id: str) -> Ask:
-        query = scope["query_string"]
-        return read_ask(
-            scope["path"] if not query else f"{scope['path']}?{query.decode('latin-1')}",
-            headers,
-            body,
-            request_id=request_id,
-            default_slo=self._options.slo,
-            key_tenant=tenant,
-        )
 
     def _tenant(self, headers: Headers) -> str:
         """The tenant of the request's key, empty without one. Raises Refusal (401) for a missing or unknown key."""
@@ -180,6 +179,7 @@ class Gateway:
             yield
             sampling.cancel()
             serving.close()
+            self._bodies.close()
 
         routes = [
             Route("/health", self._health),

@@ -22,12 +22,19 @@ T = TypeVar("T")
 MAX_ID_CHARACTERS = 256
 """The longest name of a request: logs, records, pages and the instance all repeat it."""
 
+MAX_FIELDS = 1000
+"""Fields of a body: each costs the gateway time of its own. vLLM knows about a hundred."""
+MAX_XARGS_BYTES = 2**20
+"""vLLM's extra arguments, which are decoded and encoded again whole."""
+
 Fields = dict[str, msgspec.Raw]
 
 _BYTES_PER_ID = 6
 """A token id with its comma is taken to have so many."""
 _BEFORE_PROMPT = ("model", "chat_template_kwargs", "cache_salt")
 """Fields that decide, beside the prompt, what its KV is."""
+_BLOCKS_READ_BYTES = 2**21
+"""So much of a field is looked at for the names of blocks, which end before."""
 
 
 class _Kind(Generic[T]):
@@ -120,14 +127,18 @@ class Ask:
         return _encode(fields)
 
     def prefix_blocks(self) -> tuple[int, ...]:
-        """Names of the prompt's leading blocks, for routers. O(bytes)."""
-        prompt = b"".join(self.fields.get(name, b"") for name in self.api.prompt)
+        """Names of the prompt's leading blocks, for routers. O(bytes), up to _BLOCKS_READ_BYTES a field."""
+        prompt = self._beginnings(self.api.prompt, b"")
         if self.api is MESSAGES:
             prompt = _ATTRIBUTION.sub(b'"', prompt)
-        before = b"\n".join(self.fields.get(name, b"") for name in _BEFORE_PROMPT)
+        before = self._beginnings(_BEFORE_PROMPT, b"\n")
         by_ids = self.api is COMPLETIONS and _begins_with_id(prompt)
         bytes_per_token = _BYTES_PER_ID if by_ids else BYTES_PER_TOKEN
         return prompt_blocks(prompt, within=before, bytes_per_token=bytes_per_token)
+
+    def _beginnings(self, names: Sequence[str], between: bytes) -> bytes:
+        fields = (memoryview(self.fields.get(name, b"")) for name in names)
+        return between.join(field[:_BLOCKS_READ_BYTES] for field in fields)
 
     def hints(self, slo: Slo, *, may_move: bool) -> dict[str, Any]:
         """What Headway's scheduler is told: these targets, and whether another instance would take it."""
@@ -157,7 +168,7 @@ def read_ask(
     """
     fields = _read_fields(body)
     api = APIS[path.partition("?")[0]]
-    xargs = _value(fields, "vllm_xargs", _OBJECT) or {}
+    xargs = _xargs(fields)
     hints = read_hints(headers, xargs, _value(fields, "priority", _NUMBER), default_slo)
     if api is RESPONSES and key_tenant:
         fields.pop("request_id", None)
@@ -187,9 +198,19 @@ def read_ask(
 
 def _read_fields(body: bytes) -> Fields:
     try:
-        return _decode_fields(body)
+        fields = _decode_fields(body)
     except UNREADABLE as error:
         raise bad_request(f"the body is not a JSON object ({error}); accepted: an object") from None
+    if len(fields) > MAX_FIELDS:
+        raise bad_request(f"the body has {len(fields)} fields; accepted: up to {MAX_FIELDS}")
+    return fields
+
+
+def _xargs(fields: Fields) -> dict[str, Any]:
+    size = memoryview(fields.get("vllm_xargs", b"")).nbytes
+    if size > MAX_XARGS_BYTES:
+        raise bad_request(f"vllm_xargs has {size} bytes; accepted: up to {MAX_XARGS_BYTES}", "vllm_xargs")
+    return _value(fields, "vllm_xargs", _OBJECT) or {}
 
 
 def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:

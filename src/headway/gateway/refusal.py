@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.responses import Response
 
@@ -49,6 +51,10 @@ class Refusal(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.outcome = outcome or _OUTCOMES.get(status, Outcome.FAILED)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a refusal pass from one process to another: an exception keeps one argument by itself."""
+        return Refusal, (self.status, self.code, self.message), self.__dict__
 
     @property
     def body(self) -> bytes:

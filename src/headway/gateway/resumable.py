@@ -58,6 +58,8 @@ _NO_EFFECT = (b"null", b"false", b"0", b"0.0", b'""', b"[]", b"{}", b'"none"', b
 """Values by which a field asks for nothing."""
 _COUNTS_OTHERS = frozenset({"logprobs", "prompt_logprobs"})
 """Fields of which 0 asks for something: the log probability of the token itself, and of no other."""
+_SHORT_BYTES = 2**12
+"""A longer value asks for something, and is not looked at: a stream that might break is to cost little before."""
 
 
 def resumable(ask: Ask) -> bool:
@@ -73,10 +75,12 @@ def resumable(ask: Ask) -> bool:
 
 
 def _keeps_its_sense(name: str, raw: msgspec.Raw) -> bool:
+    if name != "stop" and (name in KEPT or name in _PROMPT or name in _COUNTED or name in _OURS):
+        return True
+    if memoryview(raw).nbytes > _SHORT_BYTES:
+        return False
     if name == "stop":
         return _short_stops(raw)
-    if name in KEPT or name in _PROMPT or name in _COUNTED or name in _OURS:
-        return True
     value = bytes(raw).replace(b" ", b"")
     return value in _NO_EFFECT and not (value == b"0" and name in _COUNTS_OTHERS)
 

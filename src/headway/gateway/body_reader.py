@@ -1,0 +1,87 @@
+"""Reads requests for tokens without keeping the event loop: large bodies are decoded in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from headway.gateway.api import APIS
+from headway.gateway.ask import Ask, read_ask
+from headway.gateway.edge import Headers
+from headway.gateway.refusal import Refusal
+from headway.with_parent import signal_with_parent
+
+MAX_BYTES_HERE = 2**20
+MAX_COMMAS_HERE = 2**15
+"""A body of more bytes, or of more values (which commas separate), is decoded in the other process."""
+
+
+class BodyReader:
+    """Decodes small bodies at once, and larger ones in a process that the first of them starts.
+
+    A thread would not help: the decoder holds the interpreter's lock until it has decoded a body.
+    """
+
+    def __init__(self) -> None:
+        self._processes: ProcessPoolExecutor | None = None
+
+    async def read(self, path: str, headers: Headers, body: bytes, **options: Any) -> Ask:
+        """Return `read_ask(path, headers, body, **options)`, and raise what that raises.
+
+        Also raises Refusal (503) if the process ends before it has answered.
+        """
+        if len(body) <= MAX_BYTES_HERE and body.count(b",") <= MAX_COMMAS_HERE:
+            return read_ask(path, headers, body, **options)
+        if self._processes is None:
+            self._processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
+        loop = asyncio.get_running_loop()
+        try:
+            reading = loop.run_in_executor(self._processes, _read, path, list(headers), body, options)
+            ask, places = await reading
+        except BrokenProcessPool:
+            self.close()
+            raise Refusal(
+                503, "body_not_read", "the body's reader ended; try again later", retry_after_s=1
+            ) from None
+        ask.api = APIS[ask.api.path]
+        view = memoryview(body)
+        ask.fields = {name: msgspec.Raw(view[start:end]) for name, (start, end) in places.items()}
+        return ask
+
+    def close(self) -> None:
+        """End the process."""
+        if self._processes is not None:
+            self._processes.shutdown(wait=False, cancel_futures=True)
+            self._processes = None
+
+
+def _begin() -> None:
+    """Set up the process: it ends with the gateway, which alone answers Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal_with_parent(signal.SIGKILL)
+
+
+def _read(
+    path: str, headers: Headers, body: bytes, options: dict[str, Any]
+) -> tuple[Ask, dict[str, tuple[int, int]]]:
+    """An `Ask` without its fields, and where each field lies in the body: the gateway has the body already."""
+    ask = read_ask(path, headers, body, **options)
+    origin = _address(body)
+    places = {}
+    for name, raw in ask.fields.items():
+        start = _address(raw) - origin
+        places[name] = (start, start + memoryview(raw).nbytes)
+    ask.fields = {}
+    return ask, places
+
+
+def _address(data: bytes | msgspec.Raw) -> int:
+    address: int = np.frombuffer(data, np.uint8).ctypes.data
+    return address

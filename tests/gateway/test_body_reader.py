@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from headway.gateway.api import CHAT, COMPLETIONS
+from headway.gateway.ask import read_ask
+from headway.gateway.body_reader import MAX_BYTES_HERE, MAX_COMMAS_HERE, BodyReader
+from headway.gateway.refusal import Refusal
+from tests.gateway.front import PROMPT, gateway
+from tests.gateway.upstream import upstream
+
+MANY = {"model": "small", "prompt": [[1]] * (MAX_COMMAS_HERE + 2), "n": 2, "priority": 3}
+LARGE = {
+    "messages": [{"role": "user", "content": "x" * MAX_BYTES_HERE}],
+    "vllm_xargs": {"headway_ttft_ms": 5},
+}
+HEADERS = [(b"x-tenant", b"blue")]
+
+
+@asynccontextmanager
+async def reader() -> AsyncIterator[BodyReader]:
+    found = BodyReader()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def encoded(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()
+
+
+def not_here(*_arguments: object, **_options: object) -> None:
+    raise AssertionError("read in this process")
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS.path, MANY), (f"{CHAT.path}?a=b", LARGE)])
+async def test_a_large_body_is_read_in_another_process_as_it_would_be_here(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = encoded(body)
+    here = read_ask(path, HEADERS, data, request_id="r")
+    monkeypatch.setattr("headway.gateway.body_reader.read_ask", not_here)
+    async with reader() as bodies:
+        there = await bodies.read(path, HEADERS, data, request_id="r")
+    assert there == here
+    assert there.api is here.api
+    assert there.body(hints={}, request_id=True, ids=True) == here.body(hints={}, request_id=True, ids=True)
+
+
+async def test_a_refusal_comes_back_whole() -> None:
+    data = encoded({**MANY, "stream": "maybe"})
+    async with reader() as bodies:
+        with pytest.raises(Refusal) as raised:
+            await bodies.read(COMPLETIONS.path, [], data, request_id="r")
+    assert (raised.value.status, raised.value.param) == (400, "stream")
+    assert "accepted: true or false" in raised.value.message
+
+
+async def test_a_reader_that_ends_is_started_again() -> None:
+    data = encoded(MANY)
+    async with reader() as bodies:
+        reading = asyncio.create_task(bodies.read(COMPLETIONS.path, [], data, request_id="r"))
+        await asyncio.sleep(0)
+        for process in multiprocessing.active_children():
+            process.kill()
+        with pytest.raises(Refusal) as raised:
+            await reading
+        assert (raised.value.status, raised.value.code) == (503, "body_not_read")
+        assert (await bodies.read(COMPLETIONS.path, [], data, request_id="r")).answers == 2 * len(
+            MANY["prompt"]
+        )
+
+
+async def test_a_body_of_many_values_reaches_the_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.gateway.body_reader.read_ask", not_here)
+    ids = [7] * (MAX_COMMAS_HERE + 2)
+    async with upstream() as instance, gateway(instance) as front:
+        assert (await front.post({**PROMPT, "prompt": ids})).status == 200
+        assert instance.bodies[0]["prompt"] == ids
