@@ -316,7 +316,8 @@ async def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
     ],
 )
 async def test_a_request_counts_as_its_sequences(limit: str, body: dict[str, Any]) -> None:
-    async with upstream() as instance, gateway(instance, **{limit: 50}) as front:
+    options: dict[str, Any] = {limit: 50}
+    async with upstream() as instance, gateway(instance, **options) as front:
         answer = await front.post({"model": "small", **body})
         assert (answer.status, answer.error["code"]) == (400, "too_many_sequences")
         assert f"up to 50 (--{limit.replace('_', '-')})" in answer.error["message"]

@@ -16,7 +16,8 @@ from headway.gateway.refusal import Refusal
 from tests.gateway.front import PROMPT, gateway
 from tests.gateway.upstream import upstream
 
-MANY = {"model": "small", "prompt": [[1]] * (MAX_COMMAS_HERE + 2), "n": 2, "priority": 3}
+PROMPTS = MAX_COMMAS_HERE + 2
+MANY = {"model": "small", "prompt": [[1]] * PROMPTS, "n": 2, "priority": 3}
 LARGE = {
     "messages": [{"role": "user", "content": "x" * MAX_BYTES_HERE}],
     "vllm_xargs": {"headway_ttft_ms": 5},
@@ -55,6 +56,15 @@ async def test_a_large_body_is_read_in_another_process_as_it_would_be_here(
     assert there.body(hints={}, request_id=True, ids=True) == here.body(hints={}, request_id=True, ids=True)
 
 
+async def test_sequences_of_a_large_body_are_counted_in_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headway.gateway.ask._decode_fields", not_here)
+    async with reader() as bodies:
+        assert await bodies.count(encoded(MANY)) == 2 * PROMPTS
+        assert await bodies.count(b"--form\r\n" + b"," * MAX_BYTES_HERE) == 1
+
+
 async def test_a_refusal_comes_back_whole() -> None:
     data = encoded({**MANY, "stream": "maybe"})
     async with reader() as bodies:
@@ -74,14 +84,12 @@ async def test_a_reader_that_ends_is_started_again() -> None:
         with pytest.raises(Refusal) as raised:
             await reading
         assert (raised.value.status, raised.value.code) == (503, "body_not_read")
-        assert (await bodies.read(COMPLETIONS.path, [], data, request_id="r")).answers == 2 * len(
-            MANY["prompt"]
-        )
+        assert (await bodies.read(COMPLETIONS.path, [], data, request_id="r")).answers == 2 * PROMPTS
 
 
 async def test_a_body_of_many_values_reaches_the_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.gateway.body_reader.read_ask", not_here)
-    ids = [7] * (MAX_COMMAS_HERE + 2)
+    ids = [7] * PROMPTS
     async with upstream() as instance, gateway(instance) as front:
         assert (await front.post({**PROMPT, "prompt": ids})).status == 200
         assert instance.bodies[0]["prompt"] == ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -180,6 +181,28 @@ async def test_who_computes_elsewhere_keeps_to_its_tenants_limit() -> None:
         await front.idle()
         assert (await front.post({}, "/v1/embeddings", **right)).status == 202
         assert (await front.post({}, "/v1/embeddings", x_tenant="red", **right)).status == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", {"prompt": ["one", "two"], "n": 2}),
+        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": "one, two"}]] * 4}),
+        ("/inference/v1/generate", {"token_ids": [1, 2, 3], "sampling_params": {"n": 4}}),
+    ],
+)
+async def test_sequences_are_counted_elsewhere_too(path: str, body: dict[str, Any]) -> None:
+    async with upstream() as instance:
+        for limit, status in ((3, 400), (4, 202)):
+            async with gateway(instance, max_per_tenant=limit) as front:
+                assert (await front.post(body, path)).status == status
+        assert asked(instance, path) == 1
+
+
+@pytest.mark.parametrize("body", [b"no JSON", b"[1]", b"", b'{"n": "many"}', b'{"sampling_params": 3}'])
+async def test_a_body_that_is_not_understood_counts_as_one(body: bytes) -> None:
+    async with upstream() as instance, gateway(instance, max_per_tenant=1) as front:
+        assert (await front.post(body, "/invocations")).status == 202
 
 
 async def test_a_response_is_asked_for_where_it_is() -> None:

@@ -78,7 +78,7 @@ class Gateway:
         self._options = options
         self._clock = clock
         self._bodies = BodyReader()
-        self._passthrough = PassThrough(self.serving)
+        self._passthrough = PassThrough(self.serving, self._bodies)
         self._broadcast = Broadcast(self.serving)
         self.shadows = ShadowBoard()
         self._own = self._own_pages(router)

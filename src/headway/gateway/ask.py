@@ -196,6 +196,22 @@ def read_ask(
     )
 
 
+def count_sequences(body: bytes) -> int:
+    """Sequences that a body asks for on a path without an `Api`, such as /invocations or /v1/chat/completions/batch.
+
+    These are its prompts, or its conversations, times `n`, which may stand among `sampling_params`. A body that is not
+    understood counts as one.
+    """
+    try:
+        fields = _decode_fields(body)
+        nested = _decode_fields(fields.get("sampling_params", b"{}"))
+        answers = max(1, *(_value(each, "n", _NUMBER) or 1 for each in (fields, nested)))
+        conversations, _ = _prompts_in(bytes(fields.get("messages", b"")))
+        return max(_prompts(fields)[0], conversations) * answers
+    except (Refusal, *UNREADABLE):
+        return 1
+
+
 def _read_fields(body: bytes) -> Fields:
     try:
         fields = _decode_fields(body)

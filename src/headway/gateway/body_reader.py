@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import signal
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from headway.gateway.api import APIS
-from headway.gateway.ask import Ask, read_ask
+from headway.gateway.ask import Ask, count_sequences, read_ask
 from headway.gateway.edge import Headers
 from headway.gateway.refusal import Refusal
 from headway.with_parent import signal_with_parent
+
+T = TypeVar("T")
 
 MAX_BYTES_HERE = 2**20
 MAX_COMMAS_HERE = 2**15
@@ -37,29 +40,41 @@ class BodyReader:
 
         Also raises Refusal (503) if the process ends before it has answered.
         """
-        if len(body) <= MAX_BYTES_HERE and body.count(b",") <= MAX_COMMAS_HERE:
+        if _is_small(body):
             return read_ask(path, headers, body, **options)
+        ask, places = await self._apart(_read, path, list(headers), body, options)
+        ask.api = APIS[ask.api.path]
+        view = memoryview(body)
+        ask.fields = {name: msgspec.Raw(view[start:end]) for name, (start, end) in places.items()}
+        return ask
+
+    async def count(self, body: bytes) -> int:
+        """Return `count_sequences(body)`. Raises Refusal (503) as `read` does."""
+        if body.startswith(b"--"):
+            return 1  # a form, with sound in it
+        return count_sequences(body) if _is_small(body) else await self._apart(count_sequences, body)
+
+    async def _apart(self, function: Callable[..., T], *arguments: object) -> T:
         if self._processes is None:
             self._processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
         loop = asyncio.get_running_loop()
         try:
-            reading = loop.run_in_executor(self._processes, _read, path, list(headers), body, options)
-            ask, places = await reading
+            return await loop.run_in_executor(self._processes, function, *arguments)
         except BrokenProcessPool:
             self.close()
             raise Refusal(
                 503, "body_not_read", "the body's reader ended; try again later", retry_after_s=1
             ) from None
-        ask.api = APIS[ask.api.path]
-        view = memoryview(body)
-        ask.fields = {name: msgspec.Raw(view[start:end]) for name, (start, end) in places.items()}
-        return ask
 
     def close(self) -> None:
         """End the process."""
         if self._processes is not None:
             self._processes.shutdown(wait=False, cancel_futures=True)
             self._processes = None
+
+
+def _is_small(body: bytes) -> bool:
+    return len(body) <= MAX_BYTES_HERE and body.count(b",") <= MAX_COMMAS_HERE
 
 
 def _begin() -> None:

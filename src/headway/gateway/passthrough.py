@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 
 from headway.gateway.ask import priority_of, tenant_of
+from headway.gateway.body_reader import BodyReader
 from headway.gateway.edge import (
     Client,
     ClientGone,
@@ -48,8 +49,9 @@ _NOT_COMPUTED = ("/cancel", "/count_tokens", "/render", "/derender")
 class PassThrough:
     """Streams both ways, to the instances in turn. What breaks, breaks: there is no other attempt."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, bodies: BodyReader) -> None:
         self._serving = serving
+        self._bodies = bodies
         self._turn = 0
 
     async def __call__(self, scope: Scope, receive: Receive, client: Client, key_tenant: str) -> None:
@@ -67,9 +69,10 @@ class PassThrough:
         visit: Visit | None = None
         try:
             if _is_computed(scope):
-                await upload.hold()  # who waits at the door may leave, which is seen when all has come
-                visit = await self._enter(scope, key_tenant, interrupt)
-            await self._ask(scope, upload, client, interrupt)
+                # A client that waits at the door may leave, which is seen once its whole body has come.
+                sequences = await self._bodies.count(await upload.hold())
+                visit = await self._enter(scope, key_tenant, interrupt, sequences)
+            await self._ask(scope, upload, client, interrupt, 1 if visit is None else visit.sequences)
         except WaitCut as cut:
             if cut.reason is Cut.GONE or client.began:
                 raise ClientGone from None
@@ -80,21 +83,23 @@ class PassThrough:
             if visit is not None:
                 serving.turnstile.leave(visit)
 
-    async def _enter(self, scope: Scope, key_tenant: str, interrupt: Interrupt) -> Visit:
+    async def _enter(self, scope: Scope, key_tenant: str, interrupt: Interrupt, sequences: int) -> Visit:
         """Wait for a place, no longer than requests may. When its answer begins is not looked at."""
         serving = self._serving
         hints = read_hints(scope["headers"], {}, None)
         tenant = tenant_of(hints.tenant, key_tenant)
         with serving.limited(interrupt):
             priority = priority_of(hints.priority, key_tenant) or 0
-            visit = await serving.turnstile.enter(tenant, priority, interrupt)
+            visit = await serving.turnstile.enter(tenant, priority, interrupt, sequences)
         serving.turnstile.began(visit)
         return visit
 
-    async def _ask(self, scope: Scope, upload: _Upload, client: Client, interrupt: Interrupt) -> None:
+    async def _ask(
+        self, scope: Scope, upload: _Upload, client: Client, interrupt: Interrupt, sequences: int
+    ) -> None:
         """Send it to an instance. Raises WaitCut where that is cut short, but for the instance's loss."""
         serving, member = self._serving, self._member(response_of_path(scope["path"]))
-        member.in_flight += 1
+        member.in_flight += sequences
         try:
             with serving.losses.cutting(member.name, member.loss, interrupt):
                 await self._pass(scope, upload, client, member, interrupt)
@@ -106,7 +111,7 @@ class PassThrough:
                 raise
             raise self._broken(upload, client, member, "lost") from None
         finally:
-            member.in_flight -= 1
+            member.in_flight -= sequences
 
     def _member(self, response_id: str | None) -> Member:
         """The instance that has the response which is asked for, else the next in turn."""
@@ -180,10 +185,11 @@ class _Upload:
         """Nothing more comes from the client but its end."""
         self._watcher = asyncio.create_task(watch_client(self._receive, self._interrupt))
 
-    async def hold(self) -> None:
-        """Read all of it now. Raises `problem`, as `parts`."""
-        if self.is_there:
-            self._held = [part async for part in self._parts()]
+    async def hold(self) -> bytes:
+        """Read all of it now, and return it. Raises `problem`, as `parts`."""
+        body = b"".join([part async for part in self._parts()]) if self.is_there else b""
+        self._held = [body] if body else []
+        return body
 
     async def parts(self) -> AsyncIterator[bytes]:
         """Those that are held, or as they come: see `_parts`."""
