@@ -17,6 +17,7 @@ from tests.predict.shapes import batch, decodes
 from tests.strategies import decoding, prefilling
 
 DEMO = {
+    "model_type": "llama",
     "hidden_act": "silu",
     "hidden_size": 256,
     "num_hidden_layers": 4,

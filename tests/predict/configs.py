@@ -50,6 +50,21 @@ QWEN2_57B = QWEN2_MOE | {
     "num_experts": 64,
     "num_experts_per_tok": 8,
 }
+QWEN3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+    "dtype": "bfloat16",
+}
 DEEPSEEK_V2_LITE: dict[str, Any] = {
     "model_type": "deepseek_v2",
     "hidden_act": "silu",
@@ -119,7 +134,7 @@ GPT_OSS: dict[str, Any] = {
     "num_experts_per_tok": 4,
     "vocab_size": 201088,
     "tie_word_embeddings": False,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "layer_types": ["full_attention"] * 24,  # as published every other one slides, which is refused
     "quantization_config": {
         "quant_method": "mxfp4",
         "modules_to_not_convert": [

@@ -11,7 +11,7 @@ from headway.engine.demo_model import DemoRecipe
 from headway.errors import ConfigError
 from headway.predict.known_models import KNOWN_MODELS, model_shape
 from headway.predict.model_shape import model_shape_of
-from tests.predict.configs import LLAMA, MIXTRAL
+from tests.predict.configs import LLAMA, MIXTRAL, QWEN3_MOE
 
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
@@ -31,21 +31,6 @@ OPT: dict[str, Any] = {
     "ffn_dim": 16384,
     "vocab_size": 50272,
     "torch_dtype": "float16",
-}
-QWEN3_MOE: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "vocab_size": 151936,
-    "dtype": "bfloat16",
 }
 
 
@@ -182,10 +167,126 @@ def test_sizes_that_no_model_has_are_named(config: dict[str, Any], message: str)
 @pytest.mark.parametrize("keys", [
     {"layer_types": ["linear_attention", "full_attention"] * 16}, {"mamba_d_state": 16}, {"index_topk": 2048},
     {"is_encoder_decoder": True}, {"layers_block_type": ["mamba"] * 32},
+    {"layer_types": ["sliding_attention", "full_attention"] * 16, "sliding_window": 128},
+    {"layer_types": ["sliding_attention"] * 32}, {"attention_chunk_size": 8192}, {"kept_layers": [1, 0] * 16},
+    {"num_key_value_heads_per_layer": [4, 2] * 16}, {"hybrid_layer_pattern": [0, 1] * 16},
+    {"swa_num_key_value_heads": 4}, {"sliding_window_pattern": 6}, {"num_kv_shared_layers": 10},
+    {"sparse_attention_config": {"use_sparse_attention": True}}, {"linear_attn_config": {"kda_layers": [1]}},
+    {"another_config": {"size": 1}}, {"global_head_dim": 512},
 ])  # fmt: skip
 def test_layers_of_another_kind_are_not_taken_for_attention(keys: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(keys))):
+    for family in ("llama", "minimax_m9"):  # the key says more than a family that is not known
+        with pytest.raises(ConfigError, match=next(iter(keys))):
+            model_shape_of(LLAMA | {"model_type": family} | keys, "m")
+
+
+_WINDOW = {"sliding_window": 4096, "max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(("keys", "refused"), [
+    ({"model_type": "mistral"} | _WINDOW, True),
+    ({"model_type": "mistral"} | _WINDOW | {"max_position_embeddings": 4096}, False),
+    ({"model_type": "mistral"} | _WINDOW | {"sliding_window": None}, False),
+    ({"model_type": "mistral", "sliding_window": 4096}, True),
+    ({"model_type": "qwen2"} | _WINDOW, False),
+    ({"model_type": "qwen2", "use_sliding_window": False} | _WINDOW, False),
+    ({"model_type": "qwen2", "use_sliding_window": True} | _WINDOW, True),
+    ({"model_type": "phi3", "layer_types": ["full_attention"] * 32} | _WINDOW, False),
+    (
+        {"model_type": "phi3", "layer_types": ["sliding_attention"] * 32}
+        | _WINDOW | {"max_position_embeddings": 4096},
+        False,
+    ),
+])  # fmt: skip
+def test_a_window_is_one_if_it_is_in_use_and_shorter_than_the_context(
+    keys: dict[str, Any], refused: bool
+) -> None:
+    if refused:
+        with pytest.raises(ConfigError, match="sliding_window"):
+            model_shape_of(LLAMA | keys)
+    else:
+        assert model_shape_of(LLAMA | keys).num_weights == model_shape_of(LLAMA).num_weights
+
+
+@pytest.mark.parametrize(("keys", "named"), [
+    ({"hidden_act": "swigluoai"}, "hidden_act"),
+    ({"hidden_activation": "geglu2"}, "hidden_activation"),
+    ({"model_type": "opt", "ffn_dim": 16384, "activation_function": "swiglu"}, "activation_function"),
+    ({"model_type": "minimax_m3", "hidden_act": "swigluoai"}, "hidden_act"),
+    ({"model_type": "minimax_m3"}, "model_type"),
+    ({"model_type": None}, "model_type"),
+    ({"architectures": ["LlamaSparseForCausalLM"]}, "architectures"),
+    ({"num_key_value_heads": "8"}, "num_key_value_heads"),
+    ({"num_key_value_heads": 8.0}, "num_key_value_heads"),
+    ({"num_key_value_heads": [8] * 32}, "num_key_value_heads"),
+    ({"num_key_value_heads": 5}, "num_key_value_heads"),
+    ({"v_head_dim": 64}, "v_head_dim"),
+    ({"model_type": "mixtral"}, "num_local_experts"),
+    ({"model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8}, "moe_intermediate_size"),
+])  # fmt: skip
+def test_what_is_not_known_is_named(keys: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"'m' has .*{named}"):
         model_shape_of(LLAMA | keys, "m")
+
+
+def test_what_a_family_takes_where_its_config_is_silent() -> None:
+    silent = {key: LLAMA[key] for key in LLAMA if key not in ("hidden_act", "num_key_value_heads")}
+    llama, mistral = (model_shape_of(silent | {"model_type": name}) for name in ("llama", "mistral"))
+    assert (llama.gated, llama.num_kv_heads) == (True, 32)
+    assert (mistral.gated, mistral.num_kv_heads) == (True, 8)
+    assert model_shape_of(silent | {"model_type": "mistral", "num_key_value_heads": None}).num_kv_heads == 32
+    assert model_shape_of(silent | {"model_type": "glm4"}).num_kv_heads == 2
+    without_type = {key: value for key, value in silent.items() if key != "model_type"}
+    assert model_shape_of(without_type | {"architectures": ["MistralForCausalLM"]}).num_kv_heads == 8
+
+
+def test_gemma_4_has_a_dense_feed_forward_beside_its_experts() -> None:
+    keys = {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704, "hidden_act": None}
+    shape = model_shape_of(LLAMA | {"model_type": "gemma4_text", "head_dim": 128} | keys)
+    assert (shape.experts_per_token, shape.intermediate_size) == (8, 704)
+    # A layer: attention, router, 128 experts of three times 4096 x 704, three of 4096 x 14336.
+    layer = 41_943_040 + 4096 * 128 + 128 * 3 * 4096 * 704 + 176_160_768
+    assert shape.num_weights == 32 * layer + 2 * 128_256 * 4096
+
+
+def test_a_text_part_without_its_sizes_is_not_filled_up_from_elsewhere() -> None:
+    with pytest.raises(ConfigError, match=r"'hidden_size'|'num_hidden_layers'"):
+        model_shape_of({"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}})
+
+
+_SMALL_KEYS = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 512}
+
+
+@pytest.mark.parametrize(("family", "keys"), [
+    ("llama", {"num_key_value_heads": 2, "intermediate_size": 352}),
+    ("mistral", {"num_key_value_heads": 2, "intermediate_size": 352, "sliding_window": None}),
+    ("qwen2", {"num_key_value_heads": 2, "intermediate_size": 352}),
+    ("qwen3", {"num_key_value_heads": 2, "intermediate_size": 352}),
+    ("qwen3_moe", {"num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 64}),
+    ("mixtral", {"num_key_value_heads": 2, "intermediate_size": 352}),
+    ("gemma", {"num_key_value_heads": 2, "intermediate_size": 352}),
+    ("phi3", {"num_key_value_heads": 2, "intermediate_size": 352, "pad_token_id": 0}),
+    ("opt", {"ffn_dim": 512, "word_embed_proj_dim": 128}),
+    ("gpt_neox", {"intermediate_size": 512}),
+    ("falcon", {}),
+    ("starcoder2", {"intermediate_size": 512, "num_key_value_heads": 2}),
+])  # fmt: skip
+def test_as_many_weights_as_the_class_makes(family: str, keys: dict[str, Any]) -> None:
+    """Every matrix but positions, of a model that transformers builds with nothing behind it."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    config = transformers.AutoConfig.for_model(family, **_SMALL_KEYS, **keys)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    weights = {name: weight.numel() for name, weight in model.named_parameters() if weight.dim() > 1}
+    counted = sum(count for name, count in weights.items() if "embed_positions" not in name)
+    assert model_shape_of(config.to_dict()).num_weights == counted
+
+
+@pytest.mark.parametrize(("family", "key"), [("gemma2", "layer_types"), ("mamba2", "conv_kernel")])
+def test_a_class_whose_layers_differ_is_refused(family: str, key: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    with pytest.raises(ConfigError, match=key):
+        model_shape_of(transformers.AutoConfig.for_model(family).to_dict())
 
 
 def test_sizes_of_layers_that_are_not_there_do_no_harm() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,9 +10,19 @@ import pytest
 from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
 from headway.predict.hardware import hardware
-from headway.predict.model_shape import model_shape_of
+from headway.predict.model_shape import model_shape_of, read_model_shape
 from headway.predict.roofline import Roofline
-from tests.predict.configs import AWQ, DEEPSEEK_V3, FP8, GPT_OSS, INT4, LLAMA, MIXTRAL
+from tests.predict.configs import (
+    AWQ,
+    DEEPSEEK_V2_LITE,
+    DEEPSEEK_V3,
+    FP8,
+    GPT_OSS,
+    INT4,
+    LLAMA,
+    MIXTRAL,
+    QWEN3_MOE,
+)
 from tests.predict.shapes import batch, decodes
 
 IN_LAYERS, TABLES = 32 * 218_103_808, 2 * 128_256 * 4096
@@ -27,6 +40,9 @@ def quantized(config: dict[str, Any], **found: Any) -> dict[str, Any]:
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 0.5 + 4 / 64),
     ({"quant_method": "modelopt", "quant_algo": "FP8"}, 1),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5 + 1 / 16),
+    ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, 1 + 1 / 32),
+    ({"quantization": {"quant_algo": "fp8_pb_wo"}}, 1),
+    ({"quant_method": "AWQ", "w_bit": 4, "q_group_size": 64}, 0.5 + 2.5 / 64),
 ])  # fmt: skip
 def test_layers_are_as_small_as_their_bits(found: dict[str, Any], bytes_per_weight: float) -> None:
     """Tables keep two bytes, and so does the cache; there are as many weights."""
@@ -88,6 +104,82 @@ def test_a_language_model_is_quantised_by_what_stands_beside_it() -> None:
     assert model_shape_of(config).weight_bytes == IN_LAYERS + 2 * TABLES
 
 
+@pytest.mark.parametrize(("file", "found", "kv_bytes"), [
+    (
+        "hf_quant_config.json",
+        {
+            "producer": {"name": "modelopt"},
+            "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+        },
+        1,
+    ),
+    ("quantize_config.json", {"bits": 8, "group_size": -1, "sym": True}, 2),
+    ("quant_config.json", {"w_bit": 8, "q_group_size": -1, "zero_point": True}, 2),
+])  # fmt: skip
+def test_what_stands_beside_the_config_is_read(
+    tmp_path: Path, file: str, found: dict[str, Any], kv_bytes: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / file).write_text(json.dumps(found))
+    shape = read_model_shape(tmp_path)
+    assert shape.weight_bytes == IN_LAYERS + 2 * TABLES
+    assert shape.kv_bytes_per_token == 131_072 * kv_bytes // 2
+    (tmp_path / "config.json").write_text(json.dumps(quantized(INT4)))
+    assert read_model_shape(tmp_path) == replace(model_shape_of(quantized(INT4)), name=tmp_path.name)
+
+
+def test_what_stands_beside_the_config_must_be_understood(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    beside = tmp_path / "hf_quant_config.json"
+    for text, named in (
+        ("{", "hf_quant_config"),
+        ('{"quantization": {"quant_algo": "W4A8_AWQ"}}', "quant_algo"),
+    ):
+        beside.write_text(text)
+        with pytest.raises(ConfigError, match=named):
+            read_model_shape(tmp_path)
+
+
+@pytest.mark.parametrize("config", [
+    LLAMA | {"compression_config": FP8},
+    {"text_config": LLAMA | {"compression_config": FP8}},
+    {"text_config": LLAMA, "compression_config": FP8},
+])  # fmt: skip
+def test_the_older_name_of_the_key_is_read(config: dict[str, Any]) -> None:
+    assert model_shape_of(config).weight_bytes == IN_LAYERS + 2 * TABLES
+
+
+_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+_CT_BLOCKS = {
+    "g": {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 8, "strategy": "block", "block_structure": [128, 128]},
+    }
+}
+
+
+@pytest.mark.parametrize(("config", "tp", "size"), [
+    (QWEN3_MOE | {"quantization_config": _BLOCKS}, 2, None),
+    (QWEN3_MOE | {"quantization_config": _BLOCKS}, 4, "192 of the width of 768"),
+    (QWEN3_MOE | {"quantization_config": FP8 | {"config_groups": _CT_BLOCKS}}, 4, "192 of the width of 768"),
+    (QWEN3_MOE | {"quantization_config": _BLOCKS | {"modules_to_not_convert": ["mlp.experts"]}}, 4, None),
+    (LLAMA | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}}, 16, None),
+    (LLAMA | {"quantization_config": _BLOCKS, "intermediate_size": 11008}, 4, "2752 of the width of 11008"),
+    (LLAMA | {"quantization_config": _BLOCKS, "head_dim": 64}, 8, "64 of the 512 values of all KV heads"),
+    (DEEPSEEK_V2_LITE | {"quantization_config": _BLOCKS}, 16, "192 of the 3072 columns of a projection"),
+    (LLAMA | {"quantization_config": FP8, "intermediate_size": 11008}, 4, None),
+])  # fmt: skip
+def test_a_gpu_has_whole_blocks(config: dict[str, Any], tp: int, size: str | None) -> None:
+    shape = model_shape_of(config, "m")
+    if size is None:
+        hardware("h200").calibrate(shape, tp)
+    else:
+        with pytest.raises(
+            ConfigError, match=f"tensor parallelism {tp} leaves a GPU {size} .*weight_block_size"
+        ):
+            hardware("h200").calibrate(shape, tp)
+
+
 @pytest.mark.parametrize("found", [
     {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, {"kv_cache_quant_algo": "FP8"},
 ])  # fmt: skip
@@ -97,7 +189,10 @@ def test_scales_for_the_cache_halve_it(found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("found", "key"), [
     ({"quant_method": "hqq"}, "quant_method"), ({"bits": 4}, "quant_method"),
-    (AWQ | {"bits": None}, "bits"), ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quant_algo"),
+    (AWQ | {"bits": None}, "bits"), (AWQ | {"group_size": None}, "group_size"),
+    ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
+    ({"quant_method": "fp8", "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quant_algo"),
     (FP8 | {"config_groups": {}}, "config_groups"), (FP8 | {"config_groups": {"g": "Linear"}}, "config_groups"),
     (FP8 | {"config_groups": {"g": {"weights": 8}}}, "config_groups"),
     (FP8 | {"ignore": [7]}, "ignore"), (FP8 | {"ignore": ["re:*lm_head"]}, "lm_head"),

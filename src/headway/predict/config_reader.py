@@ -16,11 +16,17 @@ class ConfigReader:
         self.name = name
 
     def known(self, *keys: str) -> int:
-        """The first of these keys that is a positive whole number, or 0."""
+        """The first of these keys that is a positive whole number, or 0 if all are absent, empty, 0 or switches.
+
+        Raises ConfigError for any other value: to pass over it would make another size of it in silence.
+        """
         for key in keys:
             value = self.config.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
+            if not value or isinstance(value, bool):
+                continue
+            if not isinstance(value, int) or value < 0:
+                raise self.not_accepted(key, "a whole number, 1 or more")
+            return value
         return 0
 
     def needed(self, *keys: str) -> int:

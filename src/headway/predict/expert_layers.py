@@ -6,7 +6,7 @@ from headway.errors import ConfigError
 from headway.predict.config_reader import ConfigReader
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_CHOSEN = "num_experts_per_tok"
+_CHOSEN = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
 _SHARED_COUNTS = ("n_shared_experts", "num_shared_experts")
 _SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size")
 
@@ -23,7 +23,7 @@ def num_experts_of(read: ConfigReader) -> int:
 
 def experts_per_token_of(read: ConfigReader, experts: int) -> int:
     """Experts of a layer that a token passes, of so many. Raises ConfigError for more than there are."""
-    chosen = read.needed(_CHOSEN, "moe_top_k")
+    chosen = read.needed(*_CHOSEN)
     if chosen > experts:
         raise ConfigError(
             f"the config of {read.name!r} has {chosen} experts a token; accepted: at most the {experts} that it has"
@@ -32,7 +32,7 @@ def experts_per_token_of(read: ConfigReader, experts: int) -> int:
 
 
 def _counts_experts(key: str, value: object) -> bool:
-    return "num_experts" in key and key != _CHOSEN and isinstance(value, int) and value > 1
+    return "num_experts" in key and key not in _CHOSEN and isinstance(value, int) and value > 1
 
 
 def layers_with_experts(read: ConfigReader, num_layers: int) -> list[bool]:

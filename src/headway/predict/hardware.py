@@ -124,6 +124,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"tensor parallelism {tp} does not share the {model.num_kv_heads} KV heads of {model.name} evenly, as "
                 "vLLM asks; accepted: what divides them, or a multiple of them"
             )
+        _check_blocks(model, tp)
         if not 1 <= stages <= model.num_layers:
             raise ConfigError(
                 f"{stages} pipeline stages do not share the {model.num_layers} layers of {model.name}; accepted: 1 to "
@@ -225,6 +226,20 @@ def _not_measured(model: ModelShape) -> str:
     if model.latent:
         said += "; latent attention is taken as heads of its sizes: not measured"
     return said
+
+
+def _check_blocks(model: ModelShape, tp: int) -> None:
+    """Raise ConfigError if a GPU's share of a weight in blocks of eight-bit floats is no whole number of blocks."""
+    block = model.quantized and model.quantized.block
+    if not block:
+        return
+    for what, size in model.split_sizes(tp).items():
+        for side in block:
+            if size % side:
+                raise ConfigError(
+                    f"tensor parallelism {tp} leaves a GPU {size:g} of {what} of {model.name}, which is no multiple of "
+                    f"{side}, the block that shares a scale (weight_block_size); accepted: one that leaves a multiple"
+                )
 
 
 def _kv_bytes_per_token(model: ModelShape, tp: int) -> int:

@@ -17,29 +17,11 @@ from headway.predict.expert_layers import (
     num_experts_of,
     shared_width,
 )
+from headway.predict.families import Family, check_activations, known_family, unknown_family
 from headway.predict.latent_attention import LatentAttention, latent_attention_of
 from headway.predict.other_kinds import refuse_other_kinds
-from headway.predict.quantization import WeightBytes, kv_bytes_of, weight_bytes_of
+from headway.predict.quantization import BESIDE, WeightBytes, kv_bytes_of, quantization_of, weight_bytes_of
 
-_GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu"})
-_GATED_FAMILIES = ("gemma", "qwen")
-"""Families whose feed-forward is gated although the activation is GELU, or not named."""
-_BOTH_HALVES = "qwen"
-"""The family, Qwen's first, whose config counts the two halves of the gated feed-forward as one width."""
-_TIED_FAMILIES = (
-    "opt",
-    "gpt2",
-    "gpt_bigcode",
-    "bloom",
-    "falcon",
-    "mpt",
-    "gemma",
-    "cohere",
-    "starcoder2",
-    "ernie4_5",
-    "smollm3",
-)
-"""Families whose LM head is the embedding table where their config does not say, as transformers 5.19 has it."""
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 _DEFAULT_DTYPE = "bfloat16"
 
@@ -162,6 +144,24 @@ class ModelShape:
         """Bytes of KV cache one token takes on all GPUs of an instance."""
         return self.num_layers * self.num_kv_heads * self.kv_head_values * self.kv_bytes_per_value
 
+    def split_sizes(self, tp: int) -> dict[str, float]:
+        """What one of `tp` GPUs has of the sizes that they share, of the parts whose weights are quantised."""
+        each, wide = self.bytes_per_weight, self.bytes_per_value
+        sizes: dict[str, float] = {}
+        if each.attention < wide and self.latent:
+            *columns, (_, depth) = self.latent.shared_products(self.hidden_size, self.num_heads)
+            sizes |= {f"the {width} columns of a projection": width / tp for width, _ in columns}
+            sizes[f"the {depth} values of all heads"] = depth / tp
+        elif each.attention < wide:
+            sizes[f"the {self.query_width} values of all heads"] = self.query_width / tp
+            sizes[f"the {self.kv_width} values of all KV heads"] = max(self.head_dim, self.kv_width / tp)
+        if each.experts < wide:
+            sizes[f"the width of {self.intermediate_size}"] = self.intermediate_size / tp
+        if each.dense < wide and self.num_experts:
+            for width in filter(None, (self.shared_intermediate_size, self.dense_intermediate_size)):
+                sizes[f"the width of {width}"] = width / tp
+        return sizes
+
     def _feed_forward_weights(self, width: int) -> int:
         return (3 if self.gated else 2) * self.hidden_size * width
 
@@ -185,86 +185,109 @@ class ModelShape:
 
 
 def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
-    """The shape in a `config.json` as transformers writes it, of Llama, Mistral, Qwen, DeepSeek, Gemma, OPT or GPT
-    kind; of a model with other parts (vision) its language model's.
+    """The shape in a `config.json` as transformers writes it, of a family in `families.FAMILIES`; of a model with other
+    parts (vision) its language model's.
 
-    Raises ConfigError that names the key which is missing, or which makes the model another kind.
+    Raises ConfigError that names the key which is missing or not known, or which makes the model another kind.
     """
+    quantization = quantization_of(config)
     text = config.get("text_config")
-    if isinstance(text, Mapping) and "hidden_size" in text:
-        beside = config.get("quantization_config")
-        config = {**text, "quantization_config": text.get("quantization_config") or beside}
+    if isinstance(text, Mapping) and ("hidden_size" in text or "hidden_size" not in config):
+        config = text
     read = ConfigReader(config, name or str(config.get("_name_or_path", "")) or "model")
-    refuse_other_kinds(read)
+    family, latent = _kind(read)
     layers = read.needed("num_hidden_layers", "n_layer", "n_layers")
     hidden = read.needed("hidden_size", "n_embd", "d_model")
     heads = read.needed("num_attention_heads", "n_head", "n_heads")
-    experts = num_experts_of(read)
+    experts = _experts(read, family)
     with_experts = layers_with_experts(read, layers) if experts else [False] * layers
     dense = with_experts.count(False) if experts else 0
-    inner = read.known("ffn_dim", "n_inner", "intermediate_size", "ffn_hidden_size")
-    inner //= 2 if config.get("model_type") == _BOTH_HALVES else 1
-    width = (experts and read.known("moe_intermediate_size")) or inner or _default_inner(read)
-    latent = latent_attention_of(read)
+    width = _expert_width(read, family) if experts else _inner(read, family)
     dtype_bytes = _dtype_bytes(config)
     return ModelShape(
         name=read.name,
         num_layers=layers,
         hidden_size=hidden,
         num_heads=heads,
-        num_kv_heads=1 if latent else _kv_heads(read, heads),
-        head_dim=latent.mean_head_dim if latent else _head_dim(read, hidden, heads),
+        num_kv_heads=1 if latent else _kv_heads(read, family, heads),
+        head_dim=latent.mean_head_dim if latent else _head_dim(read, family, hidden, heads),
         intermediate_size=width,
         vocab_size=read.needed("vocab_size"),
-        gated=_is_gated(config),
-        tied_embeddings=bool(config.get("tie_word_embeddings", _ties_by_default(config))),
+        gated=family.gated,
+        tied_embeddings=bool(config.get("tie_word_embeddings", family.tied)),
         num_experts=experts,
         experts_per_token=experts_per_token_of(read, experts) if experts else 0,
-        shared_intermediate_size=shared_width(read, width) if experts else 0,
+        shared_intermediate_size=_shared(read, family, width) if experts else 0,
         num_dense_layers=dense,
         dense_intermediate_size=read.needed("intermediate_size_mlp", "intermediate_size") if dense else 0,
         latent=latent,
-        quantized=weight_bytes_of(config, dtype_bytes, with_experts),
+        quantized=weight_bytes_of(quantization, dtype_bytes, with_experts),
         bytes_per_value=dtype_bytes,
-        kv_bytes_per_value=kv_bytes_of(config, dtype_bytes),
+        kv_bytes_per_value=kv_bytes_of(quantization, dtype_bytes),
         context_tokens=context_tokens_of(read),
     )
 
 
-def _kv_heads(read: ConfigReader, heads: int) -> int:
-    if read.config.get("multi_query") is True and not read.config.get("new_decoder_architecture"):
+def _kind(read: ConfigReader) -> tuple[Family, LatentAttention | None]:
+    """The config's family and attention; ConfigError for what is not known, by its own key before the family's."""
+    family = known_family(read)
+    refuse_other_kinds(read, window_switch=family is not None and family.window_switch)
+    check_activations(read, family)
+    latent = latent_attention_of(read)
+    if family is None:
+        raise unknown_family(read)
+    return family, latent
+
+
+def _experts(read: ConfigReader, family: Family) -> int:
+    experts = num_experts_of(read)
+    if not experts and family.experts and family.experts not in read.config:
+        return read.needed(family.experts)
+    return experts
+
+
+def _expert_width(read: ConfigReader, family: Family) -> int:
+    if family.expert_width:
+        return read.needed("moe_intermediate_size")
+    return read.known("moe_intermediate_size") or _inner(read, family)
+
+
+def _shared(read: ConfigReader, family: Family, expert_width: int) -> int:
+    return read.needed("intermediate_size") if family.dense_too else shared_width(read, expert_width)
+
+
+def _inner(read: ConfigReader, family: Family) -> int:
+    keys = "ffn_dim", "n_inner", "intermediate_size", "ffn_hidden_size"
+    if family.four_times:
+        return read.known(*keys) or 4 * read.needed("hidden_size", "n_embd", "d_model")
+    return read.needed(*keys) // (2 if family.both_halves else 1)
+
+
+def _kv_heads(read: ConfigReader, family: Family, heads: int) -> int:
+    config = read.config
+    if config.get("multi_query", family.multi_query) and not config.get("new_decoder_architecture"):
         return 1
-    return read.known("num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
+    keys = "num_key_value_heads", "num_kv_heads", "n_head_kv"
+    told = any(key in config for key in keys)
+    found = read.known(*keys) or (not told and family.kv_heads) or heads
+    if heads % found:
+        raise ConfigError(
+            f"the config of {read.name!r} has {heads} heads for {found} KV heads (num_key_value_heads); accepted: a "
+            "multiple of them"
+        )
+    return found
 
 
-def _head_dim(read: ConfigReader, hidden: int, heads: int) -> int:
-    """A head's width: what is said of it, else a head's share of the hidden size."""
-    if not read.known("head_dim") and heads > hidden:
+def _head_dim(read: ConfigReader, family: Family, hidden: int, heads: int) -> int:
+    """A head's width: what is said of it, the family's, or a head's share of the hidden size."""
+    found = read.known("head_dim", "kv_channels") or family.head_dim
+    if not found and heads > hidden:
         raise ConfigError(
             f"the config of {read.name!r} has {heads} heads for a hidden size of {hidden}; accepted: 1 to {hidden}"
         )
-    return read.known("head_dim") or hidden // heads
-
-
-def _default_inner(read: ConfigReader) -> int:
-    """GPT-2, BLOOM and Falcon leave the width out where it is four times the hidden size."""
-    if _is_gated(read.config):
-        return read.needed("intermediate_size")
-    return 4 * read.needed("hidden_size", "n_embd", "d_model")
-
-
-def _is_gated(config: Mapping[str, Any]) -> bool:
-    if str(config.get("model_type", "")).startswith(_GATED_FAMILIES):
-        return True
-    activation = (
-        config.get("hidden_act") or config.get("hidden_activation") or config.get("activation_function")
-    )
-    return str(activation) in _GATED_ACTIVATIONS
-
-
-def _ties_by_default(config: Mapping[str, Any]) -> bool:
-    """Whether the LM head is the embedding table where the key is absent."""
-    return str(config.get("model_type", "")).startswith(_TIED_FAMILIES)
+    if read.known("v_head_dim") not in (0, found):
+        raise read.refuse("v_head_dim")
+    return found or hidden // heads
 
 
 def _dtype_bytes(config: Mapping[str, Any]) -> int:
@@ -275,14 +298,26 @@ def _dtype_bytes(config: Mapping[str, Any]) -> int:
 
 
 def read_model_shape(directory: Path) -> ModelShape:
-    """The shape of the model in a directory. Raises ConfigError without a readable config.json."""
-    path = directory / "config.json"
+    """The shape of the model in a directory, by its config.json and what stands beside it of quantisation.
+
+    Raises ConfigError without a readable config.json.
+    """
+    config = _object(directory / "config.json")
+    if quantization_of(config) is None:
+        for file, method in BESIDE.items():
+            if (directory / file).exists():
+                found = {"quant_method": method, **_object(directory / file)}
+                return model_shape_of({**config, "quantization_config": found}, directory.name)
+    return model_shape_of(config, directory.name)
+
+
+def _object(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} holds {type(config).__name__}, not an object")
-    return model_shape_of(config, directory.name)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds {type(found).__name__}, not an object")
+    return found

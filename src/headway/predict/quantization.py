@@ -1,4 +1,4 @@
-"""What the weights of a quantised checkpoint take, read from the `quantization_config` of its config.json."""
+"""What the weights of a quantised checkpoint take, by what its config.json, or a file beside it, says of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 
 from headway.errors import ConfigError
 
+BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files beside a config.json that older checkpoints tell of their quantisation in, and the method of each."""
+_CONFIGS = ("quantization_config", "compression_config")
 _KEPT_KEYS = (
     "modules_to_not_convert",
     "ignored_layers",
@@ -22,7 +25,7 @@ _SCALE_BYTES = 2
 _SMALL_SCALE_BYTES = 1
 """Of four-bit floats, whose scales have eight bits."""
 _NVFP4_GROUP = 16
-_MXFP4_GROUP = 32
+_MX_GROUP = 32
 _NF4_GROUP = 64
 
 _ATTENTION = ("self_attn.o_proj",)
@@ -46,24 +49,41 @@ class WeightBytes:
     """Mean bytes of a weight in each part of the layers.
 
     `experts` are those tokens choose from, or the feed-forward of a dense model; `dense` is what all tokens pass beside
-    experts: shared ones, and the feed-forward of layers without.
+    experts: shared ones, and the feed-forward of layers without. `block` is (columns, rows) of a weight that share one
+    scale, where vLLM wants them whole on a GPU.
     """
 
     attention: float
     experts: float
     dense: float
+    block: tuple[int, int] | None = None
 
 
-def weight_bytes_of(config: Mapping[str, Any], wide: int, with_experts: Sequence[bool]) -> WeightBytes | None:
+def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a model's config says of quantisation, of its language model first; None if nothing is quantised."""
+    text = config.get("text_config")
+    places = [text, config] if isinstance(text, Mapping) else [config]
+    key, found = next(
+        ((key, place[key]) for place in places for key in _CONFIGS if place.get(key)), ("", None)
+    )
+    if found is not None and not isinstance(found, Mapping):
+        raise ConfigError(f"{key} is {found!r}; accepted: an object")
+    nested = found and found.get("quantization")
+    if found and isinstance(nested, Mapping):  # as ModelOpt wrote it, before it followed compressed-tensors
+        return {"quant_method": "modelopt", **nested}
+    return found
+
+
+def weight_bytes_of(
+    found: Mapping[str, Any] | None, wide: int, with_experts: Sequence[bool]
+) -> WeightBytes | None:
     """Of a model whose unquantised values are `wide` bytes; `with_experts` tells for each layer whether it has any.
 
-    None if nothing is quantised. Raises ConfigError that names the key which is not understood.
+    `found` is what `quantization_of` returned. None if nothing is quantised. Raises ConfigError that names the key
+    which is not understood.
     """
-    found = config.get("quantization_config")
     if not found:
         return None
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"quantization_config is {found!r}; accepted: an object")
     of_module = _method(found)
     kept = [pattern for key in _KEPT_KEYS for pattern in _patterns(found, key)] + _kept_by_gptqmodel(found)
 
@@ -79,25 +99,25 @@ def weight_bytes_of(config: Mapping[str, Any], wide: int, with_experts: Sequence
         attention=mean(_ATTENTION, every),
         experts=mean(_EXPERT, chosen) if chosen else mean(_DENSE, every),
         dense=mean(_SHARED, chosen) if chosen and not plain else mean(_DENSE, plain or every),
+        block=_block(found),
     )
 
 
-def kv_bytes_of(config: Mapping[str, Any], wide: int) -> int:
+def kv_bytes_of(found: Mapping[str, Any] | None, wide: int) -> int:
     """Bytes of a cached value: one where the checkpoint has scales for a cache of eight bits, which vLLM then uses."""
-    found = config.get("quantization_config")
-    if not isinstance(found, Mapping):
+    if not found:
         return wide
     scheme, algorithm = found.get("kv_cache_scheme"), found.get("kv_cache_quant_algo")
     if scheme and (not isinstance(scheme, Mapping) or scheme.get("num_bits") != 8):
         raise _not_understood("kv_cache_scheme", scheme, "an object with num_bits 8")
-    if algorithm and algorithm != "FP8":
+    if algorithm and str(algorithm).upper() != "FP8":
         raise _not_understood("kv_cache_quant_algo", algorithm, "FP8")
     return 1 if scheme or algorithm else wide
 
 
 def _method(found: Mapping[str, Any]) -> Bytes:
     name = found.get("quant_method")
-    method = _METHODS.get(str(name))
+    method = _METHODS.get(str(name).lower().replace("_", "-"))
     if method is None:
         raise _not_understood("quant_method", name, ", ".join(_METHODS))
     return method(found)
@@ -109,10 +129,13 @@ def _eight_bits(_: Mapping[str, Any]) -> Bytes:
 
 def _integers(found: Mapping[str, Any]) -> Bytes:
     """GPTQ and AWQ: whole numbers, a scale and a zero for each group of them."""
-    bits = found.get("bits")
+    bits = found.get("bits", found.get("w_bit"))
     if not isinstance(bits, int) or not 2 <= bits <= 8:
         raise _not_understood("bits", bits, "2 to 8")
-    each = _grouped(bits, found.get("group_size"), _SCALE_BYTES + bits / 8)
+    group = found.get("group_size", found.get("q_group_size"))
+    if not isinstance(group, int):
+        raise _not_understood("group_size", group, "a whole number")
+    each = _grouped(bits, group, _SCALE_BYTES + bits / 8)
     return lambda _: each
 
 
@@ -124,16 +147,14 @@ def _bitsandbytes(found: Mapping[str, Any]) -> Bytes:
 
 
 def _modelopt(found: Mapping[str, Any]) -> Bytes:
-    algorithm = found.get("quant_algo")
-    if algorithm == "FP8":
-        return _eight_bits(found)
-    if algorithm == "NVFP4":
-        return lambda _: _grouped(4, _NVFP4_GROUP, _SMALL_SCALE_BYTES)
-    raise _not_understood("quant_algo", algorithm, "FP8, NVFP4")
+    algorithm = str(found.get("quant_algo")).upper()
+    if algorithm not in _MODELOPT_BYTES:
+        raise _not_understood("quant_algo", found.get("quant_algo"), ", ".join(_MODELOPT_BYTES))
+    return lambda _: _MODELOPT_BYTES[algorithm]
 
 
 def _mxfp4(_: Mapping[str, Any]) -> Bytes:
-    return lambda _: _grouped(4, _MXFP4_GROUP, _SMALL_SCALE_BYTES)
+    return lambda _: _grouped(4, _MX_GROUP, _SMALL_SCALE_BYTES)
 
 
 def _compressed_tensors(found: Mapping[str, Any]) -> Bytes:
@@ -164,14 +185,32 @@ def _scheme_bytes(weights: Mapping[str, Any]) -> float:
     return _grouped(bits, weights.get("group_size"), _SMALL_SCALE_BYTES if small else _SCALE_BYTES)
 
 
+def _block(found: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The block of eight-bit floats that shares a scale; None if a whole tensor or column does."""
+    groups = found.get("config_groups")
+    schemes = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, Mapping) else []
+    blocks = [found.get("weight_block_size"), *(scheme.get("block_structure") for scheme in schemes)]
+    block = next(filter(None, blocks), None)
+    if block is None:
+        return _MODELOPT_BLOCK if str(found.get("quant_algo")).upper() == "FP8_PB_WO" else None
+    if (
+        isinstance(block, list | tuple)
+        and len(block) == 2
+        and all(isinstance(n, int) and n > 0 for n in block)
+    ):
+        return block[0], block[1]
+    raise _not_understood("weight_block_size", block, "two whole numbers")
+
+
 _METHODS: dict[str, Callable[[Mapping[str, Any]], Bytes]] = {
     "fp8": _eight_bits,
-    "fbgemm_fp8": _eight_bits,
+    "fbgemm-fp8": _eight_bits,
     "gptq": _integers,
     "awq": _integers,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
+    "modelopt-fp4": _modelopt,
     "mxfp4": _mxfp4,
 }
 
@@ -179,6 +218,17 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], Bytes]] = {
 def _grouped(bits: int, group: object, group_bytes: float) -> float:
     """Bytes of a weight of so many bits with its share of what a group keeps; one scale a column or tensor is none."""
     return bits / 8 + (group_bytes / group if isinstance(group, int) and group > 0 else 0)
+
+
+_MODELOPT_BYTES = {
+    "FP8": 1.0,
+    "FP8_PER_CHANNEL_PER_TOKEN": 1.0,
+    "FP8_PB_WO": 1.0,
+    "MXFP8": _grouped(8, _MX_GROUP, _SMALL_SCALE_BYTES),
+    "NVFP4": _grouped(4, _NVFP4_GROUP, _SMALL_SCALE_BYTES),
+    "W4A16_NVFP4": _grouped(4, _NVFP4_GROUP, _SMALL_SCALE_BYTES),
+}
+_MODELOPT_BLOCK = (128, 128)
 
 
 def _patterns(found: Mapping[str, Any], key: str) -> list[str]:
