@@ -18,13 +18,13 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(refused: Refused, tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
-    """Says what is wrong with these flags in place of good ones."""
+    """Says what is wrong with these flags in place of good ones, after what is understood of the trace."""
     good = {"model": "demo", "trace": trace, "policies": "vllm,sjf", "out": tmp_path / "out"}
     # The demo model is made here, not among the user's own.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def run(*last: str, **flags: object) -> str:
-        return refused("bench", *words({**good, **flags}), *last)
+        return refused("bench", *words({**good, **flags}), *last).splitlines(keepends=True)[-1]
 
     return run
 

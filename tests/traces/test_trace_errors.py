@@ -55,21 +55,6 @@ BAD: dict[str, tuple[bytes, str, str]] = {  # what: file, where the error is, wh
     "zero input": (HEAD + b"0,0,1\n", ", line 2", "input_tokens is 0; accepted: a whole number, 1 or more"),
     "zero output": (HEAD + b"0,1,0\n", ", line 2", "output_tokens is 0; accepted: 1 or more"),
     "negative output": (HEAD + b"0,1,-1\n", ", line 2", "output_tokens is -1"),
-    "unsorted": (
-        HEAD + b"0,1,1\n5,1,1\n\n4.5,1,1\n",
-        ", line 5",
-        "arrives 0.5 s before line 3; sort the trace by arrival_s",
-    ),
-    "unsorted within a session": (
-        b"arrival_s,input_tokens,output_tokens,session\n0,1,1,a\n5,1,1,a\n4,1,1,a\n",
-        ", line 4",
-        "arrives 1 s before line 3; sort the trace by arrival_s",
-    ),
-    "unsorted between sessions": (
-        b"arrival_s,input_tokens,output_tokens,session\n0,1,1,a\n5,1,1,a\n4,1,1,b\n",
-        ", line 4",
-        "arrives 1 s before line 3; sort the trace by arrival_s",
-    ),
     "clocks of sessions": (
         b"arrival_s,input_tokens,output_tokens,session\n0,1,1,a\n5,1,1,a\n0,1,1,b\n",
         ", line 4",
@@ -112,34 +97,62 @@ BAD: dict[str, tuple[bytes, str, str]] = {  # what: file, where the error is, wh
     "azure clock": (AZURE + b"16/11/2023 18:15,1,1\n", ", line 2", "TIMESTAMP is '16/11/2023 18:15'; accepted: a time"),
     "azure month 13": (AZURE + b"2023-13-16 18:15:46,1,1\n", ", line 2", "month must be in 1..12"),
     "azure tokens": (AZURE + b"2023-11-16 18:15:46,one,1\n", ", line 2", "ContextTokens is 'one'"),
-    "azure unsorted": (
-        AZURE + b"2023-11-16 18:15:46.5,1,1\n2023-11-16 18:15:46.25,1,1\n",
-        ", line 3",
-        "arrives 0.25 s before line 2; sort the trace by TIMESTAMP",
-    ),
     "azure without output": (AZURE + b"2023-11-16 18:15:46,1,0\n", ", line 2", "GeneratedTokens is 0"),
     "burstgpt time": (BURSTGPT + b"-3,GPT-4,1,1\n", ", line 2", "Timestamp is '-3'"),
-    "burstgpt all failed": (BURSTGPT + b"0,GPT-4,1,0\n", " has no requests with output", "one or more"),
+    "burstgpt all failed": (BURSTGPT + b"0,GPT-4,1,0\n", " has no requests with input and output", "one or more"),
     "mooncake not JSON": (MOONCAKE + b'{"timestamp": 6,\n', ", line 2", "truncated; accepted: Mooncake JSON lines"),
-    "mooncake without a key": (b'{"timestamp": 6}\n', ", line 1", "missing required field `input_length`"),
+    "mooncake without a key": (b'{"timestamp": 6}\n', ", line 1", "the keys are 'timestamp'; accepted: Headway CSV"),
+    "mooncake without a key in line 2": (MOONCAKE + b'{"timestamp": 6}\n', ", line 2", "required field `input_length`"),
     "mooncake text": (MOONCAKE.replace(b"600", b'"600"'), ", line 1", "Expected `int`, got `str`"),
     "mooncake input": (
         b'{"timestamp": 6, "input_length": -600, "output_length": 1}\n',
         ", line 1",
         "input_tokens is -600",
     ),
-    "mooncake time": (MOONCAKE.replace(b"5,", b"-5,", 1), ", line 1", "timestamp is -5; accepted: milliseconds"),
+    "mooncake time": (MOONCAKE.replace(b"5,", b"-5,", 1), ", line 1", "timestamp is -5; accepted: 0 or more"),
     "mooncake beyond any time": (
         MOONCAKE + MOONCAKE.replace(b"5,", b"5" + b"0" * 400 + b",", 1),
         ", line 2",
         "Expected `int` <= 9223372036854775807 - at `$.timestamp`",
     ),
     "mooncake beyond any length": (MOONCAKE.replace(b"600", b"6" * 30), ", line 1", "at `$.input_length`"),
-    "mooncake unsorted": (MOONCAKE * 2 + MOONCAKE.replace(b" 5", b" 4"), ", line 3", "arrives 0.001 s before line 2"),
+    "mooncake in seconds": (
+        b"".join(MOONCAKE.replace(b"5,", b"%.1f," % time, 1) for time in (0, 0.5, 1)),
+        ": timestamp is taken for ms, and arrivals would be 0.0005 s apart in the mean",
+        "accepted: 0.01 to 3600 s, or the unit told by --time-unit s|ms|us|ns",
+    ),
+    "mooncake in nanoseconds": (
+        MOONCAKE + MOONCAKE.replace(b"5,", b"5000000000,", 1),
+        ": timestamp is taken for ms, and arrivals would be 5e+06 s apart",
+        "--time-unit",
+    ),
+    "burstgpt in milliseconds": (
+        BURSTGPT + b"0,GPT-4,1,1\n9000,GPT-4,1,1\n", ": Timestamp is taken for s", "9e+03 s apart in the mean",
+    ),
+    "array of others": (b'[{"at": 0, "tokens": 3}]', ", item 1", "the keys are 'at, tokens'; accepted: Headway CSV"),
+    "array of numbers": (b"[1]", ", item 1", "accepted: a JSON object"),
+    "array of nothing": (b"[]", " is empty", "accepted: Headway CSV"),
+    "array cut short": (b'[{"arrival_s": 0,', " is no array of JSON objects", "truncated"),
+    "object without a key": (
+        b'[{"arrival_s":0,"input_tokens":1,"output_tokens":1},\n {"arrival_s":1,"input_tokens":1}]',
+        ", item 2",
+        "there is no 'output_tokens'; accepted: Headway CSV",
+    ),
+    "object with a misspelt target": (
+        b'{"arrival_s":0,"input_tokens":1,"output_tokens":1,"ttft":1}\n', ", line 1", "'ttft'; accepted: ttft_s",
+    ),
+    "object with a prompt of messages": (
+        b'{"arrival_s":0,"input_tokens":1,"output_tokens":1,"prompt":[{"role":"user"}]}\n',
+        ", line 1",
+        "prompt is \"[{'role': 'user'}]\"; accepted: a number or text",
+    ),
+    "object with half a token": (
+        b'[{"arrival_s":0,"input_tokens":1.5,"output_tokens":1}]', ", item 1", "'1.5'; accepted: a whole number",
+    ),
     "bailian in mooncake's clothes": (
         MOONCAKE.replace(b"[0, 1]", b"[0, 1, 2]"),
         ", line 1",
-        "hash_ids names 3 blocks, but 600 tokens fill 2; accepted: milliseconds and blocks of 512 tokens",
+        "hash_ids names 3 blocks, but 600 tokens fill 2; accepted: blocks of 512 tokens",
     ),
 }  # fmt: skip
 

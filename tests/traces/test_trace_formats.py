@@ -31,6 +31,7 @@ BURSTGPT = """\
 Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
 45,ChatGPT,1087,0,1087,Conversation log
+50,ChatGPT,0,18,18,Conversation log
 110.5,GPT-4,417,505,922,API log
 """
 BURSTGPT_SESSIONS = """\
@@ -78,6 +79,34 @@ EXPECTED = {
     "mooncake": (
         MOONCAKE,
         [TraceRequest("0", 0.0, 1025, 500, prefix_blocks=(0, 1, 2)), TraceRequest("1", 2.999, 7, 1)],
+    ),
+    "objects": (
+        """\
+{"arrival_s": 0, "input_tokens": 10, "output_tokens": 3, "prefix_blocks": [7, -8], "tenant": null, "other": [1]}
+{"arrival_s": 1e-1, "input_tokens": 10, "output_tokens": 3, "prompt": "Hi, \\"you\\"", "tbt_s": 0.5}
+""",
+        [
+            TraceRequest("0", 0.0, 10, 3, prefix_blocks=(7, -8)),
+            TraceRequest("1", 0.1, 10, 3, prompt='Hi, "you"', slo=Slo(tbt_s=0.5)),
+        ],
+    ),
+    "array": (
+        """\
+[
+  {"arrival_s": 3, "input_tokens": 10, "output_tokens": 3},
+  {"arrival_s": 4, "input_tokens": 10,
+   "output_tokens": 4}
+]
+""",
+        [TraceRequest("0", 0.0, 10, 3), TraceRequest("1", 1.0, 10, 4)],
+    ),
+    "array of mooncake": (
+        "[" + ",".join(MOONCAKE.split("\n\n")) + "]",
+        [TraceRequest("0", 0.0, 1025, 500, prefix_blocks=(0, 1, 2)), TraceRequest("1", 2.999, 7, 1)],
+    ),
+    "array of azure": (
+        '[{"TIMESTAMP": "2023-11-16 18:15:46", "ContextTokens": 3, "GeneratedTokens": 4}]',
+        [TraceRequest("0", 0.0, 3, 4)],
     ),
 }
 
@@ -134,7 +163,7 @@ def test_failures_of_burstgpt_are_counted_in_a_warning(
     path.write_text(BURSTGPT)
     with caplog.at_level(logging.WARNING):
         read_trace(path)
-    assert caplog.messages == [f"{path}: left out 1 requests with 0 output tokens"]
+    assert caplog.messages == [f"{path}: left out 2 requests with 0 input or output tokens"]
 
 
 def test_aborted_requests_are_left_out_only_if_asked(
@@ -148,6 +177,64 @@ def test_aborted_requests_are_left_out_only_if_asked(
         kept = read_trace(path, drop_empty=True)
     assert kept == [TraceRequest("0", 0.0, 9, 1), TraceRequest("1", 2.0, 9, 2)]
     assert "left out 2 requests" in caplog.text
+
+
+def test_rows_out_of_order_are_sorted_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens,session\n2,1,9,a\n0.5,2,9,b\n0.5,3,9,a\n1,4,9,b\n")
+    with caplog.at_level(logging.WARNING):
+        requests = read_trace(path)
+    assert [(request.id, request.arrival_s, request.input_tokens) for request in requests] == [
+        ("0", 0.0, 2), ("1", 0.0, 3), ("2", 0.5, 4), ("3", 1.5, 1),
+    ]  # fmt: skip
+    assert caplog.messages == [f"{path}: rows were not in order of arrival; sorted by arrival_s"]
+
+
+def _every(ticks: float, count: int = 4) -> str:
+    return "".join(
+        f'{{"timestamp": {place * ticks}, "input_length": 600, "output_length": 5}}\n'
+        for place in range(count)
+    )
+
+
+@pytest.mark.parametrize(("ticks", "unit", "span_s"), [
+    (0.5, "s", 1.5), (0.5, "ms", 0.0015), (1500, None, 4.5), (1500, "ms", 4.5), (1_500_000, "us", 4.5),
+    (1_500_000_000, "ns", 4.5), (0, None, 0),
+])  # fmt: skip
+def test_the_unit_of_time_may_be_told(tmp_path: Path, ticks: float, unit: str | None, span_s: float) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(_every(ticks))
+    assert read_trace(path, time_unit=unit)[-1].arrival_s == pytest.approx(span_s)
+
+
+@pytest.mark.parametrize(("text", "unit", "says"), [
+    (HEADWAY, "ms", "time_unit is 'ms' for .*, whose arrival_s tells its unit"),
+    (AZURE, "ns", "time_unit is 'ns' for .*, whose TIMESTAMP tells its unit"),
+    (MOONCAKE, "h", "time_unit is 'h'; accepted: s, ms, us, ns"),
+])  # fmt: skip
+def test_a_unit_that_contradicts_the_file_is_refused(tmp_path: Path, text: str, unit: str, says: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=says):
+        read_trace(path, time_unit=unit)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    (_every(1500), "4 requests over 4.5 s, 0.889 a second (Mooncake JSON lines, timestamp: ms)"),
+    (AZURE, "3 requests over 4.31458 s, 0.695 a second (Azure LLM CSV, TIMESTAMP: dates)"),
+    (EXPECTED["array"][0], "2 requests over 1 s, 2 a second (Headway JSON, arrival_s: s)"),
+    (_every(0), "4 requests all at once (Mooncake JSON lines, timestamp: ms)"),
+])  # fmt: skip
+def test_what_was_understood_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, said: str
+) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with caplog.at_level(logging.INFO, "headway.traces"):
+        read_trace(path)
+    assert caplog.messages == [f"{path}: {said}"]
 
 
 @pytest.mark.parametrize("form", EXPECTED)

@@ -11,6 +11,7 @@ import typer
 from headway.cli import EXIT_INTERRUPTED
 from headway.cli.host_memory import HostKvBytesPerS, HostKvGib, host_memory
 from headway.cli.target_flags import SloTbt, SloTtft
+from headway.cli.trace_flags import TimeUnit, Trace
 from headway.cli.written_command import written_command
 
 EPILOG = """Examples:
@@ -32,15 +33,14 @@ def bench(
     model: Annotated[
         str, typer.Option(metavar="M", help="`demo`, `demo-random`, a directory, or a hub name.")
     ],
-    trace: Annotated[
-        str, typer.Option(metavar="FILE|gen:SPEC|demo", help="Trace file, generated workload, or the demo's.")
-    ],
+    trace: Trace,
     policies: Annotated[str, typer.Option(metavar="A,B,...", help="Rows of the preset table, in turn.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for records and logs; must be new.")],
     vllm_flags: Annotated[
         list[str] | None, typer.Argument(metavar="[-- VLLM_FLAGS]...", help="vLLM's own flags, after `--`.")
     ] = None,
     rate_scale: Annotated[float, typer.Option(metavar="X", help="Requests arrive X times as fast.")] = 1.0,
+    time_unit: TimeUnit = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N requests.")] = None,
     slo_ttft: SloTtft = None,
     slo_tbt: SloTbt = None,
@@ -76,7 +76,7 @@ def bench(
     from headway.results import compare, has_run, read_run, summarize, terminal_table, to_json
     from headway.traces import scale_rate
 
-    stream = Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt))
+    stream = Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt), time_unit)
     experiment = PolicyBench(
         model=model,
         policies=parse_policies(policies),

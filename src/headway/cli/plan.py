@@ -12,6 +12,7 @@ from headway.cli import EXIT_INTERRUPTED
 from headway.cli.measuring import progress, stdout_for_data
 from headway.cli.option_panels import options_under
 from headway.cli.out_folder import kept_or_temporary
+from headway.cli.trace_flags import TimeUnit, Trace
 from headway.errors import ConfigError, HeadwayError, UpstreamError
 
 if TYPE_CHECKING:
@@ -50,9 +51,7 @@ _check = options_under("The check")
 
 
 def plan(
-    trace: Annotated[
-        str, typer.Option(metavar="FILE|gen:SPEC|demo", help="Trace file, generated workload, or the demo's.")
-    ],
+    trace: Trace,
     hardware: Annotated[str, typer.Option(metavar="H", help="GPU of the catalogue, or a cost file.")],
     model: Annotated[
         str, typer.Option(metavar="M", help="`demo`, a hub name that is known, or a directory.")
@@ -69,6 +68,7 @@ def plan(
     load: Annotated[
         float | None, _load("X", "In its place: as fast as X times what stock vLLM gets through on all GPUs.")
     ] = None,
+    time_unit: TimeUnit = None,
     limit: Annotated[int | None, _load("N", "Only the first N requests.")] = None,
     predictor: Annotated[
         str, _load("SPEC", "Who predicts answer lengths for policies that go by them, as for `serve`.")
@@ -115,7 +115,9 @@ def plan(
             hardware=hardware,
             model=model,
             gpus=gpus,
-            stream=Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt, deadline_s=slo_deadline)),
+            stream=Stream(
+                trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt, deadline_s=slo_deadline), time_unit
+            ),
             rate_scale=rate_scale,
             load=load,
             policies=None if policies is None else parse_policies(policies),

@@ -27,6 +27,7 @@ from headway.cli.replay_batches import (
     batch_remark,
 )
 from headway.cli.target_flags import SloTbt, SloTtft
+from headway.cli.trace_flags import TimeUnit, Trace
 from headway.cli.writable import check_file, check_replaceable
 from headway.errors import ConfigError
 
@@ -61,17 +62,12 @@ def replay(
     url: Annotated[
         list[str], typer.Option(metavar="URL", help="Base URL of the server; repeatable with --batches.")
     ],
-    trace: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|gen:SPEC|demo",
-            help="Trace file (CSV, JSONL, .gz), generated workload, or the demo's.",
-        ),
-    ],
+    trace: Trace,
     out: Annotated[Path, typer.Option(metavar="RECORDS", help="Write one JSON line per request here.")],
     rate_scale: Annotated[
         float, typer.Option(metavar="X", help="Requests arrive this many times as fast.")
     ] = 1.0,
+    time_unit: TimeUnit = None,
     limit: Annotated[
         int | None, typer.Option(metavar="N", help="Only the first N requests of the trace.")
     ] = None,
@@ -127,7 +123,7 @@ def replay(
     from headway.results import RecordWriter
     from headway.traces import scale_rate
 
-    stream = Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt))
+    stream = Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt), time_unit)
     requests = scale_rate(stream.requests(), rate_scale)
     flags = BatchFlags(
         batches=batches,

@@ -15,6 +15,7 @@ import typer
 from headway.cli import EXIT_INTERRUPTED
 from headway.cli.option_panels import options_under
 from headway.cli.out_folder import kept_or_temporary
+from headway.cli.trace_flags import TimeUnit, Trace
 from headway.cli.written_command import written_command
 from headway.errors import ConfigError
 
@@ -69,9 +70,7 @@ def simulate(
     model: Annotated[
         str, typer.Option(metavar="M", help="`demo`, a hub name that is known, or a directory.")
     ],
-    trace: Annotated[
-        str, typer.Option(metavar="FILE|gen:SPEC|demo", help="Trace file, generated workload, or the demo's.")
-    ],
+    trace: Trace,
     policies: Annotated[
         str,
         typer.Option(
@@ -88,6 +87,7 @@ def simulate(
     ] = "1",
     steps: Annotated[int | None, _experiment("N", "Loads in a range A..B (default: 5).")] = None,
     seeds: Annotated[int, _experiment("N", "Repeat with N seeds.")] = 1,
+    time_unit: TimeUnit = None,
     limit: Annotated[int | None, _experiment("N", "Only the first N requests.")] = None,
     slo_ttft: Annotated[
         float | None, _experiment("S", "Target for requests that name none: first token.")
@@ -174,7 +174,7 @@ def simulate(
         Wish(
             hardware=hardware,
             model=model,
-            stream=Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt)),
+            stream=Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt), time_unit),
             grid=Grid(
                 policies=parse_policies(policies), loads=parse_loads(rate_scale, steps), num_seeds=seeds
             ),

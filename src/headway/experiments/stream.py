@@ -10,6 +10,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import TraceError
 from headway.experiments import demo_stream
 from headway.traces import TraceRequest, load_trace, parse_workload, take
+from headway.traces.reader import tell_understood
 from headway.traces.spec import PREFIX
 
 
@@ -18,12 +19,14 @@ class Stream:
     """Where requests come from. Of `slo` each target goes to those that name none of its kind, as `serve` has it.
 
     A generated workload and the demo's stream are drawn anew for each seed; a file is the same for all. Its requests
-    without output are left out and counted in a warning: published traces have some, which were given up or failed.
+    without input or output are left out and counted in a warning: published traces have some, which were given up or
+    failed. `time_unit` is that of a file's arrivals, as `read_trace` has it.
     """
 
     source: str
     limit: int | None = None
     slo: Slo = NO_TARGETS
+    time_unit: str | None = None
 
     @property
     def is_drawn(self) -> bool:
@@ -38,15 +41,21 @@ class Stream:
         return [replace(request, slo=request.slo.with_defaults(self.slo)) for request in requests]
 
     def _read(self) -> list[TraceRequest]:
-        return load_trace(self.source, self.limit, drop_empty=True)
+        return load_trace(self.source, self.limit, drop_empty=True, time_unit=self.time_unit)
 
     def _drawn(self, seed: int) -> list[TraceRequest]:
+        if self.time_unit is not None:
+            raise TraceError(
+                f"time_unit is {self.time_unit!r} for {self.source}, which is in seconds; accepted: with a trace file"
+            )
         if self.source == demo_stream.NAME:
             requests = demo_stream.demo_stream(seed)
         else:
             workload = parse_workload(self.source)
             requests = replace(workload, seed=workload.seed + seed).requests()
-        return requests if self.limit is None else take(requests, self.limit)
+        requests = requests if self.limit is None else take(requests, self.limit)
+        tell_understood(self.source, requests, "drawn: s")
+        return requests
 
 
 @dataclass(frozen=True, slots=True)

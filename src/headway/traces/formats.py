@@ -42,19 +42,25 @@ class Fields(TypedDict):
     slo: NotRequired[Slo]
 
 
+TICKS_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+"""The units of a trace's arrival times."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """A trace format: what a file must have, time first, and how one row reads.
 
-    `parse` takes a row (CSV: column -> cell; JSON lines: the line) and returns its arrival in ticks
-    and its fields. Ticks stay whole where the file's are, so that shifting them loses no digit. It also reads the
-    columns of `optional` where they are there; those of other names are nobody's.
+    `parse` takes a row (CSV: column -> cell; Mooncake: the object's text) and returns its arrival in ticks of
+    `time_unit` and its fields. Ticks stay whole where the file's are, so that shifting them loses no digit. `parse`
+    also reads the columns of `optional` where they are there; other columns are passed over. `told_unit` is what the
+    file itself says of the unit of its times; empty where that is only assumed.
     """
 
     name: str
     columns: tuple[str, ...]
-    ticks_per_s: float
+    time_unit: str
     parse: Callable[[Any], tuple[float, Fields]]
+    told_unit: str = ""
     drops_empty: bool = False
     optional: tuple[str, ...] = ()
 
@@ -141,13 +147,13 @@ def _mooncake(text: str) -> tuple[float, Fields]:
     except msgspec.DecodeError as error:
         raise TraceError(f"{error}; accepted: {MOONCAKE}") from None
     if line.timestamp < 0:
-        raise TraceError(f"timestamp is {line.timestamp!r}; accepted: milliseconds, 0 or more")
+        raise TraceError(f"timestamp is {line.timestamp!r}; accepted: 0 or more")
     blocks = -(-line.input_length // MOONCAKE_BLOCK_TOKENS)
     if len(line.hash_ids) > max(blocks, 0):
         # Qwen-Bailian's traces have the same keys with other units, which must not pass for Mooncake's.
         raise TraceError(
             f"hash_ids names {len(line.hash_ids)} blocks, but {line.input_length} tokens fill {blocks}; "
-            f"accepted: milliseconds and blocks of {MOONCAKE_BLOCK_TOKENS} tokens, as Mooncake publishes"
+            f"accepted: blocks of {MOONCAKE_BLOCK_TOKENS} tokens, as Mooncake publishes"
         )
     fields: Fields = {
         "input_tokens": line.input_length,
@@ -160,18 +166,21 @@ def _mooncake(text: str) -> tuple[float, Fields]:
 HEADWAY = Format(
     "Headway CSV",
     ("arrival_s", "input_tokens", "output_tokens"),
-    1,
+    "s",
     _headway,
+    told_unit="s",
     optional=(
         *("id", "max_output_tokens", "tenant", "prompt", "session", "prefix_blocks", "priority"),
         *("ttft_s", "tbt_s", "deadline_s"),
     ),
 )
-AZURE = Format("Azure LLM CSV", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), 1e9, _azure)
-BURSTGPT = Format(
-    "BurstGPT CSV", ("Timestamp", "Request tokens", "Response tokens"), 1, _burstgpt, drops_empty=True
+AZURE = Format(
+    "Azure LLM CSV", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), "ns", _azure, told_unit="dates"
 )
-MOONCAKE = Format("Mooncake JSON lines", ("timestamp", "input_length", "output_length"), 1e3, _mooncake)
+BURSTGPT = Format(
+    "BurstGPT CSV", ("Timestamp", "Request tokens", "Response tokens"), "s", _burstgpt, drops_empty=True
+)
+MOONCAKE = Format("Mooncake JSON lines", ("timestamp", "input_length", "output_length"), "ms", _mooncake)
 
 CSV_FORMATS = (HEADWAY, AZURE, BURSTGPT)
 ACCEPTED = ", ".join(map(str, (*CSV_FORMATS, MOONCAKE)))

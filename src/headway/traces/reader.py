@@ -6,108 +6,157 @@ import logging
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 
 from headway.errors import ConfigError, TraceError
 from headway.traces.cells import shown
-from headway.traces.formats import Fields, Format
+from headway.traces.formats import TICKS_PER_S, Fields, Format
 from headway.traces.lines import text_lines
 from headway.traces.request import TraceRequest
 from headway.traces.rows import recognise
+
+PLAUSIBLE_GAP_S = 0.01, 3600.0
+"""Mean gaps between arrivals of a trace whose unit of time is only assumed; outside, the unit is another."""
 
 logger = logging.getLogger(__name__)
 
 
 def read_trace(
-    path: str | PathLike[str], *, limit: int | None = None, drop_empty: bool = False
+    path: str | PathLike[str],
+    *,
+    limit: int | None = None,
+    drop_empty: bool = False,
+    time_unit: str | None = None,
 ) -> list[TraceRequest]:
     """The requests of a trace file in order of arrival, the first at 0 s.
 
-    The format is told from the content: Headway CSV, Mooncake JSON lines, Azure LLM CSV and BurstGPT CSV
-    as published, each plain or gzip. `limit` stops after that many requests, and nothing behind them is
-    looked at. Requests without output are left out, with one warning for a file that counts them, from BurstGPT
-    always (they are its failures) and elsewhere only if `drop_empty`. Where a Headway CSV has no `id` column,
-    a request's id is its place in the result.
+    The format is told from the content: Headway CSV, Mooncake JSON lines, Azure LLM CSV and BurstGPT CSV as published,
+    each plain or gzip, or objects with the same keys, one a line or in an array. `limit` stops after that many
+    requests, and nothing behind them is looked at. Requests without input or output are left out, with one warning
+    for a file that counts them, from BurstGPT always (they are its failures) and elsewhere only if `drop_empty`. Rows
+    out of order are sorted, with a warning. Where a trace has no `id`, a request's id is its place in the result.
 
-    Raises TraceError naming the file, the line (the header is line 1), what was found and what is accepted.
+    `time_unit` ("s", "ms", "us", "ns") is the unit of arrivals where the file does not tell it; None is the format's
+    own, which is refused where arrivals would be closer together or further apart than `PLAUSIBLE_GAP_S`. What was
+    understood is logged at level INFO.
+
+    Raises TraceError naming the file, the place in it, what was found and what is accepted.
     """
     source = Path(path)
     if limit is not None and limit < 1:
         raise TraceError(f"limit is {limit}; accepted: 1 or more")
+    if time_unit is not None and time_unit not in TICKS_PER_S:
+        raise TraceError(f"time_unit is {time_unit!r}; accepted: {', '.join(TICKS_PER_S)}")
     with closing(text_lines(source)) as lines:
         form, rows = recognise(source, lines)
         taken = _Intake(form, drop_empty or form.drops_empty)
-        for number, row in rows:
+        for place, row in rows:
             try:
-                taken.add(number, *form.parse(row))
+                taken.add(place, *form.parse(row))
             except (TraceError, ConfigError) as error:
-                raise TraceError(f"{source}, line {number}: {error}") from None
-            if len(taken.requests) == limit:
+                raise TraceError(f"{source}, {place}: {error}") from None
+            if len(taken.rows) == limit:
                 break
+    if not taken.rows:
+        raise TraceError(f"{source} has no requests with input and output; accepted: one or more")
+    is_sorted = taken.sort()
+    unit = _time_unit(source, taken, time_unit)
+    requests = taken.requests(source, TICKS_PER_S[unit])
     if taken.dropped:
-        _tell_left_out(source, taken.dropped)
-    if not taken.requests:
-        raise TraceError(f"{source} has no requests with output; accepted: one or more")
-    return taken.requests
+        _warn("%s: left out %s requests with 0 input or output tokens", source, taken.dropped)
+    if not is_sorted:
+        _warn("%s: rows were not in order of arrival; sorted by %s", source, form.columns[0])
+    tell_understood(str(source), requests, f"{form.name}, {form.columns[0]}: {form.told_unit or unit}")
+    return requests
+
+
+def tell_understood(source: str, requests: list[TraceRequest], form: str) -> None:
+    """Log at level INFO how many requests a source has, over what time, how many a second, and in what form."""
+    span_s = requests[-1].arrival_s
+    rate = f"over {span_s:,.6g} s, {len(requests) / span_s:.3g} a second" if span_s else "all at once"
+    logger.info("%s: %s requests %s (%s)", source, f"{len(requests):,}", rate, form)
 
 
 @cache
-def _tell_left_out(source: Path, count: int) -> None:
+def _warn(message: str, source: Path, found: object) -> None:
     """Once for a file: a study reads its trace for every run."""
-    logger.warning("%s: left out %d requests with 0 output tokens", source, count)
+    logger.warning(message, source, found)
 
 
-@dataclass(slots=True)
-class _Last:
-    """The line taken before this one."""
+def _time_unit(source: Path, taken: _Intake, asked: str | None) -> str:
+    """The unit of a file's arrivals: as it tells, as asked for, or as its format usually has it.
 
-    line: int
-    ticks: float
-    session: str | None
+    Raises TraceError for a unit other than the file tells, and for a usual one that makes implausible gaps.
+    """
+    form, gap = taken.form, taken.mean_gap()
+    if form.told_unit and asked not in (None, form.told_unit):
+        raise TraceError(
+            f"time_unit is {asked!r} for {source}, whose {form.columns[0]} tells its unit ({form.told_unit}); "
+            "accepted: a trace that does not tell it"
+        )
+    unit = asked or form.time_unit
+    least_s, most_s = PLAUSIBLE_GAP_S
+    gap_s = gap / TICKS_PER_S[unit]
+    if gap and not (asked or form.told_unit or least_s <= gap_s <= most_s):
+        raise TraceError(
+            f"{source}: {form.columns[0]} is taken for {unit}, and arrivals would be {gap_s:.3g} s apart in the mean; "
+            f"accepted: {least_s:g} to {most_s:g} s, or the unit told by --time-unit {'|'.join(TICKS_PER_S)}"
+        )
+    return unit
 
 
 @dataclass(slots=True)
 class _Intake:
-    """Requests taken so far; keeps arrivals in order, counted from the first, and ids distinct."""
+    """Rows taken so far, each with its arrival in ticks and its place in the file."""
 
     form: Format
     drop_empty: bool
-    requests: list[TraceRequest] = field(default_factory=list)
+    rows: list[tuple[float, str, Fields]] = field(default_factory=list)
     dropped: int = 0
-    first_ticks: float = 0
-    last: _Last | None = None
-    ids: set[str] = field(default_factory=set)
 
-    def add(self, line: int, ticks: float, fields: Fields) -> None:
-        if fields["output_tokens"] == 0:
-            if self.drop_empty:
-                self.dropped += 1
-                return
-            column = self.form.columns[-1]
-            raise TraceError(f"{column} is 0; accepted: 1 or more")
-        session = fields.get("session")
-        if self.last is None:
-            self.first_ticks = ticks
-        else:
-            self._check_order(self.last, ticks, session)
-        self.last = _Last(line, ticks, session)
-        name = fields.setdefault("id", str(len(self.requests)))
-        if name in self.ids:
-            raise TraceError(f"id {shown(name)} occurs twice; accepted: distinct ids")
-        self.ids.add(name)
-        arrival_s = (ticks - self.first_ticks) / self.form.ticks_per_s
-        self.requests.append(TraceRequest(arrival_s=arrival_s, **fields))
-
-    def _check_order(self, last: _Last, ticks: float, session: str | None) -> None:
-        if ticks >= last.ticks:
+    def add(self, place: str, ticks: float, fields: Fields) -> None:
+        """Take a row in, or count it as left out."""
+        if self.drop_empty and 0 in (fields["input_tokens"], fields["output_tokens"]):
+            self.dropped += 1
             return
-        if ticks == 0 and session != last.session:
+        if fields["output_tokens"] == 0:
+            raise TraceError(f"{self.form.columns[-1]} is 0; accepted: 1 or more")
+        if self.rows and ticks == 0:
+            self._check_clock(fields.get("session"))
+        self.rows.append((ticks, place, fields))
+
+    def _check_clock(self, session: str | None) -> None:
+        last_ticks, _, last = self.rows[-1]
+        if last_ticks > 0 and session != last.get("session"):
             raise TraceError(
                 f"time starts again at 0 with session {shown(session or '')}; sessions have their own clocks here: "
                 "superpose them on one clock first"
             )
-        early_s = (last.ticks - ticks) / self.form.ticks_per_s
-        raise TraceError(
-            f"arrives {early_s:g} s before line {last.line}; sort the trace by {self.form.columns[0]}"
-        )
+
+    def sort(self) -> bool:
+        """Put the rows in order of arrival; whether they were in it."""
+        were = all(earlier[0] <= later[0] for earlier, later in pairwise(self.rows))
+        self.rows.sort(key=lambda row: row[0])
+        return were
+
+    def mean_gap(self) -> float:
+        """Ticks between one time of arrival and the next in the mean; 0 if all arrive at once. For sorted rows."""
+        times = {ticks for ticks, _, _ in self.rows}
+        return (self.rows[-1][0] - self.rows[0][0]) / max(1, len(times) - 1)
+
+    def requests(self, source: Path, ticks_per_s: int) -> list[TraceRequest]:
+        """The sorted rows as requests. Raises TraceError for what no request can have and for an id used twice."""
+        requests: list[TraceRequest] = []
+        ids: set[str] = set()
+        for ticks, place, fields in self.rows:
+            name = fields.setdefault("id", str(len(requests)))
+            try:
+                if name in ids:
+                    raise TraceError(f"id {shown(name)} occurs twice; accepted: distinct ids")
+                requests.append(TraceRequest(arrival_s=(ticks - self.rows[0][0]) / ticks_per_s, **fields))
+            except (TraceError, ConfigError) as error:
+                raise TraceError(f"{source}, {place}: {error}") from None
+            ids.add(name)
+        return requests

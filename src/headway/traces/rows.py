@@ -1,12 +1,15 @@
-"""The rows of a trace file, with the line each starts on, and the format they are in."""
+"""The rows of a trace file, with the place of each, and the format they are in."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from headway.errors import TraceError
 from headway.traces.cells import shown
@@ -16,8 +19,12 @@ MAX_CELL_CHARACTERS = 1 << 28
 """A prompt of a million tokens is a few million characters; Python's own limit, 131072, is too low."""
 
 
-def recognise(path: Path, lines: Iterator[str]) -> tuple[Format, Iterator[tuple[int, Any]]]:
-    """The format of a file, told by its first line that is not blank, and its rows as (line number, row).
+Rows = Iterator[tuple[str, Any]]
+"""Each with its place in the file as an error names it: `line 3`, or `item 2` of an array."""
+
+
+def recognise(path: Path, lines: Iterator[str]) -> tuple[Format, Rows]:
+    """The format of a file, told by its first line that is not blank, and its rows.
 
     Raises TraceError, here or while the rows are read, for an empty file, a header that is none of the
     accepted ones, and a row that does not fit its header.
@@ -26,17 +33,72 @@ def recognise(path: Path, lines: Iterator[str]) -> tuple[Format, Iterator[tuple[
     if not head:
         raise TraceError(f"{path} is empty; accepted: {ACCEPTED}")
     lines = chain(head, lines)
+    if head[-1].lstrip().startswith("["):
+        return _of_objects(path, _items(path, "".join(lines)))
     if head[-1].lstrip().startswith("{"):
-        return MOONCAKE, ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        return _of_objects(
+            path, ((f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip())
+        )
     records = _records(path, lines)
-    number, names = next(records, (1, []))
+    place, names = next(records, ("line 1", []))
     header = [name.strip() for name in names]
-    for form in CSV_FORMATS:
-        if set(form.columns) <= set(header):
-            _refuse_misspelt(path, number, header, form)
-            return form, _cells(path, _distinct(path, number, header), records)
-    found = shown(", ".join(header))
-    raise TraceError(f"{path}, line {number}: the columns are {found}; accepted: {ACCEPTED}")
+    form = _form(path, place, header, "columns", CSV_FORMATS)
+    _refuse_misspelt(path, place, header, form)
+    return form, _cells(path, _distinct(path, place, header), records)
+
+
+def _form(path: Path, place: str, names: Iterable[str], what: str, forms: Iterable[Format]) -> Format:
+    for form in forms:
+        if set(form.columns) <= set(names):
+            return form
+    raise TraceError(f"{path}, {place}: the {what} are {shown(', '.join(names))}; accepted: {ACCEPTED}")
+
+
+def _items(path: Path, text: str) -> Iterator[tuple[str, msgspec.Raw]]:
+    try:
+        items = msgspec.json.decode(text, type=list[msgspec.Raw])
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{path} is no array of JSON objects: {error}") from None
+    return ((f"item {number}", item) for number, item in enumerate(items, 1))
+
+
+def _of_objects(path: Path, texts: Rows) -> tuple[Format, Rows]:
+    """The format of JSON objects, told by the keys of the first, and their rows."""
+    first = next(texts, None)
+    if first is None:
+        raise TraceError(f"{path} is empty; accepted: {ACCEPTED}")
+    form = _form(path, first[0], _object(path, *first), "keys", (*CSV_FORMATS, MOONCAKE))
+    rows = chain([first], texts)
+    if form is MOONCAKE:
+        return form, rows
+    return replace(form, name=form.name.replace("CSV", "JSON")), _object_cells(path, form, rows)
+
+
+def _object(path: Path, place: str, text: str | msgspec.Raw) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{path}, {place}: {error}; accepted: a JSON object") from None
+
+
+def _object_cells(path: Path, form: Format, texts: Rows) -> Rows:
+    """The values of each object as the cells of a CSV, those under keys that the format does not have as empty ones."""
+    known = {*form.columns, *form.optional}
+    for place, text in texts:
+        found = _object(path, place, text)
+        _refuse_misspelt(path, place, list(found), form)
+        for column in form.columns:
+            if column not in found:
+                raise TraceError(f"{path}, {place}: there is no {column!r}; accepted: {form}")
+        yield place, {key: _cell(path, place, key, found[key]) if key in known else "" for key in found}
+
+
+def _cell(path: Path, place: str, key: str, value: object) -> str:
+    if key == "prefix_blocks" and isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, list | dict):
+        raise TraceError(f"{path}, {place}: {key} is {shown(str(value))}; accepted: a number or text")
+    return "" if value is None else str(value)
 
 
 def _up_to_text(lines: Iterator[str]) -> Iterator[str]:
@@ -47,43 +109,43 @@ def _up_to_text(lines: Iterator[str]) -> Iterator[str]:
             return
 
 
-def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_CHARACTERS))
     reader = csv.reader(lines, strict=True)
     while True:
-        number = reader.line_num + 1  # a quoted cell may span lines: name the one where its row starts
+        place = (
+            f"line {reader.line_num + 1}"  # a quoted cell may span lines: name the one where its row starts
+        )
         try:
             record = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            raise TraceError(f"{path}, line {number}: {error}; accepted: comma-separated values") from None
+            raise TraceError(f"{path}, {place}: {error}; accepted: comma-separated values") from None
         if len(record) > 1 or any(map(str.strip, record)):
-            yield number, record
+            yield place, record
 
 
-def _refuse_misspelt(path: Path, number: int, header: list[str], form: Format) -> None:
+def _refuse_misspelt(path: Path, place: str, header: list[str], form: Format) -> None:
     """A misspelt target must not read as no target."""
     for name in header:
         meant = {name.lower(), f"{name.lower()}_s"} & set(form.optional)
         if meant and name not in form.optional:
-            raise TraceError(f"{path}, line {number}: column {shown(name)}; accepted: {meant.pop()}")
+            raise TraceError(f"{path}, {place}: column {shown(name)}; accepted: {meant.pop()}")
 
 
-def _distinct(path: Path, number: int, header: list[str]) -> list[str]:
+def _distinct(path: Path, place: str, header: list[str]) -> list[str]:
     for name in header:
         if header.count(name) > 1:
-            raise TraceError(
-                f"{path}, line {number}: column {shown(name)} occurs twice; accepted: distinct names"
-            )
+            raise TraceError(f"{path}, {place}: column {shown(name)} occurs twice; accepted: distinct names")
     return header
 
 
 def _cells(
-    path: Path, header: list[str], records: Iterator[tuple[int, list[str]]]
-) -> Iterator[tuple[int, dict[str, str]]]:
-    for number, record in records:
+    path: Path, header: list[str], records: Iterator[tuple[str, list[str]]]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    for place, record in records:
         if len(record) != len(header):
             found = f"{len(record)} cells were found; accepted: {len(header)}, as in the header"
-            raise TraceError(f"{path}, line {number}: {found}")
-        yield number, dict(zip(header, record, strict=True))
+            raise TraceError(f"{path}, {place}: {found}")
+        yield place, dict(zip(header, record, strict=True))

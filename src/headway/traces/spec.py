@@ -61,7 +61,11 @@ LAWS: dict[str, Form[LengthLaw]] = {
 
 
 def load_trace(
-    source: str | PathLike[str], limit: int | None = None, *, drop_empty: bool = False
+    source: str | PathLike[str],
+    limit: int | None = None,
+    *,
+    drop_empty: bool = False,
+    time_unit: str | None = None,
 ) -> list[TraceRequest]:
     """The requests of a trace file, or of a workload if `source` is text that starts with `gen:`.
 
@@ -70,7 +74,7 @@ def load_trace(
     if isinstance(source, str) and source.startswith(PREFIX):
         requests = parse_workload(source).requests()
         return requests if limit is None else take(requests, limit)
-    return read_trace(source, limit=limit, drop_empty=drop_empty)
+    return read_trace(source, limit=limit, drop_empty=drop_empty, time_unit=time_unit)
 
 
 def parse_workload(text: str) -> Workload:
