@@ -157,10 +157,13 @@ _CT_BLOCKS = {
     }
 }
 
+_CT_OLD_BLOCKS = {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "block_structure": "128x128"}}}
+
 
 @pytest.mark.parametrize(("config", "tp", "size"), [
     (QWEN3_MOE | {"quantization_config": _BLOCKS}, 2, None),
     (QWEN3_MOE | {"quantization_config": _BLOCKS}, 4, "192 of the width of 768"),
+    (QWEN3_MOE | {"quantization_config": FP8 | {"config_groups": _CT_OLD_BLOCKS}}, 4, "192 of the width of 768"),
     (QWEN3_MOE | {"quantization_config": FP8 | {"config_groups": _CT_BLOCKS}}, 4, "192 of the width of 768"),
     (QWEN3_MOE | {"quantization_config": _BLOCKS | {"modules_to_not_convert": ["mlp.experts"]}}, 4, None),
     (LLAMA | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}}, 16, None),

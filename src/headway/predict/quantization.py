@@ -117,7 +117,7 @@ def kv_bytes_of(found: Mapping[str, Any] | None, wide: int) -> int:
 
 def _method(found: Mapping[str, Any]) -> Bytes:
     name = found.get("quant_method")
-    method = _METHODS.get(str(name).lower().replace("_", "-"))
+    method = _METHODS.get(str(name).lower().replace("compressed_tensors", "compressed-tensors"))
     if method is None:
         raise _not_understood("quant_method", name, ", ".join(_METHODS))
     return method(found)
@@ -191,6 +191,8 @@ def _block(found: Mapping[str, Any]) -> tuple[int, int] | None:
     schemes = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, Mapping) else []
     blocks = [found.get("weight_block_size"), *(scheme.get("block_structure") for scheme in schemes)]
     block = next(filter(None, blocks), None)
+    if isinstance(block, str):  # as older compressed-tensors wrote it: 128x128
+        block = [int(side) for side in block.split("x") if side.isdigit()]
     if block is None:
         return _MODELOPT_BLOCK if str(found.get("quant_algo")).upper() == "FP8_PB_WO" else None
     if (
@@ -204,13 +206,13 @@ def _block(found: Mapping[str, Any]) -> tuple[int, int] | None:
 
 _METHODS: dict[str, Callable[[Mapping[str, Any]], Bytes]] = {
     "fp8": _eight_bits,
-    "fbgemm-fp8": _eight_bits,
+    "fbgemm_fp8": _eight_bits,
     "gptq": _integers,
     "awq": _integers,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
-    "modelopt-fp4": _modelopt,
+    "modelopt_fp4": _modelopt,
     "mxfp4": _mxfp4,
 }
 
