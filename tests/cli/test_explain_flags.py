@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from headway.cli.shadow import _Shadowing, report_text
@@ -18,6 +19,7 @@ from headway.gateway.endpoint import open_session
 from headway.gateway.shadow_board import ShadowFigures, ShadowState
 from tests.cli.conftest import Headway, Refused
 from tests.experiments.test_shadow import answer, served
+from tests.gateway.shadow_reports import DOUBT, DOUBTED
 
 TEXT = "request mine: 4 prompt tokens, 2 output tokens, finished"
 ANSWERS: dict[str, Any] = {
@@ -199,6 +201,13 @@ def test_a_report_for_people(known_s: float | None) -> None:
         *([] if known_s is None else known),
         "2 ended unseen: the server keeps fewer than came between two questions",
     ]
+
+
+def test_a_report_that_cannot_judge_says_so_before_its_figures() -> None:
+    report = msgspec.json.decode(DOUBTED, type=ShadowState)
+    _, said, _, *rows = report_text(report).splitlines()
+    assert said == f"cannot judge other policies by this simulation: {DOUBT}"
+    assert [row.split()[0] for row in rows[:3]] == ["live", "live", "<i>broken</i>:"]
 
 
 @pytest.mark.parametrize(("goodput", "said"), [(None, True), (0.0, False)])

@@ -15,9 +15,9 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, UpstreamError
 from headway.experiments import shadow
-from headway.experiments.shadow import CONTROL, LIVE, shadow_report
+from headway.experiments.shadow import CONTROL, LIVE, shadow_report, why_no_verdict
 from headway.experiments.shadow_feed import FIRST, MOST_REQUESTS, Feed
-from headway.gateway.shadow_board import ShadowState
+from headway.gateway.shadow_board import ShadowFigures, ShadowState
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy
 from headway.results.metrics import summarize
@@ -159,6 +159,68 @@ def test_a_shadow_comes_to_what_its_policy_would_have(report: ShadowState) -> No
 def test_a_policy_that_cannot_serve_says_why_and_the_others_have_figures(report: ShadowState) -> None:
     assert list(report.figures) == [LIVE, CONTROL, "sjf"]
     assert report.failed["nobody"].startswith("unknown policy 'nobody'")
+
+
+def test_the_other_policies_have_no_figures_where_the_live_one_simulated_is_far_from_what_was_seen(
+    run: tuple[list[Record], list[list[float]]],
+) -> None:
+    # Each first token really came 5 s later than steps explain, as where something before the scheduler is slow.
+    records, rows = run
+    slow = answer(records, rows)
+    for one in slow["ended"]:
+        one["first_token_s"] += 5.0
+        one["finished_s"] += 5.0
+    report = shadow_report([fed({**slow, "now_s": slow["now_s"] + 5.0})], ["sjf"], window_s=1e5)
+    live, control = report.figures[LIVE], report.figures[CONTROL]
+    assert live.goodput == 0.0
+    assert control.goodput is not None
+    assert control.goodput > 0.2
+    assert list(report.figures) == [LIVE, CONTROL]
+    assert report.cannot_judge is not None
+    assert (
+        f"goodput 0.0% live, {control.goodput:.1%} simulated (accepted: 10 points apart); "
+        in report.cannot_judge
+    )
+    assert report.cannot_judge.endswith("simulated (accepted: 33% off)")
+
+
+def test_the_other_policies_have_no_figures_where_the_live_one_cannot_be_simulated(
+    run: tuple[list[Record], list[list[float]]],
+) -> None:
+    given = answer(*run)
+    given["engine"]["policy"] = "of-another-package"
+    report = shadow_report([fed(given)], ["sjf"], window_s=1e5)
+    assert list(report.figures) == [LIVE]
+    assert list(report.failed) == [CONTROL]
+    assert report.cannot_judge == "the live policy cannot be simulated"
+
+
+def figures(goodput: float | None, mean_jct_s: float | None, finished: int) -> ShadowFigures:
+    return ShadowFigures(
+        goodput=goodput, mean_jct_s=mean_jct_s, finished=finished, mean_ttft_s=None, p99_ttft_s=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("live", "control", "doubt"),
+    [
+        (figures(0.03, 4.0, 90), figures(0.74, 4.0, 90), "goodput 3.0% live, 74.0% simulated (accepted: 10 "),
+        (figures(0.5, 4.0, 90), figures(0.41, 5.3, 99), None),
+        (figures(None, 4.0, 90), figures(None, 5.4, 90), "mean JCT 4 s live, 5.4 s simulated (accepted: 33%"),
+        (figures(None, 4.0, 90), figures(None, 2.6, 90), "mean JCT 4 s live, 2.6 s simulated (accepted: 33%"),
+        (
+            figures(None, None, 60),
+            figures(None, None, 90),
+            "finished 60.0% live, 90.0% simulated (accepted: ",
+        ),
+        (figures(None, None, 0), figures(None, None, 0), None),
+    ],
+)
+def test_how_near_the_live_policy_simulated_has_to_be(
+    live: ShadowFigures, control: ShadowFigures, doubt: str | None
+) -> None:
+    found = why_no_verdict({LIVE: live, CONTROL: control}, 100)
+    assert found == doubt if doubt is None else (found or "").startswith(doubt)
 
 
 def test_a_policy_that_breaks_costs_no_other_its_figures(

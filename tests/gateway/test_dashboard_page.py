@@ -27,7 +27,7 @@ from tests.gateway.dashboard_scene import Scene
 from tests.gateway.loopback import serving
 from tests.gateway.named_upstream import MODEL
 from tests.gateway.openai_upstream import gateway
-from tests.gateway.shadow_reports import REPORT
+from tests.gateway.shadow_reports import DOUBT, DOUBTED, REPORT
 
 EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
@@ -243,6 +243,13 @@ async def test_a_shadow_is_shown_beside_what_really_came(scene: Scene, tab: Tab)
         await tab.until("document.querySelectorAll('#shadows tr').length === 3")
         assert await tab.text("#shadows tr:nth-child(3)") == "sarathi 75.0 % 2.5 s 300 ms – 41"
         assert "off by 3.0 % (median)" in await tab.text("#shadow-note")
+        assert await tab.value("document.querySelector('#shadow-doubt').hidden")
+        scene.shadows.take(DOUBTED)
+        scene.clock.now_s += 1.0
+        await tab.until("!document.querySelector('#shadow-doubt').hidden")
+        said = f"Cannot judge other policies by this simulation: {DOUBT}."
+        assert await tab.text("#shadow-doubt") == said
+        assert await tab.value("document.querySelectorAll('#shadows tr').length") == 2
         assert await tab.value("window.hacked === undefined")
         assert tab.complaints == []
 

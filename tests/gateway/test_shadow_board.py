@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from headway.errors import UpstreamError
 from headway.gateway.shadow_board import ShadowBoard
 from tests.gateway.front import gateway
-from tests.gateway.shadow_reports import REPORT
+from tests.gateway.shadow_reports import DOUBTED, REPORT
 from tests.gateway.upstream import upstream
 
 
@@ -27,6 +27,16 @@ def test_the_last_report_is_there_by_policy() -> None:
     assert not any(line.startswith('headway_shadow_p99_ttft_seconds{policy="sarathi"') for line in found)
     assert "headway_shadow_age_seconds 30.0" in found
     assert "headway_shadow_step_error_ratio 0.03" in found
+    assert "headway_shadow_can_judge 1.0" in found
+
+
+def test_where_the_simulation_cannot_judge_no_other_policy_has_figures() -> None:
+    board = ShadowBoard()
+    board.take(REPORT)
+    board.take(DOUBTED)
+    found = lines(board)
+    assert "headway_shadow_can_judge 0.0" in found
+    assert not any("sarathi" in line for line in found)
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"no report yet", REPORT[:-5], b"\xff"])

@@ -28,9 +28,10 @@ EPILOG = """Examples:
 
 The requests that the server really had are served again, in this process, by the simulator: with the lengths that
 their answers really had and with step times fitted to that server's own steps, once under its own policy and once
-under each of POLICIES. Compare the simulated with one another; the live figures say how far to believe them. The
-server only answers a question every few seconds. It keeps its last ended requests alone (`headway serve --explain N`):
-where these reach back less than twice the window, the report is of the later half of them. Ctrl-C ends it.
+under each of POLICIES. Compare the simulated with one another. Where its own policy simulated is far from what was
+seen, the report says that it cannot judge, and has no figures of POLICIES. The server only answers a question every
+few seconds. It keeps its last ended requests alone (`headway serve --explain N`): where these reach back less than
+twice the window, the report is of the later half of them. Ctrl-C ends it.
 """
 
 _ASK_EVERY_S = 5.0
@@ -150,6 +151,10 @@ def report_text(report: ShadowState) -> str:
     lines = [
         f"{report.requests:,} requests of the last {report.window_s:g} s; simulated step times are off by "
         f"{report.step_error:.1%} (median)",
+    ]
+    if report.cannot_judge is not None:
+        lines.append(f"cannot judge other policies by this simulation: {report.cannot_judge}")
+    lines += [
         f"{'':24}  {'goodput':>8}  {'mean JCT':>9}  {'mean TTFT':>9}  {'p99 TTFT':>9}  {'finished':>8}",
         *(_row(name, figures) for name, figures in report.figures.items()),
         *(f"{name}: {why}" for name, why in report.failed.items()),

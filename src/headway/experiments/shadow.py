@@ -3,12 +3,13 @@
 A policy's decisions change what comes after them, so a shadow that only compared plans would say little. Here the
 requests that an engine really had, with the lengths that their answers really had, are served again by the simulator,
 with a step law fitted to that engine's own steps: once under the live policy and once under each shadow. The two
-simulations are compared with each other; the live figure beside them shows how far to believe either.
+simulations are compared with each other. A simulation of the live policy that is far from what was seen describes
+another server: then no shadow is simulated, and the report says what was off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -26,11 +27,16 @@ from headway.predict.step_fit import MIN_ROWS, fit_step_time
 from headway.predict.step_law import StepTimeLaw
 from headway.predict.transfer import TransferModel
 from headway.results.metrics import jct_s, summarize
+from headway.results.story_text import seconds
 from headway.sim.simulation import PolicyFactory, System, simulate
 from headway.traces import TraceRequest
 
 LIVE = "live"
 CONTROL = "live policy, simulated"
+SHARES_APART = 0.1
+"""How far goodput, and the share that finished, may be simulated from what was seen, of 1."""
+JCT_OFF = 1 / 3
+"""How far mean JCT may be simulated from what was seen, of what was seen."""
 _JUDGED = frozenset({Outcome.FINISHED, Outcome.EXPIRED, Outcome.SHED, Outcome.FAILED})
 _ASSUMED_BYTES_PER_S = 10e9
 """Of a copy to or from the host, where the engine has made none."""
@@ -43,8 +49,9 @@ def shadow_report(
 
     `at` is now, in seconds since 1970. Engines that are new, or have run too few steps to tell what one takes, are left
     out. Each engine keeps the requests it had; those that came up to as long before the window are served too, so that
-    it does not begin empty. Where too little is known for that, the window is the later half of what came. Seconds: two
-    simulations of twice the window for one shadow. Raises ConfigError where too little is known yet.
+    it does not begin empty. Where too little is known for that, the window is the later half of what came. Where the
+    live policy simulated is far from what was seen, no policy of `policies` has figures, and `cannot_judge` says why.
+    Seconds: two simulations of twice the window for one shadow. Raises ConfigError where too little is known yet.
     """
     known = _known(feeds)
     asked_s, window_s = window_s, min(window_s, *(feed.whole_window_s for feed, _ in known))
@@ -54,13 +61,19 @@ def shadow_report(
     live = [[one.record() for one in world.judged.values()] for world in worlds]
     found: dict[str, list[Record]] = {LIVE: _of_all(live)}
     failed: dict[str, str] = {}
-    for name, policy in ((CONTROL, None), *((policy, policy) for policy in policies)):
+
+    def serve(name: str, policy: str | None) -> None:
         try:
             found[name] = _of_all(_served(world, policy) for world in worlds)
         except HeadwayError as error:
             failed[name] = str(error)
         except Exception as error:  # a policy on trial may do anything; the others are reported all the same
             failed[name] = f"it raised {type(error).__name__}: {error}"
+
+    serve(CONTROL, None)
+    doubt = why_no_verdict(_figures(found), len(judged))
+    for policy in policies if doubt is None else ():
+        serve(policy, policy)
     return ShadowState(
         at=at,
         window_s=round(window_s, 3),
@@ -71,7 +84,33 @@ def shadow_report(
         step_error=max(world.step_error for world in worlds),
         figures=_figures(found),
         failed=failed,
+        cannot_judge=doubt,
     )
+
+
+def why_no_verdict(figures: Mapping[str, ShadowFigures], requests: int) -> str | None:
+    """How the live policy simulated is too far from what was seen to judge other policies by; None if it is near.
+
+    `figures` are of LIVE and CONTROL, over so many `requests`.
+    """
+    live, control = figures[LIVE], figures.get(CONTROL)
+    if control is None:
+        return "the live policy cannot be simulated"
+    shares = {
+        "goodput": (live.goodput, control.goodput),
+        "finished": (live.finished / max(1, requests), control.finished / max(1, requests)),
+    }
+    doubts = [
+        f"{name} {seen:.1%} live, {simulated:.1%} simulated (accepted: {SHARES_APART * 100:g} points apart)"
+        for name, (seen, simulated) in shares.items()
+        if seen is not None and simulated is not None and abs(simulated - seen) > SHARES_APART
+    ]
+    seen, simulated = live.mean_jct_s, control.mean_jct_s
+    if seen is not None and simulated is not None and abs(simulated - seen) > JCT_OFF * seen:
+        doubts.append(
+            f"mean JCT {seconds(seen)} live, {seconds(simulated)} simulated (accepted: {JCT_OFF:.0%} off)"
+        )
+    return "; ".join(doubts) or None
 
 
 def _of_all(by_engine: Iterable[Sequence[Record]]) -> list[Record]:

@@ -53,6 +53,7 @@ class ShadowState(msgspec.Struct, kw_only=True):
     requests did not finish live, `missed` ones ended between two questions and were not told of. `step_error` is by how
     much simulated steps are off (median); `failed` says which policy has no figures and why. `known_s` is how far back
     all requests are known where that is too little for the window asked for: `window_s` is then the later half of them.
+    `cannot_judge` says how the live policy simulated is too far from `live`; `figures` has no other policy then.
     """
 
     at: float
@@ -64,6 +65,7 @@ class ShadowState(msgspec.Struct, kw_only=True):
     figures: dict[str, ShadowFigures]
     failed: dict[str, str]
     known_s: float | None = None
+    cannot_judge: str | None = None
 
 
 class ShadowReply(msgspec.Struct):
@@ -101,6 +103,10 @@ class ShadowBoard(Collector):
         singles = {
             "requests": ("Requests that the last report judged", float(report.requests)),
             "step_error_ratio": ("Median error of simulated step times", report.step_error),
+            "can_judge": (
+                "1 where the live policy simulated is near what was seen; 0: no other policy has figures",
+                float(report.cannot_judge is None),
+            ),
             "age_seconds": ("Since the last report", max(0.0, self._wall_clock() - report.at)),
         }
         for name, (about, value) in singles.items():

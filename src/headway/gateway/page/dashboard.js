@@ -113,12 +113,14 @@ function showClasses(state) {
 function showShadow(state) {
   at("shadow").hidden = state.shadow === null;
   if (state.shadow === null) return;
-  const { requests, window_s: window, at: made, step_error: error, assumed, failed, known_s: known } = state.shadow;
+  const { requests, window_s: window, at: made, step_error: error, assumed, failed, known_s: known, cannot_judge: doubt } = state.shadow;
   put(at("shadow-head"), `${counted(requests, "request")} of ${lasting(window)}, at ${time(made)}`);
   const rows = Object.entries(state.shadow.figures);
   table("shadows", rows, ([policy]) => policy, ([policy, one]) => [
     policy, timely(one.goodput), lasting(one.mean_jct_s), lasting(one.mean_ttft_s), lasting(one.p99_ttft_s), one.finished,
   ]);
+  at("shadow-doubt").hidden = doubt === null;
+  put(at("shadow-doubt"), `Cannot judge other policies by this simulation: ${doubt}.`);
   const notes = [`All but the live row are simulated, with step times off by ${share(error)} (median).`];
   if (known !== null) notes.push(`Only what came in the last ${lasting(known)} is known, its first half leads up to the window.`);
   if (assumed) notes.push(`${counted(assumed, "request")} did not finish live; their lengths are assumed.`);
