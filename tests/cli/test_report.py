@@ -79,6 +79,18 @@ def test_the_table_is_for_people_on_stderr(folder: Path) -> None:
     assert "How requests ended" in result.stderr
 
 
+def test_which_of_two_policies_did_better_is_said_before_the_tables(folder: Path, tmp_path: Path) -> None:
+    said = (
+        "In a simulation vllm answered sooner than headway: the mean answer took 3 s instead of 4 s, and 99 of 100 "
+        "came within 3.98 s instead of 4.98 s."
+    )
+    first, *tables = headway_report(folder).stderr.splitlines()
+    assert first == said
+    assert "How requests ended" in tables
+    # The page has the tables where there is one.
+    assert headway_report(folder, "--out", tmp_path / "page.html").stderr == f"{said}\n"
+
+
 def test_several_folders_stand_side_by_side(folder: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", "vllm")
     found = json.loads(headway_report(folder, other, "--json").stdout)

@@ -1,6 +1,8 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.core.record import Outcome, Record
@@ -44,6 +46,30 @@ def test_the_page_shows_what_was_run_and_every_value() -> None:
         assert column.meaning in page.text
     assert "not comparable" in page.text
     assert "Latency of requests finished under all policies (1)" in page.text
+
+
+def test_which_of_two_policies_did_better_stands_first() -> None:
+    page = page_of(run(vllm=worked_run(), headway=worked_run()))
+    said = page.text.index("In a simulation vllm and headway met about as many targets")
+    assert said < page.text.index("measured on")
+
+
+def test_the_load_is_told_with_the_capacity_that_it_is_a_share_of() -> None:
+    found = run(vllm=[make()], headway=[make(finished_s=3.0)])
+    meta = msgspec.structs.replace(found.meta, measured_on="real engine", load=0.9, capacity_rps=20.0)
+    page = page_of(replace(found, meta=meta))
+    assert (
+        "At 0.9 of this machine's capacity (18 requests a second) headway answered sooner than vllm"
+        in page.text
+    )
+    assert page.text.count("0.9 of this machine's capacity (18 requests a second)") == 2
+
+
+def test_a_sweep_has_a_verdict_for_each_load() -> None:
+    runs = [run(load=load, vllm=[make()], headway=[make(finished_s=3.0)]) for load in (0.5, 0.9)]
+    page = page_of(*runs)
+    for load in ("0.5", "0.9"):
+        assert f"In a simulation at load {load} headway answered sooner than vllm" in page.text
 
 
 def test_the_same_runs_give_the_same_bytes() -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -53,6 +54,24 @@ def test_every_policy_has_the_shortest_name_of_its_own(runs: list[Run], names: l
 def test_runs_side_by_side_are_one_section_whatever_their_load() -> None:
     (section,) = sections([run("a", "vllm", load=0.5), run("b", "orca", load=0.9)])
     assert section.load is None
+
+
+@pytest.mark.parametrize(
+    ("runs", "judged"),
+    [
+        ([run("a", "vllm", "orca")], True),
+        ([run("monday", "vllm"), run("tuesday", "vllm")], True),
+        ([run("a", "vllm", load=0.5), run("b", "orca", load=0.9)], False),
+        ([run("a", "vllm", on="simulated"), run("b", "vllm", on="real engine")], False),
+        (
+            [run("seed=0", "vllm"), replace(run("seed=1", "vllm"), records={"vllm": [make(arrival_s=0.5)]})],
+            False,
+        ),
+    ],
+)
+def test_a_verdict_is_of_the_same_requests_measured_in_one_way(runs: list[Run], judged: bool) -> None:
+    (section,) = sections(runs)
+    assert bool(section.verdict) == judged
 
 
 def test_a_sweep_has_a_section_per_load() -> None:

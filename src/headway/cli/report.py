@@ -41,14 +41,16 @@ def report(
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Headway report",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON.")] = False,
 ) -> None:
-    """Compare runs: a table on stderr, the page with --out (its path on stdout), the numbers with --json.
+    """Compare runs: tables on stderr, or the page with --out (its path on stdout); the numbers with --json.
 
-    With --json stdout is the JSON alone.
+    Of two policies stderr says first, in a sentence, which did better. With --json stdout is the JSON alone.
     """
     runs = _read(dirs)
     parts = sections(runs)
-    _show(parts)
-    if out is not None:
+    show_verdicts(parts)
+    if out is None:
+        show_tables(parts)
+    else:
         _write(out, render_html(runs, title=title))
     if as_json:
         typer.echo(to_json(labelled_summaries(parts)))
@@ -62,7 +64,14 @@ def _read(dirs: list[Path]) -> list[Run]:
     return [run for folder in dirs for run in read_runs(folder)]
 
 
-def _show(parts: list[Section]) -> None:
+def show_verdicts(parts: list[Section]) -> None:
+    """Which of two policies did better, for people: on stderr."""
+    for part in parts:
+        if part.verdict:
+            typer.echo(part.verdict, err=True)
+
+
+def show_tables(parts: list[Section]) -> None:
     """The tables, for people: on stderr, each with where its numbers come from."""
     console = Console(stderr=True)
     for part in parts:

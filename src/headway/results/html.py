@@ -47,6 +47,7 @@ def render_html(runs: Sequence[Run], *, title: str = "Headway report") -> str:
     return page_template("report.html.j2").render(
         title=title,
         facts=_facts(runs),
+        verdicts=[section.verdict for section in found if section.verdict],
         parts=[_part(section, policies, many=len(found) > 1) for section in found],
         sweep=_sweep(found, policies) if len(found) > 1 else [],
         doubtful=[
@@ -63,7 +64,7 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     for folder in dict.fromkeys(run.folder for run in runs):
         mine = [run for run in runs if run.folder == folder]
         meta = mine[0].meta
-        loads = ", ".join(f"{run.meta.load:g}" for run in mine if run.meta.load is not None)
+        loads = ", ".join(run.meta.offered.removeprefix("load ") for run in mine if run.meta.offered)
         pairs = [
             ("measured on", meta.measured_on or NOT_STATED),
             ("hardware", meta.hardware),

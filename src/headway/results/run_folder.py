@@ -43,7 +43,10 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class RunMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was run. `load` is the offered load in the sweep's own unit; "" and None mean not stated."""
+    """What was run. `load` is the offered load in the sweep's own unit; "" and None mean not stated.
+
+    Where `capacity_rps` is stated, `load` is the share of it at which requests came.
+    """
 
     policies: tuple[str, ...] = ()
     measured_on: Literal["real engine", "simulated"] | None = None
@@ -53,6 +56,16 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hardware: str = ""
     versions: dict[str, str] = {}
     load: float | None = None
+    capacity_rps: float | None = None
+
+    @property
+    def offered(self) -> str:
+        """The offered load in words; "" where it is not stated."""
+        if self.load is None:
+            return ""
+        if self.capacity_rps is None:
+            return f"load {self.load:g}"
+        return f"{self.load:g} of this machine's capacity ({self.load * self.capacity_rps:.3g} requests a second)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from headway.results.comparison import Comparison, compare
 from headway.results.metrics import summarize
 from headway.results.run_folder import Run
 from headway.results.summary import Summary
+from headway.results.verdict import verdict
 
 NOT_STATED = "not stated"
 
@@ -19,13 +20,15 @@ NOT_STATED = "not stated"
 class Section:
     """The policies of all runs at one load; `load` is None where there is no sweep.
 
-    `measured_on` says where the numbers come from: "real engine, H200", or several joined by "; ".
+    `measured_on` says where the numbers come from: "real engine, H200", or several joined by "; ". `verdict` says in
+    words which of two policies did better; "" unless there are two with the same requests, measured in one way.
     """
 
     load: float | None
     measured_on: str
     records: dict[str, list[Record]]
     comparison: Comparison
+    verdict: str
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
@@ -61,7 +64,30 @@ def _section(load: float | None, runs: Sequence[Run], names: dict[tuple[Path, st
             name = names[run.folder, policy]
             records[name] = mine
             summaries[name] = summarize(mine, run=run.infos[policy])
-    return Section(load, "; ".join(dict.fromkeys(map(_origin, runs))), records, compare(summaries, records))
+    comparison = compare(summaries, records)
+    origins = "; ".join(dict.fromkeys(map(_origin, runs)))
+    return Section(load, origins, records, comparison, _verdict(comparison, records, runs))
+
+
+def _verdict(comparison: Comparison, records: Mapping[str, Sequence[Record]], runs: Sequence[Run]) -> str:
+    """The verdict, after how the runs were made; "" where that differs, or a request did not come at the same time."""
+    ways = {(run.meta.measured_on, run.meta.offered) for run in runs}
+    if len(ways) > 1 or not _came_alike(records.values()):
+        return ""
+    [(measured_on, offered)] = ways
+    parts = ("in a simulation" if measured_on == "simulated" else "", f"at {offered}" if offered else "")
+    circumstances = " ".join(filter(None, parts))
+    return verdict(comparison, circumstances[:1].upper() + circumstances[1:])
+
+
+def _came_alike(runs: Iterable[Sequence[Record]]) -> bool:
+    """Whether each request that several runs had came at the same time in all of them."""
+    came_s: dict[str, float] = {}
+    return all(
+        came_s.setdefault(record.id, record.arrival_s) == record.arrival_s
+        for records in runs
+        for record in records
+    )
 
 
 def _origin(run: Run) -> str:
