@@ -14,9 +14,9 @@ help: ## this list
 setup: ## create .venv with Headway and vLLM's CPU build, from the lock
 	@$(PYTHON) bootstrap.py
 
-demo: setup ## four policies on real vLLM, a table and a page of plots (out/demo/report.html)
+demo: setup ## vllm and headway on real vLLM at 0.9 of this machine's capacity: which did better, and a page of plots
 	@rm -rf $(DEMO)
-	$(BIN)/headway bench --model demo --trace demo --policies vllm,sjf,edf,headway --out $(DEMO) -- \
+	$(BIN)/headway bench --model demo --trace demo --load 0.9 --policies vllm,headway --out $(DEMO) -- \
 		--max-num-seqs 16 --max-num-batched-tokens 1024
 	$(BIN)/headway report $(DEMO) --out $(DEMO)/report.html
 

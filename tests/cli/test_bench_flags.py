@@ -41,6 +41,8 @@ def bench(refused: Refused, tmp_path: Path, trace: Path, monkeypatch: pytest.Mon
         ({"limit": 0}, "--limit is 0; accepted: 1 or more"),
         ({"trace": "demo", "limit": 0}, "--limit is 0; accepted: 1 or more"),
         ({"rate_scale": 0}, "rate factor is 0.0; accepted: a finite number above 0"),
+        ({"load": 0}, "--load is 0; accepted: a finite number above 0"),
+        ({"load": 0.9, "rate_scale": 2}, "--load is 0.9 and --rate-scale 2; accepted: one of the two"),
         ({"slo_ttft": -1}, "--slo-ttft is -1.0; accepted"),
         ({"slo_tbt": "nan"}, "--slo-tbt is nan; accepted"),
         ({"batch_width": 0}, "--batch-width is 0; accepted: 1 or more"),

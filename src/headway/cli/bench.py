@@ -13,10 +13,11 @@ from headway.cli.host_memory import HostKvBytesPerS, HostKvGib, host_memory
 from headway.cli.target_flags import SloTbt, SloTtft
 from headway.cli.trace_flags import TimeUnit, Trace
 from headway.cli.written_command import written_command
+from headway.errors import ConfigError
 
 EPILOG = """Examples:
 
-  headway bench --model demo --trace demo --policies vllm,sjf --out out/demo
+  headway bench --model demo --trace demo --load 0.9 --policies vllm,headway --out out/demo
 
   headway bench --model Qwen/Qwen3-8B --trace azure.csv --rate-scale 0.5 --limit 2000 \\
       --policies vllm,sarathi,edf --slo-ttft 1 --slo-tbt 0.05 --out out/azure -- --max-num-seqs 128
@@ -24,8 +25,9 @@ EPILOG = """Examples:
   headway bench --model demo --trace tasks.csv --policies fastserve,predicted --own-stops \\
       --predictor noisy-oracle:tau=0.8 --batch-width 16 --out out/predicted
 
-Every policy gets a fresh server with the same flags and the same requests at the same times.
-`headway report DIR --out FILE.html` draws what was written.
+Every policy gets a fresh server with the same flags and the same requests at the same times. With --load every
+server first works through the same burst; the first one's rate is the capacity. Of two policies a sentence says
+which did better. `headway report DIR --out FILE.html` draws what was written.
 """
 
 
@@ -41,6 +43,14 @@ def bench(
     ] = None,
     rate_scale: Annotated[float, typer.Option(metavar="X", help="Requests arrive X times as fast.")] = 1.0,
     time_unit: TimeUnit = None,
+    load: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Requests arrive at X of this machine's capacity in the mean: what the first policy's server "
+            "gets through when requests are there all at once. Measured first.",
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N requests.")] = None,
     slo_ttft: SloTtft = None,
     slo_tbt: SloTbt = None,
@@ -68,14 +78,17 @@ def bench(
 ) -> None:
     """Compare policies on a real engine, one after another, on the same trace."""
     from headway.cli.replay import send_with_progress
+    from headway.cli.report import show_tables, show_verdicts
     from headway.core.slo import Slo
     from headway.engine.settings import EngineSettings
     from headway.experiments.grid import parse_policies
     from headway.experiments.policy_bench import PolicyBench
     from headway.experiments.stream import Stream
-    from headway.results import compare, has_run, read_run, summarize, terminal_table, to_json
+    from headway.results import has_run, labelled_summaries, read_run, sections, to_json
     from headway.traces import scale_rate
 
+    if load is not None and rate_scale != 1:
+        raise ConfigError(f"--load is {load:g} and --rate-scale {rate_scale:g}; accepted: one of the two")
     stream = Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt), time_unit)
     experiment = PolicyBench(
         model=model,
@@ -91,6 +104,7 @@ def bench(
         predictor=predictor,
         own_stops=own_stops,
         vllm_flags=tuple(vllm_flags or ()),
+        load=load,
         seed=seed,
         trace=trace,
         command=written_command(sys.argv),
@@ -101,16 +115,10 @@ def bench(
         kept = f"what was recorded is in {out}" if has_run(out) else "nothing was recorded"
         typer.echo(f"interrupted: {kept}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    run = read_run(out)
-    summaries = {name: summarize(records, run=run.infos[name]) for name, records in run.records.items()}
+    parts = sections([read_run(out)])
     if as_json:
-        typer.echo(to_json(summaries))
-    _show(terminal_table(compare(summaries, run.records)))
+        typer.echo(to_json(labelled_summaries(parts)))
+    show_verdicts(parts)
+    show_tables(parts)
     if not finished:
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _show(table: object) -> None:
-    from rich.console import Console
-
-    Console(stderr=True).print(table)

@@ -183,13 +183,23 @@ def send_with_progress(
     Ctrl-C ends it with what there is, a second one at once.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from headway.gateway import replay as replay_requests
     from headway.gateway import replay_batches
 
     console = Console(stderr=True)
-    columns = TextColumn("ended"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        *(TextColumn("ended"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+        *(TextColumn("left"), TimeRemainingColumn()),
+    )
 
     async def run() -> ReplayReport:
         stop = asyncio.Event()

@@ -18,9 +18,9 @@ BACKGROUND = Slo(ttft_s=8.0)
 
 
 def demo_stream(seed: int = 0) -> list[TraceRequest]:
-    """480 requests, the same for every policy.
+    """480 requests, the same for every policy; `make demo` sends them at a share of the machine's capacity.
 
-    Bursts of 60 requests/s for about 1.5 s, 8 requests/s between them; a few very long prompts among many
+    As drawn: bursts of 60 requests/s for about 1.5 s, 8 requests/s between them; a few very long prompts among many
     short ones. Seven in ten come from people (first token within 0.4 s), the others from a batch job
     (within 8 s), in random order.
     """

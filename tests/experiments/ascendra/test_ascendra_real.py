@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.record import Outcome, Record
-from headway.core.slo import NO_TARGETS, Slo
+from headway.core.slo import Slo
 from headway.errors import ConfigError, SimulationError, UpstreamError
 from headway.experiments.ascendra.real_run import HAND_OFFS, counts, joined
 from headway.experiments.ascendra.real_servers import (
@@ -22,7 +22,7 @@ from headway.experiments.ascendra.real_servers import (
     gateway_command,
     ready_instances,
 )
-from headway.experiments.ascendra.real_stream import Shape, TargetRule, at_once, bursty_stream
+from headway.experiments.ascendra.real_stream import Shape, TargetRule, bursty_stream
 from headway.experiments.ascendra.real_systems import (
     ASCENDRA,
     DROP,
@@ -59,7 +59,6 @@ def test_a_stream_fits_the_demo_model_and_has_its_targets() -> None:
     assert max(request.input_tokens for request in requests) <= Shape().longest_input_tokens
     assert max(request.output_tokens for request in requests) <= Shape().longest_output_tokens
     assert {request.slo for request in requests} == {slo}
-    assert {(request.arrival_s, request.slo) for request in at_once(requests)} == {(0.0, NO_TARGETS)}
 
 
 def test_targets_follow_from_light_load_by_the_rule() -> None:

@@ -14,10 +14,10 @@ from statistics import median
 import msgspec
 
 from headway.core.record import Record
-from headway.errors import SimulationError
 from headway.experiments.ascendra.real_servers import Fleet, GatewayState, Place, settled_state
-from headway.experiments.ascendra.real_stream import Shape, at_once, bursty_stream
+from headway.experiments.ascendra.real_stream import Shape, bursty_stream
 from headway.experiments.ascendra.real_systems import SYSTEMS, calibrating
+from headway.experiments.capacity import all_finished, capacity_rps
 from headway.experiments.paper import Tell
 from headway.experiments.process_cpu import CpuShare, Usage, share, usage
 from headway.gateway import ReplayOptions, ReplayReport, replay
@@ -130,7 +130,7 @@ def warm_up(fleet: Fleet) -> None:
 
 
 def calibrated(fleet: Fleet, shape: Shape, tell: Tell) -> Calibrated:
-    """Measure what loads and targets go by, on stock. Raises SimulationError if a request fails."""
+    """Measure what loads and targets go by, on stock. Raises UpstreamError if a request fails."""
     url = fleet.gateways[calibrating(fleet.gateways)].url
     rate_rps = _capacity_rps(url, shape)
     tell(f"capacity {rate_rps:.1f} requests a second")
@@ -142,17 +142,15 @@ def calibrated(fleet: Fleet, shape: Shape, tell: Tell) -> Calibrated:
 
 
 def _capacity_rps(url: str, shape: Shape) -> float:
-    """Requests a second that are got through, all of them there at once."""
-    requests = at_once(bursty_stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED, shape=shape))
-    records = _all_finished(_replayed(url, requests).records, len(requests))
-    return len(records) / max(record.finished_s or 0.0 for record in records)
+    requests = bursty_stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED, shape=shape)
+    return capacity_rps(requests, ReplayOptions(url=url))
 
 
 def _light_load(url: str, rate_rps: float, shape: Shape) -> Summary:
     """How requests fare when there is hardly anything to do; Poisson arrivals."""
     poisson = replace(shape, cv=1.0)
     requests = bursty_stream(LIGHT_LOAD * rate_rps, LIGHT_SECONDS, LIGHT_SEED, shape=poisson)
-    return summarize(_all_finished(_replayed(url, requests).records, len(requests)))
+    return summarize(all_finished(_replayed(url, requests).records, len(requests)))
 
 
 def _decode_inflation(fleet: Fleet) -> dict[str, float]:
@@ -177,7 +175,7 @@ async def _probed(places: Mapping[str, Place]) -> dict[str, float]:
         *(replay(requests, ReplayOptions(url=place.url)) for place in places.values())
     )
     return {
-        name: median(_between_tokens_s(record) for record in _all_finished(report.records, len(requests)))
+        name: median(_between_tokens_s(record) for record in all_finished(report.records, len(requests)))
         for name, report in zip(places, reports, strict=True)
     }
 
@@ -186,13 +184,3 @@ def _between_tokens_s(record: Record) -> float:
     assert record.finished_s is not None
     assert record.first_token_s is not None
     return (record.finished_s - record.first_token_s) / (record.output_tokens - 1)
-
-
-def _all_finished(records: list[Record], count: int) -> list[Record]:
-    unfinished = [record for record in records if record.outcome != "finished"]
-    if unfinished or len(records) != count:
-        why = unfinished[0].error or unfinished[0].outcome if unfinished else "they were not sent"
-        raise SimulationError(
-            f"{count - len(records) + len(unfinished)} of {count} requests did not finish: {why}"
-        )
-    return records

@@ -51,11 +51,6 @@ def bursty_stream(
     return [replace(request, slo=slo) for request in timed]
 
 
-def at_once(requests: list[TraceRequest]) -> list[TraceRequest]:
-    """The same requests, all at 0 s and without targets."""
-    return [replace(request, arrival_s=0.0, slo=NO_TARGETS) for request in requests]
-
-
 @dataclass(frozen=True, slots=True)
 class TargetRule:
     """From what is measured at light load to targets, decided before anything is compared."""
