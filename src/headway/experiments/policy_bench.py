@@ -41,7 +41,7 @@ from headway.traces import TraceRequest, take
 
 START_TIMEOUT_S = 600.0
 WARM_UP_REQUESTS = 8
-BURST_REQUESTS = 120
+BURST_REQUESTS = 240
 BURST_SHARE = 0.9
 """Of the burst that capacity is measured with: the last tenth to end can be a few very long answers."""
 
