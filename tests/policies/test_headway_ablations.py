@@ -67,7 +67,7 @@ class Crowd:
 CROWDS = {
     "mixed": Crowd(count=200, rate_rps=14.0, targets=MIXED),
     "no targets": Crowd(count=120, rate_rps=10.0, targets=(NO_TARGETS,)),
-    "slow streams": Crowd(count=500, rate_rps=20.0, targets=(Slo(ttft_s=2.0, tbt_s=0.5),)),
+    "slow streams": Crowd(count=700, rate_rps=20.0, targets=(Slo(ttft_s=2.0, tbt_s=0.5),)),
     "long contexts": Crowd(
         count=120,
         rate_rps=14.0,
@@ -78,8 +78,10 @@ CROWDS = {
 }
 SHOWN_BY = {
     "headway-long-steps": "no targets",
+    "headway-no-triage": "long contexts",
     "headway-no-turns": "long contexts",
     "headway-overdue-first": "slow streams",
+    "headway-prompts-alone": "long contexts",
     "headway-streams-first": "slow streams",
 }
 """Of the ablations of which no crowd of mixed targets knows."""

@@ -227,9 +227,9 @@ def test_a_flood_of_short_answers_delays_a_long_one_for_as_long_as_it_gives_way_
     # A tenth of a second a token. The short ones' work is 10 x 0.1 + 0.1 / 8 s, the long one's 30 x 0.1 + 3 x 0.1 / 8:
     # three times that. The first step sees one of each, so the unit is the mean of these, and stays, for the mean
     # of all never falls to half of it: a short job is half a unit, the long one one and a half. Where a unit gives way
-    # for 5 s those of 0 to 4 s go first, a second each, and the one of 5 s (5 + 2.5) comes after it (7.5).
-    assert flood(5.0) == 5.0
-    assert flood(10.0) == 10.0
+    # for 4.9 s those of 0 to 4 s go first, a second each, and the one of 5 s (5 + 2.45) comes after it (7.35).
+    assert flood(4.9) == 5.0
+    assert flood(9.9) == 10.0
     # Where nobody gives way only the one that came with it goes first, by its id.
     assert flood(0.0) == 1.0
     # Where they do for more than the minute it is the last.

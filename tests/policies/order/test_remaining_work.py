@@ -1,18 +1,26 @@
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from math import floor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
 from headway.core.plan import StepOutcome, StepPlan
+from headway.policies.order import Order
+from headway.policies.order.governed import Governed
+from headway.policies.order.hrrn import Hrrn
+from headway.policies.order.least_work import LeastWork
+from headway.policies.order.on_time import OnTime
+from headway.policies.order.predicted_remaining import PredictedRemaining
 from headway.policies.order.remaining_work import ASSUMED_STEP_S, LEAST_STRIDE_TOKENS, RemainingWork
 from tests.policies.order.per_token import PerToken, exactly
-from tests.strategies import UNTIMED, decoding, make_job, prefilling
+from tests.strategies import UNTIMED, decoding, ids, make_job, prefilling
 
 
 def test_work_is_the_prefill_to_come_and_a_share_of_a_step_for_each_token() -> None:
@@ -129,3 +137,83 @@ def test_a_job_that_is_gone_leaves_nothing() -> None:
     work.forget(job)
     with pytest.raises(KeyError):
         work.of(job)
+
+
+class Learning(PerToken):
+    """A model that knows nothing until it is ready, and may be refitted."""
+
+    def __init__(self) -> None:
+        self.token_s = 0.0
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds for a prompt."""
+        return num_tokens * self.token_s
+
+
+def in_doubt_after_a_step(work: RemainingWork, *jobs: Job) -> list[str]:
+    work.observe(StepOutcome(now_s=0.0, plan=StepPlan(), tokens=dict.fromkeys(jobs, 1)))
+    return ids(work.next_in_doubt())
+
+
+def test_all_are_in_doubt_once_step_times_are_known_or_half_as_much_again() -> None:
+    cost = Learning()
+    work, job = RemainingWork(cost), make_job("job", prompt=7_000, limit=8)
+    assert work.estimate(job) == pytest.approx(ASSUMED_STEP_S)
+    assert in_doubt_after_a_step(work) == []
+    for token_s, doubted in ((1e-4, ["job"]), (1.4e-4, []), (1.6e-4, ["job"]), (1.1e-4, []), (1e-4, ["job"])):
+        cost.token_s = token_s
+        assert in_doubt_after_a_step(work) == doubted
+        assert in_doubt_after_a_step(work) == []
+    assert work.estimate(job) == pytest.approx(0.7, rel=0.01)
+
+
+def test_all_are_in_doubt_once_more_share_a_step_or_answers_are_longer() -> None:
+    work, job = RemainingWork(PerToken()), make_job("job", limit=99)
+    work.estimate(job)
+    assert in_doubt_after_a_step(work, *(make_job(f"{n}") for n in range(12))) == []
+    assert in_doubt_after_a_step(work, *(make_job(f"{n}") for n in range(13))) == ["job"]
+    for tokens, doubted in ((8, ["job"]), (12, []), (30, ["job"])):  # means of 8, 10 and 16.7
+        work.learn(decoding(output=tokens))
+        assert in_doubt_after_a_step(work) == doubted
+
+
+def test_those_in_doubt_keep_their_turn_when_all_are_doubted_again() -> None:
+    # 100 jobs: 64 are taken, then all are doubted once more. The 36 come first.
+    work, jobs = RemainingWork(PerToken()), [make_job(f"{n:02}") for n in range(100)]
+    for job in jobs:
+        work.estimate(job)
+    work.doubt_all()
+    assert list(work.next_in_doubt()) == jobs[:64]
+    work.doubt_all()
+    assert list(work.next_in_doubt()) == [*jobs[64:], *jobs[:28]]
+    work.forget(jobs[28])
+    assert list(work.next_in_doubt()) == jobs[29:64]
+
+
+BY_WORK: list[Callable[[CostModel], Order]] = [
+    PredictedRemaining,
+    LeastWork,
+    OnTime,
+    Hrrn,
+    partial(Governed, trusted_at_first=True),
+]
+
+
+@pytest.mark.parametrize("build", BY_WORK)
+def test_a_long_prompt_that_came_before_step_times_were_known_waits_for_a_short_one(
+    build: Callable[[CostModel], Order],
+) -> None:
+    # 7,000 tokens are 0.35 s of work, 16 are 0.8 ms; where a unit of work gives way for 1,000 s that is worth 40 s.
+    cost = Learning()
+    order = build(cost)
+    jobs = [
+        make_job("long", prompt=7_000, limit=8, predicted_length=exactly(8)),
+        make_job("short", prompt=16, limit=8, arrival_s=40.0, predicted_length=exactly(8)),
+    ]
+    nothing = StepOutcome(now_s=40.0, plan=StepPlan(), tokens={})
+    for job in jobs:
+        order.add(job)
+        order.observe(nothing)
+    cost.token_s = 5e-5
+    order.observe(nothing)
+    assert ids(order.top(2, 50.0)) == ids(order.rank(jobs, 50.0)) == ["short", "long"]

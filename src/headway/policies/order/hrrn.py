@@ -75,7 +75,7 @@ class Hrrn:
         return -inf
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Estimate the work anew of those who ran and have brought enough tokens since."""
+        """Estimate the work anew of those that have brought enough tokens since, and of some that are in doubt."""
         self._work.observe(outcome)
-        for job in self._work.outdated(outcome.tokens):
+        for job in [*self._work.outdated(outcome.tokens), *self._work.next_in_doubt()]:
             self.touch(job)

@@ -131,4 +131,4 @@ class LeastWork(PredictedRemaining):
         self.quality.observe(job.predicted_length, job.num_output_tokens)
         if self.quality.trusted is not self.work.believes_predictions:
             self.work.believes_predictions = self.quality.trusted
-            self._doubt_all()
+            self.work.doubt_all()

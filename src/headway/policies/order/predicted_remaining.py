@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from math import inf
 
 from headway.core.cost import CostModel
@@ -17,8 +16,6 @@ from headway.policies.order.sorted_index import Key
 from headway.policies.order.usual_work import UsualWork
 
 DEFAULT_GIVE_WAY_S = 1000.0
-_RENEWED_A_STEP = 64
-"""Jobs that are estimated anew beside a step once all have to be: one to two milliseconds."""
 
 
 class PredictedRemaining(KeyedOrder):
@@ -32,16 +29,17 @@ class PredictedRemaining(KeyedOrder):
     Nobody is overtaken for ever. A job that waits with the key K = arrival + give_way_s x work is passed only by
     jobs whose key is smaller. Work is never negative, so whoever comes after K has a larger one: all who pass it
     arrived before K, within give_way_s x work of its own arrival. They are finitely many, each has its own
-    finite work, and the key of one that waits changes only with the unit of work, which has a least. The key of a job
-    that runs grows in three cases more: its answer outgrew its prediction, which its limit bounds; its KV was dropped,
-    by the prefill that has to be done again; or steps have become slower.
+    finite work, and the key of one that waits changes only with the unit of work, which has a least, and with what
+    estimates rest on (`RemainingWork`). The key of a job that runs grows in two cases more: its answer outgrew its
+    prediction, which its limit bounds; or its KV was dropped, by the prefill that has to be done again.
 
     Costs: as `KeyedOrder`; an answer's key is taken anew at a few points of its life (`RemainingWork`, with the
     error), and only if its rank is asked for, so a step that ranks nobody costs nothing: while plans rank all
     that run, beside the step that brings it on, so that the next plan finds it done. When newcomers bring twice the
     work, or half, all are sorted anew by the work they were estimated to be, O(live log live), a few microseconds a
-    job, and then estimated anew, 64 a step. Source: Schrage 1968 for the rule; ageing by arrival as in Kleinrock's
-    delay-dependent priorities, linear in time, so that it cancels.
+    job, and then estimated anew, 64 a step, as they are when what estimates rest on has changed
+    much. Source: Schrage 1968 for the rule; ageing by arrival as in Kleinrock's delay-dependent priorities, linear in
+    time, so that it cancels.
     """
 
     trusts_predictions = True
@@ -62,7 +60,6 @@ class PredictedRemaining(KeyedOrder):
         self.work = self._estimator(cost, memory=memory)
         self.usual = UsualWork()
         self._num_ranked = 0
-        self._in_doubt: dict[Job, None] = {}
         self.renewed: Sequence[Job] = ()
         """Whose work was estimated anew beside the last step."""
 
@@ -84,13 +81,11 @@ class PredictedRemaining(KeyedOrder):
         """Forget a job."""
         super().end(job)
         self.work.forget(job)
-        self._in_doubt.pop(job, None)
         if job in self.renewed:
             self.renewed = [one for one in self.renewed if one is not job]
 
     def finished(self, job: Job) -> None:
-        """Learn how long answers are that nobody predicts; after the first, nobody goes by a limit any longer."""
-        self._in_doubt.update(dict.fromkeys(self.work.by_limit(self._keys)))
+        """Learn how long answers are that nobody predicts."""
         self.work.learn(job)
 
     def touch(self, job: Job) -> None:
@@ -105,17 +100,6 @@ class PredictedRemaining(KeyedOrder):
         work_s = self.work.of
         self._keys = {job: self._key(job, work_s(job)) for job in self._keys}
         self._index.rekey(self._keys)
-
-    def _doubt_all(self) -> None:
-        """What is known of work has changed: estimate all anew, some beside each step."""
-        self._in_doubt = dict.fromkeys(self._keys)
-
-    def _renew_some(self) -> None:
-        """Estimate the next of those in doubt, `renewed`."""
-        self.renewed = list(islice(self._in_doubt, _RENEWED_A_STEP)) if self._in_doubt else ()
-        for job in self.renewed:
-            del self._in_doubt[job]
-            self.touch(job)
 
     def renew(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
         """Take anew, and return, those of `jobs` whose keys are outdated, or will be with so many tokens more.
@@ -138,8 +122,10 @@ class PredictedRemaining(KeyedOrder):
         self.work.observe(outcome)
         if self.usual.settle():
             self._sort_anew()
-            self._doubt_all()
-        self._renew_some()
+            self.work.doubt_all()
+        self.renewed = self.work.next_in_doubt()
+        for job in self.renewed:
+            self.touch(job)
         num_ranked, self._num_ranked = self._num_ranked, 0
         if num_ranked >= len(outcome.tokens):
             self.renew([job for job in outcome.tokens if job in self], coming_tokens=1)

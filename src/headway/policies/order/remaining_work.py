@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from math import ceil
 
 from headway.core.batch_shape import BatchShape
@@ -20,6 +21,12 @@ ASSUMED_STEP_S = 0.01
 """A decode step until the first have been measured."""
 LEAST_STRIDE_TOKENS = 8
 """Tokens an answer brings before its work is estimated anew, at least."""
+_CHANGED = 1.5
+"""All estimates are made anew once something that they rest on is so many times what it was, or as little."""
+_SOUNDINGS_TOKENS = (512, 16_384)
+"""Prompts whose time stands for that of all: one that is mostly matrix products, one with much attention."""
+_RENEWED_A_STEP = 64
+"""Jobs that are estimated anew beside a step once all have to be: one to two milliseconds."""
 
 
 class RemainingWork:
@@ -41,8 +48,11 @@ class RemainingWork:
     factor of up to 4 either way, what is kept is at most a third more or a tenth less than a new estimate, and the
     worth of 8 tokens; of an answer that has outgrown its prediction, at most twice as much, or as little as was
     expected up to 8 tokens or a quarter of it earlier; for a job in prefill, also the part computed since it was
-    admitted. An estimate made before the cost model knew better stays until the next. Who wants to
-    know asks for those that are `outdated` first.
+    admitted. Who wants to know asks for those that are `outdated` first.
+
+    Every estimate rests on the step times, the sharers of a step and the usual length that were known when it was made.
+    After each step these are compared with what they were: once one is 1.5 times as much or as little, as when the
+    step-time model has become ready, all live jobs are estimated anew (`next_in_doubt`), 64 a step.
     """
 
     def __init__(self, cost: CostModel | None = None, *, memory: bool = False) -> None:
@@ -53,6 +63,8 @@ class RemainingWork:
         self._work_s: dict[Job, float] = {}
         self._until_tokens: dict[Job, int] = {}
         self._usual = UsualLength()
+        self._in_doubt: dict[Job, None] = {}
+        self._basis = self._rests_on()
 
     def estimate(self, job: Job) -> float:
         """Estimate a job's work anew and keep it. A few microseconds."""
@@ -143,13 +155,30 @@ class RemainingWork:
         """What was estimated of a job holds no longer."""
         self._until_tokens[job] = 0
 
-    def observe(self, outcome: StepOutcome) -> None:
-        """Learn how many share a step. What is estimated stays until the next estimate."""
-        self._sharers = max(1, len(outcome.tokens), self._sharers * _SHARERS_KEPT)
+    def doubt_all(self) -> None:
+        """No estimate holds any longer; those in doubt already keep their turn."""
+        self._in_doubt.update(dict.fromkeys(self._work_s))
 
-    def by_limit(self, jobs: Iterable[Job]) -> list[Job]:
-        """Those of `jobs` for which their limit stands. O(jobs) until the first answer has finished."""
-        return [job for job in jobs if self._prediction(job) is None] if self._usual.estimate is None else []
+    def next_in_doubt(self) -> Sequence[Job]:
+        """The jobs that are to be estimated anew beside this step, at most 64; they are in doubt no longer."""
+        jobs = list(islice(self._in_doubt, _RENEWED_A_STEP)) if self._in_doubt else ()
+        for job in jobs:
+            del self._in_doubt[job]
+        return jobs
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn how many share a step; doubt all estimates if what they rest on has changed much."""
+        self._sharers = max(1, len(outcome.tokens), self._sharers * _SHARERS_KEPT)
+        basis = self._rests_on()
+        if basis != self._basis and any(map(_differ, basis, self._basis)):
+            self._basis = basis
+            self.doubt_all()
+
+    def _rests_on(self) -> tuple[float, ...]:
+        """Everything but the job itself that its estimate rests on."""
+        usual = self._usual.estimate
+        prompts_s = map(self._cost.prefill_s, _SOUNDINGS_TOKENS)
+        return (self._step_s, self._sharers, usual.tokens if usual else 0.0, *prompts_s)
 
     def learn(self, job: Job) -> None:
         """An answer finished: what is usual changes for those estimated from now on."""
@@ -158,6 +187,12 @@ class RemainingWork:
     def forget(self, job: Job) -> None:
         """Keep nothing of a job that is gone."""
         del self._work_s[job], self._until_tokens[job]
+        self._in_doubt.pop(job, None)
+
+
+def _differ(one: float, other: float) -> bool:
+    """Whether one of two numbers, which are not negative, is more than _CHANGED times the other."""
+    return one > _CHANGED * other or other > _CHANGED * one
 
 
 def _to_come(job: Job, expected: LengthEstimate | None) -> float:
