@@ -116,6 +116,16 @@ def with_host(system: System, bytes_per_s: float) -> System:
     )
 
 
+@FEW
+@given(trace=traces(), system=systems(), targets=st.booleans())
+def test_the_moment_at_which_one_has_waited_too_long_is_not_stepped_over(
+    trace: list[TraceRequest], system: System, targets: bool
+) -> None:
+    row = find_preset("headway", order="on-time:patience_s=3,overdue_share=0.5")
+    asked = trace if targets else [replace(each, slo=Slo()) for each in trace]
+    same_either_way(asked, lambda cost: build_policy(row, cost), system)
+
+
 @pytest.mark.parametrize("name", ORACLES)
 @FEW
 @given(trace=traces().map(lambda trace: trace[:5]), system=systems())

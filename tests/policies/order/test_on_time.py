@@ -193,23 +193,33 @@ def test_one_that_was_overdue_and_can_be_in_time_after_all_is_named_once() -> No
     assert ids(order.top(9, 5.0)) == ids(order.rank([other, job], 5.0)) == ["job", "other"]
 
 
-def test_nobody_takes_the_rank_of_the_overdue_while_step_times_are_not_trusted() -> None:
-    # `runs` is older than `old`, and in time: then nobody is taken to be, and nobody ranks by it either.
+def test_without_targets_one_that_has_waited_too_long_comes_first() -> None:
+    # By work `short` is first, however old `long` is: where a unit of work gives way for 1,000 s.
+    long, short = make_job("long", prompt=50), make_job("short", prompt=1, arrival_s=30.0)
+    order = on_time(long, short, patience_s=60.0)
+    for now_s, first in ((59.0, ["short", "long"]), (60.0, ["long", "short"])):
+        assert ids(order.top(2, now_s)) == ids(order.rank([long, short], now_s)) == first
+    assert order.overdue(60.0) == [long]
+
+
+def test_while_step_times_are_not_trusted_one_that_has_waited_too_long_comes_first() -> None:
+    # `runs` is older, but runs; `old` keeps the rank that it took while no job was taken to be in time.
     runs = decoding("runs", first_token_s=0.0, slo=Slo(deadline_s=1e5))
-    old = make_job("old", prompt=1, arrival_s=1.0)
-    order = on_time(runs, old, patience_s=60.0)
+    old, young = make_job("old", prompt=50, arrival_s=1.0), due("young", 200.0, 1, arrival_s=30.0)
+    order = on_time(runs, old, young, patience_s=60.0)
     order.remove(runs)
-    for predicted_s in (3.0, 1.0):
+    run(order, runs, at_s=50.0)
+    for predicted_s, trusted in ((3.0, False), (1.0, True)):
         for _ in range(99):
             order.steps.observe(predicted_s, 1.0)
         run(order, runs, at_s=70.0)
-    assert order.trusts_step_times
-    assert order.overdue(71.0) == [old]
+        assert order.trusts_step_times is trusted
+        assert ids(order.top(2, 71.0)) == ids(order.rank([young, old], 71.0)) == ["old", "young"]
 
 
 def test_nobody_is_in_time_while_steps_take_something_else_than_predicted() -> None:
     first, urgent, runs = make_job("first", prompt=1), due("urgent", 50.0, 9, arrival_s=1.0), decoding("x")
-    order = on_time(first, urgent, runs, triage=False)
+    order = on_time(first, urgent, runs, triage=False, patience_s=1e9)
     order.remove(runs)
     for step in range(80):
         run(order, runs, at_s=3.0 * step)  # predicted: a second

@@ -47,7 +47,7 @@ def test_who_had_the_rank_is_followed_by_nobody_for_three_times_as_long() -> Non
     rank = overdue(first, second)
     step(rank, at_s=100.0)  # it has the rank, but did not run yet
     step(rank, first, at_s=102.0)
-    step(rank, second, at_s=108.0)
+    step(rank, first, at_s=108.0)
     assert ids(rank.of(108.0, nobody)) == ["a"]
     rank.end(first)
     # From 102 to 108: a quarter of the time until 126.
@@ -55,12 +55,30 @@ def test_who_had_the_rank_is_followed_by_nobody_for_three_times_as_long() -> Non
     assert ids(rank.of(126.0, nobody)) == ["b"]
 
 
-def test_one_that_can_be_in_time_after_all_needs_no_rank_and_nobody_else_has_it() -> None:
+def test_one_that_can_be_in_time_after_all_gives_the_rank_back() -> None:
     first, second = make_job("a"), make_job("b")
     rank = overdue(first, second)
     step(rank, first, at_s=100.0)
     assert rank.of(101.0, lambda jobs, now_s: [first]) == []
-    assert ids(rank.of(102.0, nobody)) == ["a"]
+    tokens = dict.fromkeys([first], 1)
+    rank.observe(StepOutcome(now_s=102.0, plan=StepPlan(), tokens=tokens), lambda jobs, now_s: [first])
+    # It had the rank from 100 to 102, a quarter of the time until 108.
+    assert rank.of(107.9, nobody) == []
+    assert ids(rank.of(108.0, nobody)) == ["b"]
+
+
+def test_one_that_runs_needs_no_rank_and_the_one_chosen_keeps_it_until_its_end() -> None:
+    oldest, chosen = make_job("a"), make_job("b", arrival_s=1.0)
+    rank = overdue(oldest, chosen)
+    step(rank, oldest, at_s=100.0)
+    assert ids(rank.of(101.0, nobody)) == ["a"]  # it had the rank when it began to run
+    rank = overdue(oldest, chosen, patience_s=10.0)
+    step(rank, oldest, at_s=5.0)
+    assert ids(rank.of(20.0, nobody)) == ["b"]
+    # `a` makes way for it, and cannot take its place back.
+    step(rank, at_s=20.0)
+    step(rank, at_s=21.0)
+    assert ids(rank.of(22.0, nobody)) == ["b"]
 
 
 def test_one_that_ends_without_the_rank_changes_nothing() -> None:

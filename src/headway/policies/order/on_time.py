@@ -45,8 +45,9 @@ class OnTime:
     if the engine computed prompts one after another for `prompt_share` of its time, and decoded for the rest. What the
     prefix cache holds of a prompt that waits is neither work nor time to its first token, with `prefixes`.
 
-    Nobody waits for ever: of those that are late, or without a target, the one that came first ranks before all others
-    once it is `patience_s` old, for at most `overdue_share` of the time (`Overdue`, which has the bound).
+    No job waits for ever. Of the jobs that are left out of steps and not in time, the oldest ranks before all others
+    once it is `patience_s` old, for at most `overdue_share` of the time (`Overdue`, which has the bound). That holds
+    without targets and with distrusted step times too: then no job is in time.
 
     While step times turn out otherwise than predicted, so that no latest start means anything, nobody is taken to be in
     time. Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking
@@ -179,10 +180,9 @@ class OnTime:
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs."""
-        if not self._goes_by_targets:
-            return self._rest.top(k, now_s)
         first = [job for job in self.overdue(now_s) if self._times.waits(job)]
-        first += self._waiting_worth_serving(now_s)
+        if self._goes_by_targets:
+            first += self._waiting_worth_serving(now_s)
         if len(first) < k:
             named = set(first)
             rest = self._rest.top(k + len(named), now_s)
@@ -192,12 +192,11 @@ class OnTime:
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` by the same rule."""
         self._ask_of(jobs)
-        if not self._goes_by_targets:
-            return self._rest.ranked(jobs)
         first = [job for job in self.overdue(now_s) if job in jobs]
-        first += self._worth_serving(self._times.in_time(jobs, now_s), now_s)
-        if len(first) == len(jobs):
-            return first
+        if self._goes_by_targets:
+            first += self._worth_serving(self._times.in_time(jobs, now_s), now_s)
+        if not first:
+            return self._rest.ranked(jobs)
         named = set(first)
         return [*first, *self._rest.ranked([job for job in jobs if job not in named])]
 
@@ -207,18 +206,16 @@ class OnTime:
 
     def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
         """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs)."""
-        if not self.steps.trusted:
+        if not self._goes_by_targets:
             return []
         self._ask_of(jobs)
         return self._times.in_time(jobs, now_s)
 
     def overdue(self, now_s: float) -> list[Job]:
-        """The job that ranks before those in time, since it has waited too long: one, or none, resident or not.
+        """The job that ranks before all others, since it has waited too long: one, or none, resident or not.
 
         A step asks several times: it is looked for once, until a change.
         """
-        if not self._goes_by_targets:
-            return []
         found = self._overdue_now.get(now_s)
         if found is None:
             found = self._overdue.of(now_s, self.on_time)
@@ -253,7 +250,7 @@ class OnTime:
         return shares.leads_s({one.job.tenant for one in candidates}) if shares.several else {}
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known while anybody has a target: answers grow, and time passes."""
+        """Not known while a job has a target, or of several one may become overdue: answers grow, and time passes."""
         return -inf if self._times else self._rest.next_change_s(view)
 
     # ---- what steps teach ---------------------------------------------------------------------------
@@ -268,8 +265,7 @@ class OnTime:
         if self._steps_to_look:  # else the next plan will hardly ask
             self._steps_to_look -= 1
             self._look_again([job for job in outcome.tokens if job in self._rest], coming_tokens=1)
-        if self._goes_by_targets:  # else nobody ranks by it
-            self._overdue.observe(outcome, self.on_time)
+        self._overdue.observe(outcome, self.on_time)
         self._times.renew(self._rest.renewed)
         self._times.renew_after(outcome)
 
