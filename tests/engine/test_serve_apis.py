@@ -103,4 +103,9 @@ def test_who_expires_unserved_is_told_to_come_again(
         assert int(late.value.response.headers["retry-after"]) >= 1
         with pytest.raises(openai.RateLimitError):
             responses.responses.create(model="demo", input="one", stream=stream, extra_headers=EXPIRES)
-    assert expired(serving) == before + 2
+        assert expired(serving) == before + 2
+        for prompt, n in ("one", 2), (["one", "two"], 1):
+            with pytest.raises(openai.RateLimitError, match="before all of its 2 answers were begun"):
+                responses.completions.create(
+                    model="demo", prompt=prompt, n=n, stream=stream, extra_headers=EXPIRES
+                )

@@ -68,7 +68,7 @@ def test_ids_are_taken_out_and_nothing_else(
 @given(said=st.lists(st.tuples(TEXTS, IDS), max_size=5), cuts=CUTS)
 def test_ids_that_the_client_asked_for_stay(said: list[tuple[str, list[int]]], cuts: set[int]) -> None:
     stream = b"".join(event(text, ids) for text, ids in said)
-    for events in (PassedEvents(with_ids=True), PassedEvents(), PassedEvents(judged=False)):
+    for events in (PassedEvents(with_ids=True), PassedEvents()):
         assert b"".join(events.take(piece) for piece in pieces(stream, cuts)) == stream
         assert events.halt is None
 
@@ -115,13 +115,6 @@ def test_which_events_halt(value: Any, halt: Halt | None, separators: tuple[str,
         assert found.departure is halt.departure
     else:
         assert found == halt
-
-
-def test_of_several_answers_an_error_is_the_end_and_a_choice_is_not() -> None:
-    events = PassedEvents(judged=False)
-    one = data({"choices": [{"finish_reason": "abort", "stop_reason": "headway:shed"}]})
-    assert events.take(one + data({"error": "died"}) + one) == one
-    assert events.halt == Halt(None, "died")
 
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}

@@ -149,18 +149,74 @@ async def test_an_end_mark_may_be_the_last_of_all_bytes() -> None:
         counts(front, finished=1)
 
 
-async def test_several_answers_in_a_stream_are_nobodys_to_judge() -> None:
+def several(*outcomes: str | None) -> Callable[[Turn], Awaitable[None]]:
+    """An instance that answers several sequences: whole (None), or ended by a policy for the reason given."""
+
     async def act(turn: Turn) -> None:
+        choices = [
+            {"index": index, "text": "x", "finish_reason": "stop", "stop_reason": None}
+            if reason is None
+            else {"index": index, "text": "", "finish_reason": "abort", "stop_reason": f"headway:{reason}"}
+            for index, reason in enumerate(outcomes)
+        ]
+        if not turn.streams:
+            body = json.dumps({**turn.head, "choices": choices, "usage": {"completion_tokens": 1}}).encode()
+            await turn.refuse(200, body, **{"Content-Type": "application/json"})
+            return
         await turn.begin()
-        for index in (0, 1):
-            choice = {"index": index, "text": "", "finish_reason": "abort", "stop_reason": "headway:expired"}
-            await turn.event({"choices": [choice]})
+        for choice in choices:
+            await turn.event({**turn.head, "choices": [choice]})
+            await asyncio.sleep(0.01)
         await turn.end()
 
-    async with upstream(act=act) as instance, gateway(instance) as front:
-        body = {**PROMPT, "stream": True, "n": 2}
-        assert (await front.post(body)).body == (await direct(instance, front, COMPLETIONS, body)).body
-        assert instance.bodies[0] == body
+    return act
+
+
+SEVERAL = pytest.mark.parametrize("asked", [{"n": 2}, {"prompt": ["one", "two"]}])
+
+
+@SEVERAL
+@BOTH
+async def test_several_answers_that_a_policy_ends_unserved_are_a_429(
+    asked: dict[str, Any], stream: bool
+) -> None:
+    async with upstream(act=several("expired", "expired")) as instance, gateway(instance) as front:
+        answer = await front.post({**PROMPT, **asked, "stream": stream})
+        assert (answer.status, answer.error["code"]) == (429, "expired")
+        assert answer.error["message"] == "its time ran out before all of its 2 answers were begun"
+        assert int(answer.headers["retry-after"]) >= 1
+        counts(front, expired=1)
+        instance.act = several("shed", "shed")
+        assert (await front.post({**PROMPT, **asked, "stream": stream})).error["code"] == "shed"
+        counts(front, expired=1, shed=1)
+
+
+@SEVERAL
+async def test_several_answers_of_which_a_policy_ends_one_are_no_answer(asked: dict[str, Any]) -> None:
+    """The request failed whole if some of its answers never came; the client is told so in any case."""
+    for outcomes in ((None, "expired"), ("expired", None)):
+        async with upstream(act=several(*outcomes)) as instance, gateway(instance) as front:
+            assert (await front.post({**PROMPT, **asked})).error["code"] == "expired"
+            counts(front, expired=1)
+            answer = await front.post({**PROMPT, **asked, "stream": True})
+            if outcomes[0] is None:  # its text has reached the client, so the stream ends in an error
+                assert "ended by the policy (headway:expired)" in answer.events[-1]["error"]["message"]
+                counts(front, expired=1, failed=1)
+            else:
+                assert answer.error["code"] == "expired"
+                counts(front, expired=2)
+
+
+async def test_several_answers_that_an_instance_hands_off_are_served_by_another() -> None:
+    async with (
+        upstream("lp-0", act=several("handed_off", "handed_off")) as low,
+        upstream("hp-0", act=several(None, None)) as high,
+        gateway(low, high, router="ascendra") as front,
+    ):
+        answer = await front.post({**PROMPT, "n": 2})
+        assert [choice["finish_reason"] for choice in answer.json["choices"]] == ["stop", "stop"]
+        assert (len(low.turns), len(high.turns)) == (1, 1)
+        counts(front, finished=1)
 
 
 @pytest.mark.parametrize("usage", [False, True])

@@ -51,14 +51,12 @@ class Lines:
 class PassedEvents(Events):
     """The first instance's events, as they are but for token ids that the client did not ask for (`hide_ids`).
 
-    `with_ids`: the instance was asked for token ids. `judged`: whether choices may say that the answer halts, as
-    errors do; it is off where several answers share the stream. O(bytes); events are decoded only where a few bytes of
-    them say that they may be special.
+    `with_ids`: the instance was asked for token ids. Several answers may share the stream: the first that a policy
+    ends halts all of them. O(bytes); events are decoded only where a few bytes of them say that they may be special.
     """
 
     with_ids: bool = False
     hide_ids: bool = False
-    judged: bool = True
     _lines: Lines = field(default_factory=Lines)
 
     def take(self, data: bytes) -> bytes:
@@ -66,7 +64,7 @@ class PassedEvents(Events):
         data = self._lines.take(data)
         if not data or self.halt is not None:
             return b""
-        if b'{"error"' in data or (self.judged and b'"headway:' in data):
+        if b'{"error"' in data or b'"headway:' in data:
             data = self._until_halt(data)
         if self.with_ids:
             data = _IDS.sub(self._note_ids, data)
@@ -111,7 +109,7 @@ class PassedEvents(Events):
         """The lines before one that says the answer halts, if there is such a one."""
         place = 0
         for line in data.split(b"\n"):
-            self.halt = halt_of(line, judged=self.judged)
+            self.halt = halt_of(line)
             if self.halt is not None:
                 return data[:place]
             self.refused = self.refused or refuses(line)

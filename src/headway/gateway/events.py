@@ -115,24 +115,24 @@ def is_end_mark(line: bytes) -> bool:
     return line.startswith(_FIELD) and payload(line) is None
 
 
-def halt_of(line: bytes, *, judged: bool = True) -> Halt | None:
-    """Whether a line says that the answer will not go on here. Not `judged`: an error alone says so, and no choice."""
+def halt_of(line: bytes) -> Halt | None:
+    """The halt that a line announces: an error, or a policy that ended one of the answers; None for any other line."""
     found = payload(line)
     if found is None or (b"headway:" not in found and b'"error"' not in found):
         return None
     event = _decode(found)
     if event.error is not None:
         return _fault(event.error)
-    for choice in event.choices if judged else ():
+    for choice in event.choices:
         reason = choice.stop_reason
         if choice.finish_reason == "abort" and isinstance(reason, str) and reason.startswith(_REASON):
             return Halt(_departure(reason.removeprefix(_REASON)), f"ended by the policy ({reason})")
     return None
 
 
-def whole_of(body: bytes, *, judged: bool = True) -> Whole:
-    """What an answer in one piece says; `judged` as for `halt_of`. Raises UpstreamError for what is no answer."""
-    halt = halt_of(_FIELD + body) if judged and b'"headway:' in body else None
+def whole_of(body: bytes) -> Whole:
+    """What an answer in one piece says. Raises UpstreamError for what is no answer."""
+    halt = halt_of(_FIELD + body) if b'"headway:' in body else None
     count = _COMPLETION_TOKENS.search(body)
     return Whole(int(count[1]) if count else 0, halt)
 

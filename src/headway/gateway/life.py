@@ -128,9 +128,12 @@ class Life:
         moves_left = self.entry.moves < serving.options.max_moves
         if ending.departure is not Departure.HAND_OFF or not moves_left:
             expired = ending.departure is Departure.EXPIRED
+            begun = (
+                "it was begun" if self.ask.one_answer else f"all of its {self.ask.answers} answers were begun"
+            )
             refusal = serving.turnstile.overloaded(
                 str(ending.departure or Departure.SHED),
-                "its time ran out before it was begun" if expired else "too much is waiting; try again later",
+                f"its time ran out before {begun}" if expired else "too much is waiting; try again later",
             )
             if expired:
                 refusal.outcome = Outcome.EXPIRED
@@ -266,7 +269,7 @@ class Life:
         ids = facts.is_vllm and serving.options.resume and resumable(ask)
         may_move = self._may_move and self.job.may_move and serving.router.hands_off and rest is None
         events: Events
-        read_whole: Callable[[bytes], Whole] = partial(whole_of, judged=ask.one_answer)
+        read_whole: Callable[[bytes], Whole] = whole_of
         if rest is not None:
             ask, events = rest.rest(), ResumedEvents(continuation=rest)
             left = replace(left, ttft_s=ask.slo.ttft_s)
@@ -276,7 +279,7 @@ class Life:
             unserved = reason if facts.is_headway else None
             events, read_whole = NamedEvents(left=unserved), partial(named_whole, left=unserved)
         else:
-            events = PassedEvents(with_ids=ids, hide_ids=not ask.wants_ids, judged=ask.one_answer)
+            events = PassedEvents(with_ids=ids, hide_ids=not ask.wants_ids)
         hints = ask.hints(left, may_move=may_move) if facts.is_headway else None
         body = ask.body(hints=hints, request_id=facts.is_vllm, ids=ids)
         headers = upstream_headers(
