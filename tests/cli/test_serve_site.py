@@ -15,6 +15,7 @@ from headway.engine.launching.cpu_dtype import fastest_dtype
 from headway.engine.launching.server_command import is_cpu_build
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
+from headway.gateway.options import Cors
 from headway.policies.presets import PRESETS
 from tests.cli.conftest import Refused
 
@@ -135,6 +136,26 @@ def test_what_vllm_was_told_to_keep_closed_stays_closed_behind_a_gateway(
     assert accepted() == {b"def"}
     # Joined servers' key is how the gateway gets in, not who may ask it.
     assert not site(None, join=("http://10.0.0.3:8000",)).options.keys
+
+
+def test_which_pages_may_ask_is_what_vllm_is_told(model: str, tmp_path: Path) -> None:
+    def told(*vllm_flags: str) -> Cors | None:
+        return site(model, *vllm_flags, instances=1).options.cors
+
+    assert told() is None
+    assert told("--allowed-origins", "[]", "--allow-credentials") is None
+    assert (
+        told("--allowed-origins", '["*"]') == told("--allowed_origins=*".replace("*", '"*"')) == Cors(("*",))
+    )
+    file = tmp_path / "vllm.yaml"
+    file.write_text("allowed-origins: '[\"https://a\"]'\nallow-credentials: true\n")
+    assert told("--config", str(file), "--allowed-methods", '["GET", "POST"]') == Cors(
+        ("https://a",), allow_methods=("GET", "POST"), allow_credentials=True
+    )
+    with pytest.raises(ConfigError, match=r"--allowed-headers is 'x-tenant'; accepted: a JSON list of texts"):
+        told("--allowed-origins", '["*"]', "--allowed-headers", "x-tenant")
+    joined = site(None, "--allowed-origins", '["https://a"]', join=("http://10.0.0.3:8000",))
+    assert joined.options.cors == Cors(("https://a",))
 
 
 def test_moving_between_pools_needs_two(model: str) -> None:

@@ -21,7 +21,7 @@ from headway.gateway.app import gateway_app, listen, serve, serve_on
 from headway.gateway.endpoint import open_session
 from headway.gateway.instances.fleet import Fleet, Member
 from headway.gateway.keys import Keys
-from headway.gateway.options import GatewayOptions
+from headway.gateway.options import Cors, GatewayOptions
 from headway.gateway.serving import Serving
 from headway.routing import build_router
 from tests.gateway.fleets import until
@@ -117,24 +117,56 @@ async def test_a_key_is_wanted_everywhere(method: str, path: str) -> None:
             assert (await send(Authorization=key)).status in (200, 202)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/elsewhere"])
-async def test_a_browser_may_ask_without_a_key_what_a_page_of_elsewhere_may_ask(path: str) -> None:
-    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
-
-        async def options(**headers: str) -> Answer:
-            return await ask(front.session, "OPTIONS", front.url + path, None, headers)
-
-        asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
-        assert (await options(**asked)).status == 202
-        assert (await options()).status == 401
-        assert (await front.get("/elsewhere", **asked)).status == 401
+PAGE = {"Origin": "https://page.example"}
+PATHS = ("/v1/completions", "/v1/models", "/elsewhere")
 
 
-async def test_a_page_of_elsewhere_may_read_the_gateways_own_answers() -> None:
-    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
-        for headers, status in (({"Authorization": "Bearer k1"}, 200), ({}, 401)):
-            answer = await front.get("/v1/models", **headers)
-            assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, "*")
+async def open_to_all(turn: Turn) -> None:
+    """An instance that lets any page read its answer."""
+    await turn.refuse(200, b"{}", **{"Content-Type": "application/json", "Access-Control-Allow-Origin": "*"})
+
+
+def allowed(answer: Answer) -> str | None:
+    return answer.headers.get("access-control-allow-origin")
+
+
+async def test_no_page_of_another_origin_may_read_an_answer_unless_the_gateway_is_told_so() -> None:
+    async with upstream(act=open_to_all) as instance, gateway(instance, keys=KEYS) as front:
+        for key in ("Bearer k1", "Bearer none"):
+            for path in PATHS:
+                assert allowed(await front.get(path, Authorization=key, **PAGE)) is None
+            assert allowed(await front.post(PROMPT, Authorization=key, **PAGE)) is None
+        asked = {**PAGE, "Access-Control-Request-Method": "POST"}
+        for path in PATHS:
+            answer = await ask(front.session, "OPTIONS", front.url + path, None, asked)
+            assert (answer.status, allowed(answer)) == (401, None)
+
+
+@pytest.mark.parametrize("origins", [("*",), ("https://page.example", "https://other.example")])
+async def test_pages_of_the_origins_that_the_gateway_was_told_may_ask_and_read(
+    origins: tuple[str, ...],
+) -> None:
+    cors = Cors(allow_origins=origins)
+    said = "*" if "*" in origins else PAGE["Origin"]
+    async with upstream() as instance, gateway(instance, keys=KEYS, cors=cors) as front:
+        for key, status in (("Bearer k1", 200), ("Bearer none", 401)):
+            assert allowed(await front.get("/v1/models", Authorization=key, **PAGE)) == said
+            answer = await front.post(PROMPT, Authorization=key, **PAGE)
+            assert (answer.status, allowed(answer)) == (status, said)
+            if said != "*":
+                answer = await front.get("/v1/models", Authorization=key, Origin="https://evil.example")
+                assert allowed(answer) is None
+        asked = {
+            **PAGE,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "x-tenant",
+        }
+        for path in PATHS:
+            answer = await ask(front.session, "OPTIONS", front.url + path, None, asked)
+            assert (answer.status, allowed(answer)) == (200, said)
+            assert answer.headers["access-control-allow-headers"] == "x-tenant"
+        assert not instance.echoed
+        assert (await ask(front.session, "OPTIONS", front.url, None, PAGE)).status == 401
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])

@@ -232,6 +232,8 @@ def serve(
         shadow=shadow,
     )
     words = tuple(vllm_flags or ())
+    if model is not None and model.startswith("-"):  # the first of vLLM's flags, where no model was named
+        model, words = None, (model, *words)
     if hand_off_threshold is not None and leaving:
         raise ConfigError("--hand-off-threshold and --leaving are given; accepted: one of the two")
     if hand_off_threshold is not None:
@@ -239,7 +241,7 @@ def serve(
     if flags.want_gateway:
         raise typer.Exit(_serve_several(model, policy, settings, words, flags, (host, port)))
     flags.check_none_given()
-    if model is None or model.startswith("-"):
+    if model is None:
         raise ConfigError("MODEL is missing; accepted: `demo`, a directory or a hub name, or --join URL")
     if policy in POOLED:
         raise ConfigError(f"policy {policy!r} serves pools; accepted with it: --pools lp=2,hp=1")

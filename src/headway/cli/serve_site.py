@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from headway.cli.serve import base_url, targets
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_layout import POLICY, Layout, Place, read_layout
@@ -18,14 +20,14 @@ from headway.engine.launching.instances_command import (
     check_memory,
 )
 from headway.engine.launching.server_command import ServerCommand
-from headway.engine.launching.vllm_flags import parse_vllm_flags
+from headway.engine.launching.vllm_flags import VllmFlag, parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.experiments.grid import parse_policies
 from headway.gateway.endpoint import without_secrets
 from headway.gateway.instances.fleet import FleetOptions
 from headway.gateway.keys import Keys, read_keys
-from headway.gateway.options import MIB, GatewayOptions
+from headway.gateway.options import MIB, Cors, GatewayOptions
 from headway.policies.presets import find_preset, known_presets
 from headway.predict.length_choice import NONE
 
@@ -36,6 +38,14 @@ DRAIN_S = 30.0
 """How long running requests have when the gateway ends, if nothing is said."""
 
 _PARTS = ("order", "batching", "eviction", "leaving")
+
+_CORS_LISTS = {
+    "--allowed-origins": "allow_origins",
+    "--allowed-methods": "allow_methods",
+    "--allowed-headers": "allow_headers",
+}
+_CREDENTIALS = ("--allow-credentials", "--no-allow-credentials")
+"""vLLM's flags for pages of other origins: the gateway heeds them, since such pages ask the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +143,20 @@ def _commands(site: Site) -> list[ServerCommand]:
 
 def _check_model(asked: Request, flags: GatewayFlags) -> None:
     """Raise ConfigError unless what is launched has a model, and nothing is said of what is not launched."""
-    if flags.launches and (asked.model is None or asked.model.startswith("-")):
+    if flags.launches and asked.model is None:
         raise ConfigError("MODEL is missing; accepted: headway serve MODEL --pools lp=1,hp=1")
     if flags.launches:
         return
-    if asked.model is not None or asked.vllm_flags:
+    given = parse_vllm_flags(asked.vllm_flags)
+    if asked.model is not None or any(flag.name not in {*_CORS_LISTS, *_CREDENTIALS} for flag in given):
         words = " ".join(filter(None, [asked.model, *asked.vllm_flags]))
         raise ConfigError(
             f"no instance is started here, so {words!r} is for nobody: joined servers have their model. Accepted: "
             "--instances N or --pools beside it, or --join alone"
         )
-    given, without = asked.settings("vllm"), EngineSettings()
-    predictor = None if given.predictor == NONE else given.predictor  # nobody predicts here anyway
-    if replace(given, slo_ttft_s=None, slo_tbt_s=None, predictor=predictor) != without:
+    settings, without = asked.settings("vllm"), EngineSettings()
+    predictor = None if settings.predictor == NONE else settings.predictor  # no instance here would use it
+    if replace(settings, slo_ttft_s=None, slo_tbt_s=None, predictor=predictor) != without:
         raise ConfigError(
             "settings of an engine (--records, --batch-width, --host-kv-gib, --order, ...) are for instances that are "
             "started here; joined servers keep their own. Accepted: --instances N or --pools"
@@ -183,6 +194,7 @@ def _options(asked: Request, flags: GatewayFlags, layout: Layout, drain_s: float
         slo=asked.settings("vllm").default_slo(),
         resume=flags.resume,
         keys=_keys(asked, flags, layout),
+        cors=_cors(parse_vllm_flags(asked.vllm_flags)),
         access_log=flags.access_log,
         max_in_flight=flags.max_in_flight,
         max_queue=flags.max_queue,
@@ -191,6 +203,27 @@ def _options(asked: Request, flags: GatewayFlags, layout: Layout, drain_s: float
         drain_s=drain_s,
         **limits,
     )
+
+
+def _cors(flags: Sequence[VllmFlag]) -> Cors | None:
+    """The pages that vLLM's flags allow; None, as vLLM's default, if `--allowed-origins` names none.
+
+    Raises ConfigError for a list that vLLM would not read.
+    """
+    lists: dict[str, tuple[str, ...]] = {}
+    for name, field in _CORS_LISTS.items():
+        text = value_of(flags, name)
+        if text is None:
+            continue
+        try:
+            found = msgspec.json.decode(text, type=list[str] | str)
+        except msgspec.DecodeError:
+            raise ConfigError(f"{name} is {text!r}; accepted: a JSON list of texts, as '[\"*\"]'") from None
+        lists[field] = (found,) if isinstance(found, str) else tuple(found)
+    if not lists.get("allow_origins"):
+        return None
+    credentials = [flag.name for flag in flags if flag.name in _CREDENTIALS]
+    return Cors(**lists, allow_credentials=credentials[-1:] == [_CREDENTIALS[0]])
 
 
 def _keys(asked: Request, flags: GatewayFlags, layout: Layout) -> Keys:

@@ -8,10 +8,12 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
 from uuid import uuid4
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -53,9 +55,6 @@ _LOG = logging.getLogger(__name__)
 
 _OPEN = ("/health", "/ready")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
-_PREFLIGHT = b"access-control-request-method"
-_ANY_ORIGIN = {"access-control-allow-origin": "*"}
-"""As vLLM answers: pages of elsewhere may read it."""
 _KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs, so that it is they who close."""
 _LAST_WORDS_S = 1.0
@@ -81,6 +80,8 @@ class Gateway:
         self._passthrough = PassThrough(self.serving, self._bodies)
         self._broadcast = Broadcast(self.serving)
         self.shadows = ShadowBoard()
+        cors = options.cors
+        self._answering = self._answer if cors is None else CORSMiddleware(self._answer, **asdict(cors))
         self._own = self._own_pages(router)
         self._paths = {route.path for route in self._own.routes if isinstance(route, Route)}
 
@@ -90,17 +91,17 @@ class Gateway:
         if kind == "lifespan":
             await self._own(scope, receive, send)
         elif kind == "http":
-            await self._answer(scope, receive, send)
+            await self._answering(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": "accepted: HTTP"})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, client = scope["path"], Client(send)
         try:
-            tenant = "" if path in _OPEN or _is_preflight(scope) else self._tenant(scope["headers"])
+            tenant = "" if path in _OPEN else self._tenant(scope["headers"])
             if path in APIS and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
-            elif (path in self._paths or path.startswith(_OWN_PREFIXES)) and not _is_preflight(scope):
+            elif path in self._paths or path.startswith(_OWN_PREFIXES):
                 await self._own(scope, receive, send)
             else:
                 check_key(path, tenant)
@@ -205,7 +206,7 @@ class Gateway:
         models = self._fleet.models
         if not models:
             return refused(no_instance())
-        return Response(models, media_type="application/json", headers=_ANY_ORIGIN)
+        return Response(models, media_type="application/json")
 
 
 def gateway_app(
@@ -278,11 +279,6 @@ async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> Non
     # Who has not sent its request whole, or reads none of its answer, cannot be told: no interrupt lands there.
     for connection in list(server.server_state.connections):
         connection.transport.abort()
-
-
-def _is_preflight(scope: Scope) -> bool:
-    """Whether a browser asks what a page of elsewhere may ask: it never sends a key along, and vLLM wants none."""
-    return scope["method"] == "OPTIONS" and any(name == _PREFLIGHT for name, _ in scope["headers"])
 
 
 def _request_id(headers: Headers) -> bytes:

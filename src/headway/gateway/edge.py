@@ -32,8 +32,9 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _NOT_TO_INSTANCES = _HOP_BY_HOP | HINT_HEADERS | {b"host", b"content-length", b"accept-encoding", b"expect"}
-_NOT_TO_CLIENTS = _HOP_BY_HOP | {b"date", b"server"}
-"""uvicorn writes its own date."""
+_CORS = {b"access-control-allow-origin", b"access-control-allow-credentials"}
+_NOT_TO_CLIENTS = _HOP_BY_HOP | _CORS | {b"date", b"server"}
+"""uvicorn writes its own date; which pages may read an answer is the gateway's to say (`options.Cors`)."""
 _NOT_DECODED = _NOT_TO_CLIENTS | {b"content-encoding", b"content-length"}
 """What an instance sent compressed, although it was asked not to, is plain by now."""
 

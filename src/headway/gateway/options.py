@@ -12,6 +12,16 @@ from headway.gateway.keys import NO_KEYS, Keys
 MIB = 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class Cors:
+    """Which pages of other origins may read the gateway's answers: vLLM's flags, in Starlette's words."""
+
+    allow_origins: tuple[str, ...]
+    allow_methods: tuple[str, ...] = ("*",)
+    allow_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
     """Limits and defaults of the serving path. None is no limit.
@@ -24,12 +34,13 @@ class GatewayOptions:
     times at most, and asked for `max_tries` times, or as long as an instance is left that has not failed with it (two
     tries at least): one that brings its instances down must not bring all of them down.
     `resume`: streams whose instance breaks go on at another. `drain_s`: how long running requests have to end when the
-    gateway stops.
+    gateway stops. `cors` None: no page of another origin may read an answer.
     """
 
     slo: Slo = NO_TARGETS
     resume: bool = True
     keys: Keys = NO_KEYS
+    cors: Cors | None = None
     access_log: Path | None = None
     max_body_bytes: int = 64 * MIB
     max_in_flight: int | None = None

@@ -67,7 +67,6 @@ class Refusal(Exception):
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(self.body)),
-            (b"access-control-allow-origin", b"*"),  # as vLLM's own errors: a browser's client reads them
         ]
         if self.status in (408, 413):
             headers.append((b"connection", b"close"))  # what is still to come of the body is not waited for
