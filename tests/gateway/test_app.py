@@ -198,6 +198,34 @@ async def test_a_keys_tenant_is_the_requests_and_the_key_goes_no_further() -> No
         assert (await front.post(PROMPT, Authorization="Bearer k2", x_tenant="red")).status == 403
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/metrics",
+        "/dashboard",
+        "/dashboard/",
+        "/dashboard/state",
+        "/dashboard/dashboard.js",
+        "/shadow",
+        "/v1/shadow/0-0",
+        "/v1/explainall",
+        "/anything",
+    ],
+)
+async def test_a_tenants_key_gets_no_figures_of_all_tenants(path: str) -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+        answer = await front.get(path, Authorization="Bearer k2")
+        assert (answer.status, answer.error["code"]) == (403, "tenants_key")
+        assert (await front.get(path, Authorization="Bearer k1")).status != 403
+        assert instance.echoed in ([], [path])
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json", "/v1/explain", "/explain", "/version"])
+async def test_a_tenants_key_gets_what_concerns_no_other_tenant(path: str) -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+        assert (await front.get(path, Authorization="Bearer k2")).status == 200
+
+
 async def test_without_keys_the_clients_key_is_the_instances_to_check() -> None:
     async with upstream() as instance, gateway(instance) as front:
         await front.post(PROMPT, Authorization="Bearer theirs")

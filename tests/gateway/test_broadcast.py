@@ -129,7 +129,7 @@ async def test_a_tenants_key_asks_for_what_counts_as_the_tenants(path: str) -> N
     async with upstream() as instance, gateway(instance, keys=keys) as front:
         refused = await front.post({}, path, Authorization="Bearer tenants")
         assert (refused.status, refused.json["error"]["code"]) == (403, "tenants_key")
-        assert f"{path!r} is for all or of nobody's account" in refused.json["error"]["message"]
+        assert f"{path!r} concerns all tenants, or counts for none" in refused.json["error"]["message"]
         assert not instance.echoed
         assert (await front.post({}, path, Authorization="Bearer operators")).status == 202
         for asked_for in ("/v1/embeddings", "/tokenize", "/v1/messages/count_tokens"):

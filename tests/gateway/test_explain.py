@@ -11,8 +11,9 @@ from headway.core.explain.explanation import explain
 from headway.core.record import Outcome
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError, UpstreamError
-from headway.gateway.accounts import KEPT_ENDED, Accounts
+from headway.gateway.accounts import KEPT_ENDED, MAX_CLASSES, OTHER, Accounts
 from headway.gateway.client.explain import ask_about
+from headway.gateway.explain import EXPLAIN_PATHS
 from headway.gateway.keys import Keys
 from headway.results.explanation_text import told_data, told_text
 from tests.core.trail_scene import displaced_scene
@@ -117,6 +118,40 @@ async def test_keys_guard_explanations_too() -> None:
             await ask_about(front.url, "x")
         with pytest.raises(ConfigError, match="no such request"):
             await ask_about(front.url, "x", "k")
+
+
+async def test_a_tenants_key_is_told_of_the_tenants_own_requests() -> None:
+    """What instances say names other requests, so that a tenant gets what the gateway saw."""
+    keys = Keys({b"k": "", b"r": "red", b"b": "blue"})
+    told_of = {name: told(name) for name in ("of-red", "shared", "old")}
+    async with upstream("lp-0", explanations=told_of) as one, gateway(one, keys=keys) as front:
+        for name, key in (("of-red", "r"), ("shared", "r"), ("shared", "b"), ("of-blue", "b")):
+            await front.post(PROMPT, x_request_id=name, Authorization=f"Bearer {key}")
+        await front.idle()
+        red, blue, ours = ({"Authorization": f"Bearer {key}"} for key in "rbk")
+        for path in EXPLAIN_PATHS:
+            for key, expected in ((red, ["shared", "of-red"]), (blue, ["of-blue", "shared"])):
+                listed = (await front.get(path, **key)).json["requests"]
+                assert [each["id"] for each in listed] == expected
+            assert len((await front.get(path, **ours)).json["requests"]) == 4
+            for unknown in ("of-red", "cmpl-of-red", "old"):
+                assert (await front.get(f"{path}/{unknown}", **blue)).status == 404
+                assert (await front.get(f"{path}/{unknown}", **ours)).json["requests"]
+            for key, tenant in ((red, "red"), (blue, "blue")):
+                answer = (await front.get(f"{path}/cmpl-shared", **key)).json
+                assert (answer["gateway"]["tenant"], answer["requests"]) == (tenant, [])
+                [unanswered] = answer["unanswered"]
+                assert unanswered["instance"] == "lp-0"
+                assert "accepted: a key without a tenant" in unanswered["why"]
+
+
+def test_a_tenant_whose_requests_are_counted_with_others_is_told_of_its_own() -> None:
+    accounts = Accounts()
+    for number in range(2 * MAX_CLASSES + 2):
+        accounts.end(accounts.offer("r", NO_TARGETS, f"t{number}", 0.0), Outcome.FINISHED, 1.0)
+    *_, crowded, last = accounts.recent
+    assert crowded.key == last.key
+    assert (accounts.find("r", crowded.tenant), accounts.find("r", OTHER)) == (crowded, None)
 
 
 def test_ended_requests_are_found_by_their_ids_as_long_as_they_are_kept() -> None:

@@ -92,12 +92,14 @@ class RefusalNote:
 class Entry:
     """One request that was offered. Times are seconds of the caller's clock.
 
+    `tenant` is the name that the request or its API key gave; its class in `key` may be a broader one.
     `instance` is where it is, empty while it waits at the door; `places` are all those it was sent to, in order.
     `tokens` counts output tokens, or events where the instance does not tell tokens.
     """
 
     id: str
     slo: Slo
+    tenant: str
     key: ClassKey
     account: ClassAccount
     arrival_s: float

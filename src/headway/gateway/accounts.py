@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from itertools import islice
+from collections.abc import Iterator
+from itertools import chain, islice
 
 from headway.core.record import Outcome
 from headway.core.slo import Slo
@@ -70,7 +71,7 @@ class Accounts:
             account = self.classes[key] = ClassAccount()
             self._classes_of[tenant] += 1
         account.totals.offered += 1
-        entry = Entry(request_id, slo, key, account, now_s)
+        entry = Entry(request_id, slo, tenant, key, account, now_s)
         self.live[entry] = None
         return entry
 
@@ -159,10 +160,18 @@ class Accounts:
             account = self.instances[instance] = InstanceAccount()
         return account
 
-    def find(self, request_id: str) -> Entry | None:
-        """The newest request of that id, live or among the last that ended; clients may use one twice. O(live)."""
-        ended = next((entry for entry in reversed(self.recent) if entry.id == request_id), None)
-        return next((entry for entry in reversed(self.live) if entry.id == request_id), ended)
+    def find(self, request_id: str, tenant: str = "") -> Entry | None:
+        """The newest request of that id, live or among the last that ended; clients may use one twice. O(live).
+
+        With a tenant, no request of another one.
+        """
+        newest_first = chain(reversed(self.live), self.newest_ended(tenant))
+        found = (entry for entry in newest_first if entry.id == request_id)
+        return next((entry for entry in found if tenant in ("", entry.tenant)), None)
+
+    def newest_ended(self, tenant: str = "") -> Iterator[Entry]:
+        """The last requests that ended, newest first; with a tenant, its own alone."""
+        return (entry for entry in reversed(self.recent) if tenant in ("", entry.tenant))
 
     def slacks(self, now_s: float, limit: int | None = None) -> list[float | None]:
         """Share of its TTFT target that each waiting request has left (negative: late; None: no target). O(live)."""

@@ -28,6 +28,7 @@ from headway.gateway.broadcast import Broadcast, goes_to_all
 from headway.gateway.connection import Connection
 from headway.gateway.edge import (
     API_KEY,
+    KEY_TENANT,
     Client,
     ClientGone,
     Headers,
@@ -101,14 +102,15 @@ class Gateway:
             tenant = "" if path in _OPEN else self._tenant(scope["headers"])
             if path in APIS and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
-            elif path in self._paths or path.startswith(_OWN_PREFIXES):
+                return
+            check_key(path, tenant)
+            if path in self._paths or path.startswith(_OWN_PREFIXES):
+                scope[KEY_TENANT] = tenant
                 await self._own(scope, receive, send)
+            elif goes_to_all(scope):
+                await self._broadcast(scope, receive, client)
             else:
-                check_key(path, tenant)
-                if goes_to_all(scope):
-                    await self._broadcast(scope, receive, client)
-                else:
-                    await self._passthrough(scope, receive, client, tenant)
+                await self._passthrough(scope, receive, client, tenant)
         except Refusal as refusal:
             if client.began:
                 raise

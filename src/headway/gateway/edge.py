@@ -19,6 +19,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
+KEY_TENANT = "headway.key_tenant"
+"""Where a request's scope has the tenant of its key, empty for a key without one."""
+
 _HOP_BY_HOP = frozenset(
     {
         b"connection",

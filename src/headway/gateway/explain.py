@@ -18,12 +18,14 @@ from starlette.routing import Route
 
 from headway.gateway.accounts import Accounts, Entry
 from headway.gateway.api import RESPONSES
+from headway.gateway.edge import KEY_TENANT
 from headway.gateway.endpoint import api_url
 from headway.gateway.instances.fleet import Fleet
 from headway.gateway.refusal import Refusal, message_of, refused
 
 EXPLAIN_PATHS = ("/explain", "/v1/explain")
 """The second is where a single Headway server answers too."""
+_NAMES_OTHERS = "what it tells names requests of other tenants; accepted: a key without a tenant"
 MOST_LISTED = 50
 _UNKNOWN = "no such request among the live ones and the last that ended; accepted: an answer's id, or its x-request-id"
 _ANSWER_ID = re.compile("^(chat)?cmpl-")
@@ -80,14 +82,18 @@ class Explaining:
         self._clock = clock
         self._wall_clock = wall_clock
 
-    async def explain(self, request_id: str) -> Explained | None:
-        """All that is known of a request, by its own id or its answer's; None if nobody knows of it."""
-        find = self._accounts.find
-        entry = (
-            find(request_id)
-            or find(_ANSWER_ID.sub("", request_id))
-            or find(f"{RESPONSES.id_prefix}{request_id}")
-        )
+    async def explain(self, request_id: str, tenant: str = "") -> Explained | None:
+        """All that is known of a request, by its own id or its answer's; None for an unknown request.
+
+        A tenant is told of its own requests, and of those what the gateway saw: an instance's words name others.
+        """
+        ids = (request_id, _ANSWER_ID.sub("", request_id), f"{RESPONSES.id_prefix}{request_id}")
+        entry = next(filter(None, (self._accounts.find(each, tenant) for each in ids)), None)
+        if tenant:
+            if entry is None:
+                return None
+            silent = [Unanswered(name, _NAMES_OTHERS) for name in dict.fromkeys(entry.places)]
+            return Explained(self.seen(entry), [], silent)
         asked, places = request_id, self._fleet.names()
         if entry is not None:
             asked, places = entry.id, tuple(dict.fromkeys(entry.places))
@@ -116,12 +122,12 @@ class Explaining:
             moves=entry.moves,
             resumes=entry.resumes,
             slo=entry.key.slo,
-            tenant=entry.key.tenant,
+            tenant=entry.tenant,
         )
 
-    def last(self, most: int = MOST_LISTED) -> list[Seen]:
-        """The last requests that ended, newest first."""
-        return [self.seen(entry) for entry in islice(reversed(self._accounts.recent), most)]
+    def last(self, tenant: str = "") -> list[Seen]:
+        """The last requests that ended, newest first; a tenant is told of its own."""
+        return [self.seen(entry) for entry in islice(self._accounts.newest_ended(tenant), MOST_LISTED)]
 
     async def _ask(self, name: str, request_id: str) -> list[dict[str, Any]] | Unanswered:
         """What an instance says of a request, or why it says nothing."""
@@ -159,13 +165,13 @@ def explain_routes(explaining: Explaining) -> list[Route]:
     """`GET /explain/ID` and `GET /explain` (the last requests), under both EXPLAIN_PATHS."""
 
     async def one(request: Request) -> Response:
-        found = await explaining.explain(request.path_params["request_id"])
+        found = await explaining.explain(request.path_params["request_id"], request.scope[KEY_TENANT])
         if found is None:
             return refused(Refusal(404, "unknown_request", _UNKNOWN))
         return _json(found)
 
-    async def last(_request: Request) -> Response:
-        return _json({"requests": explaining.last()})
+    async def last(request: Request) -> Response:
+        return _json({"requests": explaining.last(request.scope[KEY_TENANT])})
 
     lists = [Route(path, last) for path in EXPLAIN_PATHS]
     return [*lists, *(Route(f"{path}/{{request_id:path}}", one) for path in EXPLAIN_PATHS)]

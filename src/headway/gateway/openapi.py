@@ -152,7 +152,7 @@ def _generation(name: str, summary: str, request: str, answer: str, *, named: bo
 
 def _read(name: str, summary: str, answer: Json, *, keyed: bool, busy: bool = False) -> Json:
     """A GET; `keyed` if it wants a key where keys are set, `busy` if it may say that no instance is ready."""
-    errors = (["401"] if keyed else []) + (["503"] if busy else [])
+    errors = (["401", "403"] if keyed else []) + (["503"] if busy else [])
     return {
         "operationId": name,
         "summary": summary,
@@ -217,7 +217,7 @@ _RESPONSE_HEADERS: Json = {
 _ERRORS: Json = {
     "BadRequest": _error("The request is not acceptable; the message says what is."),
     "NoKey": _error("No key, or an unknown one."),
-    "OtherTenant": _error("The tenant named is not the key's."),
+    "OtherTenant": _error("The tenant named, or what was asked for, is not the key's."),
     "NotFound": _error("No such model, or no such request."),
     "TooLarge": _error("The body is larger than the gateway takes."),
     "Unprocessable": _error("An instance understood the request and cannot serve it."),

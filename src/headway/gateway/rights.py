@@ -1,8 +1,9 @@
-"""What a tenant's key may ask for: answers that count as the tenant's. Instances are everybody's."""
+"""What a tenant's key may ask for: answers that count as the tenant's, and what the gateway knows of those."""
 
 from __future__ import annotations
 
 from headway.gateway.api import APIS
+from headway.gateway.explain import EXPLAIN_PATHS
 from headway.gateway.refusal import Refusal
 from headway.gateway.stored_responses import response_of_path
 
@@ -27,22 +28,27 @@ _WITHOUT_TOKENS = frozenset(
         "/v1/chat/completions/derender",
         "/v1/responses/render",
         "/version",
+        "/v1/models",
+        "/openapi.json",
     }
 )
-"""Paths of vLLM's that generate nothing, so that it is no matter in whose name."""
+"""Paths that generate nothing, and whose answers are the same for all tenants."""
 
 
 def check_key(path: str, key_tenant: str) -> None:
-    """Raise Refusal (403) where a tenant's key asks for something that is not the gateway's own page.
+    """Raise Refusal (403) where a tenant's key asks for what is not the tenant's own.
 
-    Named is what may be asked, and not what may not: vLLM has several doors to most rooms, and instances may have all
-    of them under a `--root-path` once more.
+    The list names what is allowed: vLLM has several paths to most of its functions, and instances may have all of
+    them under a `--root-path` once more. Figures of all tenants (`/metrics`, `/dashboard`, `/shadow`) are not on it.
     """
-    if not key_tenant or path in APIS or path in _WITHOUT_TOKENS or response_of_path(path) is not None:
+    explained = any(path == each or path.startswith(f"{each}/") for each in EXPLAIN_PATHS)
+    if not key_tenant or path in APIS or path in _WITHOUT_TOKENS or explained:
+        return
+    if response_of_path(path) is not None:
         return
     raise Refusal(
         403,
         "tenants_key",
-        f"the key is a tenant's, and {path[:80]!r} is for all or of nobody's account; accepted: "
-        f"{', '.join(sorted(APIS))}, what is asked about texts, or a key without a tenant",
+        f"the key is a tenant's, and {path[:80]!r} concerns all tenants, or counts for none; accepted: "
+        f"{', '.join(sorted(APIS))}, /explain, what is asked about texts, or a key without a tenant",
     )
