@@ -2,6 +2,7 @@
 
 HeadwayError
 ├── ConfigError      a flag, setting or combination that is not accepted (also a ValueError)
+│   └── HintError    a target, tenant or priority of a request that is not accepted
 ├── TraceError       a trace that cannot be read as requests (also a ValueError)
 ├── RecordError      a records file that cannot be written or read back (also a ValueError)
 ├── PlanError        a policy returned a plan that breaks the rules of `core.plan`
@@ -22,6 +23,14 @@ class HeadwayError(Exception):
 
 class ConfigError(HeadwayError, ValueError):
     """A flag, setting or combination of them is not accepted."""
+
+
+class HintError(ConfigError):
+    """A target, tenant or priority of a request is not accepted; `where` names its header, or its key in the body."""
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(message)
+        self.where = where
 
 
 class TraceError(HeadwayError, ValueError):

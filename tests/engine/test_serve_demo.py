@@ -195,6 +195,35 @@ def test_a_target_out_of_range_is_a_400(client: Any) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("completions", {"prompt": "copy: k7", "max_tokens": 4}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "copy: k7"}], "max_tokens": 4}),
+        ("responses", {"input": "copy: k7", "max_output_tokens": 4}),
+        ("messages", {"messages": [{"role": "user", "content": "copy: k7"}], "max_tokens": 4}),
+    ],
+)
+def test_a_server_without_a_gateway_heeds_hints_in_headers(
+    client: Any, serving: Serving, path: str, asked: dict[str, Any]
+) -> None:
+    def ask(**headers: str) -> Any:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        body = {"model": "demo", **asked}
+        return client.post(f"/{path}", cast_to=object, body=body, options={"headers": named})
+
+    before = len(records_so_far(serving.records))
+    ask(X_SLO_TTFT_MS="60000", x_llm_d_slo_tpot_ms="5000", x_slo_deadline_ms="90000", x_tenant="blue")
+    serving.wait_for(lambda: len(records_so_far(serving.records)) > before)
+    record = read_records(serving.records)[-1]
+    assert (record.slo, record.tenant) == (Slo(ttft_s=60, tbt_s=5, deadline_s=90), "blue")
+    for headers in ({"x_slo_ttft_ms": "soon"}, {"x_vllm_priority": "high"}, {"x_tenant": "t" * 129}):
+        [name] = headers
+        with pytest.raises(openai.BadRequestError, match=f"{name.replace('_', '-')} is '.*; accepted: "):
+            ask(**headers)
+    assert len(records_so_far(serving.records)) == before + 1
+
+
 async def test_a_replay_gets_every_token_it_asked_for(serving: Serving) -> None:
     trace = load_trace("gen:poisson:rate=30/input=zipf:theta=1,max=300/output=zipf:theta=1,max=60/count=60")
     report = await replay(trace, ReplayOptions(url=serving.url, token_times=True))

@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HintError
 
 PREFIX = "headway_"
 TTFT, TBT, DEADLINE = "headway_ttft_ms", "headway_tbt_ms", "headway_deadline_ms"
@@ -103,12 +103,11 @@ def slo_of_ms(ttft_ms: float | None, tbt_ms: float | None, deadline_ms: float | 
 
 
 def target_ms(where: str, value: Any) -> float:
-    """A target as a client gave it, a number or its text, in milliseconds; ConfigError names `where` it stood."""
+    """A target as a client gave it, a number or its text, in milliseconds; HintError names `where` it stood."""
     number = _number(value)
     if not 0 < number / 1000 <= MAX_TARGET_S:  # as seconds, where the smallest numbers become 0
-        raise ConfigError(
-            f"{where} is {quoted(value)}; accepted: milliseconds in (0, {MAX_TARGET_S * 1000:g}]"
-        )
+        accepted = f"milliseconds in (0, {MAX_TARGET_S * 1000:g}]"
+        raise HintError(where, f"{where} is {quoted(value)}; accepted: {accepted}")
     return number
 
 
@@ -136,10 +135,10 @@ def quoted(value: Any) -> str:
 
 
 def tenant_name(where: str, value: Any) -> str:
-    """A tenant as a client gave it; ConfigError names `where` it stood."""
+    """A tenant as a client gave it; HintError names `where` it stood."""
     if not isinstance(value, str) or len(value) > MAX_TENANT_CHARACTERS or not value.isprintable():
         accepted = f"up to {MAX_TENANT_CHARACTERS} printable characters"
-        raise ConfigError(f"{where} is {quoted(value)}; accepted: {accepted}")
+        raise HintError(where, f"{where} is {quoted(value)}; accepted: {accepted}")
     return value
 
 

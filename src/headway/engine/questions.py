@@ -8,11 +8,14 @@ is known, or a string that says why nothing is.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from importlib.metadata import entry_points
 from typing import Any
 
 import msgspec
+
+from headway.engine.asgi import Receive, Scope, Send, send_error, send_json
+from headway.engine.hint_headers import HintHeaders
 
 PLUGINS = "VLLM_PLUGINS"
 ENDPOINTS = "vllm.endpoint_plugins"
@@ -25,8 +28,6 @@ NOT_OURS = "this server does not schedule with Headway"
 _GROUPS = ("general", "io_processor", "platform", "stat_logger")
 _UTILITY = "headway_ask"
 _CLIENT = "headway_engine_client"
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def allow(environment: MutableMapping[str, str]) -> None:
@@ -61,14 +62,15 @@ def answer_questions() -> None:
 
 class Endpoint:
     """vLLM's endpoint plug-in: `GET /v1/explain/ID`, `GET /v1/explain` for the last requests, and, for shadows,
-    `GET /v1/shadow/ENDED-STEPS`.
+    `GET /v1/shadow/ENDED-STEPS`; and hints in the headers of requests.
     """
 
     name = NAME
     required_tasks = ("generate",)
 
     def attach_router(self, app: Any) -> None:
-        """Add the routes, as plain ASGI."""
+        """Add the routes and the middleware, as plain ASGI."""
+        app.add_middleware(HintHeaders)
         app.add_route(EXPLAIN_PATH, Answering("listed"), methods=["GET"])
         app.add_route(f"{EXPLAIN_PATH}/{{argument:path}}", Answering("explain"), methods=["GET"])
         app.add_route(f"{SHADOW_PATH}/{{argument:path}}", Answering("window", "windows"), methods=["GET"])
@@ -85,18 +87,18 @@ class Answering:
         self._question = question
         self._key = key
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: 200, 404 if no engine has anything to say, 503 if there is none to ask."""
         argument = scope.get("path_params", {}).get("argument", "")
         client = getattr(scope["app"].state, _CLIENT, None)
         if client is None:
-            await _send(send, 503, _error(503, "this server has no engine to ask"))
+            await send_error(send, 503, "this server has no engine to ask")
             return
         said = await client.engine_core.call_utility_all_async(_UTILITY, self._question, argument)
         answers: list[list[dict[str, Any]] | str] = [msgspec.json.decode(one) for one in said]
         silent = [answer for answer in answers if isinstance(answer, str)]
         if len(silent) == len(answers):
-            await _send(send, 404, _error(404, silent[0]))
+            await send_error(send, 404, silent[0])
             return
         found = [
             {**each, "engine": engine} if len(answers) > 1 else each
@@ -104,16 +106,4 @@ class Answering:
             if not isinstance(answer, str)
             for each in answer
         ]
-        await _send(send, 200, {self._key: found})
-
-
-def _error(status: int, message: str) -> dict[str, Any]:
-    kind = "NotFoundError" if status == 404 else "ServiceUnavailableError"
-    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
-
-
-async def _send(send: Send, status: int, answer: dict[str, Any]) -> None:
-    body = msgspec.json.encode(answer)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        await send_json(send, 200, {self._key: found})

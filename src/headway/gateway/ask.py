@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 import msgspec
 
+from headway.core.hint_headers import Hints, hints_of_request
 from headway.core.hints import MAY_MOVE, TENANT, quoted, target_hints
 from headway.core.slo import NO_TARGETS, Slo
+from headway.errors import HintError
 from headway.gateway.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
-from headway.gateway.hints import read_hints
 from headway.gateway.refusal import Refusal, bad_request
 from headway.routing.prompt_blocks import BYTES_PER_TOKEN, prompt_blocks
 
@@ -169,7 +170,7 @@ def read_ask(
     fields = _read_fields(body)
     api = APIS[path.partition("?")[0]]
     xargs = _xargs(fields)
-    hints = read_hints(headers, xargs, _value(fields, "priority", _NUMBER), default_slo)
+    hints = checked_hints(headers, xargs, _value(fields, "priority", _NUMBER), default_slo)
     if api is RESPONSES and key_tenant:
         fields.pop("request_id", None)
         request_id = uuid4().hex
@@ -210,6 +211,19 @@ def count_sequences(body: bytes) -> int:
         return max(_prompts(fields)[0], conversations) * answers
     except (Refusal, *UNREADABLE):
         return 1
+
+
+def checked_hints(
+    headers: Sequence[tuple[bytes, bytes]],
+    xargs: Mapping[str, Any],
+    priority: int | None,
+    default_slo: Slo = NO_TARGETS,
+) -> Hints:
+    """See `hints_of_request`. Raises Refusal (400) for hints that are not accepted."""
+    try:
+        return hints_of_request(headers, xargs, priority, default_slo)
+    except HintError as error:
+        raise bad_request(str(error), error.where) from None
 
 
 def _read_fields(body: bytes) -> Fields:

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from headway.core.hint_headers import HINT_HEADERS, header_text
 from headway.gateway.endpoint import root_of
-from headway.gateway.hints import HINT_HEADERS, header_text
 from headway.gateway.interrupt import Cut, Interrupt
 from headway.gateway.refusal import Refusal, bad_request, stalled, too_large
 

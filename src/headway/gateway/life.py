@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from headway.core.hint_headers import PRIORITY_HEADER
 from headway.core.job import Job
 from headway.core.plan import Departure
 from headway.core.record import Outcome
@@ -19,7 +20,6 @@ from headway.gateway.edge import Client, Headers, upstream_headers
 from headway.gateway.endpoint import root_of
 from headway.gateway.event_bytes import PassedEvents
 from headway.gateway.events import DONE, Events, Whole, whole_of
-from headway.gateway.hints import PRIORITY_HEADER
 from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.named_events import NamedEvents, named_whole

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
-from headway.gateway.ask import priority_of, tenant_of
+from headway.gateway.ask import checked_hints, priority_of, tenant_of
 from headway.gateway.body_reader import BodyReader
 from headway.gateway.edge import (
     Client,
@@ -21,7 +21,6 @@ from headway.gateway.edge import (
     upstream_headers,
     watch_client,
 )
-from headway.gateway.hints import read_hints
 from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.refusal import Refusal, closing, too_large
@@ -86,7 +85,7 @@ class PassThrough:
     async def _enter(self, scope: Scope, key_tenant: str, interrupt: Interrupt, sequences: int) -> Visit:
         """Wait for a place, no longer than requests may. When its answer begins is not looked at."""
         serving = self._serving
-        hints = read_hints(scope["headers"], {}, None)
+        hints = checked_hints(scope["headers"], {}, None)
         tenant = tenant_of(hints.tenant, key_tenant)
         with serving.limited(interrupt):
             priority = priority_of(hints.priority, key_tenant) or 0

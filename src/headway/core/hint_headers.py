@@ -1,8 +1,11 @@
-"""What a request says of itself beside its text: targets, tenant and priority, in headers and in the body."""
+"""Targets, tenant and priority of a request, read from its HTTP headers and its body together.
+
+The gateway and a single server both read them here, so that the same names mean the same in both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from headway.core.hints import (
@@ -17,8 +20,7 @@ from headway.core.hints import (
     tenant_name,
 )
 from headway.core.slo import NO_TARGETS, Slo
-from headway.errors import ConfigError
-from headway.gateway.refusal import bad_request
+from headway.errors import HintError
 
 T = TypeVar("T")
 
@@ -40,11 +42,11 @@ _PRIORITY_HEADERS = {PRIORITY_HEADER.encode(): 1, b"x-dynamo-request-priority": 
 """Sign that turns the header's value into vLLM's: lower runs earlier."""
 
 HINT_HEADERS = frozenset({*_TARGET_HEADERS, *_PRIORITY_HEADERS, _TENANT_HEADER})
-"""Headers that are read here and go no further: the instance gets what they say in the body."""
+"""Headers that are read here; the engine gets what they say in the body."""
 
 
 class Hints(NamedTuple):
-    """A request's own targets over the gateway's defaults; priority None if it names none."""
+    """A request's own targets over the given defaults; `priority` is None if the request names none."""
 
     slo: Slo
     tenant: str
@@ -52,15 +54,15 @@ class Hints(NamedTuple):
     may_move: bool
 
 
-def read_hints(
+def hints_of_request(
     headers: Iterable[tuple[bytes, bytes]],
     xargs: Mapping[str, Any],
     priority: int | None,
     default_slo: Slo = NO_TARGETS,
 ) -> Hints:
-    """What headers and body (`vllm_xargs`, `priority`) say together.
+    """What headers (with lower-case names) and body (`vllm_xargs`, `priority`) say together.
 
-    Raises Refusal (400) for a value that is not accepted, or two places that disagree.
+    Raises HintError for a value that is not accepted, and for two places that disagree.
     """
     said: dict[str, Any] = {}
     for name, value in headers:
@@ -68,9 +70,9 @@ def read_hints(
             _read_header(said, name, header_text(value).strip())
     for key in (TTFT, TBT, DEADLINE):
         if key in xargs:
-            _agree(said, key, _checked(target_ms, key, xargs[key]), key)
+            _agree(said, key, target_ms(key, xargs[key]), key)
     if TENANT in xargs:
-        _agree(said, TENANT, _checked(tenant_name, TENANT, xargs[TENANT]), TENANT)
+        _agree(said, TENANT, tenant_name(TENANT, xargs[TENANT]), TENANT)
     if priority is not None:
         _agree(said, "priority", priority, "priority")
     targets = (said.get(TTFT), said.get(TBT), said.get(DEADLINE))
@@ -93,29 +95,21 @@ def header_text(value: bytes) -> str:
 def _read_header(said: dict[str, Any], name: bytes, value: str) -> None:
     where = name.decode()
     if name in _TARGET_HEADERS:
-        _agree(said, _TARGET_HEADERS[name], _checked(target_ms, where, value), where)
+        _agree(said, _TARGET_HEADERS[name], target_ms(where, value), where)
     elif name == _TENANT_HEADER:
-        _agree(said, TENANT, _checked(tenant_name, where, value), where)
+        _agree(said, TENANT, tenant_name(where, value), where)
     else:
         _agree(said, "priority", _PRIORITY_HEADERS[name] * _priority(value, where), where)
 
 
 def _agree(said: dict[str, T], key: str, value: T, where: str) -> None:
-    """Note a value; raises Refusal if another place said something else."""
+    """Note a value; raises HintError if another place said something else."""
     known = said.setdefault(key, value)
     if known != value:
-        raise bad_request(
-            f"{where} says {quoted(value)} where another header or the body says {quoted(known)}; accepted: one value",
+        raise HintError(
             where,
+            f"{where} says {quoted(value)} where another header or the body says {quoted(known)}; accepted: one value",
         )
-
-
-def _checked(check: Callable[[str, Any], T], where: str, value: Any) -> T:
-    """What the engine would read from a value; raises Refusal where it would refuse it."""
-    try:
-        return check(where, value)
-    except ConfigError as error:
-        raise bad_request(str(error), where) from None
 
 
 def _priority(value: str, where: str) -> int:
@@ -124,5 +118,5 @@ def _priority(value: str, where: str) -> int:
     except ValueError:
         number = _MAX_PRIORITY + 1
     if abs(number) > _MAX_PRIORITY:
-        raise bad_request(f"{where} is {quoted(value)}; accepted: a whole number", where)
+        raise HintError(where, f"{where} is {quoted(value)}; accepted: a whole number")
     return number
