@@ -27,11 +27,11 @@ async def echo(request: Request) -> JSONResponse:
     return JSONResponse({"body": body.decode(), "headers": dict(request.headers)})
 
 
-def post(body: bytes, path: str = COMPLETIONS, pieces: int = 1, **named: str) -> tuple[int, dict[str, Any]]:
-    """Status and answer; the body comes in pieces."""
+def post(body: bytes, path: str = COMPLETIONS, /, **named: str) -> tuple[int, dict[str, Any]]:
+    """Status and answer; the body comes in three pieces."""
     app = Starlette(routes=[Route(each, echo, methods=["POST"]) for each in (*APIS, "/tokenize")])
     Endpoint().attach_router(app)
-    size = -(-len(body) // pieces)
+    size = -(-len(body) // 3)
     coming: list[Any] = [
         {"type": "http.request", "body": body[at : at + size], "more_body": at + size < len(body)}
         for at in range(0, len(body), size)
@@ -61,7 +61,7 @@ def post(body: bytes, path: str = COMPLETIONS, pieces: int = 1, **named: str) ->
 
 def told(body: dict[str, Any], **named: str) -> tuple[dict[str, Any], str | None]:
     """The body that vLLM reads, and its priority header. No other hint header is left."""
-    status, seen = post(json.dumps(body).encode(), pieces=3, **named)
+    status, seen = post(json.dumps(body).encode(), **named)
     assert status == 200
     assert int(seen["headers"]["content-length"]) == len(seen["body"])
     assert not {name.encode() for name in seen["headers"]} & (HINT_HEADERS - {b"x-vllm-priority"})
@@ -150,6 +150,6 @@ def test_hints_beside_a_body_that_cannot_be_read_are_not_dropped_in_silence(body
     ("path", "named"), [(COMPLETIONS, {}), ("/tokenize", {"x_tenant": "a", "x_slo_ttft_ms": "?"})]
 )
 def test_other_requests_pass_as_they_came(path: str, named: dict[str, str]) -> None:
-    status, seen = post(b'{"prompt":  "x"', path, pieces=2, **named)
+    status, seen = post(b'{"prompt":  "x"', path, **named)
     assert (status, seen["body"]) == (200, '{"prompt":  "x"')
     assert ("x-tenant" in seen["headers"]) is bool(named)

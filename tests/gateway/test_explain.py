@@ -130,15 +130,15 @@ async def test_a_tenants_key_is_told_of_the_tenants_own_requests() -> None:
         await front.idle()
         red, blue, ours = ({"Authorization": f"Bearer {key}"} for key in "rbk")
         for path in EXPLAIN_PATHS:
-            for key, expected in ((red, ["shared", "of-red"]), (blue, ["of-blue", "shared"])):
-                listed = (await front.get(path, **key)).json["requests"]
+            for whose, expected in ((red, ["shared", "of-red"]), (blue, ["of-blue", "shared"])):
+                listed = (await front.get(path, **whose)).json["requests"]
                 assert [each["id"] for each in listed] == expected
             assert len((await front.get(path, **ours)).json["requests"]) == 4
             for unknown in ("of-red", "cmpl-of-red", "old"):
                 assert (await front.get(f"{path}/{unknown}", **blue)).status == 404
                 assert (await front.get(f"{path}/{unknown}", **ours)).json["requests"]
-            for key, tenant in ((red, "red"), (blue, "blue")):
-                answer = (await front.get(f"{path}/cmpl-shared", **key)).json
+            for whose, tenant in ((red, "red"), (blue, "blue")):
+                answer = (await front.get(f"{path}/cmpl-shared", **whose)).json
                 assert (answer["gateway"]["tenant"], answer["requests"]) == (tenant, [])
                 [unanswered] = answer["unanswered"]
                 assert unanswered["instance"] == "lp-0"

@@ -233,7 +233,8 @@ def serve(
     )
     words = tuple(vllm_flags or ())
     if model is not None and model.startswith("-"):  # the first of vLLM's flags, where no model was named
-        model, words = None, (model, *words)
+        words = (model, *words)
+        model = None
     if hand_off_threshold is not None and leaving:
         raise ConfigError("--hand-off-threshold and --leaving are given; accepted: one of the two")
     if hand_off_threshold is not None:
