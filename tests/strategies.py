@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from headway.core.job import Job, JobState
+from headway.core.ledger import Ledger
 from headway.core.slo import NO_TARGETS, Slo
+from headway.core.view import StepView
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Examples run as long as they need: a busy machine is no failure."""
@@ -42,6 +44,15 @@ def prefilling(id_: str = "a", *, prompt: int = 10, computed: int = 0, **fields:
 def ids(jobs: Any) -> list[str]:
     """The ids of some jobs, in their order."""
     return [job.id for job in jobs]
+
+
+def ledger_of(view: StepView) -> Ledger:
+    """A ledger that holds the jobs of a view."""
+    ledger = Ledger()
+    ledger.waiting = {job.id: job for job in view.waiting}
+    ledger.swapped = {job.id: job for job in view.swapped}
+    ledger.residents = view.residents  # type: ignore[assignment]  # the view's own, as engines have it
+    return ledger
 
 
 instants = st.integers(0, 40).map(float)

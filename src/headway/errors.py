@@ -5,7 +5,7 @@ HeadwayError
 │   └── HintError    a target, tenant or priority of a request that is not accepted
 ├── TraceError       a trace that cannot be read as requests (also a ValueError)
 ├── RecordError      a records file that cannot be written or read back (also a ValueError)
-├── PlanError        a policy returned a plan that breaks the rules of `core.plan`
+├── PlanError        a policy returned a plan that breaks the rules of `core.plan_check`
 ├── SimulationError  a simulation that cannot go on, such as a policy that leaves work lying
 ├── SeamError        the installed vLLM is not what `engine.vllm_seams` was written against
 └── UpstreamError    an endpoint did not answer, or not as an OpenAI-compatible server would
@@ -42,7 +42,7 @@ class RecordError(HeadwayError, ValueError):
 
 
 class PlanError(HeadwayError):
-    """A policy returned a plan that breaks the rules of `core.plan`."""
+    """A policy returned a plan that breaks the rules of `core.plan_check`."""
 
 
 class SimulationError(HeadwayError):

@@ -37,6 +37,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_the_commands_and_teaches() -> None:
     done = run("--help")
     assert done.returncode == 0
+    short = subprocess.run([sys.executable, "-m", "headway", "--help"], capture_output=True, text=True)
+    assert (short.returncode, short.stdout) == (0, done.stdout)
     assert all(name in done.stdout for name in ("serve", "replay", "simulate"))
     assert "headway serve demo" in done.stdout
 

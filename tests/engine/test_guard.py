@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from asyncio import CancelledError
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from math import nan
+from typing import Any, NoReturn
 
 import pytest
 
@@ -46,14 +52,20 @@ class Scene:
         return self.guard.fell_back
 
 
-def fails(*_: object, **__: object) -> Any:
-    raise ZeroDivisionError("on purpose")
+OWN_RAISES = [ZeroDivisionError, SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError]
 
 
-def failing_in(part: str, call: str) -> Policy:
-    """Preset `sjf` with one call of one of its parts replaced."""
-    policy = build_policy(PRESETS["sjf"])
-    setattr(policy, part, type("Failing", (type(getattr(policy, part)),), {call: fails})())
+def failing_in(part: str, call: str, error: type[BaseException] = ZeroDivisionError) -> Policy:
+    """Preset `sjf`, with a leaving rule, and one call of one of its parts replaced."""
+
+    def fails(*_: object, **__: object) -> Any:
+        raise error("on purpose")
+
+    policy = build_policy(replace(PRESETS["sjf"], leaving=("expired",)))
+    (rule,) = policy.leaving
+    sound = rule if part == "leaving" else getattr(policy, part)
+    failing = type("Failing", (type(sound),), {call: fails})()
+    setattr(policy, part, (failing,) if part == "leaving" else failing)
     return policy
 
 
@@ -92,6 +104,7 @@ def test_steps_in_which_predictions_are_not_trusted_are_counted_while_the_policy
     assert Scene(build_policy(PRESETS["sjf"])).counters.distrusting_steps == 0
 
 
+@pytest.mark.parametrize("error", OWN_RAISES)
 @pytest.mark.parametrize(
     ("part", "call", "provoke"),
     [
@@ -99,25 +112,66 @@ def test_steps_in_which_predictions_are_not_trusted_are_counted_while_the_policy
         ("order", "top", lambda scene: scene.plan()),
         ("order", "touch", lambda scene: scene.guard.touch(scene.ledger.waiting["a"])),
         ("order", "remove", lambda scene: scene.guard.end(scene.ledger.waiting["a"], finished=False)),
+        ("order", "end", lambda scene: scene.guard.end(scene.ledger.waiting["a"], finished=False)),
         ("order", "observe", lambda scene: scene.guard.observe(StepOutcome(now_s=0.0, plan=StepPlan()))),
+        ("batching", "plan", lambda scene: scene.plan()),
+        ("batching", "observe", lambda scene: scene.guard.observe(StepOutcome(now_s=0.0, plan=StepPlan()))),
         ("eviction", "evict", lambda scene: scene.plan()),
+        ("eviction", "observe", lambda scene: scene.guard.observe(StepOutcome(now_s=0.0, plan=StepPlan()))),
+        ("leaving", "add", lambda scene: scene.arrive(make_job("new"))),
+        ("leaving", "remove", lambda scene: scene.guard.touch(scene.ledger.waiting["a"])),
+        ("leaving", "leave", lambda scene: scene.plan()),
     ],
 )
 def test_a_part_that_raises_costs_its_policy_and_no_job(
-    part: str, call: str, provoke: Callable[[Scene], object], caplog: pytest.LogCaptureFixture
+    part: str,
+    call: str,
+    provoke: Callable[[Scene], object],
+    error: type[BaseException],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    scene = Scene(failing_in(part, call)) if call != "add" else Scene()
+    scene = Scene(failing_in(part, call, error)) if call != "add" else Scene()
     scene.arrive(make_job("b", prompt=5, arrival_s=2.0), make_job("a", prompt=50, arrival_s=1.0))
     if call == "add":
-        scene.guard.policy.order = failing_in(part, call).order
+        scene.guard.policy = failing_in(part, call, error)
     provoke(scene)
     assert scene.fell_back
     assert scene.counters.policy_faults == 1
     assert "policy 'sjf' raised in" in caplog.text
-    assert "ZeroDivisionError: on purpose" in caplog.text
+    assert f"{error.__name__}: on purpose" in caplog.text
     waiting = {job.id for job in scene.ledger.waiting.values()}
-    left = {"a"} if call == "remove" else set()
+    left = {"a"} if call in ("remove", "end") and part == "order" else set()
     assert set(ids(scene.plan().admit)) == waiting - left
+
+
+@pytest.mark.parametrize("error", OWN_RAISES)
+def test_an_order_that_cannot_say_what_it_trusts_costs_its_policy(error: type[BaseException]) -> None:
+    policy, asked = build_policy(PRESETS["predicted"]), 0
+
+    def trusts(_: object) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked > 1:  # the guard looks once when it is made
+            raise error
+        return True
+
+    policy.order = type("Failing", (type(policy.order),), {"trusts_predictions": property(trusts)})()
+    scene = Scene(policy)
+    scene.arrive(make_job("a"))
+    assert ids(scene.plan().admit) == ["a"]
+    assert (scene.fell_back, scene.counters.policy_faults) == (True, 1)
+
+
+@pytest.mark.parametrize("change_s", [nan, None, "soon", True, [1.0]])
+def test_an_instant_that_is_none_costs_the_policy_instead_of_keeping_its_plan_for_ever(
+    change_s: object,
+) -> None:
+    policy = build_policy(PRESETS["sjf"])
+    policy.batching = type("Bad", (type(policy.batching),), {"next_change_s": lambda *_: change_s})()
+    scene = Scene(policy, SteadyPlan())
+    scene.ledger.residents = [decoding("a"), decoding("b")]
+    assert ids(scene.plan(free_blocks=9).run) == ["a", "b"]
+    assert (scene.fell_back, scene.counters.policy_faults) == (True, 1)
 
 
 def plan_with(**fields: Any) -> Callable[..., StepPlan]:
@@ -139,6 +193,11 @@ RESIDENT, WAITING = decoding("resident"), make_job("waiting")
         plan_with(run=[RESIDENT], chunk_cap={RESIDENT: 0}),
         plan_with(run=[RESIDENT, RESIDENT]),
         plan_with(admit=[make_job("ended", state=JobState.ENDED)]),
+        plan_with(admit=[make_job("waiting")]),
+        plan_with(admit=iter([WAITING])),
+        plan_with(token_budget=3.5),
+        plan_with(token_budget=nan),
+        plan_with(run=[RESIDENT], chunk_cap={RESIDENT: 1.5}),
         lambda *_: None,
     ],
 )
@@ -154,13 +213,17 @@ def test_a_plan_against_the_rules_is_replaced_by_the_stock_plan(plan: Any) -> No
     assert (ids(replaced.run), ids(replaced.admit), replaced.token_budget) == (["resident"], ["waiting"], 64)
 
 
-def test_a_rule_that_sheds_residents_is_replaced() -> None:
+@pytest.mark.parametrize(
+    "leave",
+    [{RESIDENT: Departure.SHED}, {WAITING: "garbage"}, {"waiting": Departure.SHED}, [WAITING], None, "w"],
+    ids=str,
+)
+def test_a_rule_whose_answer_breaks_the_rules_is_replaced(leave: object) -> None:
     policy = build_policy(PRESETS["sjf"])
-    policy.leaving = (
-        type("Bad", (), {"add": lambda *_: None, "leave": lambda *_: {RESIDENT: Departure.SHED}})(),
-    )
+    policy.leaving = (type("Bad", (), {"add": lambda *_: None, "leave": lambda *_: leave})(),)
     scene = Scene(policy)
     scene.ledger.residents = [RESIDENT]
+    scene.arrive(WAITING)
     assert dict(scene.plan().leave) == {}
     assert scene.fell_back
 
@@ -199,15 +262,49 @@ def test_after_a_fault_jobs_come_and_go_as_before() -> None:
     assert scene.counters.policy_faults == 1
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_order_to_stop_is_not_swallowed(error: type[BaseException]) -> None:
-    def stops(*_: object) -> None:
-        raise error
+def exits(*_: object) -> NoReturn:
+    """A signal handler of a process that is to end."""
+    raise SystemExit
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"),
+    [
+        (signal.default_int_handler, KeyboardInterrupt),
+        (exits, SystemExit),
+        (partial(exits), SystemExit),
+    ],
+    ids=["Ctrl-C", "a handler", "a partial"],
+)
+@pytest.mark.parametrize("waits", [signal.raise_signal, lambda number: os.kill(os.getpid(), number)])
+def test_a_signal_that_comes_while_a_part_runs_ends_the_server(
+    handler: Any, error: type[BaseException], waits: Callable[[int], None]
+) -> None:
+    def interrupted(*_: object) -> None:
+        waits(signal.SIGINT)
+        while True:
+            pass  # where Python looks for signals
 
     policy = build_policy(PRESETS["sjf"])
-    policy.batching = type("Stops", (type(policy.batching),), {"plan": stops})()
-    with pytest.raises(error):
-        Scene(policy).plan()
+    policy.batching = type("Slow", (type(policy.batching),), {"plan": interrupted})()
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        scene = Scene(policy)
+        with pytest.raises(error):
+            scene.plan()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not scene.fell_back
+
+
+def test_where_ctrl_c_raises_nothing_an_interrupt_is_the_parts_own() -> None:
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        scene = Scene(failing_in("batching", "plan", KeyboardInterrupt))
+        scene.plan()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert scene.fell_back
 
 
 def test_each_instance_falls_back_to_a_policy_of_its_own() -> None:

@@ -12,7 +12,8 @@ from bench.forced import SEATS, SPARED, Answers, forced_settings, register_parts
 from bench.outputs import FEATURES, WHOLE, Cell, outputs, passed, write_requests
 from headway.core.fill import fill
 from headway.core.ledger import Ledger
-from headway.core.plan import StepPlan, check_plan
+from headway.core.plan import StepPlan
+from headway.core.plan_check import check_plan
 from headway.core.view import StepView
 from headway.engine.settings import EngineSettings
 from headway.policies.policy import Policy
@@ -141,7 +142,7 @@ def _plans(preset: Preset, seed: int) -> list[StepPlan]:
             admissible=lambda job: pool.misfit(job) is None,
         )
         plan = policy.plan(view)
-        check_plan(plan, view)
+        check_plan(plan, view, ledger)
         plans.append(plan)
         outcome = fill(plan, ledger.residents, pool, now_s=view.now_s, max_run=SEATS, max_resident=SEATS)
         ledger.apply(outcome)

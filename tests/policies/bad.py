@@ -43,6 +43,11 @@ def names_twice(plan: StepPlan, view: StepView, asked: int) -> None:
     plan.admit = [*plan.admit[:1], *plan.admit]
 
 
+def halves_tokens(plan: StepPlan, view: StepView, asked: int) -> None:
+    """Plan half of the budget, as a float."""
+    plan.token_budget /= 2  # type: ignore[assignment]
+
+
 def pauses_all(plan: StepPlan, view: StepView, asked: int) -> None:
     """Start jobs and never let them run again."""
     plan.run = ()

@@ -61,11 +61,12 @@ def test_the_same_policy_without_the_fault_passes() -> None:
     [
         (policy(batching=bad.Spoiled(bad.names_twice)), PlanError, "named more than once: \\['0'\\]"),
         (policy(None, None, bad.ShedsWhoStarted()), PlanError, "leave names .* resident"),
+        (policy(batching=bad.Spoiled(bad.halves_tokens)), PlanError, "token_budget is .*; accepted: an int"),
         (policy(batching=bad.Spoiled(bad.pauses_all)), AssertionError, "still live after"),
         (policy(batching=bad.Spoiled(bad.turns)), AssertionError, "the same view gave two plans"),
         (policy(order=bad.NeverForgets()), AssertionError, "still holds"),
     ],
-    ids=["names twice", "sheds who started", "pauses all", "turns", "never forgets"],
+    ids=["names twice", "sheds who started", "halves tokens", "pauses all", "turns", "never forgets"],
 )
 def test_check_drains_notices(make: MakePolicy, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from typing import Any
 from unittest.mock import Mock, call
+
+import pytest
 
 from headway.core.job import Job
 from headway.core.plan import Departure, Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.errors import PlanError
 from headway.policies.batching import Batching
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
@@ -180,3 +183,17 @@ def test_costs_are_used_by_those_that_have_a_part_which_is_given_them() -> None:
     # Whatever kind of part it is; and who puts a policy together by hand may have given them to anybody.
     assert build_policy(find_preset("vllm", leaving=("at-risk",))).uses_costs
     assert Policy("by hand", Arrival(), DecodeFirst(), Recompute()).uses_costs
+
+
+@pytest.mark.parametrize("kind", ["order", "batching", "eviction", "rule"])
+@pytest.mark.parametrize("change_s", [nan, None, "soon", True])
+def test_an_instant_that_is_none_is_refused_from_whichever_part(kind: str, change_s: object) -> None:
+    policy, parts = told()
+    for part in (parts.order, parts.batching, parts.eviction, parts.rule):
+        part.next_change_s.return_value = inf
+    assert policy.next_change_s(view()) == inf
+    getattr(parts, kind).next_change_s.return_value = change_s
+    with pytest.raises(
+        PlanError, match=f"next_change_s of Mock is {change_s!r}; accepted: seconds, inf or -inf"
+    ):
+        policy.next_change_s(view())

@@ -1,4 +1,4 @@
-"""`python -m headway.cli`: the command where its script is not on the path."""
+"""`python -m headway.cli`: the same as `python -m headway`."""
 
 from headway.cli import main
 

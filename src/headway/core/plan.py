@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headway.core.job import Job, JobState
-from headway.core.view import StepView
-from headway.errors import PlanError
+from headway.core.job import Job
 
 
 class Fate(StrEnum):
@@ -59,6 +57,9 @@ class Reason(StrEnum):
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
     """A wish list, filled by `core.fill` or by the engine in the same way.
+
+    Sequences are lists or tuples, mappings are dicts, numbers are ints: an engine refuses any other plan, and with it
+    the policy (`core.plan_check`).
 
     `run`: resident jobs, first to be served first; `view.residents` itself where all go on as they stand, which spares
     everybody a look at each of them. Nobody edits it in place. `admit`: waiting or swapped jobs, likewise; more of
@@ -111,51 +112,3 @@ class StepOutcome:
     passed_over: dict[Job, Reason] = field(default_factory=dict)
     free_blocks: int = 0
     decoded_tokens: float = 1.0
-
-
-_RESIDENT = (JobState.RESIDENT,)
-_QUEUED = (JobState.WAITING, JobState.SWAPPED)
-_SWAPPED = (JobState.SWAPPED,)
-
-
-def check_plan(plan: StepPlan, view: StepView) -> None:
-    """Raise PlanError unless the plan keeps the rules every policy must keep.
-
-    Called for every plan of an engine, so that a bad one costs its policy and not the engine. O(jobs named);
-    a `run` that is the view's residents themselves is not looked at again.
-
-    A job is named at most once (invariant 1); run, preempt and offload name residents, admit and leave
-    waiting or swapped jobs, prefetch swapped ones; nothing is offloaded or prefetched without a host; budget,
-    caps and batch width are within the view's limits. (A swap without a host is legal: it becomes a
-    RECOMPUTE, and the outcome says so.)
-    """
-    run = () if plan.run is view.residents and not (plan.preempt or plan.offload) else plan.run
-    named = [*run, *plan.admit, *plan.preempt, *plan.leave, *plan.offload, *plan.prefetch]
-    if len(set(named)) != len(named):
-        twice = sorted({job.id for job in named if named.count(job) > 1})
-        raise PlanError(f"a plan may name a job once; named more than once: {twice}")
-    _check_states("run", run, _RESIDENT)
-    _check_states("admit", plan.admit, _QUEUED)
-    _check_states("preempt", plan.preempt, _RESIDENT)
-    _check_states("leave", plan.leave, _QUEUED)
-    _check_states("offload", plan.offload, _RESIDENT)
-    _check_states("prefetch", plan.prefetch, _SWAPPED)
-    if (plan.offload or plan.prefetch) and not view.host_total_blocks:
-        part = "offload" if plan.offload else "prefetch"
-        raise PlanError(f"{part} names jobs, but this engine has no host blocks to copy to or from")
-    if not 0 <= plan.token_budget <= view.max_tokens:
-        raise PlanError(f"token_budget is {plan.token_budget}; accepted: 0 to {view.max_tokens}")
-    if len(plan.run) > view.max_run:
-        raise PlanError(f"run names {len(plan.run)} jobs; the batch width is {view.max_run}")
-    for job, cap in plan.chunk_cap.items():
-        if cap < 1:
-            raise PlanError(
-                f"chunk_cap of {job!r} is {cap}; accepted: 1 or more (leave a job out of run to pause it)"
-            )
-
-
-def _check_states(part: str, jobs: Iterable[Job], accepted: tuple[JobState, ...]) -> None:
-    for job in jobs:
-        if job.state not in accepted:
-            choice = " or ".join(state.value for state in accepted)
-            raise PlanError(f"{part} names {job!r}; accepted: {choice}")

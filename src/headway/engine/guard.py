@@ -6,9 +6,11 @@ import logging
 
 from headway.core.job import Job
 from headway.core.ledger import Ledger
-from headway.core.plan import StepOutcome, StepPlan, check_plan
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.plan_check import check_plan
 from headway.core.view import StepView
 from headway.engine.counters import Counters
+from headway.engine.interrupts import raised_by_signal
 from headway.engine.steady_plan import SteadyPlan
 from headway.engine.trust import TrustWatch
 from headway.policies.policy import Policy
@@ -24,6 +26,9 @@ def stock_policy() -> Policy:
 
 class GuardedPolicy:
     """Passes calls to a policy; the first that raises is logged and the stock policy takes over for good.
+
+    A plan against the rules of `check_plan` counts as raising. So do `SystemExit`, `KeyboardInterrupt` and their like
+    where the policy raises them by itself; those that a signal raises end the server (`interrupts`).
 
     The ledger is up to date before each call, so the stock policy starts from its waiting jobs and nothing is lost.
     With `steady` a policy that would make its last plan again is not asked.
@@ -46,30 +51,30 @@ class GuardedPolicy:
         """A job starts to wait."""
         try:
             self.policy.add(job)
-        except Exception:
-            self._take_over("add")
+        except BaseException as error:
+            self._take_over("add", error)
 
     def end(self, job: Job, *, finished: bool) -> None:
         """A job is gone, its answer `finished` or not; called before the ledger marks it so."""
         try:
             self.policy.end(job, finished=finished)
-        except Exception:
-            self._take_over("end")
+        except BaseException as error:
+            self._take_over("end", error)
             self.policy.end(job, finished=finished)
 
     def touch(self, job: Job) -> None:
         """A job's rank may have changed: its first token is out, or it waits and is not as it was."""
         try:
             self.policy.touch(job)
-        except Exception:
-            self._take_over("touch")
+        except BaseException as error:
+            self._take_over("touch", error)
 
     def observe(self, outcome: StepOutcome) -> None:
         """A step was filled."""
         try:
             self.policy.observe(outcome)
-        except Exception:
-            self._take_over("observe")
+        except BaseException as error:
+            self._take_over("observe", error)
 
     def plan(self, view: StepView) -> StepPlan:
         """The policy's plan, or the stock one if it raises or returns what is no plan."""
@@ -79,21 +84,27 @@ class GuardedPolicy:
             plan = self._made(view)
         self._counters.planned_steps += 1
         if self._trust is not None:
-            self._trust.planned()
+            try:
+                self._trust.planned()
+            except BaseException as error:
+                self._take_over("whether it trusts predictions", error)
         return plan
 
     def _made(self, view: StepView) -> StepPlan:
         try:
             plan = self.policy.plan(view)
-            check_plan(plan, view)
+            check_plan(plan, view, self._ledger)
             if self._steady is not None:
                 self._steady.note(plan, view, self.policy)
-        except Exception:
-            self._take_over("plan")
+        except BaseException as error:
+            self._take_over("plan", error)
             plan = self.policy.plan(view)
         return plan
 
-    def _take_over(self, call: str) -> None:
+    def _take_over(self, call: str, error: BaseException) -> None:
+        """Fall back, unless a signal ends the server. A part's own `SystemExit` is a fault like any other."""
+        if raised_by_signal(error):
+            raise error
         self._counters.policy_faults += 1
         self.fall_back(f"policy {self.policy.name!r} raised in {call}", exc_info=True)
 

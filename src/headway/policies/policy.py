@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from headway.core.job import Job, JobState
 from headway.core.plan import Departure, StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.errors import PlanError
 from headway.policies.batching import Batching
 from headway.policies.eviction import Eviction
 from headway.policies.leaving import Leaving, looks_again
@@ -25,6 +27,24 @@ class Indifferent(Protocol):
     def ranks_nobody(self, view: StepView) -> bool:
         """Whether it goes by no rank while residents only decode, have blocks, and nobody comes or ends."""
         ...
+
+
+class Changing(Protocol):
+    """What every kind of part says of the time."""
+
+    def next_change_s(self, view: StepView) -> float:
+        """Until when its answer stays as it is."""
+        ...
+
+
+def _change_s(part: Changing, view: StepView) -> float:
+    """What a part promises. Raises PlanError for what is no instant: after NaN a plan would be kept for ever."""
+    change_s = part.next_change_s(view)
+    if isinstance(change_s, bool) or not isinstance(change_s, (float, int)) or isnan(change_s):
+        raise PlanError(
+            f"next_change_s of {type(part).__name__} is {change_s!r}; accepted: seconds, inf or -inf, as a float"
+        )
+    return change_s
 
 
 def _indifferent(part: object) -> TypeGuard[Indifferent]:
@@ -130,15 +150,14 @@ class Policy:
         inf for ever; anything before now where a part cannot tell. Lets the simulator step over stretches, in which
         orders see jobs as they were at the beginning.
         """
-        return min(self.same_plan_until_s(view), self.order.next_change_s(view))
+        return min(self.same_plan_until_s(view), _change_s(self.order, view))
 
     def same_plan_until_s(self, view: StepView) -> float:
         """As `next_change_s`, where the order follows every step: ranks may change if nobody goes by them."""
-        changes = [rule.next_change_s(view) for rule in self.leaving]
-        changes += [part.next_change_s(view) for part in (self.batching, self.eviction)]
+        changing: list[Changing] = [*self.leaving, self.batching, self.eviction]
         if not self._ranks_nobody(view):
-            changes.append(self.order.next_change_s(view))
-        return min(changes)
+            changing.append(self.order)
+        return min(_change_s(part, view) for part in changing)
 
     def _ranks_nobody(self, view: StepView) -> bool:
         parts: tuple[object, ...] = (self.batching, self.eviction)

@@ -10,7 +10,8 @@ from headway.core.fill import KvSide, fill
 from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
-from headway.core.plan import Reason, StepOutcome, check_plan
+from headway.core.plan import Reason, StepOutcome
+from headway.core.plan_check import check_plan
 from headway.core.prefix_watch import PrefixWatch
 from headway.core.record import Outcome, Record
 from headway.core.view import StepView
@@ -154,7 +155,7 @@ class SimulatedEngine:
         """Plan and fill a step; it is in flight until `update`, unless it has no work."""
         view = self.view(now_s)
         plan = self.policy.plan(view)
-        check_plan(plan, view)
+        check_plan(plan, view, self.ledger)
         for job, departure in plan.leave.items():
             self._end(job, LEFT_AS[departure], now_s)
         outcome = fill(

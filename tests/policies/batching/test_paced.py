@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
-from headway.core.plan import StepOutcome, StepPlan, check_plan
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.plan_check import check_plan
 from headway.core.slo import NO_TARGETS, Slo
 from headway.core.view import StepView
 from headway.errors import ConfigError
@@ -26,7 +27,7 @@ from tests.policies.batching.scene import Scene
 from tests.policies.batching.test_rounds import Graphed, SharedKernel
 from tests.policies.contract import Workload, drive, from_preset, hurried, workloads
 from tests.policies.instance import LinearCost, ReadingCost
-from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
+from tests.strategies import FEW, UNTIMED, decoding, ids, ledger_of, make_job, prefilling
 
 
 def scene(residents: list[Job], *, settings: dict[str, Any] | None = None, **view: Any) -> Scene:
@@ -381,7 +382,7 @@ def test_while_nothing_is_saved_no_step_is_predicted_to_be_longer_than_a_token_m
     ]
     at = scene(residents).wait(*(make_job(f"w{n}", prompt=prompt) for n, prompt in enumerate(prompts)))
     plan: StepPlan = at.plan()
-    check_plan(plan, at.view)
+    check_plan(plan, at.view, ledger_of(at.view))
     tightest_s = min((tbt_s for tbt_s in targets if tbt_s), default=inf)
     hurried = [job for job in plan.run if job.slo.tbt_s]
     predicted_s = LinearCost().step_s(expect_step(at.view, plan).shape)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.fill import uncomputed_tokens
 from headway.core.job import Job
-from headway.core.plan import check_plan
+from headway.core.plan_check import check_plan
 from headway.core.slo import Slo
 from headway.errors import ConfigError
 from headway.policies.batching.within_budgets import MOST_SCANNED, WithinBudgets
@@ -21,7 +21,7 @@ from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset, hurried, workloads
 from tests.policies.instance import STEP_S, LinearCost, small_engine
-from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
+from tests.strategies import FEW, UNTIMED, decoding, ids, ledger_of, make_job, prefilling
 
 
 def scene(
@@ -262,7 +262,7 @@ def scenes(draw: st.DrawFn) -> Scene:
 def test_every_budget_is_kept_but_for_the_oldest_prompt(made: Scene) -> None:
     view, batching, plan = made.view, made.batching, made.plan()
     assert isinstance(batching, WithinBudgets)
-    check_plan(plan, view)
+    check_plan(plan, view, ledger_of(view))
     step = expect_step(view, plan)
     decodes = [job for job in view.residents if not job.prefilling]
     prompts = [job for job in view.residents if job.prefilling]
