@@ -89,11 +89,12 @@ def _check_values(part: str, values: Mapping[Job, object], kind: type[Fate | Dep
 
 def _check_places(plan: StepPlan, run: Sequence[Job], named: set[Job], ledger: Ledger) -> None:
     """Every job is where its part of the plan wants it; a job with a cap is live, wherever it is."""
-    residents: set[Job] = set()
-    if run or plan.preempt or plan.offload or plan.chunk_cap:
-        residents.update(ledger.residents)
-    for part, jobs in (("run", run), ("preempt", plan.preempt), ("offload", plan.offload)):
-        if not residents.issuperset(jobs):
+    residents = named
+    on_device = len(run) + len(plan.preempt) + len(plan.offload)
+    # Where the plan names as many as there are, and every resident, it names no other: admit and leave are queued.
+    if on_device != len(ledger.residents) or not named.issuperset(ledger.residents):
+        residents = set(ledger.residents) if on_device or plan.chunk_cap else set()
+        for part, jobs in (("run", run), ("preempt", plan.preempt), ("offload", plan.offload)):
             _refuse(part, [job for job in jobs if job not in residents], "resident")
     _refuse("admit", _not_queued(plan.admit, ledger), "waiting or swapped")
     _refuse("leave", _not_queued(plan.leave, ledger), "waiting or swapped")
