@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 
 from headway.core.job import Job
 from headway.core.ledger import Ledger
@@ -14,6 +15,7 @@ _SEQUENCES = ("run", "admit", "offload", "prefetch", "next_up")
 _MAPPINGS = ("chunk_cap", "preempt", "leave")
 _LIST_OR_TUPLE = (list, tuple)
 _JOB = {Job}
+_ID = attrgetter("id")
 
 
 def check_plan(plan: StepPlan, view: StepView, ledger: Ledger) -> None:
@@ -113,8 +115,12 @@ def _check_caps(caps: Mapping[Job, int]) -> None:
             )
 
 
-def _not_queued(jobs: Iterable[Job], ledger: Ledger) -> list[Job]:
+def _not_queued(jobs: Collection[Job], ledger: Ledger) -> list[Job]:
     waiting, swapped = ledger.waiting, ledger.swapped
+    if list(map(waiting.get, map(_ID, jobs))) == list(
+        jobs
+    ):  # the common case, in half the time
+        return []
     return [job for job in jobs if waiting.get(job.id) is not job and swapped.get(job.id) is not job]
 
 
