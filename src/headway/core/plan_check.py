@@ -117,9 +117,7 @@ def _check_caps(caps: Mapping[Job, int]) -> None:
 
 def _not_queued(jobs: Collection[Job], ledger: Ledger) -> list[Job]:
     waiting, swapped = ledger.waiting, ledger.swapped
-    if list(map(waiting.get, map(_ID, jobs))) == list(
-        jobs
-    ):  # the common case, in half the time
+    if list(map(waiting.get, map(_ID, jobs))) == list(jobs):  # the common case, in half the time
         return []
     return [job for job in jobs if waiting.get(job.id) is not job and swapped.get(job.id) is not job]
 
