@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_site import Request, Site, build_site, introduction
+from headway.core.cost import UnknownCost
 from headway.core.slo import Slo
 from headway.engine.launching.core_binding import CORES_VARIABLE
 from headway.engine.launching.cpu_dtype import fastest_dtype
 from headway.engine.launching.server_command import is_cpu_build
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
+from headway.experiments.ascendra.run import policies_of
+from headway.experiments.ascendra.setting import ASCENDRA
 from headway.gateway.options import Cors
-from headway.policies.presets import PRESETS
+from headway.policies.batching.within_budgets import WithinBudgets
+from headway.policies.presets import PRESETS, build_policy
 from tests.cli.conftest import Refused
 
 ADDRESS = ("127.0.0.1", 8000)
@@ -50,6 +55,17 @@ def test_the_introduction_says_what_runs_where(model: str) -> None:
     assert lines[3] == "  hp-1  joined at http://10.0.0.3:8000"
     assert lines[4].startswith(f"Chosen here, as nothing was given: --dtype {fastest_dtype()}")
     assert lines[-1].startswith("What is going on: http://127.0.0.1:8000/dashboard")
+
+
+def test_lp_instances_are_launched_with_the_token_budget_that_the_study_found_best(model: str) -> None:
+    local = site(model, pools="lp=1,hp=1").local
+    assert local is not None
+    launched = build_policy(local.prepare("lp-0", "lp").settings.preset())
+    studied = policies_of(ASCENDRA, ())
+    assert isinstance(studied, Mapping)
+    for policy in (launched, studied["lp"](UnknownCost())):
+        assert isinstance(policy.batching, WithinBudgets)
+        assert policy.batching.token_budget == 2048
 
 
 @pytest.mark.skipif(not is_cpu_build(), reason="cores are bound where vLLM computes on the CPU")

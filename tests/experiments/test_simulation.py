@@ -173,7 +173,7 @@ def test_without_tickets_hp_is_left_to_hand_offs(tmp_path: Path) -> None:
     records = read_records(tmp_path / "ascendra.records.jsonl")
     moved = {record.id for record in records if record.outcome is Outcome.HANDED_OFF}
     at_hp = {record.id for record in records if record.instance == "hp-0"}
-    assert moved == at_hp != set()
+    assert moved >= at_hp != set()  # what no HP instance takes goes back
 
 
 def test_what_serves_is_said_of_pools_too() -> None:

@@ -52,8 +52,8 @@ class Book(RuleBasedStateMachine):
     def place(self, entry: Entry, name: str) -> None:
         """The first time, after a hand-off or a loss, or to go on with its stream."""
         if entry.instance:
+            self.moved += name != entry.instance
             self.accounts.hand_off(entry, name)
-            self.moved += 1
         self.accounts.place(entry, name)
 
     @rule(entry=entries, tokens=st.integers(0, 3))

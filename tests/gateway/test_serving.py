@@ -360,6 +360,36 @@ async def test_with_nobody_to_take_it_it_goes_back_and_stays() -> None:
         assert [turn.xargs.get("headway_may_move") for turn in low.turns] == [1, 0]
 
 
+async def test_while_two_wait_at_the_only_hp_instance_it_goes_back_too() -> None:
+    begin = asyncio.Event()
+
+    async def give_up(turn: Turn) -> None:
+        if turn.xargs["headway_may_move"]:
+            await turn.leave("handed_off")
+        else:
+            await turn.answer()
+
+    async def wait(turn: Turn) -> None:
+        await begin.wait()
+        await turn.answer()
+
+    async with (
+        upstream("lp-0", act=give_up) as low,
+        upstream("hp-0", act=wait) as high,
+        ascendra(low, high) as front,
+    ):
+        urgent = {**PROMPT, "stream": True, "vllm_xargs": {"headway_ttft_ms": 60_000}}
+        first = [asyncio.create_task(front.post(urgent)) for _ in range(2)]
+        await until(lambda: len(high.turns) == 2)
+        assert (await front.post(urgent)).text == TEXT
+        assert ([turn.xargs["headway_may_move"] for turn in low.turns], len(high.turns)) == ([1, 1, 1, 0], 2)
+        begin.set()
+        assert [(await answer).text for answer in first] == [TEXT, TEXT]
+        assert dict(front.accounts.moves) == {("lp-0", "hp-0"): 2}
+        await front.idle()
+        counts(front, finished=3)
+
+
 async def test_one_that_is_always_handed_back_is_refused_in_the_end() -> None:
     async def act(turn: Turn) -> None:
         await turn.leave("handed_off")

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from headway.core.job import Job
 from headway.routing import build_router
-from headway.routing.ascendra import Ascendra
+from headway.routing.ascendra import MOST_WAITING, Ascendra
 from headway.routing.pools import pool_of
 from tests.strategies import UNTIMED, make_job
 
@@ -89,6 +89,17 @@ def test_nobody_takes_a_hand_off_where_no_high_instance_is() -> None:
     # b is at hp-0, the only one, which gave it up: it stays counted there, and no ticket is issued.
     assert router.hand_off(make_job("b"), SPLIT) is None
     assert routed(router, "c") == ["lp-1"]
+
+
+def test_a_hand_off_needs_an_instance_at_which_fewer_than_two_wait() -> None:
+    # Waiting at hp-0, hp-1: 2 1 when d goes to hp-1, then 2 2, so e stays. b starts at hp-1, which takes e.
+    router = Ascendra(tickets=False)
+    names = ("lp-0", "hp-0", "hp-1")
+    routed(router, *"abcde", instances=names)
+    assert [router.hand_off(make_job(name), names) for name in "abcd"] == ["hp-0", "hp-1", "hp-0", "hp-1"]
+    assert router.hand_off(make_job("e"), names) is None
+    router.started(make_job("b"))
+    assert router.hand_off(make_job("e"), names) == "hp-1"
 
 
 def test_the_one_pool_stands_in_for_the_other() -> None:
@@ -212,7 +223,11 @@ class AnyCalls(RuleBasedStateMachine):
             return
         waited = self._waiting()
         at = self.router.hand_off(model.job, self.instances)
-        high = [name for name in self.instances if pool_of(name) == "hp" and name != model.at]
+        high = [
+            name
+            for name in self.instances
+            if pool_of(name) == "hp" and name != model.at and waited[name] < MOST_WAITING
+        ]
         assert (at is None) == (not high)
         if at is not None:
             assert at in high

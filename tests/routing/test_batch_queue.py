@@ -44,6 +44,14 @@ def test_like_lengths_share_a_batch_by_hand() -> None:
     assert contents(waiting.waiting) == [["a", "b"], ["L"]]
 
 
+def test_without_a_limit_of_its_own_a_queue_has_the_one_that_was_found_best() -> None:
+    # (150, 150) with (50, 50) would waste 29 950: below 50 000, which was the default, and above 10 000.
+    waiting = queue()
+    for name, tokens in [("a", 150), ("b", 50)]:
+        waiting.add(job(name, tokens, tokens))
+    assert contents(waiting.waiting) == [["a"], ["b"]]
+
+
 def test_a_batch_being_served_takes_nobody_in() -> None:
     waiting = queue()
     waiting.add(job("a", 10, 10))

@@ -83,8 +83,9 @@ class Pair:
         assert waited is not None
         decided_s = now_s - STEP_S
         self.handed_off.append((record.id, decided_s))
-        name = self.router.hand_off(waited, list(self.instances))
-        assert name is not None
+        gave_up = self.went_to[record.id][-1]
+        del self.instances[gave_up].records[record.id]  # it may come back, and ends once
+        name = self.router.hand_off(waited, list(self.instances)) or gave_up
         left = waited.slo.after(decided_s - waited.arrival_s)
         moved = Job(
             id=waited.id,

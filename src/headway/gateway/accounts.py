@@ -85,9 +85,13 @@ class Accounts:
         there.waiting += entry.first_s is None
 
     def hand_off(self, entry: Entry, target: str) -> None:
-        """Its instance gave it up unstarted; `target` gets it next."""
+        """Its instance gave it up unstarted; `target` gets it next, the same one again if no other takes it.
+
+        `entry.moves` counts both, as they are limited together; `moves` counts those that went elsewhere.
+        """
         entry.moves += 1
-        self.moves[entry.instance, target] += 1
+        if target != entry.instance:
+            self.moves[entry.instance, target] += 1
 
     def retry(self, entry: Entry) -> None:
         """Its instance broke before anything had come; it is asked for again, elsewhere if possible."""

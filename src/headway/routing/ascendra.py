@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from headway.core.job import Job
 from headway.routing.pools import HP, LP, pool_of
 
+MOST_WAITING = 2
+"""An HP instance at which so many jobs wait takes no hand-off: an LP instance reckons with one HP step, not a queue."""
+
 
 class Ascendra:
     """A new job takes the oldest standing ticket to its HP instance, else an LP instance in turn.
@@ -15,7 +18,8 @@ class Ascendra:
     one step or so. Each instance has at most one standing; the next is issued once nobody waits there any more, so
     not before the ticketed job has its first token. A hand-off that lands first leaves the ticket standing, as in
     the paper, or with `revoke` takes it back. What waits where is known from the calls alone: no instance is asked.
-    `tickets=False` leaves the HP instances to hand-offs.
+    `tickets=False` leaves the HP instances to hand-offs. While MOST_WAITING jobs wait at every HP instance, no job is
+    handed off: it would be late there too, and would make others late.
 
     Instances whose pool is not `hp` count as LP. Without an LP instance new jobs take the HP ones in turn, and
     without an HP one nobody takes a hand-off. An instance may come and go: its ticket stands until it is back.
@@ -66,9 +70,16 @@ class Ascendra:
         self._leave_queue(job)
 
     def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
-        """The HP instance at which the fewest wait, of equals the next in turn; never the one that gave it up."""
+        """The HP instance at which the fewest jobs wait, of equals the next in turn; None if all are full.
+
+        The instance that gave the job up never gets it back from here.
+        """
         gave_up = self._waits_at.get(job.id)
-        high = [name for name in _split(instances)[0] if name != gave_up]
+        high = [
+            name
+            for name in _split(instances)[0]
+            if name != gave_up and self._waiting.get(name, 0) < MOST_WAITING
+        ]
         if not high:
             return None
         first = self._turns[HP] % len(high)

@@ -123,6 +123,18 @@ def test_who_leaves_is_planned_to_leave_and_starts_nowhere() -> None:
     assert (ids(plan.admit), plan.leave) == (["a"], {b: Departure.HAND_OFF})
 
 
+def test_the_longest_step_elsewhere_is_an_engines_not_an_lp_instances() -> None:
+    # As in the first test, though this instance computes 8 tokens a step at most: HP has the 30 that engines allow.
+    low = find_preset("ascendra-lp", batching="within-budgets:token_budget=8")
+    for now_s, leaving in [(5.29, []), (5.31, ["a"])]:
+        policy = build_policy(low, LinearCost())
+        job, residents = urgent(), [decoding("x"), decoding("y")]
+        for each in (job, *residents):
+            policy.add(each)
+        plan = policy.plan(view(now_s, waiting=[job], residents=residents, max_resident=2))
+        assert ids(plan.leave) == leaving
+
+
 def test_a_rule_that_looks_first_decides_first() -> None:
     # Due, and too old for the queue: it is shed before anybody looks whether it is at risk.
     policy = build_policy(find_preset("vllm", leaving=("at-risk", "queue-bound:max_age_s=1")), LinearCost())

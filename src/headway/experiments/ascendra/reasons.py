@@ -12,7 +12,6 @@ from headway.experiments.ascendra.setting import (
     CHANGED_LOADS,
     CHANGES,
     LIGHT_LOAD,
-    LP_TOKENS,
     LP_TOKENS_TRIED,
     MAIN,
     SIMULATED,
@@ -28,6 +27,7 @@ from headway.experiments.ascendra.setting import (
     with_tokens,
 )
 from headway.experiments.study_findings import ratio, short
+from headway.policies.batching.within_budgets import TOKEN_BUDGET
 from headway.results.study import StudyPart, StudyTable, Value
 
 # ---- what was tried ------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def choice_part(findings: Findings) -> StudyPart | None:
     return StudyPart(
         title="Configuration",
         text=[
-            f"The paper gives neither. With {LP_TOKENS:,} tokens all other figures were made; the threshold is the "
+            f"The paper gives neither. With {TOKEN_BUDGET:,} tokens all other figures were made; the threshold is the "
             "default, 0.05. Both are swept on a seed of their own, in the main case alone."
         ],
         tables=[tokens, thresholds],

@@ -151,11 +151,10 @@ def equal(policy: str, instances: int = INSTANCES, parts: Parts = OWN_PARTS) -> 
     )
 
 
-LP_TOKENS = 2048
-"""Tokens of an LP instance's step, which the paper does not give: of `LP_TOKENS_TRIED` the one with the most goodput in
-the main case at `TRIED_LOADS`, as the paper looks for its configuration by simulation. The same for all cases."""
 LP_TOKENS_TRIED = (256, 512, 1024, 2048)
 TRIED_LOADS = (1.0, 1.2)
+"""Token budgets of an LP instance's step, and where their goodput in the main case was compared. The best is the
+budget of every LP instance, `TOKEN_BUDGET`."""
 TRIED_SEED = 100
 """Its own, so that what is reported was not chosen on the requests it is reported for."""
 
@@ -166,14 +165,15 @@ def pooled(
     lp: int = 2,
     hp: int = 1,
     lp_policy: str = "ascendra-lp",
-    lp_tokens: int = LP_TOKENS,
+    lp_tokens: int | None = None,
     hp_policy: str = "ascendra-hp",
     hand_off: str | None = AT_RISK,
     router: str = "ascendra",
 ) -> Service:
-    """Ascendra's pools, which let nobody go but to the other pool."""
+    """Ascendra's pools, whose requests leave an instance only for the other pool; with `lp_tokens`, another budget."""
     parts = Parts(
-        batching=f"within-budgets:token_budget={lp_tokens}", leaving=() if hand_off is None else (hand_off,)
+        batching=None if lp_tokens is None else f"within-budgets:token_budget={lp_tokens}",
+        leaving=() if hand_off is None else (hand_off,),
     )
     low = Engines(count=lp, policy=lp_policy, pool="lp", parts=parts)
     high = Engines(count=hp, policy=hp_policy, pool="hp", parts=Parts(leaving=()))

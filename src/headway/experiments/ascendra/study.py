@@ -18,7 +18,6 @@ from headway.experiments.ascendra.setting import (
     COUNT,
     HARDWARE,
     INSTANCES,
-    LP_TOKENS,
     MAIN,
     MODELS,
     PAPER_DELAY_RATIO,
@@ -35,6 +34,7 @@ from headway.experiments.ascendra.tails import tails_part
 from headway.experiments.ascendra.targets import targets_data, targets_part
 from headway.experiments.kept_runs import run_kept
 from headway.experiments.paper import Request, Size, Tell, Tick
+from headway.policies.batching.within_budgets import TOKEN_BUDGET
 from headway.predict.hardware import hardware
 from headway.results.study import Study, StudyPart
 
@@ -116,7 +116,7 @@ def _facts(findings: Findings) -> list[tuple[str, str]]:
         (
             "engine",
             f"{SEATS} seats, {TOKENS_A_STEP:,} tokens a step ({TODAY.name}: {TODAY_TOKENS_A_STEP:,}; LP instances of "
-            f"{ASCENDRA.name}: {LP_TOKENS:,}; sarathi: 512), one step at a time, no prefix caching; KV blocks of "
+            f"{ASCENDRA.name}: {TOKEN_BUDGET:,}; sarathi: 512), one step at a time, no prefix caching; KV blocks of "
             f"{BLOCK_TOKENS} tokens: {blocks}",
         ),
         (

@@ -19,10 +19,12 @@ class AtRisk:
     """A job that no step has started, and this one does not, is handed off when the next might be too late.
 
     Its slack is the time to its first token's deadline less its own predicted prefill. It leaves when that is no more
-    than what may pass before it runs elsewhere: the step about to run here, a step of `hp_tokens` (default: as many as
-    a step here may have) that has just begun there, and `threshold` x its target for first token, which may be below
-    0 to wait longer. One whose slack is below 0 is late wherever it goes, and stays; so does one that may not move,
-    has computed something, or has no such target. While steps have no predicted time the threshold alone decides.
+    than what may pass before it runs elsewhere: the step about to run here, a step of `hp_tokens` that has just begun
+    there, and `threshold` x its target for first token, which may be below 0 to wait longer. `hp_tokens` is the token
+    budget of an engine elsewhere. By default it is that of the engine here, since instances launched together have the
+    same; a smaller budget of this instance's own batching does not count. A job whose slack is below 0 is late
+    wherever it goes, and stays; so does one that may not move, has computed something, or has no such target. While
+    steps have no predicted time the threshold alone decides.
     The prefill is predicted when the job starts to wait. With `confidence` the two steps and the prefill count with
     what they stay within with that probability, by the intervals of past predictions, in place of what is likeliest:
     the less is known, the earlier a job leaves.
