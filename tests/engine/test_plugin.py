@@ -12,12 +12,15 @@ from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import SamplingParams
 
+from headway.engine import plugin as plugin_module
 from headway.engine import register
 from headway.engine.demo_model import ensure_demo_random
+from headway.engine.launching.server_command import SCHEDULER
 from headway.engine.metrics import HeadwayStatLogger
 from headway.engine.model_free import engine_config
-from headway.engine.plugin import CPU_ASYNC_SWITCH
+from headway.engine.plugin import CPU_ASYNC_SWITCH, SCHEDULES
 from headway.engine.questions import Endpoint
+from headway.engine.vllm_seams import ENDINGS, works
 
 pytestmark = pytest.mark.vllm
 
@@ -91,6 +94,29 @@ def test_registering_again_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert CpuPlatform.check_and_update_config.__func__ is settle
 
 
+def test_a_plug_in_that_cannot_be_put_in_leaves_vllm_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plugin_module, "works", lambda feature: 1 / 0)
+    register()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "Headway leaves this vLLM process as it is: ZeroDivisionError: division by zero. Hints in vllm_xargs"
+    )
+
+
+def test_what_goes_with_our_scheduler_follows_a_configuration_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(SCHEDULES, raising=False)
+    model = str(ensure_demo_random())
+    engine_config(model, scheduler_cls=SCHEDULER)
+    assert os.environ[SCHEDULES] == "1"  # for the processes that it starts
+    assert works(ENDINGS)
+    engine_config(model)
+    assert SCHEDULES not in os.environ
+
+
 def test_without_the_switch_a_cpu_schedules_one_step_at_a_time() -> None:
     config = engine_config(str(ensure_demo_random()), async_scheduling=True)
     assert not config.scheduler_config.async_scheduling
@@ -103,7 +129,7 @@ from headway.engine import register
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.model_free import engine_config
 from headway.engine.start import scheduler_class
-from headway.engine.vllm_seams import changed_seams
+from headway.engine.vllm_seams import PATCHES, changed
 
 register()
 register()
@@ -112,7 +138,7 @@ print(json.dumps({
     "asynchronous": config.scheduler_config.async_scheduling,
     "steps in flight": config.max_concurrent_batches,
     "scheduler": scheduler_class(config).__name__,
-    "changed": changed_seams(),
+    "changed": [name for patch in PATCHES for name in changed(patch.feature)],
 }))
 """
 

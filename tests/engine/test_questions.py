@@ -12,8 +12,9 @@ import pytest
 from starlette.applications import Starlette
 from vllm.v1.engine.core import EngineCore
 
-from headway.engine import questions, register
+from headway.engine import questions
 from headway.engine.explainer import NOT_FOLLOWED
+from headway.engine.plugin import schedule_here
 from headway.engine.questions import EXPLAIN_PATH, PLUGINS, SHADOW_PATH, Endpoint, allow
 from tests.engine.scripts import HearingEngine, scheduler, stream
 
@@ -44,7 +45,7 @@ def served() -> Any:
 
 def get(client: Any, path: str) -> tuple[int, Any]:
     """Status and answer of the plug-in's routes."""
-    register()
+    schedule_here()
     app = Starlette()
     plugin = Endpoint()
     plugin.attach_router(app)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,8 +18,8 @@ from headway.engine.kv.host import HostKv
 from headway.engine.model_free import StepLog, engine_config, make_scheduler
 from headway.engine.scheduler import AsyncPolicyScheduler, PolicyScheduler
 from headway.engine.self_check import compare_logs, self_check
-from headway.engine.start import check_vllm, refuse_unsupported, scheduler_class
-from headway.engine.vllm_seams import SEAMS, changed_seams, check_version, source_digests
+from headway.engine.start import refuse_unsupported, scheduler_class
+from headway.engine.vllm_seams import PATCHES, SCHEDULING, changed, missing
 from headway.errors import ConfigError, HeadwayError, SeamError
 
 pytestmark = pytest.mark.vllm
@@ -45,12 +44,9 @@ def config(stock_config: Any) -> Any:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """To make the installed vLLM another one; what was read of it before is forgotten, and again afterwards."""
-    source_digests.cache_clear()
-    with monkeypatch.context() as vllm_patches:
-        yield vllm_patches
-    source_digests.cache_clear()
+def installed(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """To make the installed vLLM another one."""
+    return monkeypatch
 
 
 def build(config: Any, **settings: Any) -> Any:
@@ -274,25 +270,9 @@ def test_what_is_supported_starts(overrides: dict[str, Any]) -> None:
 # ---- which vLLM ------------------------------------------------------------------------------------
 
 
-def test_every_seam_has_a_digest() -> None:
-    assert source_digests() == SEAMS
-    assert changed_seams() == []
-
-
-@pytest.mark.parametrize("version", ["0.31.2", "0.9.0", "0.32.0rc1", "0.1.dev7+gabc"])
-def test_an_older_vllm_is_refused(config: Any, installed: pytest.MonkeyPatch, version: str) -> None:
-    installed.setattr(vllm, "__version__", version)
-    with pytest.raises(SeamError) as raised:
-        check_vllm(config)
-    assert str(raised.value) == f"vLLM {version} is too old; accepted: 0.32.0 or newer"
-
-
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.1", "1.0", "0.33.0rc2", "dev"])
-def test_the_same_or_a_newer_version_goes_on_to_the_seams(
-    installed: pytest.MonkeyPatch, version: str
-) -> None:
-    installed.setattr(vllm, "__version__", version)
-    check_version()
+def test_the_installed_vllm_has_every_name_as_tested() -> None:
+    for feature in {patch.feature for patch in PATCHES}:
+        assert (missing(feature), changed(feature)) == ([], []), feature.name
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -300,7 +280,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in warned if record.levelno == logging.WARNING]
 
 
-@pytest.mark.parametrize("version", ["0.33.0", "1.0", "dev"])
+@pytest.mark.parametrize("version", ["0.31.2", "0.32.0rc1", "0.33.0", "1.0", "dev"])
 def test_another_number_is_tried_and_served_with_a_warning(
     installed: pytest.MonkeyPatch, config: Any, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -346,10 +326,21 @@ def test_a_seam_that_is_gone_is_refused_by_name(
         build(config)
 
 
+def test_a_vllm_that_lacks_a_name_says_so_before_it_names_options(
+    installed: pytest.MonkeyPatch, config: Any
+) -> None:
+    installed.delattr(Scheduler, "_enqueue_waiting_request")
+    config.scheduler_config.policy = "priority"
+    with pytest.raises(SeamError, match=r"has no .*_enqueue_waiting_request"):
+        build(config)
+
+
 def test_a_module_that_is_gone_is_refused_by_name(installed: pytest.MonkeyPatch, config: Any) -> None:
-    installed.setitem(sys.modules, "vllm.platforms.cpu", None)
-    with pytest.raises(SeamError, match=r"has no vllm\.platforms\.cpu:CpuPlatform"):
-        check_vllm(config)
+    module = "vllm.v1.core.sched.request_queue"
+    installed.setitem(sys.modules, module, None)
+    assert missing(SCHEDULING) == [f"{module}:RequestQueue"]
+    with pytest.raises(SeamError, match=f"has no {module}:RequestQueue; tested"):
+        build(config)
 
 
 def test_a_vllm_that_decides_otherwise_is_refused_with_the_step(

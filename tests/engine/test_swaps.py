@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRESS
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -483,6 +484,12 @@ def test_vllm_neither_drops_output_in_flight_nor_keeps_blocks_back(asynchronous:
     built, _ = restless(serial=False, asynchronous=asynchronous)
     assert built.vllm_config.kv_transfer_config.kv_role == "kv_producer"
     assert (built.requires_kv_delivery, built.defer_block_free) == (False, False)
+
+
+def test_the_connector_refuses_sleep_mode_as_vllm_033_asks() -> None:
+    built, _ = restless(serial=False, asynchronous=False)
+    connector = KVConnectorFactory.get_connector_class(built.vllm_config.kv_transfer_config)
+    assert connector.supports_sleep_mode(built.vllm_config.kv_transfer_config) is False
 
 
 @MODES

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 def HeadwayScheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -20,7 +23,15 @@ def HeadwayScheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def register() -> None:
-    """vLLM's general plug-in hook, run in every process: teach vLLM to check Headway's request hints."""
-    from headway.engine.plugin import install
+    """vLLM's general plug-in hook, which vLLM calls unguarded in every process. Never raises."""
+    try:
+        from headway.engine.plugin import install
 
-    install()
+        install()
+    except Exception as error:
+        logger.warning(
+            "Headway leaves this vLLM process as it is: %s: %s. Hints in vllm_xargs are not checked here, and "
+            "no other feature of Headway's is added",
+            type(error).__name__,
+            error,
+        )

@@ -14,7 +14,9 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
+from headway.engine.plugin import is_headways
 from headway.engine.settings import EngineSettings
+from headway.engine.vllm_seams import METRICS, works
 
 PREFIX = "headway."
 
@@ -78,7 +80,8 @@ class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
         """Engines name themselves in `record`."""
-        if _is_headways(vllm_config):
+        self._counts = is_headways(vllm_config) and works(METRICS)
+        if is_headways(vllm_config):
             settings = EngineSettings.from_additional_config(vllm_config.additional_config)
             _policy().labels(settings.policy).set(1)
 
@@ -90,7 +93,7 @@ class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         engine_idx: int = 0,
     ) -> None:
         """Move what Headway's totals grew by out of vLLM's statistics, and count it."""
-        if scheduler_stats is None:
+        if scheduler_stats is None or not self._counts:
             return
         carried = scheduler_stats.num_kv_fetch_reqs_by_stage
         for key in [key for key in carried if key.startswith(PREFIX)]:
@@ -100,11 +103,8 @@ class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         """Nothing to say: the scheduler announces its policy itself."""
 
 
-def _is_headways(vllm_config: Any) -> bool:
-    """Whether the scheduler is Headway's: named, as on a command line, or given as an object."""
-    scheduler = vllm_config.scheduler_config.scheduler_cls
-    name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
-    return name.startswith("headway.")
+# vLLM makes one in every server, unguarded: a method that a later version adds must not stop those of others.
+HeadwayStatLogger.__abstractmethods__ = frozenset()
 
 
 def _grow(engine: str, name: str, grown: int) -> None:

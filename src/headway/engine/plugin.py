@@ -1,53 +1,97 @@
-"""What Headway changes in every vLLM process, each change small and reversible by uninstalling."""
+"""What Headway changes in vLLM's processes, which uninstalling it undoes.
+
+A process that stock vLLM schedules gets two patches: hints are checked where requests arrive, and a configuration that
+names Headway's scheduler is noticed. Only with that scheduler do all others follow, here and in child processes.
+"""
 
 from __future__ import annotations
 
 import os
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
 
 from headway.core.hints import read_hints
-from headway.engine.cpu_cores import compute_on_as_many_cores_as_without_connector
 from headway.engine.cpu_tiles import ask_for_tiles
-from headway.engine.cpu_waits import wait_asleep_on_cpu
-from headway.engine.lengths.entry import predict_at_entry
-from headway.engine.questions import answer_questions
-from headway.engine.stop_strings import tell_of_stop_strings
-from headway.engine.stream_endings import show_endings
+from headway.engine.kv.host import CONNECTOR
+from headway.engine.vllm_seams import (
+    CPU_ASYNC,
+    CPU_CORES,
+    CPU_TILES,
+    CPU_WAITS,
+    ENDINGS,
+    EXPLAIN,
+    HINTS,
+    LENGTHS,
+    METRICS,
+    NOTICING,
+    STOP_STRINGS,
+    SWAPS,
+    works,
+)
 from headway.errors import ConfigError
 
 CPU_ASYNC_SWITCH = "HEADWAY_CPU_ASYNC"
 """Set to 1 to run asynchronous scheduling on the CPU backend, where vLLM always turns it off; for tests."""
 
+SCHEDULES = "HEADWAY_SCHEDULES"
+"""Set to 1 for the processes of a server whose scheduler is Headway's."""
+
 
 def install() -> None:
-    """Check request hints where requests enter (a 400 for a bad one), predict lengths there, let streaming clients
-    hear how a request ended, and the engine of stop strings, let the scheduler be asked about requests, compute on as
-    many cores with host memory as without and with the tiles there are, wait without spinning on a CPU, and honour the
-    CPU async switch.
+    """Put in what this process needs; called in every vLLM process, as often as vLLM likes.
+
+    Without the tiles, which are a permission and not a patch, an engine of either scheduler may end (`cpu_tiles`).
     """
-    ask_for_tiles()
-    compute_on_as_many_cores_as_without_connector()
-    wait_asleep_on_cpu()
-    _check_hints_at_entry()
-    predict_at_entry()
-    show_endings()
-    tell_of_stop_strings()
-    answer_questions()
+    works(HINTS)
+    works(NOTICING)
+    if works(CPU_TILES):
+        ask_for_tiles()
     if os.environ.get(CPU_ASYNC_SWITCH) == "1":
-        _keep_async_on_cpu()
+        works(CPU_ASYNC)
+    if os.environ.get(SCHEDULES) == "1":
+        schedule_here()
 
 
-def _check_hints_at_entry() -> None:
+def schedule_here() -> None:
+    """Put in all that goes with Headway's scheduler, in this process and in those that it starts."""
+    os.environ[SCHEDULES] = "1"
+    for feature in (LENGTHS, ENDINGS, STOP_STRINGS, EXPLAIN, METRICS, CPU_WAITS, CPU_CORES):
+        works(feature)
+
+
+def is_headways(vllm_config: Any) -> bool:
+    """Whether the scheduler is Headway's: named, as on a command line, or given as an object."""
+    scheduler = getattr(getattr(vllm_config, "scheduler_config", None), "scheduler_cls", None)
+    name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", None)
+    return str(name).startswith("headway.")
+
+
+def notices_scheduler(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Put in the rest once a configuration names Headway's scheduler; the newest one made counts for children."""
+
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        vllm_config = create(self, *args, **kwargs)
+        if is_headways(vllm_config):
+            schedule_here()
+            _check_connector(vllm_config)
+        else:
+            os.environ.pop(SCHEDULES, None)
+        return vllm_config
+
+    return create_engine_config
+
+
+def _check_connector(vllm_config: Any) -> None:
+    """Drop our KV connector where it cannot work, before vLLM loads it into workers."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is not None and transfer.kv_connector == CONNECTOR and not works(SWAPS):
+        vllm_config.kv_transfer_config = None
+
+
+def checks_hints(check: Callable[[Any], None]) -> Callable[[Any], None]:
     """Extend vLLM's own check of `vllm_xargs`, which runs before a request is queued."""
     from vllm.exceptions import VLLMValidationError
-    from vllm.sampling_params import SamplingParams
 
-    check = SamplingParams._verify_extra_args
-    if getattr(check, "checks_headway_hints", False):
-        return
-
-    @wraps(check)
     def verify_extra_args(self: Any) -> None:
         check(self)
         try:
@@ -55,22 +99,14 @@ def _check_hints_at_entry() -> None:
         except ConfigError as error:
             raise VLLMValidationError(str(error), parameter="vllm_xargs") from None
 
-    verify_extra_args.checks_headway_hints = True  # type: ignore[attr-defined]
-    SamplingParams._verify_extra_args = verify_extra_args
+    return verify_extra_args
 
 
-def _keep_async_on_cpu() -> None:
+def keeps_async(settle: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """Turn asynchronous scheduling on after the CPU platform has turned it off."""
-    from vllm.platforms.cpu import CpuPlatform
 
-    settle = CpuPlatform.check_and_update_config.__func__
-    if getattr(settle, "keeps_async", False):
-        return
-
-    @wraps(settle)
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         settle(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = True
 
-    check_and_update_config.keeps_async = True  # type: ignore[attr-defined]
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    return check_and_update_config

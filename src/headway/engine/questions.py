@@ -46,18 +46,15 @@ def allow(environment: MutableMapping[str, str]) -> None:
     environment[PLUGINS] = ",".join(names)
 
 
-def answer_questions() -> None:
+def answers_questions(engine_core: type[Any]) -> type[Any]:
     """Have vLLM's engine core pass questions on to its scheduler, if that is ours."""
-    from vllm.v1.engine.core import EngineCore
-
-    if hasattr(EngineCore, _UTILITY):
-        return
 
     def headway_ask(self: Any, question: str, argument: str) -> str:
         answer = getattr(self.scheduler, "answer", None)
         return msgspec.json.encode(NOT_OURS if answer is None else answer(question, argument)).decode()
 
-    setattr(EngineCore, _UTILITY, headway_ask)
+    setattr(engine_core, _UTILITY, headway_ask)
+    return engine_core
 
 
 class Endpoint:

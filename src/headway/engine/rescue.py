@@ -9,8 +9,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
 from headway.core.plan import StepOutcome
-from headway.engine.kv.scheduler_side import PATIENCE_S
-from headway.engine.watchdog import STALL_GRACE_S, Remedy, Watchdog
+from headway.engine.watchdog import PATIENCE_S, STALL_GRACE_S, Remedy, Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from headway.engine.farewells import Farewells
 from headway.engine.following import Following
 from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
-from headway.engine.kv.scheduler_side import swaps_of
 from headway.engine.outcomes import FilledStep, Outcomes
 from headway.engine.queue import WindowQueue
 from headway.engine.rescue import Rescue
@@ -37,6 +36,7 @@ from headway.engine.step_check import check_step
 from headway.engine.step_model import lesson, step_time_model
 from headway.engine.stop_strings import stopped_among
 from headway.engine.streamed_input import StreamedInput
+from headway.engine.vllm_seams import METRICS, SWAPS, works
 from headway.engine.watchdog import Remedy
 from headway.policies.presets import build_policy
 from headway.predict.learned_cost import LearnedCost
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
+
+    from headway.engine.kv.scheduler_side import KvSwaps
 
 
 STATS_INTERVAL_S = 0.5
@@ -126,11 +128,19 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             ready=self.admission.ready,
             missing_blocks=self.admission.missing_blocks,
         )
-        self.swaps = swaps_of(self, serial=self.guard.policy.serial_copies)
+        self.swaps = self._swaps()
         if self.swaps is not None:
             self.view.host_total_blocks = self.swaps.copies.host.num_blocks
             self.view.uncopied_blocks = self.swaps.copies.uncopied_blocks
             self.view.unsent_blocks = self.swaps.copies.unsent_blocks
+
+    def _swaps(self) -> KvSwaps | None:
+        """What swaps KV, where there is a connector and vLLM has all that this takes."""
+        if self.connector is None or not works(SWAPS):
+            return None
+        from headway.engine.kv.scheduler_side import swaps_of  # its module needs what vLLM may not have
+
+        return swaps_of(self, serial=self.guard.policy.serial_copies)
 
     def _one_token_at_a_time(self) -> bool:
         """Whether a step begins when the one before is over, and brings no drafts."""
@@ -495,7 +505,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """vLLM's statistics, carrying ours across the process border (see `engine.metrics`)."""
         stats = super().make_stats(*args, **kwargs)
         now_s = self.clock()
-        if stats is not None and (now_s >= self._stats_due_s or not self.ledger.live):
+        due = now_s >= self._stats_due_s or not self.ledger.live
+        if stats is not None and due and works(METRICS):
             self._stats_due_s = now_s + STATS_INTERVAL_S
             grown = self.counters.grown()
             stats.num_kv_fetch_reqs_by_stage.update({f"headway.{name}": grown[name] for name in grown})

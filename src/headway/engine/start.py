@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import vllm
+
 from headway.engine.kv.host import CONNECTOR
+from headway.engine.plugin import schedule_here
 from headway.engine.settings import EngineSettings
-from headway.errors import ConfigError
+from headway.engine.vllm_seams import SCHEDULING, SWAPS, TESTED, changed, is_tested, missing, works
+from headway.errors import ConfigError, SeamError
 from headway.policies.presets import build_policy
 
 logger = logging.getLogger(__name__)
@@ -15,10 +19,12 @@ logger = logging.getLogger(__name__)
 
 def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     """Headway over the base that stock would have chosen; ConfigError or SeamError if it cannot work."""
+    check_names()
     refuse_unsupported(vllm_config)
+    schedule_here()
     settings = EngineSettings.from_additional_config(vllm_config.additional_config)
     preset = settings.preset()
-    check_vllm(vllm_config)
+    check_decisions(vllm_config)
     scheduler = scheduler_class(vllm_config)
     policy = build_policy(preset)
     if policy.uses_host and vllm_config.kv_transfer_config is None:
@@ -33,7 +39,7 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
             "policy that does: headway, fastserve, adaptivellm",
             preset.name,
         )
-    if settings.host_kv is not None and vllm_config.kv_transfer_config is None:
+    if settings.host_kv is not None and vllm_config.kv_transfer_config is None and works(SWAPS):
         logger.warning(
             "additional_config.headway.host_kv starts no KV connector by itself; `headway serve --host-kv-gib GIB` does"
         )
@@ -62,21 +68,30 @@ def scheduler_class(vllm_config: Any) -> type[Any]:
     return AsyncPolicyScheduler if asynchronous else PolicyScheduler
 
 
-def check_vllm(vllm_config: Any) -> None:
-    """Pass a tested vLLM silently; try any other on a short script and warn; SeamError if it cannot work."""
-    from headway.engine.vllm_seams import TESTED, changed_seams, check_version, is_tested
+def check_names() -> None:
+    """Raise SeamError if this vLLM lacks a name without which the scheduler cannot work."""
+    gone = missing(SCHEDULING)
+    if gone:
+        raise SeamError(
+            f"vLLM {vllm.__version__} has no {', '.join(gone)}; tested: {', '.join(sorted(TESTED))}"
+        )
 
-    check_version()
-    changed = changed_seams()
-    if is_tested() and not changed:
+
+def check_decisions(vllm_config: Any) -> None:
+    """Pass a tested vLLM silently; try any other on a short script and warn; SeamError if it decides otherwise."""
+    differing = changed(SCHEDULING)
+    if is_tested() and not differing:
         return
-    from headway.engine.self_check import self_check
+    try:
+        from headway.engine.self_check import self_check
+    except ImportError as error:
+        raise SeamError(f"the self-check cannot run with vLLM {vllm.__version__}: {error}") from error
 
     parity = self_check(vllm_config)
     logger.warning(
         "this vLLM is not the tested %s (changed: %s); a self-check of %d steps passed, serving with it",
         ", ".join(sorted(TESTED)),
-        ", ".join(changed) or "nothing that Headway touches",
+        ", ".join(differing) or "nothing that Headway touches",
         parity.steps,
     )
 

@@ -8,9 +8,8 @@ those to abort, which is an id that no request has, and stock's scheduler ignore
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import ContextVar
-from functools import wraps
 from typing import Any
 
 _MARK = "headway:stopped:"
@@ -19,54 +18,36 @@ _STOPPED: ContextVar[Collection[str]] = ContextVar("headway_stopped", default=()
 """Those that the last outputs ended on a stop string, in the task that handles outputs: it aborts them next."""
 
 
-def tell_of_stop_strings() -> None:
-    """Have vLLM's front end, asynchronous or not, mark the ids of those that end on a stop string."""
-    from vllm.v1.engine.core_client import AsyncMPClient, InprocClient, SyncMPClient
-    from vllm.v1.engine.output_processor import OutputProcessor
+def notes_stopped(process: Callable[..., Any]) -> Callable[..., Any]:
+    """Note, in the task that handles outputs, which of them ended on a stop string."""
 
-    if getattr(OutputProcessor.process_outputs, "tells_of_stop_strings", False):
-        return
-    _note_stopped(OutputProcessor)
-    _mark_sent(AsyncMPClient)
-    _mark_sent(SyncMPClient)
-    _mark_handed_over(InprocClient)
-
-
-def _note_stopped(processor: type[Any]) -> None:
-    process = processor.process_outputs
-
-    @wraps(process)
     def process_outputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         processed = process(self, *args, **kwargs)
         _STOPPED.set(frozenset(processed.reqs_to_abort))
         return processed
 
-    process_outputs.tells_of_stop_strings = True  # type: ignore[attr-defined]
-    processor.process_outputs = process_outputs
+    return process_outputs
 
 
-def _mark_sent(client: type[Any]) -> None:
+def marks_sent(send: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the marks where the front end, asynchronous or not, sends aborts to another process."""
     from vllm.v1.engine import EngineCoreRequestType
 
-    send = client._send_input
-
-    @wraps(send)
     def _send_input(self: Any, request_type: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         if request_type is EngineCoreRequestType.ABORT:
             request = marked(request)
         return send(self, request_type, request, *args, **kwargs)
 
-    client._send_input = _send_input
+    return _send_input
 
 
-def _mark_handed_over(client: type[Any]) -> None:
-    abort = client.abort_requests
+def marks_handed_over(abort: Callable[..., None]) -> Callable[..., None]:
+    """Add the marks where the engine is in the front end's own process."""
 
-    @wraps(abort)
     def abort_requests(self: Any, request_ids: list[str]) -> None:
         abort(self, marked(request_ids))
 
-    client.abort_requests = abort_requests
+    return abort_requests
 
 
 def marked(request_ids: Sequence[str]) -> Sequence[str]:

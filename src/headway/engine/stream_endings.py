@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
 
 REASON_PREFIX = "headway:"
@@ -20,15 +20,9 @@ class NoTokens(list[int]):
         return True
 
 
-def show_endings() -> None:
+def shows_endings(make: Callable[..., Any]) -> Callable[..., Any]:
     """Have vLLM's API server pass on the end of a request that a policy ended before its first token."""
-    from vllm.v1.engine.output_processor import RequestState
 
-    make = RequestState._new_completion_output
-    if getattr(make, "shows_endings", False):
-        return
-
-    @wraps(make)
     def new_completion_output(self: Any, token_ids: Any, finish_reason: Any, stop_reason: Any) -> Any:
         output = make(self, token_ids, finish_reason, stop_reason)
         by_policy = isinstance(stop_reason, str) and stop_reason.startswith(REASON_PREFIX)
@@ -36,5 +30,4 @@ def show_endings() -> None:
             output.token_ids = NoTokens()
         return output
 
-    new_completion_output.shows_endings = True  # type: ignore[attr-defined]
-    RequestState._new_completion_output = new_completion_output
+    return new_completion_output

@@ -7,6 +7,10 @@ from enum import IntEnum
 STALLED_STEPS = 100
 """Empty steps with ready work before the first remedy, and between remedies."""
 
+PATIENCE_S = 5.0
+"""How long a copy of KV may hold up all requests. A step short of blocks waits so long, then vLLM preempts as usual.
+After so long without an answer the watchdog counts steps in which nothing ran."""
+
 STALL_GRACE_S = 0.5
 """Empty steps are counted once nothing has run for so long: an engine with nothing to compute spins, and a
 batch may have to wait for a member that is not ready (a grammar takes milliseconds to compile)."""

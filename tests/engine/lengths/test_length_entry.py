@@ -16,12 +16,12 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from headway.core.hints import read_hints
 from headway.core.length_estimate import LengthEstimate
-from headway.engine import register
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.lengths.facts import DECODED_TOKENS
 from headway.engine.lengths.forecasts import Forecasts
 from headway.engine.lengths.metrics import LengthMetrics
 from headway.engine.model_free import engine_config
+from headway.engine.plugin import schedule_here
 from headway.predict.length import RequestFacts
 from headway.predict.shared_prefix import SharedPrefix
 
@@ -109,8 +109,9 @@ class FrontEnd:
 
 @pytest.fixture(scope="module")
 def config() -> Any:
-    register()
-    return engine_config(str(ensure_demo_random()))
+    made = engine_config(str(ensure_demo_random()))
+    schedule_here()
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -282,15 +283,14 @@ def test_a_front_end_that_shuts_down_closes_its_predictor(front: FrontEnd) -> No
     assert front.llm.headway_lengths.closed == 1
 
 
-def test_registering_again_changes_nothing() -> None:
-    register()
+def test_registering_again_changes_nothing(config: Any) -> None:
     hooks = (
         AsyncLLM.__init__,
         AsyncLLM.add_request,
         AsyncLLM.shutdown,
         RequestState.from_new_request.__func__,
     )
-    register()
+    schedule_here()
     assert hooks == (
         AsyncLLM.__init__,
         AsyncLLM.add_request,

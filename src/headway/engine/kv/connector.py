@@ -47,6 +47,11 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """No: a preempted request's tokens in flight are delivered, its KV is saved where that is decided."""
         return False
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """No: workers keep views of KV tensors, which sleep mode maps anew. vLLM asks from 0.33 on."""
+        return False
+
     # ---- the scheduler's side ----------------------------------------------------------------------
 
     def get_num_new_matched_tokens(

@@ -15,15 +15,12 @@ from headway.engine.kv.connector import HeadwayConnector
 from headway.engine.kv.host import HostKv, most_layers, why_not
 from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
 from headway.engine.kv.requests import KvRequests
+from headway.engine.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
-
-PATIENCE_S = 5.0
-"""How long a copy may hold everybody up. A step short of blocks is left as it is for so long, then vLLM preempts as
-usual; after so long without an answer the watchdog counts steps in which nothing ran."""
 
 
 class VllmBlocks:

@@ -6,9 +6,9 @@ before the request is queued, never inside a scheduler, and goes the way a clien
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from copy import copy
-from functools import wraps
 from typing import Any
 
 from headway.core.hints import LENGTH, length_hints
@@ -17,40 +17,35 @@ from headway.engine.launching.last_words import reason_left
 from headway.engine.lengths.facts import facts_of
 from headway.engine.lengths.forecasts import Arrival
 from headway.engine.lengths.service import LengthService, open_service
+from headway.engine.plugin import is_headways
 
 _ARRIVING: ContextVar[Arrival | None] = ContextVar("headway_arriving", default=None)
 """The request whose `add_request` is running in this task; its output states, several if n > 1, keep it."""
 
 
-def predict_at_entry() -> None:
-    """Have vLLM's asynchronous front end predict lengths, where its settings say so."""
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    if getattr(AsyncLLM.add_request, "predicts_lengths", False):
-        return
-    _start_and_stop(AsyncLLM)
-    _predict_arrivals(AsyncLLM)
-    _learn_from_endings()
-
-
-def _start_and_stop(front_end: type[Any]) -> None:
-    """The predictor is there once the engine is, and saved when the front end shuts down.
+def opens_predictor(start: Callable[..., None]) -> Callable[..., None]:
+    """Open the predictor once the engine is there.
 
     Not before: the engine's processes may be forks of this one, which had better have no other threads then.
     """
-    start, stop = front_end.__init__, front_end.shutdown
 
-    @wraps(start)
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         start(self, vllm_config, *args, **kwargs)
+        if not is_headways(vllm_config):
+            return
         try:
             with reason_left():
                 self.headway_lengths = open_service(vllm_config, int(kwargs.get("client_index", 0)))
         except BaseException:
-            stop(self)
+            self.shutdown()
             raise
 
-    @wraps(stop)
+    return __init__
+
+
+def closes_predictor(stop: Callable[..., None]) -> Callable[..., None]:
+    """Save what was learned when the front end shuts down."""
+
     def shutdown(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             stop(self, *args, **kwargs)
@@ -59,14 +54,12 @@ def _start_and_stop(front_end: type[Any]) -> None:
             if service is not None:
                 service.close()
 
-    front_end.__init__ = __init__
-    front_end.shutdown = shutdown
+    return shutdown
 
 
-def _predict_arrivals(front_end: type[Any]) -> None:
-    add = front_end.add_request
+def predicts_lengths(add: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Predict the length of an answer before its request is queued."""
 
-    @wraps(add)
     async def add_request(
         self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -82,8 +75,7 @@ def _predict_arrivals(front_end: type[Any]) -> None:
         finally:
             _ARRIVING.reset(mark)
 
-    add_request.predicts_lengths = True  # type: ignore[attr-defined]
-    front_end.add_request = add_request
+    return add_request
 
 
 async def _arrival(front_end: Any, prompt: Any, params: Any, adapter: str) -> Arrival | None:
@@ -107,27 +99,27 @@ def with_hints(params: Any, estimate: LengthEstimate) -> Any:
     return hinted
 
 
-def _learn_from_endings() -> None:
-    """The output state of a request keeps its arrival, and goes with it however the request ends."""
-    from vllm.v1.engine import FinishReason
-    from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+def keeps_arrival(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a request's arrival in its output state, which goes with it however the request ends."""
 
-    make = RequestState.from_new_request.__func__
-    count = OutputProcessor._update_stats_from_finished
-    teaching = (FinishReason.STOP, FinishReason.LENGTH)
-
-    @wraps(make)
     def from_new_request(cls: Any, *args: Any, **kwargs: Any) -> Any:
         state = make(cls, *args, **kwargs)
         state.headway_arrival = _ARRIVING.get()
         return state
 
-    @wraps(count)
+    return from_new_request
+
+
+def teaches_predictor(count: Callable[..., None]) -> Callable[..., None]:
+    """Tell the predictor how long an answer was that ended by itself or at its limit."""
+    from vllm.v1.engine import FinishReason
+
+    teaching = (FinishReason.STOP, FinishReason.LENGTH)
+
     def update_stats_from_finished(self: Any, req_state: Any, finish_reason: Any, *args: Any) -> None:
         count(self, req_state, finish_reason, *args)
         arrival: Arrival | None = req_state.headway_arrival
         if arrival is not None and finish_reason in teaching:
             arrival.ended(req_state.detokenizer.num_output_tokens())
 
-    RequestState.from_new_request = classmethod(from_new_request)
-    OutputProcessor._update_stats_from_finished = update_stats_from_finished
+    return update_stats_from_finished
