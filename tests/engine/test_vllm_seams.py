@@ -124,14 +124,14 @@ def in_a_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             answer = work()
         except BaseException as error:
             answer = {"died": f"{type(error).__name__}: {error}"}
-        with os.fdopen(writing, "w") as told:
-            json.dump(answer, told)
+        with os.fdopen(writing, "w") as telling:
+            json.dump(answer, telling)
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as telling:
-        answer = json.load(telling)
+    with os.fdopen(reading) as hearing:
+        told: dict[str, Any] = json.load(hearing)
     os.waitpid(child, 0)
-    return answer
+    return told
 
 
 def main() -> None:
@@ -143,11 +143,10 @@ def main() -> None:
     stock, plain, swapping = (
         engine_config(model, host_kv=host_kv, **limits) for host_kv in (None, None, HostKv(blocks=8))
     )
-    for ours in (plain, swapping):
-        ours.scheduler_config.scheduler_cls = SCHEDULER
-        ours.additional_config = {"headway": {"policy": "fastserve", "eviction": "swap"}}
-    plain.additional_config = {}
-    inspect.getsource = functools.cache(inspect.getsource)
+    for config in (plain, swapping):
+        config.scheduler_config.scheduler_cls = SCHEDULER
+    swapping.additional_config = {"headway": {"policy": "fastserve"}}
+    inspect.getsource = functools.cache(inspect.getsource)  # type: ignore[assignment]
     for feature in FEATURES:
         vllm_seams.changed(feature)  # imports and reads what every fork would
     for edit, target in EDITS:
