@@ -138,7 +138,11 @@ def test_what_is_no_plan_is_refused(plan: Any) -> None:
 
 
 @pytest.mark.parametrize("part", ["run", "admit", "offload", "prefetch", "next_up"])
-@pytest.mark.parametrize("jobs", [None, "jobs", {RUNS}, {RUNS: 1}, iter([RUNS]), deque([RUNS]), 3], ids=str)
+@pytest.mark.parametrize(
+    "jobs",
+    [None, "jobs", {RUNS}, {RUNS: 1}, iter([RUNS]), deque([RUNS]), 3],
+    ids=lambda jobs: type(jobs).__name__,
+)
 def test_what_cannot_be_read_twice_in_order_is_no_list_of_jobs(part: str, jobs: Any) -> None:
     kind = type(jobs).__name__
     with pytest.raises(PlanError, match=f"^{part} is a {kind}; accepted: a list or a tuple of jobs"):
