@@ -21,10 +21,10 @@ from headway.core.plan import Fate, StepPlan
 from headway.core.prefix_watch import PrefixWatch
 from headway.core.record import Outcome
 from headway.core.view import StepView
-from headway.engine.kv import scheduler_side
 from headway.engine.kv.host import HostKv
 from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
 from headway.engine.model_free import ScriptedRequest, replay
+from headway.engine.watchdog import PATIENCE_S
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order
@@ -521,7 +521,7 @@ def test_a_step_does_not_wait_for_ever() -> None:
     asked: dict[float, bool] = {}
     for _ in replay(engine, [ScriptedRequest("long", 0, list(range(300)), 30)], 200):
         if built.swaps.device.coming_free and not asked:
-            for engine.now_s in (100.0, 100.0 + scheduler_side.PATIENCE_S, 100.1 + scheduler_side.PATIENCE_S):
+            for engine.now_s in (100.0, 100.0 + PATIENCE_S, 100.1 + PATIENCE_S):
                 asked[engine.now_s] = built.swaps.waits_for_blocks()
     assert list(asked.values()) == [True, True, False]
     assert not built.swaps.waits_for_blocks()  # nothing is under way any more
@@ -536,7 +536,7 @@ def test_waiting_for_the_blocks_that_a_copy_holds_is_no_stall_unless_it_takes_to
 
     class Slow(MirrorEngine):
         def step_s(self, output: SchedulerOutput) -> float:
-            return share * scheduler_side.PATIENCE_S / copy_steps
+            return share * PATIENCE_S / copy_steps
 
     built = swapping_at({9}, serial=False, host_blocks=80)
     engine = Slow(built, copy_steps)

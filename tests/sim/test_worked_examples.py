@@ -116,9 +116,10 @@ class AmpleMemory(LinearCost):
 
 
 def test_whose_prompt_is_in_the_cache_goes_before_shorter_ones() -> None:
-    # A second a token, one at a time. The whole of a is computed by 520. Then of b's 1,032 tokens 512 are found, which
-    # leaves 520: less than c's 600, although b's prompt is longer. Without caching c would be first, and end at 1,120.
-    at = Linear(0.0, 1.0)
+    # A sixteenth of a second a token, one at a time. The whole of a is computed by 32.5. Then of b's 1,032 tokens 512 are
+    # found, which leaves 520: less than c's 600, although b's prompt is longer. Without caching c would be first, and end
+    # at 70. Neither waits for as long as headway's patience, 60 s.
+    at = Linear(0.0, 1 / 16)
     first = request("a", 0.0, 520, 1, prefix_blocks=(7,))
     found = request("b", 1.0, 1032, 1, prefix_blocks=(7,))
     other = request("c", 2.0, 600, 1)
@@ -131,7 +132,7 @@ def test_whose_prompt_is_in_the_cache_goes_before_shorter_ones() -> None:
         one = limits(block_size=16, max_num_seqs=1, max_num_batched_tokens=2048, prefix_caching=caching)
         records, _ = run([first, found, other], knowing, System(limits=one, calibration=calibration(at)))
         ends[caching] = [records[name].finished_s for name in "abc"]
-    assert ends == {True: [520.0, 1040.0, 1640.0], False: [520.0, 2152.0, 1120.0]}
+    assert ends == {True: [32.5, 65.0, 102.5], False: [32.5, 134.5, 70.0]}
 
 
 def test_who_ends_with_an_output_is_learned_from_before_its_first_tokens_rank() -> None:

@@ -25,12 +25,12 @@ class _Stderr(logging.Handler):
 
 def _shown(context: typer.Context, source: str) -> str:
     """Show what is understood of the traces that the command reads."""
-    log, shown = logging.getLogger("headway.traces"), _Stderr()
-    log.addHandler(shown)
+    log = logging.getLogger("headway.traces")
+    log.handlers = [_Stderr()]  # in place of one that a command left behind whose other flags were refused
     log.setLevel(logging.INFO)
 
     def end() -> None:
-        log.removeHandler(shown)
+        log.handlers = []
         log.setLevel(logging.NOTSET)
 
     context.call_on_close(end)

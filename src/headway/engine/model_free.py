@@ -180,7 +180,7 @@ class ModelFreeEngine:
 
     def step_s(self, output: SchedulerOutput) -> float:
         """The virtual seconds that a step takes."""
-        return _STEP_S + _TOKEN_S * output.total_num_scheduled_tokens
+        return _STEP_S + _TOKEN_S * int(output.total_num_scheduled_tokens)
 
     def compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """A token for every request whose known tokens are all computed, none for those in mid-prefill."""
