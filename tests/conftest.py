@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 # Machines are shared and slow at times: how long an example takes, or is drawn, is no property of the code.
 _untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", _untimed, max_examples=40)
+settings.register_profile("quick", _untimed, max_examples=20)
 settings.register_profile("full", _untimed, max_examples=100)  # `make check`
 settings.load_profile("quick")
 

@@ -28,7 +28,7 @@ def command(tmp_path: Path) -> Path:
     return script
 
 
-@pytest.mark.vllm
+@pytest.mark.engine
 def test_the_vllm_command_starts(command: Path) -> None:
     answer_for_vllm(command)
     done = subprocess.run([str(command), "--version"], capture_output=True, text=True, check=False)

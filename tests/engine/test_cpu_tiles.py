@@ -23,6 +23,7 @@ def may_use_tiles() -> bool:
 
 
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="the processor has no tiles")
+@pytest.mark.engine
 def test_a_process_of_vllm_may_use_tiles_and_one_that_did_not_ask_may_not() -> None:
     looks = "from tests.engine.test_cpu_tiles import may_use_tiles; print(may_use_tiles())"
     asks = "from headway.engine import register; register(); "

@@ -143,6 +143,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.engine
 def test_the_switch_keeps_asynchronous_scheduling_on_a_cpu() -> None:
     environment = {**os.environ, CPU_ASYNC_SWITCH: "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(

@@ -203,6 +203,7 @@ def check_needed(target: str, ours: dict[str, Any]) -> None:
     assert ours["refusal"].endswith(f"; tested: {', '.join(sorted(TESTED))}")
 
 
+@pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_without_any_one_name_stock_vllm_starts_and_headway_says_what_it_lacks() -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HEADWAY_")}

@@ -122,6 +122,7 @@ def test_a_stream_without_prompts_is_refused_before_anything_is_written(tmp_path
     assert not out.exists()
 
 
+@pytest.mark.engine
 def test_a_server_that_does_not_come_up_is_told_of_and_leaves_the_folder_free(tmp_path: Path) -> None:
     chosen = bench(out=tmp_path / "out", vllm_flags=("--no-such-flag",))
     for _ in range(2):

@@ -125,6 +125,7 @@ async def test_without_an_instance_it_says_when_to_try_again() -> None:
                 check(schema_of(answers(path)["503"]), await answer.json())
 
 
+@pytest.mark.engine
 async def test_it_survives_schemathesis(tmp_path: Path) -> None:
     """Requests made of the description, good and bad ones: no crash, and every answer as described.
 

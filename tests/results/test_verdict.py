@@ -54,6 +54,14 @@ def test_each_measure_names_its_own_winner() -> None:
     assert "vllm answered sooner than headway: the mean answer took 0.6 s instead of 1.5 s" in found
 
 
+def test_a_longer_tail_of_the_sooner_policy_is_told_as_its_price() -> None:
+    found = said(vllm=records(100, 100, 2.0), headway=[*records(95, 95, 1.0), *records(100, 100, 9.0)[95:]])
+    assert (
+        "headway answered sooner than vllm: the mean answer took 1.4 s instead of 2 s, but 99 of 100" in found
+    )
+    assert found.endswith("but 99 of 100 came only within 9 s instead of 2 s.")
+
+
 def test_what_one_run_cannot_tell_apart_is_a_tie() -> None:
     found = said(vllm=records(1000, 981, 1.0), headway=records(1000, 1000, 1.04))
     assert found == (

@@ -56,15 +56,17 @@ def _on_jct(comparison: Comparison) -> str:
     p99s_s = {name: one.p99_jct_s for name, one in summaries.items()}
     faster, slower = sorted(means_s, key=means_s.__getitem__)
     if means_s[slower] - means_s[faster] < JCT_ALIKE * means_s[slower]:
-        lead = f"{_both(summaries)} answered about as soon"
+        lead, most = f"{_both(summaries)} answered about as soon", "and 99 of 100 came within"
         mean, p99 = (_both(map(_seconds, times_s.values())) for times_s in (means_s, p99s_s))
     else:
         lead = f"{faster} answered sooner than {slower}"
+        tail_is_longer = (p99s_s[faster] or 0) > (p99s_s[slower] or 0)
+        most = "but 99 of 100 came only within" if tail_is_longer else "and 99 of 100 came within"
         mean, p99 = (
             f"{_seconds(times_s[faster])} instead of {_seconds(times_s[slower])}"
             for times_s in (means_s, p99s_s)
         )
-    return f"{lead}: the mean answer took {mean}, and 99 of 100 came within {p99}."
+    return f"{lead}: the mean answer took {mean}, {most} {p99}."
 
 
 def _both(words: Iterable[str]) -> str:

@@ -85,7 +85,7 @@ def test_a_server_that_outlives_its_killed_parent_is_killed() -> None:
         assert parent.stdout.read() == ""  # which ends when the last writer, the server, is gone
 
 
-@pytest.mark.vllm
+@pytest.mark.engine
 def test_vllms_other_commands_work_too() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "headway.engine.launching.launcher", "bench", "serve", "--help"],
