@@ -56,7 +56,7 @@ def test_which_layers_have_experts(keys: dict[str, Any], dense_layers: int) -> N
 
 
 @pytest.mark.parametrize("keys", [
-    {"moe_num_experts": 16}, {"ffn_config": {"moe_num_experts": 16}},
+    {"num_experts_a_layer": 16}, {"ffn_config": {"moe_num_experts": 16}},
 ])  # fmt: skip
 def test_experts_by_another_name_are_not_taken_for_none(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(keys))):

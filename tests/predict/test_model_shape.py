@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,9 @@ _SMALL_KEYS = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads"
     ("gpt_neox", {"intermediate_size": 512}),
     ("falcon", {}),
     ("starcoder2", {"intermediate_size": 512, "num_key_value_heads": 2}),
+    ("ernie4_5_moe", {"intermediate_size": 352, "moe_intermediate_size": 64, "num_key_value_heads": 2}),
+    ("exaone4", {"intermediate_size": 352, "num_key_value_heads": 2, "layer_types": ["full_attention"] * 2}),
+    ("hunyuan_v1_dense", {"intermediate_size": 352, "head_dim": 32, "num_experts": 1, "moe_topk": 1}),
 ])  # fmt: skip
 def test_as_many_weights_as_the_class_makes(family: str, keys: dict[str, Any]) -> None:
     """Every matrix but positions, of a model that transformers builds with nothing behind it."""
@@ -278,7 +282,8 @@ def test_as_many_weights_as_the_class_makes(family: str, keys: dict[str, Any]) -
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     weights = {name: weight.numel() for name, weight in model.named_parameters() if weight.dim() > 1}
-    counted = sum(count for name, count in weights.items() if "embed_positions" not in name)
+    beside = re.compile("bias$|embed_positions")
+    counted = sum(count for name, count in weights.items() if not beside.search(name))
     assert model_shape_of(config.to_dict()).num_weights == counted
 
 
@@ -287,6 +292,80 @@ def test_a_class_whose_layers_differ_is_refused(family: str, key: str) -> None:
     transformers = pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match=key):
         model_shape_of(transformers.AutoConfig.for_model(family).to_dict())
+
+
+_GLM_MOE = {
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 1,
+}
+
+
+@pytest.mark.parametrize(("family", "sizes", "keys", "billions"), [
+    # Layers, hidden size, heads, KV heads, width of the feed-forward, vocabulary; then what else is published.
+    ("llama", (24, 2048, 32, 32, 8192, 49152),
+     {"tie_word_embeddings": True, "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}}}, 1.711),
+    ("phi3", (32, 3072, 24, 8, 8192, 200064), {"tie_word_embeddings": True, "full_attn_mod": 1}, 3.836),
+    ("minimax_m2", (62, 3072, 48, 8, 1536, 200064),
+     {"head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8, "attn_type_list": [1] * 62,
+      "layernorm_full_attention_beta": 1.0, "swa_rope_theta": -1.0, "shared_intermediate_size": 0}, 228.7),
+    ("mimo", (36, 4096, 32, 8, 11008, 151680), {"use_sliding_window": False, "sliding_window": 32768}, 7.62),
+    ("ernie4_5_moe", (28, 2560, 20, 4, 12288, 103424),
+     {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2,
+      "moe_layer_start_index": 1, "moe_layer_end_index": -1, "tie_word_embeddings": True}, 21.8),
+    ("hunyuan_v1_dense", (32, 4096, 32, 8, 14336, 128167),
+     {"num_experts": 1, "moe_topk": 1, "cla_share_factor": 2, "use_cla": False, "tie_word_embeddings": True}, 7.5),
+    ("granitemoehybrid", (40, 2560, 40, 8, 8192, 100352),
+     {"layer_types": ["attention"] * 40, "mamba_d_state": 256, "num_local_experts": 0,
+      "shared_intermediate_size": 8192, "tie_word_embeddings": True}, 3.4),
+    ("glm4v_text", (40, 4096, 32, 2, 13696, 151552), {}, 9.4),
+    ("glm4v_moe_text", (46, 4096, 96, 8, 10944, 151552),
+     {"head_dim": 128, "moe_intermediate_size": 1408} | _GLM_MOE, 106.9),
+    ("exaone4", (30, 2048, 32, 8, 4096, 102400), {"tie_word_embeddings": True, "sliding_window": None}, 1.28),
+    ("minicpm", (40, 2304, 36, 36, 5760, 122753), {"scale_emb": 12}, 2.72),
+])  # fmt: skip
+def test_published_models_have_their_size(
+    family: str, sizes: tuple[int, ...], keys: dict[str, Any], billions: float
+) -> None:
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
+    config = dict(zip((*names, "intermediate_size", "vocab_size"), sizes, strict=True))
+    assert model_shape_of({"model_type": family} | config | keys).num_weights / 1e9 == pytest.approx(
+        billions, rel=0.01
+    )
+
+
+def test_sizes_go_by_the_names_of_exaone_and_bloom() -> None:
+    exaone = LLAMA | {"model_type": "exaone", "num_layers": 32}
+    del exaone["num_hidden_layers"]
+    assert model_shape_of(exaone).num_weights == model_shape_of(LLAMA).num_weights
+    bloom = {
+        "model_type": "bloom",
+        "n_embed": 4096,
+        "n_layer": 30,
+        "num_attention_heads": 32,
+        "vocab_size": 250880,
+    }
+    assert model_shape_of(bloom).num_weights / 1e9 == pytest.approx(7.07, rel=0.01)
+
+
+@pytest.mark.parametrize("keys", [
+    {"attn_type_list": [1, 0] * 16}, {"full_attn_mod": 2}, {"cla_share_factor": 2, "use_cla": True},
+])  # fmt: skip
+def test_a_key_that_may_mean_nothing_is_refused_where_it_means_something(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(keys))):
+        model_shape_of(LLAMA | keys)
+
+
+@pytest.mark.parametrize("key", ["text_config", "llm_config", "language_config"])
+def test_a_language_model_is_read_wherever_it_stands(key: str) -> None:
+    silent = {name: value for name, value in LLAMA.items() if name != "tie_word_embeddings"}
+    whole = {"model_type": "internvl_chat", "vision_config": {"hidden_size": 1024}, key: silent}
+    assert model_shape_of(whole).num_weights == model_shape_of(LLAMA).num_weights
+    tied = model_shape_of(whole | {"tie_word_embeddings": True})
+    assert tied.num_weights == model_shape_of(LLAMA).num_weights - 128_256 * 4096
+    small = model_shape_of(whole | {"quantization_config": {"quant_method": "fp8"}})
+    assert small.bytes_per_weight.attention == 1
 
 
 def test_sizes_of_layers_that_are_not_there_do_no_harm() -> None:

@@ -42,6 +42,7 @@ def quantized(config: dict[str, Any], **found: Any) -> dict[str, Any]:
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5 + 1 / 16),
     ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, 1 + 1 / 32),
     ({"quantization": {"quant_algo": "fp8_pb_wo"}}, 1),
+    ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}, 0.5 + 2.5 / 128),
     ({"quant_method": "AWQ", "w_bit": 4, "q_group_size": 64}, 0.5 + 2.5 / 64),
 ])  # fmt: skip
 def test_layers_are_as_small_as_their_bits(found: dict[str, Any], bytes_per_weight: float) -> None:
@@ -70,7 +71,11 @@ def test_deepseek_v3_and_gpt_oss_have_their_published_size() -> None:
     (["self_attn"], 32 * 41_943_040),
     (["model.layers.*.self_attn"], 32 * 41_943_040),
     (["re:.*self_attn.*"], 32 * 41_943_040),
-    (["model.layers.0", "model.layers.31.mlp.down_proj"], 218_103_808 + 176_160_768),
+    (["model.layers.0", "model.layers.31.mlp"], 218_103_808 + 176_160_768),
+    (["mlp.down_proj"], 32 * 176_160_768 // 3),
+    (["re:.*mlp.gate_up_proj"], 32 * 176_160_768 * 2 // 3),
+    (["o_proj"], 32 * 4096 * 4096),
+    (["q_proj", "k_proj", "v_proj"], 32 * 4096 * (4096 + 2048)),
     (["gate", "re:.*lm_head", "model.layers.3.mlp.down"], 0),
 ])  # fmt: skip
 def test_modules_that_are_named_keep_their_width(kept: list[str], bytes_of_kept: int) -> None:
@@ -81,7 +86,10 @@ def test_modules_that_are_named_keep_their_width(kept: list[str], bytes_of_kept:
 
 def test_a_scheme_is_of_the_modules_it_names() -> None:
     groups = {
-        "mlp": {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}},
+        "mlp": {
+            "targets": ["re:.*(gate_up|down)_proj"],
+            "weights": {"num_bits": 4, "type": "int", "group_size": 32},
+        },
         "rest": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"}},
     }
     shape = model_shape_of(quantized(FP8, config_groups=groups))
@@ -91,6 +99,31 @@ def test_a_scheme_is_of_the_modules_it_names() -> None:
 def test_what_gptqmodel_leaves_as_it_is() -> None:
     shape = model_shape_of(quantized(AWQ, quant_method="gptq", dynamic={"-:.*attn.*": {}}))
     assert shape.weight_bytes == round(32 * (2 * 41_943_040 + 176_160_768 * (0.5 + 2.5 / 128)) + 2 * TABLES)
+
+
+def test_what_auto_round_leaves_as_it_is() -> None:
+    kept = {"model.layers.3.self_attn.o_proj": {"bits": 16}, "layers.4.*o_proj": {"bits": 16}}
+    shape = model_shape_of(quantized(AWQ, quant_method="auto-round", extra_config=kept))
+    wide = 2 * 4096 * 4096
+    assert shape.weight_bytes == round(2 * wide + (IN_LAYERS - wide) * (0.5 + 2.5 / 128) + 2 * TABLES)
+
+
+def test_a_zero_of_each_group_counts() -> None:
+    weights = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": False}
+    shape = model_shape_of(quantized(INT4, config_groups={"g": {"targets": ["Linear"], "weights": weights}}))
+    assert shape.weight_bytes == IN_LAYERS * (0.5 + 2.5 / 32) + 2 * TABLES
+
+
+def test_latent_attention_may_be_quantised_in_part() -> None:
+    kept = {"ignore": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]}
+    shape = model_shape_of(DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8"} | kept})
+    narrow, size = 128 * 128 * 7168, shape.attention_weights
+    assert shape.bytes_per_weight.attention == pytest.approx(2 - narrow / size)
+
+
+def test_quantised_weights_stand_beside_16_bits() -> None:
+    config = quantized(FP8, ignore=["self_attn"])
+    assert model_shape_of(config | {"torch_dtype": "float32"}) == model_shape_of(config)
 
 
 def test_experts_may_be_quantised_alone() -> None:
@@ -201,6 +234,10 @@ def test_scales_for_the_cache_halve_it(found: dict[str, Any]) -> None:
     (FP8 | {"ignore": [7]}, "ignore"), (FP8 | {"ignore": ["re:*lm_head"]}, "lm_head"),
     (FP8 | {"config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 3}}}}, "num_bits"),
     (FP8 | {"kv_cache_scheme": {"num_bits": 4}}, "kv_cache_scheme"),
+    (AWQ | {"lm_head": True}, "lm_head"), (AWQ | {"data_type": "mx_fp"}, "data_type"),
+    (AWQ | {"extra_config": {"model.layers.0.mlp": {"bits": 8}}}, "extra_config"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": False}, "load_in_4bit"),
+    (FP8 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
     (AWQ | {"dynamic": {"+:.*attn.*": {"bits": 8}}}, "dynamic"), (AWQ | {"dynamic": [7]}, "dynamic"),
 ])  # fmt: skip
 def test_what_is_not_understood_is_named(found: dict[str, Any], key: str) -> None:

@@ -7,6 +7,20 @@ from typing import Any
 
 from headway.errors import ConfigError
 
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
+_LANGUAGE_MODELS = ("text_config", "llm_config", "language_config")
+
+
+def parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A config, and behind it the one of its language model if the model has other parts too (vision)."""
+    parts = [config]
+    for key in _LANGUAGE_MODELS:
+        part = config.get(key)
+        if isinstance(part, Mapping) and ("hidden_size" in part or "hidden_size" not in config):
+            parts.append(part)
+    return parts
+
 
 class ConfigReader:
     """Looks sizes up under the names that model families give them."""

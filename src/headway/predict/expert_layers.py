@@ -5,20 +5,23 @@ from __future__ import annotations
 from headway.errors import ConfigError
 from headway.predict.config_reader import ConfigReader
 
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
-_SHARED_COUNTS = ("n_shared_experts", "num_shared_experts")
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "moe_top_k", "top_k_experts", "moe_k")
+_SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size")
 
 
 def num_experts_of(read: ConfigReader) -> int:
-    """Experts of a layer to choose from; 0 for a dense model. Raises ConfigError where they go by a name not known."""
+    """Experts of a layer to choose from; 0 for a dense model, which one expert is too.
+
+    Raises ConfigError where they go by a name not known.
+    """
     experts = read.known(*_COUNTS)
     for key, value in read.config.items():
         nested = value if isinstance(value, dict) else {key: value}
         if not experts and any(_counts_experts(str(inner), number) for inner, number in nested.items()):
             raise read.refuse(key)
-    return experts
+    return experts if experts > 1 else 0
 
 
 def experts_per_token_of(read: ConfigReader, experts: int) -> int:
@@ -36,7 +39,7 @@ def _counts_experts(key: str, value: object) -> bool:
 
 
 def layers_with_experts(read: ConfigReader, num_layers: int) -> list[bool]:
-    """For each layer whether it has experts, by the keys of DeepSeek, Qwen, Llama 4 and GLM; all, if there are none."""
+    """For each layer whether it has experts: all, unless keys of DeepSeek, Qwen, Llama 4, GLM or ERNIE differ."""
     return [_has_experts(read, layer) for layer in range(num_layers)]
 
 
@@ -62,9 +65,10 @@ def _has_experts(read: ConfigReader, layer: int) -> bool:
         return layer in named
     if flags := read.listed("moe_layer_freq"):
         return any(flags[layer : layer + 1])
-    if layer < read.known("first_k_dense_replace", "num_dense_layers") or layer in read.listed(
-        "mlp_only_layers"
-    ):
+    first = read.known("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    ends = read.config.get("moe_layer_end_index") not in (None, -1)
+    behind = ends and layer > read.known("moe_layer_end_index")
+    if layer < first or behind or layer in read.listed("mlp_only_layers"):
         return False
-    every = read.known("decoder_sparse_step", "interleave_moe_layer_step") or 1
+    every = read.known("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval") or 1
     return (layer + 1) % every == 0 and layer % (read.known("moe_layer_freq") or 1) == 0

@@ -26,10 +26,11 @@ class Family:
 
     `gated`: the feed-forward has three matrices, whatever its activation. `tied`: the LM head is the embedding table.
     `kv_heads` 0 means one for each head, `head_dim` 0 a head's share of the hidden size. `four_times`: the
-    feed-forward is four times as wide as the hidden size. `both_halves`: `intermediate_size` counts the two halves of
-    a gated feed-forward. `experts` is the key that counts experts; with `expert_width` their width is
-    `moe_intermediate_size`, and with `dense_too` tokens pass a feed-forward of `intermediate_size` beside them.
-    `window_switch`: a sliding window is in use only if `use_sliding_window` is true.
+    feed-forward is four times as wide as the hidden size. `width` is the key of its width where that is none of the
+    usual. `both_halves`: `intermediate_size` counts the two halves of a gated feed-forward. `experts` is the key that
+    counts experts; with `expert_width` their width is `moe_intermediate_size`, and with `dense_too` tokens pass a
+    feed-forward of `intermediate_size` beside them. `window_switch`: a sliding window is in use only if
+    `use_sliding_window` is true.
     """
 
     gated: bool = True
@@ -38,6 +39,7 @@ class Family:
     head_dim: int = 0
     multi_query: bool = False
     four_times: bool = False
+    width: str = ""
     both_halves: bool = False
     experts: str = ""
     expert_width: bool = False
@@ -54,14 +56,21 @@ _DEEPSEEK = Family(experts="n_routed_experts", expert_width=True)
 
 FAMILIES = {
     **dict.fromkeys(("llama", "olmo", "olmo2", "flex_olmo", "granite", "stablelm", "phi3"), _LLAMA),
+    **dict.fromkeys(("exaone", "hunyuan_v1_dense", "hunyuan_dense_v1"), _LLAMA),
     **dict.fromkeys(
         ("aquila", "baichuan", "internlm", "internlm2", "internlm3", "orion", "xverse", "yi"), _LLAMA
     ),
     "cohere": Family(tied=True),
     "ernie4_5": Family(tied=True, kv_heads=2, head_dim=128),
+    "ernie4_5_moe": Family(tied=True, kv_heads=4, experts="moe_num_experts", expert_width=True),
+    "exaone4": Family(kv_heads=32),
     "glm": Family(kv_heads=2, head_dim=128),
     "glm4": Family(kv_heads=2, head_dim=128),
+    "glm4v_text": Family(kv_heads=2),
+    "granitemoehybrid": Family(width="shared_intermediate_size"),
     "helium": Family(kv_heads=20, head_dim=128),
+    "mimo": _QWEN,
+    "minicpm": Family(tied=True),
     "mistral": Family(kv_heads=8),
     "ministral3": Family(kv_heads=8, head_dim=128),
     "seed_oss": Family(kv_heads=8, head_dim=128),
@@ -85,7 +94,7 @@ FAMILIES = {
     "llama4_text": Family(kv_heads=8, head_dim=128, experts="num_local_experts"),
     "olmoe": Family(kv_heads=16, experts="num_experts"),
     **dict.fromkeys(("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "pangu_ultra_moe"), _DEEPSEEK),
-    "glm4_moe": replace(_DEEPSEEK, kv_heads=8),
+    **dict.fromkeys(("glm4_moe", "glm4v_moe_text"), replace(_DEEPSEEK, kv_heads=8)),
     "glm4_moe_lite": _DEEPSEEK,
     "dots1": replace(_DEEPSEEK, window_switch=True),
     **dict.fromkeys(("apertus", "arcee", "gpt_neox", "nemotron", "persimmon", "phi"), _GPT),

@@ -46,10 +46,18 @@ class LatentAttention:
             (hidden, heads * self.v_head_dim),
         ]
 
-    def weights(self, hidden: int, heads: int) -> int:
-        """Weights of one layer's projections."""
-        products = self.whole_products(hidden) + self.shared_products(hidden, heads)
-        return sum(columns * depth for columns, depth in products)
+    def projections(self, hidden: int, heads: int) -> dict[str, int]:
+        """Weights of each of a layer's projections, by the name of its module in vLLM."""
+        query, keys_and_values, out = (
+            columns * depth for columns, depth in self.shared_products(hidden, heads)
+        )
+        return {
+            "q_a_proj": self.q_lora_rank * hidden,
+            "kv_a_proj_with_mqa": self.cached * hidden,
+            "q_b_proj" if self.q_lora_rank else "q_proj": query,
+            "kv_b_proj": keys_and_values,
+            "o_proj": out,
+        }
 
     @property
     def decode_pairs(self) -> float:

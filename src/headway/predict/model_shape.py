@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.predict.config_reader import ConfigReader
+from headway.predict.config_reader import HIDDEN, LAYERS, ConfigReader, parts_of
 from headway.predict.context_tokens import context_tokens_of
 from headway.predict.expert_layers import (
     experts_per_token_of,
@@ -80,11 +80,17 @@ class ModelShape:
         return self.latent.decode_pairs if self.latent else 1
 
     @property
+    def projections(self) -> dict[str, int]:
+        """Weights of each of a layer's projections, by the name of its module in vLLM."""
+        if self.latent:
+            return self.latent.projections(self.hidden_size, self.num_heads)
+        out = self.hidden_size * self.query_width
+        return {"qkv_proj": out + 2 * self.hidden_size * self.kv_width, "o_proj": out}
+
+    @property
     def attention_weights(self) -> int:
         """Weights of one layer's projections."""
-        if self.latent:
-            return self.latent.weights(self.hidden_size, self.num_heads)
-        return self.hidden_size * (2 * self.query_width + 2 * self.kv_width)
+        return sum(self.projections.values())
 
     @property
     def expert_weights(self) -> int:
@@ -191,20 +197,20 @@ def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
     Raises ConfigError that names the key which is missing or not known, or which makes the model another kind.
     """
     quantization = quantization_of(config)
-    text = config.get("text_config")
-    if isinstance(text, Mapping) and ("hidden_size" in text or "hidden_size" not in config):
-        config = text
+    outer, config = config, parts_of(config)[-1]
     read = ConfigReader(config, name or str(config.get("_name_or_path", "")) or "model")
     family, latent = _kind(read)
-    layers = read.needed("num_hidden_layers", "n_layer", "n_layers")
-    hidden = read.needed("hidden_size", "n_embd", "d_model")
+    layers = read.needed(*LAYERS)
+    hidden = read.needed(*HIDDEN)
     heads = read.needed("num_attention_heads", "n_head", "n_heads")
     experts = _experts(read, family)
     with_experts = layers_with_experts(read, layers) if experts else [False] * layers
     dense = with_experts.count(False) if experts else 0
     width = _expert_width(read, family) if experts else _inner(read, family)
     dtype_bytes = _dtype_bytes(config)
-    return ModelShape(
+    if quantization:
+        dtype_bytes = min(dtype_bytes, 2)  # vLLM serves quantised weights beside 16 bits
+    shape = ModelShape(
         name=read.name,
         num_layers=layers,
         hidden_size=hidden,
@@ -214,18 +220,23 @@ def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
         intermediate_size=width,
         vocab_size=read.needed("vocab_size"),
         gated=family.gated,
-        tied_embeddings=bool(config.get("tie_word_embeddings", family.tied)),
+        tied_embeddings=bool(
+            config.get("tie_word_embeddings", outer.get("tie_word_embeddings", family.tied))
+        ),
         num_experts=experts,
         experts_per_token=experts_per_token_of(read, experts) if experts else 0,
         shared_intermediate_size=_shared(read, family, width) if experts else 0,
         num_dense_layers=dense,
         dense_intermediate_size=read.needed("intermediate_size_mlp", "intermediate_size") if dense else 0,
         latent=latent,
-        quantized=weight_bytes_of(quantization, dtype_bytes, with_experts),
         bytes_per_value=dtype_bytes,
         kv_bytes_per_value=kv_bytes_of(quantization, dtype_bytes),
         context_tokens=context_tokens_of(read),
     )
+    quantized = weight_bytes_of(
+        quantization, dtype_bytes, with_experts, projections=shape.projections, gated=shape.gated
+    )
+    return replace(shape, quantized=quantized)
 
 
 def _kind(read: ConfigReader) -> tuple[Family, LatentAttention | None]:
@@ -257,9 +268,9 @@ def _shared(read: ConfigReader, family: Family, expert_width: int) -> int:
 
 
 def _inner(read: ConfigReader, family: Family) -> int:
-    keys = "ffn_dim", "n_inner", "intermediate_size", "ffn_hidden_size"
+    keys = (family.width,) if family.width else ("ffn_dim", "n_inner", "intermediate_size", "ffn_hidden_size")
     if family.four_times:
-        return read.known(*keys) or 4 * read.needed("hidden_size", "n_embd", "d_model")
+        return read.known(*keys) or 4 * read.needed(*HIDDEN)
     return read.needed(*keys) // (2 if family.both_halves else 1)
 
 

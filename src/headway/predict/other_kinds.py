@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from headway.predict.config_reader import ConfigReader
+from headway.predict.config_reader import LAYERS, ConfigReader
 from headway.predict.context_tokens import context_tokens_of
 
 _STATES = re.compile(r"mamba_|ssm_|lru_|conv_|rwkv|linear_(num|key|value|conv)|.*linear_att")
@@ -25,8 +25,11 @@ _READ_ELSEWHERE = {"layer_types", "mlp_layer_types", "mlp_only_layers", "moe_lay
 _HARMLESS_LISTS = re.compile(r"architectures|no_rope_layers|.*token(_id)?s?$|.*languages")
 _HARMLESS_OBJECTS = re.compile(
     r"rope_|quantization_config|compression_config|.*label|auto_map|task_specific|generation"
-    r"|.*(vision|visual|image|video|audio|speech)"
+    r"|.*(vision|visual|image|video|audio|speech)|transformers\.js_config"
 )
+_HARMLESS_NUMBERS = re.compile(r"layernorm_.*_beta|swa_rope_theta")
+_EVERY_LAYER_FULL = {"attn_type_list", "full_attn_mod"}
+"""Keys that say with 1, once or for each layer, that all layers attend to all keys."""
 
 
 def refuse_other_kinds(read: ConfigReader, *, window_switch: bool) -> None:
@@ -42,17 +45,28 @@ def refuse_other_kinds(read: ConfigReader, *, window_switch: bool) -> None:
         raise read.refuse("layer_types")
     if narrow and not kinds and read.config.get("use_sliding_window", not window_switch):
         raise read.refuse(narrow[0])
-    layers = read.known("num_hidden_layers", "n_layer", "n_layers")
+    layers = read.known(*LAYERS)
     for key, value in read.config.items():
         # Where each layer's kind is told, sizes of layers that are not there may stand beside it.
         other = _OTHER_KINDS.match(key) or (not kinds and _STATES.match(key))
-        if value and key not in _READ_ELSEWHERE and (other or _is_not_read(key, value, layers)):
+        if value and (other or _is_not_read(key, value, layers)) and not _is_harmless(read, key):
             raise read.refuse(key)
 
 
 def _holds_context(read: ConfigReader, key: str) -> bool:
     window = read.config[key]
     return isinstance(window, bool) or (isinstance(window, int) and 0 < context_tokens_of(read) <= window)
+
+
+def _is_harmless(read: ConfigReader, key: str) -> bool:
+    """Whether the key is read elsewhere, or changes nothing at the value that it has."""
+    if key in _EVERY_LAYER_FULL:
+        return set(read.listed(key) or [read.config[key]]) == {1}
+    if key == "sliding_window_pattern":
+        return bool(read.listed("layer_types"))
+    if key == "cla_share_factor":
+        return not read.config.get("use_cla")
+    return key in _READ_ELSEWHERE or _HARMLESS_NUMBERS.match(key) is not None
 
 
 def _is_not_read(key: str, value: object, layers: int) -> bool:

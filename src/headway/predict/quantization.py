@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from headway.errors import ConfigError
+from headway.predict.config_reader import parts_of
 
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files beside a config.json that older checkpoints tell of their quantisation in, and the method of each."""
@@ -28,20 +29,21 @@ _NVFP4_GROUP = 16
 _MX_GROUP = 32
 _NF4_GROUP = 64
 
-_ATTENTION = ("self_attn.o_proj",)
-_DENSE = ("mlp.down_proj", "feed_forward.down_proj")
-_EXPERT = ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2", "feed_forward.experts.0.down_proj")
-_SHARED = (
-    "mlp.shared_experts.down_proj",
-    "mlp.shared_expert.down_proj",
-    "feed_forward.shared_expert.down_proj",
-)
-"""One module for each part of a layer, by the names that families give it."""
+_IN_ONE = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"),
+    "down_proj": ("w2",),
+}
+"""Modules of vLLM, and what checkpoints call them or their parts, which vLLM wants quantised alike."""
+_DENSE = ("mlp", "feed_forward")
+_EXPERT = ("mlp.experts.0", "block_sparse_moe.experts.0", "feed_forward.experts.0")
+_SHARED = ("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert")
+"""Where families have the modules of a feed-forward."""
 _NESTED = "language_model."
 """Before the names of a model that has other parts too."""
 
-Bytes = Callable[[str], float]
-"""Bytes that a weight of a module takes, its share of the scales too, by the module's name."""
+Bytes = Callable[[Sequence[str]], float]
+"""Bytes that a weight of a module takes, its share of the scales too, by what the module may be called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +63,7 @@ class WeightBytes:
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What a model's config says of quantisation, of its language model first; None if nothing is quantised."""
-    text = config.get("text_config")
-    places = [text, config] if isinstance(text, Mapping) else [config]
+    places = reversed(parts_of(config))
     key, found = next(
         ((key, place[key]) for place in places for key in _CONFIGS if place.get(key)), ("", None)
     )
@@ -75,9 +76,15 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def weight_bytes_of(
-    found: Mapping[str, Any] | None, wide: int, with_experts: Sequence[bool]
+    found: Mapping[str, Any] | None,
+    wide: int,
+    with_experts: Sequence[bool],
+    *,
+    projections: Mapping[str, int],
+    gated: bool,
 ) -> WeightBytes | None:
     """Of a model whose unquantised values are `wide` bytes; `with_experts` tells for each layer whether it has any.
+    `projections` are the weights of each module of a layer's attention, `gated` is of its feed-forward.
 
     `found` is what `quantization_of` returned. None if nothing is quantised. Raises ConfigError that names the key
     which is not understood.
@@ -85,22 +92,35 @@ def weight_bytes_of(
     if not found:
         return None
     of_module = _method(found)
-    kept = [pattern for key in _KEPT_KEYS for pattern in _patterns(found, key)] + _kept_by_gptqmodel(found)
+    kept = [pattern for key in _KEPT_KEYS for pattern in _patterns(found, key)]
+    kept += _kept_by_gptqmodel(found) + _kept_by_auto_round(found)
 
-    def mean(names: Sequence[str], layers: Sequence[int]) -> float:
-        return fmean(
-            wide if _is_kept(layer, names, kept) else of_module(_module(layer, names[0])) for layer in layers
-        )
+    def each(layer: int, names: Sequence[str]) -> float:
+        modules = [f"{_NESTED}model.layers.{layer}.{name}" for name in names]
+        return wide if _means(kept, modules) else of_module(modules)
+
+    def mean(places: Sequence[str], modules: Mapping[str, int], layers: Sequence[int]) -> float:
+        names = [_names(places, module) for module in modules]
+        sizes = list(modules.values())
+        return fmean(fmean([each(layer, module) for module in names], sizes) for layer in layers)
 
     every = range(len(with_experts))
     chosen = [layer for layer in every if with_experts[layer]]
     plain = [layer for layer in every if not with_experts[layer]]
+    feed_forward = {"gate_up_proj": 2 if gated else 1, "down_proj": 1}
+    shared = chosen and not plain
     return WeightBytes(
-        attention=mean(_ATTENTION, every),
-        experts=mean(_EXPERT, chosen) if chosen else mean(_DENSE, every),
-        dense=mean(_SHARED, chosen) if chosen and not plain else mean(_DENSE, plain or every),
+        attention=mean(["self_attn"], projections, every),
+        experts=mean(_EXPERT if chosen else _DENSE, feed_forward, chosen or every),
+        dense=mean(_SHARED if shared else _DENSE, feed_forward, plain or every),
         block=_block(found),
     )
+
+
+def _names(places: Sequence[str], module: str) -> list[str]:
+    """What a module may be called, first as most families do."""
+    names = (*_IN_ONE.get(module, ()), module)
+    return [f"{place}.{name}" for place in places for name in names]
 
 
 def kv_bytes_of(found: Mapping[str, Any] | None, wide: int) -> int:
@@ -128,7 +148,11 @@ def _eight_bits(_: Mapping[str, Any]) -> Bytes:
 
 
 def _integers(found: Mapping[str, Any]) -> Bytes:
-    """GPTQ and AWQ: whole numbers, a scale and a zero for each group of them."""
+    """GPTQ, AWQ and AutoRound: whole numbers, a scale and a zero for each group of them."""
+    if found.get("lm_head"):
+        raise _not_understood("lm_head", found["lm_head"], "false: an LM head of 16 bits")
+    if found.get("data_type", "int") != "int":
+        raise _not_understood("data_type", found["data_type"], "int")
     bits = found.get("bits", found.get("w_bit"))
     if not isinstance(bits, int) or not 2 <= bits <= 8:
         raise _not_understood("bits", bits, "2 to 8")
@@ -140,8 +164,10 @@ def _integers(found: Mapping[str, Any]) -> Bytes:
 
 
 def _bitsandbytes(found: Mapping[str, Any]) -> Bytes:
-    if not (found.get("load_in_4bit") or found.get("_load_in_4bit")):
+    if found.get("load_in_8bit") or found.get("_load_in_8bit"):
         return _eight_bits(found)
+    if not (found.get("load_in_4bit") or found.get("_load_in_4bit")):
+        raise _not_understood("load_in_4bit", found.get("load_in_4bit"), "true, or load_in_8bit true")
     each = _grouped(4, _NF4_GROUP, 1 if found.get("bnb_4bit_use_double_quant") else 4)
     return lambda _: each
 
@@ -162,11 +188,14 @@ def _compressed_tensors(found: Mapping[str, Any]) -> Bytes:
     groups = found.get("config_groups")
     if not isinstance(groups, Mapping) or not groups or not all(map(_is_group, groups.values())):
         raise _not_understood("config_groups", groups, "an object of groups with targets and weights")
+    sparsity = found.get("sparsity_config")
+    if sparsity and (not isinstance(sparsity, Mapping) or sparsity.get("format") != "dense"):
+        raise _not_understood("sparsity_config", sparsity, "none, or the format dense")
     schemes = [(_patterns(group, "targets"), group.get("weights")) for group in groups.values()]
 
-    def of_module(module: str) -> float:
+    def of_module(modules: Sequence[str]) -> float:
         for targets, weights in schemes:
-            if weights and any(target == "Linear" or _matches(target, module) for target in targets):
+            if weights and ("Linear" in targets or _means(targets, modules)):
                 return _scheme_bytes(weights)
         return 2.0
 
@@ -182,7 +211,10 @@ def _scheme_bytes(weights: Mapping[str, Any]) -> float:
     if bits not in (4, 8):
         raise _not_understood("config_groups.weights.num_bits", bits, "4, 8")
     small = weights.get("type") == "float" and bits == 4
-    return _grouped(bits, weights.get("group_size"), _SMALL_SCALE_BYTES if small else _SCALE_BYTES)
+    zero_bytes = 0 if weights.get("symmetric", True) else bits / 8
+    return _grouped(
+        bits, weights.get("group_size"), (_SMALL_SCALE_BYTES if small else _SCALE_BYTES) + zero_bytes
+    )
 
 
 def _block(found: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -209,6 +241,7 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], Bytes]] = {
     "fbgemm_fp8": _eight_bits,
     "gptq": _integers,
     "awq": _integers,
+    "auto-round": _integers,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
@@ -248,12 +281,18 @@ def _kept_by_gptqmodel(found: Mapping[str, Any]) -> list[str]:
     return [f"re:{pattern.removeprefix('-:')}" for pattern in patterns]
 
 
-def _module(layer: int, part: str) -> str:
-    return f"{_NESTED}model.layers.{layer}.{part}"
+def _kept_by_auto_round(found: Mapping[str, Any]) -> list[str]:
+    """AutoRound's own list: modules and how they differ from the rest, of which 16 bits are understood."""
+    modules = found.get("extra_config") or {}
+    if not isinstance(modules, Mapping) or any(
+        not isinstance(each, Mapping) or each.get("bits", 0) < 16 for each in modules.values()
+    ):
+        raise _not_understood("extra_config", modules, "an object of modules that keep 16 bits or more")
+    return [name if re.fullmatch(r"[\w.-]+", name) else f"re:.*(?:{name})" for name in modules]
 
 
-def _is_kept(layer: int, names: Sequence[str], kept: Sequence[str]) -> bool:
-    return any(_matches(pattern, _module(layer, name)) for name in names for pattern in kept)
+def _means(patterns: Sequence[str], modules: Sequence[str]) -> bool:
+    return any(_matches(pattern, module) for module in modules for pattern in patterns)
 
 
 def _matches(pattern: str, module: str) -> bool:
