@@ -14,6 +14,7 @@ MAX_SHOWN_CHARACTERS = 80
 """How much of a text an error repeats: enough to find it, and no screenful of a binary file."""
 
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_TICKS = re.compile(r"\+?\d{1,19}", re.ASCII)
 _IDENTITY = re.compile(r"[+-]?\d{1,20}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
@@ -51,11 +52,12 @@ def number(cells: Cells, column: str) -> float:
     return float(text)
 
 
-def seconds(cells: Cells, column: str) -> float:
-    """The time in a cell, 0 or more."""
-    value = number(cells, column)
+def ticks(cells: Cells, column: str) -> float:
+    """The time in a cell, 0 or more; a whole number stays one, since a float loses digits of nanoseconds since 1970."""
+    text = cells[column].strip()
+    value = int(text) if _TICKS.fullmatch(text) else number(cells, column)
     if value < 0:
-        raise TraceError(f"{column} is {shown(cells[column].strip())}; accepted: seconds, 0 or more")
+        raise TraceError(f"{column} is {shown(text)}; accepted: a time, 0 or more")
     return value
 
 

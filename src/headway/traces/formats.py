@@ -6,9 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, NotRequired, TypedDict
-
-import msgspec
+from typing import NotRequired, TypedDict
 
 from headway.core.job import PREFIX_BLOCK_TOKENS
 from headway.core.slo import Slo
@@ -18,8 +16,8 @@ from headway.traces.cells import (
     identities,
     optional_number,
     optional_whole,
-    seconds,
     shown,
+    ticks,
     whole,
 )
 
@@ -50,16 +48,16 @@ TICKS_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 class Format:
     """A trace format: what a file must have, time first, and how one row reads.
 
-    `parse` takes a row (CSV: column -> cell; Mooncake: the object's text) and returns its arrival in ticks of
-    `time_unit` and its fields. Ticks stay whole where the file's are, so that shifting them loses no digit. `parse`
-    also reads the columns of `optional` where they are there; other columns are passed over. `told_unit` is what the
-    file itself says of the unit of its times; empty where that is only assumed.
+    `parse` takes a row's cells by column and returns its arrival in ticks of `time_unit` and its fields. Ticks stay
+    whole where the file's are, so that shifting them loses no digit. `parse` also reads the columns of `optional` where
+    they are there; other columns are passed over. `told_unit` is what the file itself says of the unit of its times;
+    empty where that is only assumed.
     """
 
     name: str
-    columns: tuple[str, ...]
+    columns: tuple[str, str, str]
     time_unit: str
-    parse: Callable[[Any], tuple[float, Fields]]
+    parse: Callable[[Cells], tuple[float, Fields]]
     told_unit: str = ""
     drops_empty: bool = False
     optional: tuple[str, ...] = ()
@@ -82,7 +80,7 @@ def _headway(cells: Cells) -> tuple[float, Fields]:
     }
     if "id" in cells:
         fields["id"] = cells["id"]
-    return seconds(cells, "arrival_s"), fields
+    return ticks(cells, "arrival_s"), fields
 
 
 def _targets(cells: Cells) -> Slo:
@@ -124,43 +122,24 @@ def _burstgpt(cells: Cells) -> tuple[float, Fields]:
         "output_tokens": whole(cells, "Response tokens"),
         "session": cells.get("Session ID") or None,
     }
-    return seconds(cells, "Timestamp"), fields
+    return ticks(cells, "Timestamp"), fields
 
 
-_Whole = Annotated[int, msgspec.Meta(le=2**63 - 1)]
-"""One that the libraries which count with it can hold: JSON sets no limit."""
-
-
-class _MooncakeLine(msgspec.Struct):
-    timestamp: _Whole | float
-    input_length: _Whole
-    output_length: _Whole
-    hash_ids: tuple[int, ...] = ()
-
-
-_MOONCAKE_LINES = msgspec.json.Decoder(_MooncakeLine)
-
-
-def _mooncake(text: str) -> tuple[float, Fields]:
-    try:
-        line = _MOONCAKE_LINES.decode(text)
-    except msgspec.DecodeError as error:
-        raise TraceError(f"{error}; accepted: {MOONCAKE}") from None
-    if line.timestamp < 0:
-        raise TraceError(f"timestamp is {line.timestamp!r}; accepted: 0 or more")
-    blocks = -(-line.input_length // MOONCAKE_BLOCK_TOKENS)
-    if len(line.hash_ids) > max(blocks, 0):
+def _mooncake(cells: Cells) -> tuple[float, Fields]:
+    input_tokens, hashes = whole(cells, "input_length"), identities(cells, "hash_ids")
+    blocks = -(-input_tokens // MOONCAKE_BLOCK_TOKENS)
+    if len(hashes) > max(blocks, 0):
         # Qwen-Bailian's traces have the same keys with other units, which must not pass for Mooncake's.
         raise TraceError(
-            f"hash_ids names {len(line.hash_ids)} blocks, but {line.input_length} tokens fill {blocks}; "
+            f"hash_ids names {len(hashes)} blocks, but {input_tokens} tokens fill {blocks}; "
             f"accepted: blocks of {MOONCAKE_BLOCK_TOKENS} tokens, as Mooncake publishes"
         )
     fields: Fields = {
-        "input_tokens": line.input_length,
-        "output_tokens": line.output_length,
-        "prefix_blocks": line.hash_ids,
+        "input_tokens": input_tokens,
+        "output_tokens": whole(cells, "output_length"),
+        "prefix_blocks": hashes,
     }
-    return line.timestamp, fields
+    return ticks(cells, "timestamp"), fields
 
 
 HEADWAY = Format(
@@ -180,7 +159,13 @@ AZURE = Format(
 BURSTGPT = Format(
     "BurstGPT CSV", ("Timestamp", "Request tokens", "Response tokens"), "s", _burstgpt, drops_empty=True
 )
-MOONCAKE = Format("Mooncake JSON lines", ("timestamp", "input_length", "output_length"), "ms", _mooncake)
+MOONCAKE = Format(
+    "Mooncake JSON lines",
+    ("timestamp", "input_length", "output_length"),
+    "ms",
+    _mooncake,
+    optional=("hash_ids",),
+)
 
 CSV_FORMATS = (HEADWAY, AZURE, BURSTGPT)
 ACCEPTED = ", ".join(map(str, (*CSV_FORMATS, MOONCAKE)))

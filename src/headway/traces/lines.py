@@ -11,6 +11,15 @@ from typing import IO
 from headway.errors import TraceError
 
 GZIP_MAGIC = b"\x1f\x8b"
+_OTHER_MAGIC = {
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "Parquet",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -22,7 +31,11 @@ def text_lines(path: Path) -> Generator[str, None, None]:
     """
     try:
         with path.open("rb") as raw:
-            zipped = raw.peek(2)[:2] == GZIP_MAGIC
+            head = raw.peek(8)
+            for magic, name in _OTHER_MAGIC.items():
+                if head.startswith(magic):
+                    raise TraceError(f"{path} is a {name} file; accepted: text in UTF-8, plain or gzip")
+            zipped = head.startswith(GZIP_MAGIC)
             if path.suffix == ".gz" and not zipped:
                 raise TraceError(f"{path} is named .gz but does not start as a gzip file does (1f 8b)")
             unpacked: IO[bytes] = gzip.GzipFile(fileobj=raw) if zipped else raw  # type: ignore[assignment]

@@ -19,6 +19,8 @@ from headway.traces.rows import recognise
 
 PLAUSIBLE_GAP_S = 0.01, 3600.0
 """Mean gaps between arrivals of a trace whose unit of time is only assumed; outside, the unit is another."""
+_DATES_S = 1e9, 4e9
+"""Seconds since 1970 of the years 2001 to 2096: a first arrival there is a date, which tells its unit."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +41,8 @@ def read_trace(
     out of order are sorted, with a warning. Where a trace has no `id`, a request's id is its place in the result.
 
     `time_unit` ("s", "ms", "us", "ns") is the unit of arrivals where the file does not tell it; None is the format's
-    own, which is refused where arrivals would be closer together or further apart than `PLAUSIBLE_GAP_S`. What was
-    understood is logged at level INFO.
+    own, which is refused where arrivals would be closer together or further apart than `PLAUSIBLE_GAP_S`, are parts of
+    a millisecond, or begin at a date in another unit. What was understood is logged at level INFO.
 
     Raises TraceError naming the file, the place in it, what was found and what is accepted.
     """
@@ -76,7 +78,8 @@ def tell_understood(source: str, requests: list[TraceRequest], form: str) -> Non
     """Log at level INFO how many requests a source has, over what time, how many a second, and in what form."""
     span_s = requests[-1].arrival_s
     rate = f"over {span_s:,.6g} s, {len(requests) / span_s:.3g} a second" if span_s else "all at once"
-    logger.info("%s: %s requests %s (%s)", source, f"{len(requests):,}", rate, form)
+    count = f"{len(requests):,} request{'s' if len(requests) > 1 else ''}"
+    logger.info("%s: %s %s (%s)", source, count, rate, form)
 
 
 @cache
@@ -88,23 +91,41 @@ def _warn(message: str, source: Path, found: object) -> None:
 def _time_unit(source: Path, taken: _Intake, asked: str | None) -> str:
     """The unit of a file's arrivals: as it tells, as asked for, or as its format usually has it.
 
-    Raises TraceError for a unit other than the file tells, and for a usual one that makes implausible gaps.
+    Raises TraceError for a unit other than the file tells, and for a usual one that its arrivals speak against.
     """
-    form, gap = taken.form, taken.mean_gap()
+    form = taken.form
     if form.told_unit and asked not in (None, form.told_unit):
         raise TraceError(
             f"time_unit is {asked!r} for {source}, whose {form.columns[0]} tells its unit ({form.told_unit}); "
             "accepted: a trace that does not tell it"
         )
     unit = asked or form.time_unit
-    least_s, most_s = PLAUSIBLE_GAP_S
-    gap_s = gap / TICKS_PER_S[unit]
-    if gap and not (asked or form.told_unit or least_s <= gap_s <= most_s):
-        raise TraceError(
-            f"{source}: {form.columns[0]} is taken for {unit}, and arrivals would be {gap_s:.3g} s apart in the mean; "
-            f"accepted: {least_s:g} to {most_s:g} s, or the unit told by --time-unit {'|'.join(TICKS_PER_S)}"
-        )
+    doubt = "" if asked else _doubt(taken, unit)
+    if doubt:
+        told = "" if form.told_unit else f", or the unit told by --time-unit {'|'.join(TICKS_PER_S)}"
+        raise TraceError(f"{source}: {form.columns[0]} is taken for {unit}, and {doubt}{told}")
     return unit
+
+
+def _doubt(taken: _Intake, unit: str) -> str:
+    """What speaks against arrivals in this unit, empty if nothing does. For sorted rows.
+
+    A date in another unit does; and, if the file does not tell its unit, an implausible gap or a part of a millisecond.
+    """
+    first = taken.rows[0][0]
+    for other, per_s in TICKS_PER_S.items():
+        if other != unit and _DATES_S[0] <= first / per_s < _DATES_S[1]:
+            return f"the first, {first}, is a date in {other} since 1970; accepted: {unit}"
+    if taken.form.told_unit:
+        return ""
+    gap_s = taken.mean_gap() / TICKS_PER_S[unit]
+    least_s, most_s = PLAUSIBLE_GAP_S
+    if gap_s and not least_s <= gap_s <= most_s:
+        return f"arrivals would be {gap_s:.3g} s apart in the mean; accepted: {least_s:g} to {most_s:g} s"
+    part = next((ticks for ticks, _, _ in taken.rows if ticks % 1), None)
+    if part is not None and unit != "s":
+        return f"{part} is no whole number of them; accepted: whole {unit}"
+    return ""
 
 
 @dataclass(slots=True)
@@ -121,8 +142,10 @@ class _Intake:
         if self.drop_empty and 0 in (fields["input_tokens"], fields["output_tokens"]):
             self.dropped += 1
             return
-        if fields["output_tokens"] == 0:
-            raise TraceError(f"{self.form.columns[-1]} is 0; accepted: 1 or more")
+        _, of_input, of_output = self.form.columns
+        for column, tokens in ((of_input, fields["input_tokens"]), (of_output, fields["output_tokens"])):
+            if tokens < 1:
+                raise TraceError(f"{column} is {tokens}; accepted: 1 or more")
         if self.rows and ticks == 0:
             self._check_clock(fields.get("session"))
         self.rows.append((ticks, place, fields))

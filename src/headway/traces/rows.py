@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -12,14 +13,15 @@ from typing import Any
 import msgspec
 
 from headway.errors import TraceError
-from headway.traces.cells import shown
+from headway.traces.cells import Cells, shown
 from headway.traces.formats import ACCEPTED, CSV_FORMATS, MOONCAKE, Format
 
 MAX_CELL_CHARACTERS = 1 << 28
 """A prompt of a million tokens is a few million characters; Python's own limit, 131072, is too low."""
+_UNIT = re.compile(r"_(s|ms|us|ns|seconds)$")
 
-
-Rows = Iterator[tuple[str, Any]]
+Texts = Iterator[tuple[str, str | msgspec.Raw]]
+Rows = Iterator[tuple[str, Cells]]
 """Each with its place in the file as an error names it: `line 3`, or `item 2` of an array."""
 
 
@@ -54,34 +56,34 @@ def _form(path: Path, place: str, names: Iterable[str], what: str, forms: Iterab
     raise TraceError(f"{path}, {place}: the {what} are {shown(', '.join(names))}; accepted: {ACCEPTED}")
 
 
-def _items(path: Path, text: str) -> Iterator[tuple[str, msgspec.Raw]]:
+def _items(path: Path, text: str) -> Texts:
     try:
         items = msgspec.json.decode(text, type=list[msgspec.Raw])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise TraceError(f"{path} is no array of JSON objects: {error}") from None
     return ((f"item {number}", item) for number, item in enumerate(items, 1))
 
 
-def _of_objects(path: Path, texts: Rows) -> tuple[Format, Rows]:
+def _of_objects(path: Path, texts: Texts) -> tuple[Format, Rows]:
     """The format of JSON objects, told by the keys of the first, and their rows."""
     first = next(texts, None)
     if first is None:
         raise TraceError(f"{path} is empty; accepted: {ACCEPTED}")
     form = _form(path, first[0], _object(path, *first), "keys", (*CSV_FORMATS, MOONCAKE))
-    rows = chain([first], texts)
-    if form is MOONCAKE:
-        return form, rows
-    return replace(form, name=form.name.replace("CSV", "JSON")), _object_cells(path, form, rows)
+    rows = _object_cells(path, form, chain([first], texts))
+    return replace(form, name=form.name.replace("CSV", "JSON")), rows
 
 
 def _object(path: Path, place: str, text: str | msgspec.Raw) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise TraceError(f"{path}, {place}: {error}; accepted: a JSON object") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise TraceError(
+            f"{path}, {place}: {error}; accepted: a JSON object a line, or an array of them"
+        ) from None
 
 
-def _object_cells(path: Path, form: Format, texts: Rows) -> Rows:
+def _object_cells(path: Path, form: Format, texts: Texts) -> Rows:
     """The values of each object as the cells of a CSV, those under keys that the format does not have as empty ones."""
     known = {*form.columns, *form.optional}
     for place, text in texts:
@@ -94,7 +96,7 @@ def _object_cells(path: Path, form: Format, texts: Rows) -> Rows:
 
 
 def _cell(path: Path, place: str, key: str, value: object) -> str:
-    if key == "prefix_blocks" and isinstance(value, list):
+    if key in ("prefix_blocks", "hash_ids") and isinstance(value, list):
         return " ".join(map(str, value))
     if isinstance(value, list | dict):
         raise TraceError(f"{path}, {place}: {key} is {shown(str(value))}; accepted: a number or text")
@@ -129,7 +131,8 @@ def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, list[str]]
 def _refuse_misspelt(path: Path, place: str, header: list[str], form: Format) -> None:
     """A misspelt target must not read as no target."""
     for name in header:
-        meant = {name.lower(), f"{name.lower()}_s"} & set(form.optional)
+        stem = _UNIT.sub("", name.lower())
+        meant = {stem, f"{stem}_s"} & set(form.optional)
         if meant and name not in form.optional:
             raise TraceError(f"{path}, {place}: column {shown(name)}; accepted: {meant.pop()}")
 
