@@ -49,10 +49,20 @@ def test_shared_experts_and_a_leading_dense_layer_by_hand() -> None:
         ({"mlp_layer_types": ["dense"] + ["sparse"] * 23}, 1),
         ({"decoder_sparse_step": None, "interleave_moe_layer_step": 4}, 18),
         ({"moe_layers": [1, 3]}, 22),
+        ({"moe_layer_start_index": 1, "moe_layer_end_index": 20, "moe_layer_interval": 1}, 4),
+        ({"decoder_sparse_step": None, "moe_layer_end_index": -1, "moe_layer_interval": 2}, 12),
     ],
 )
 def test_which_layers_have_experts(keys: dict[str, Any], dense_layers: int) -> None:
     assert model_shape_of(QWEN2_MOE | keys).num_dense_layers == dense_layers
+
+
+@pytest.mark.parametrize("keys", [
+    {"mlp_layer_types": ["dense"] + ["moe"] * 23}, {"mlp_layer_types": ["sparse"] * 3}, {"moe_layer_freq": [1] * 3},
+])  # fmt: skip
+def test_layers_that_are_not_told_one_by_one_are_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(keys))):
+        model_shape_of(QWEN2_MOE | keys)
 
 
 @pytest.mark.parametrize("keys", [

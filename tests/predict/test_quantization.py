@@ -237,6 +237,10 @@ def test_scales_for_the_cache_halve_it(found: dict[str, Any]) -> None:
     (AWQ | {"lm_head": True}, "lm_head"), (AWQ | {"data_type": "mx_fp"}, "data_type"),
     (AWQ | {"extra_config": {"model.layers.0.mlp": {"bits": 8}}}, "extra_config"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": False}, "load_in_4bit"),
+    ({"quant_method": "mxfp4"}, "quant_method"), (FP8 | {"ignore": ["re:.*"]}, "quant_method"),
+    (FP8 | {"config_groups": {"g": {"targets": ["QKVParallelLinear"], "weights": {"num_bits": 8}}}}, "quant_method"),
+    (FP8 | {"config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "group_size": [1, 128]}}}},
+     "group_size"),
     (FP8 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
     (AWQ | {"dynamic": {"+:.*attn.*": {"bits": 8}}}, "dynamic"), (AWQ | {"dynamic": [7]}, "dynamic"),
 ])  # fmt: skip

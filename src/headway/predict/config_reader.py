@@ -58,6 +58,13 @@ class ConfigReader:
         value = self.config.get(key)
         return list(value) if isinstance(value, list | tuple) else []
 
+    def by_layer(self, key: str, layers: int) -> list[Any]:
+        """The list under this key with an entry for each layer; empty if there is none. ConfigError for any other."""
+        value = self.config.get(key)
+        if value and not (isinstance(value, list | tuple) and len(value) == layers):
+            raise self.not_accepted(key, f"a list with an entry for each of the {layers} layers")
+        return self.listed(key)
+
     def not_accepted(self, key: str, accepted: str) -> ConfigError:
         """What to raise for a value that no model can have."""
         return ConfigError(

@@ -40,6 +40,14 @@ def _counts_experts(key: str, value: object) -> bool:
 
 def layers_with_experts(read: ConfigReader, num_layers: int) -> list[bool]:
     """For each layer whether it has experts: all, unless keys of DeepSeek, Qwen, Llama 4, GLM or ERNIE differ."""
+    if kinds := read.by_layer("mlp_layer_types", num_layers):
+        if set(kinds) - {"sparse", "dense"}:
+            raise read.not_accepted("mlp_layer_types", "sparse and dense")
+        return [kind == "sparse" for kind in kinds]
+    if named := read.listed("moe_layers"):
+        return [layer in named for layer in range(num_layers)]
+    if read.listed("moe_layer_freq"):
+        return list(map(bool, read.by_layer("moe_layer_freq", num_layers)))
     return [_has_experts(read, layer) for layer in range(num_layers)]
 
 
@@ -59,12 +67,6 @@ def shared_width(read: ConfigReader, expert_width: int) -> int:
 
 
 def _has_experts(read: ConfigReader, layer: int) -> bool:
-    if kinds := read.listed("mlp_layer_types"):
-        return bool(kinds[layer : layer + 1] == ["sparse"])
-    if named := read.listed("moe_layers"):
-        return layer in named
-    if flags := read.listed("moe_layer_freq"):
-        return any(flags[layer : layer + 1])
     first = read.known("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
     ends = read.config.get("moe_layer_end_index") not in (None, -1)
     behind = ends and layer > read.known("moe_layer_end_index")

@@ -220,9 +220,7 @@ def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
         intermediate_size=width,
         vocab_size=read.needed("vocab_size"),
         gated=family.gated,
-        tied_embeddings=bool(
-            config.get("tie_word_embeddings", outer.get("tie_word_embeddings", family.tied))
-        ),
+        tied_embeddings=_tied(read, outer, family),
         num_experts=experts,
         experts_per_token=experts_per_token_of(read, experts) if experts else 0,
         shared_intermediate_size=_shared(read, family, width) if experts else 0,
@@ -274,12 +272,26 @@ def _inner(read: ConfigReader, family: Family) -> int:
     return read.needed(*keys) // (2 if family.both_halves else 1)
 
 
+def _tied(read: ConfigReader, outer: Mapping[str, Any], family: Family) -> bool:
+    """Whether the LM head is the embedding table, by the language model's config, the whole one, or the family."""
+    for config in (read.config, outer):
+        told = config.get("tie_word_embeddings")
+        if isinstance(told, bool):
+            return told
+        if told is not None:
+            raise ConfigReader(config, read.name).not_accepted("tie_word_embeddings", "true or false")
+    return family.tied
+
+
 def _kv_heads(read: ConfigReader, family: Family, heads: int) -> int:
     config = read.config
     if config.get("multi_query", family.multi_query) and not config.get("new_decoder_architecture"):
         return 1
     keys = "num_key_value_heads", "num_kv_heads", "n_head_kv"
-    told = any(key in config for key in keys)
+    told = [key for key in keys if key in config]
+    for key in told:
+        if config[key] == 0:
+            raise read.not_accepted(key, "a whole number, 1 or more")
     found = read.known(*keys) or (not told and family.kv_heads) or heads
     if heads % found:
         raise ConfigError(

@@ -19,7 +19,7 @@ _OTHER_KINDS = re.compile(
     # Keys that serve as values, a second feed-forward, an encoder.
     r"|attention_k_eq_v|use_double_wide|is_encoder_decoder|add_cross_attention|cross_attention"
 )
-_WINDOW = re.compile(r"(.*sliding_|local_|attention_|attn_)?window(_size)?$")
+_WINDOW = re.compile(r"(?!use_)(.*sliding_|local_|attention_|attn_)?window(_size)?$")
 _FULL, _SLIDING = {"attention", "full_attention"}, "sliding_attention"
 _READ_ELSEWHERE = {"layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layer_freq", "moe_layers"}
 _HARMLESS_LISTS = re.compile(r"architectures|no_rope_layers|.*token(_id)?s?$|.*languages")
@@ -38,14 +38,16 @@ def refuse_other_kinds(read: ConfigReader, *, window_switch: bool) -> None:
     With `window_switch` a sliding window is in use only if `use_sliding_window` is true. One that holds the longest
     context is none.
     """
-    kinds = set(map(str, read.listed("layer_types")))
+    layers = read.known(*LAYERS)
+    kinds = set(map(str, read.by_layer("layer_types", layers)))
     windows = {key: value for key, value in read.config.items() if value and _WINDOW.match(key)}
     narrow = [key for key in windows if not _holds_context(read, key)]
     if kinds - _FULL - {_SLIDING} or (_SLIDING in kinds and (narrow or not windows)):
         raise read.refuse("layer_types")
     if narrow and not kinds and read.config.get("use_sliding_window", not window_switch):
         raise read.refuse(narrow[0])
-    layers = read.known(*LAYERS)
+    if read.config.get("use_sliding_window") and not kinds and not windows:
+        raise read.refuse("use_sliding_window")
     for key, value in read.config.items():
         # Where each layer's kind is told, sizes of layers that are not there may stand beside it.
         other = _OTHER_KINDS.match(key) or (not kinds and _STATES.match(key))
@@ -55,7 +57,7 @@ def refuse_other_kinds(read: ConfigReader, *, window_switch: bool) -> None:
 
 def _holds_context(read: ConfigReader, key: str) -> bool:
     window = read.config[key]
-    return isinstance(window, bool) or (isinstance(window, int) and 0 < context_tokens_of(read) <= window)
+    return isinstance(window, int) and 0 < context_tokens_of(read) <= window
 
 
 def _is_harmless(read: ConfigReader, key: str) -> bool:

@@ -109,12 +109,16 @@ def weight_bytes_of(
     plain = [layer for layer in every if not with_experts[layer]]
     feed_forward = {"gate_up_proj": 2 if gated else 1, "down_proj": 1}
     shared = chosen and not plain
-    return WeightBytes(
+    found_bytes = WeightBytes(
         attention=mean(["self_attn"], projections, every),
         experts=mean(_EXPERT if chosen else _DENSE, feed_forward, chosen or every),
         dense=mean(_SHARED if shared else _DENSE, feed_forward, plain or every),
         block=_block(found),
     )
+    if min(found_bytes.attention, found_bytes.experts, found_bytes.dense) >= wide:
+        method = found.get("quant_method")
+        raise _not_understood("quant_method", method, "one that quantises weights of this model's layers")
+    return found_bytes
 
 
 def _names(places: Sequence[str], module: str) -> list[str]:
@@ -180,7 +184,9 @@ def _modelopt(found: Mapping[str, Any]) -> Bytes:
 
 
 def _mxfp4(_: Mapping[str, Any]) -> Bytes:
-    return lambda _: _grouped(4, _MX_GROUP, _SMALL_SCALE_BYTES)
+    """Of experts: vLLM multiplies all else in 16 bits."""
+    small = _grouped(4, _MX_GROUP, _SMALL_SCALE_BYTES)
+    return lambda modules: small if ".experts." in modules[0] else 2.0
 
 
 def _compressed_tensors(found: Mapping[str, Any]) -> Bytes:
@@ -210,6 +216,8 @@ def _scheme_bytes(weights: Mapping[str, Any]) -> float:
     bits = weights.get("num_bits")
     if bits not in (4, 8):
         raise _not_understood("config_groups.weights.num_bits", bits, "4, 8")
+    if not isinstance(weights.get("group_size"), int | None):
+        raise _not_understood("config_groups.weights.group_size", weights["group_size"], "a whole number")
     small = weights.get("type") == "float" and bits == 4
     zero_bytes = 0 if weights.get("symmetric", True) else bits / 8
     return _grouped(
