@@ -216,6 +216,25 @@ def test_a_gpu_has_whole_blocks(config: dict[str, Any], tp: int, size: str | Non
             hardware("h200").calibrate(shape, tp)
 
 
+@pytest.mark.parametrize(("config", "tp", "size"), [
+    # Qwen2.5-72B as first quantised, and with the feed-forward that it was padded to for this.
+    (quantized(AWQ, quant_method="gptq") | {"intermediate_size": 29568}, 8, "3696 of the width of 29568"),
+    (quantized(AWQ) | {"intermediate_size": 29696}, 8, None),
+    (quantized(AWQ, group_size=-1) | {"intermediate_size": 29568}, 8, None),
+    (quantized(INT4) | {"intermediate_size": 29568}, 8, "3696 of the width of 29568"),
+    (quantized({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}), 8, None),
+    (quantized(AWQ) | {"num_attention_heads": 32, "head_dim": 64}, 32, "64 of the 2048 values of all heads"),
+    (QWEN3_MOE | {"quantization_config": AWQ}, 4, None),
+])  # fmt: skip
+def test_a_gpu_has_whole_groups(config: dict[str, Any], tp: int, size: str | None) -> None:
+    shape = model_shape_of(config, "m")
+    if size is None:
+        hardware("h200").calibrate(shape, tp)
+    else:
+        with pytest.raises(ConfigError, match=f"tensor parallelism {tp} leaves a GPU {size} .*group_size"):
+            hardware("h200").calibrate(shape, tp)
+
+
 @pytest.mark.parametrize("found", [
     {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, {"kv_cache_quant_algo": "FP8"},
 ])  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -229,17 +230,22 @@ def _not_measured(model: ModelShape) -> str:
 
 
 def _check_blocks(model: ModelShape, tp: int) -> None:
-    """Raise ConfigError if a GPU's share of a weight in blocks of eight-bit floats is no whole number of blocks."""
-    block = model.quantized and model.quantized.block
-    if not block:
-        return
-    for what, size in model.split_sizes(tp).items():
-        for side in block:
-            if size % side:
-                raise ConfigError(
-                    f"tensor parallelism {tp} leaves a GPU {size:g} of {what} of {model.name}, which is no multiple of "
-                    f"{side}, the block that shares a scale (weight_block_size); accepted: one that leaves a multiple"
-                )
+    """Raise ConfigError if a GPU's share of a quantised weight is no whole number of what shares a scale."""
+    quantized = model.quantized
+    for side in (quantized and quantized.block) or ():
+        _check_shares(model, tp, model.split_sizes(tp), side, "block that shares a scale (weight_block_size)")
+    if quantized and quantized.group:
+        depths = model.split_depths(tp)
+        _check_shares(model, tp, depths, quantized.group, "group that shares a scale (group_size)")
+
+
+def _check_shares(model: ModelShape, tp: int, sizes: Mapping[str, float], side: int, sharing: str) -> None:
+    for what, size in sizes.items():
+        if size % side:
+            raise ConfigError(
+                f"tensor parallelism {tp} leaves a GPU {size:g} of {what} of {model.name}, which is no multiple of "
+                f"{side}, the {sharing}; accepted: one that leaves a multiple"
+            )
 
 
 def _kv_bytes_per_token(model: ModelShape, tp: int) -> int:

@@ -168,6 +168,22 @@ class ModelShape:
                 sizes[f"the width of {width}"] = width / tp
         return sizes
 
+    def split_depths(self, tp: int) -> dict[str, float]:
+        """What one of `tp` GPUs has of the depths that they share, of the parts whose weights are quantised.
+
+        Not of experts: vLLM halves a group of theirs that a GPU would have a part of.
+        """
+        each, wide = self.bytes_per_weight, self.bytes_per_value
+        depths: dict[str, float] = {}
+        if each.attention < wide:
+            values = self.num_heads * (self.latent.v_head_dim if self.latent else self.head_dim)
+            depths[f"the {values} values of all heads"] = values / tp
+        widths = [self.shared_intermediate_size, self.dense_intermediate_size]
+        if (each.dense if self.num_experts else each.experts) < wide:
+            for width in filter(None, widths if self.num_experts else [self.intermediate_size]):
+                depths[f"the width of {width}"] = width / tp
+        return depths
+
     def _feed_forward_weights(self, width: int) -> int:
         return (3 if self.gated else 2) * self.hidden_size * width
 

@@ -52,13 +52,14 @@ class WeightBytes:
 
     `experts` are those tokens choose from, or the feed-forward of a dense model; `dense` is what all tokens pass beside
     experts: shared ones, and the feed-forward of layers without. `block` is (columns, rows) of a weight that share one
-    scale, where vLLM wants them whole on a GPU.
+    scale, where vLLM wants them whole on a GPU; `group` is how many whole numbers of a column do, 0 if all.
     """
 
     attention: float
     experts: float
     dense: float
     block: tuple[int, int] | None = None
+    group: int = 0
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -114,6 +115,7 @@ def weight_bytes_of(
         experts=mean(_EXPERT if chosen else _DENSE, feed_forward, chosen or every),
         dense=mean(_SHARED if shared else _DENSE, feed_forward, plain or every),
         block=_block(found),
+        group=_group(found),
     )
     if min(found_bytes.attention, found_bytes.experts, found_bytes.dense) >= wide:
         method = found.get("quant_method")
@@ -223,6 +225,18 @@ def _scheme_bytes(weights: Mapping[str, Any]) -> float:
     return _grouped(
         bits, weights.get("group_size"), (_SMALL_SCALE_BYTES if small else _SCALE_BYTES) + zero_bytes
     )
+
+
+def _group(found: Mapping[str, Any]) -> int:
+    groups = found.get("config_groups") or {}
+    schemes = [scheme for group in groups.values() if (scheme := group.get("weights"))] or [found]
+    sizes = [
+        size
+        for scheme in schemes
+        for key in ("group_size", "q_group_size")
+        if isinstance(size := scheme.get(key), int) and scheme.get("type", "int") == "int"
+    ]
+    return max([0, *sizes])
 
 
 def _block(found: Mapping[str, Any]) -> tuple[int, int] | None:
