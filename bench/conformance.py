@@ -118,6 +118,10 @@ class FixedCost:
         """As out."""
         return self.swap_out_s(num_blocks)
 
+    def load_s(self, num_tokens: int) -> float:
+        """There is no store."""
+        return 0.0
+
 
 class RealEngine(ModelFreeEngine):
     """The real scheduler under a preset, or another policy, on the bench's clock."""

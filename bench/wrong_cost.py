@@ -52,6 +52,10 @@ class WrongSteps:
         """Seconds a copy back to the device takes."""
         return self.learned.swap_in_s(num_blocks)
 
+    def load_s(self, num_tokens: int) -> float:
+        """Seconds a load from a connector's store takes."""
+        return self.learned.load_s(num_tokens)
+
 
 def wrong_by(factor: float) -> Callable[[CostModel], CostModel]:
     """Makes of a cost model one that is wrong about steps by this factor."""

@@ -102,6 +102,34 @@ def test_who_starts_or_ends_is_no_longer_looked_at_and_who_loses_its_kv_is() -> 
     assert (a.num_cached_tokens, cache.changed) == (40, [])
 
 
+def test_what_a_store_holds_beyond_the_cache_is_looked_up_with_it() -> None:
+    cached, stored, changed = {0}, {0, 1, 2}, list[Job]()
+    watch = PrefixWatch(
+        lambda job, index: index in cached, 10, changed.append, stored=lambda job, index: index in stored
+    )
+    job = make_job(prompt=41)
+    watch.come(job)
+    assert (job.num_cached_tokens, job.num_stored_tokens) == (10, 30)
+    assert (job.num_found_tokens, job.num_loaded_tokens) == (30, 20)
+    stored.remove(2)
+    watch.follow(prompts())
+    assert (job.num_stored_tokens, job.num_loaded_tokens, changed) == (20, 10, [job])
+    # Once it starts, what it found or loads is computed.
+    job.state, job.num_computed_tokens = JobState.RESIDENT, 20
+    watch.follow(prompts(admitted=[job]))
+    assert (job.num_cached_tokens, job.num_stored_tokens, job.num_found_tokens) == (0, 0, 20)
+
+
+def test_without_a_store_to_ask_what_is_stored_stays_as_it_is() -> None:
+    cache = Cache(a=1)
+    (job,) = cache.come("a")
+    job.num_stored_tokens = 30
+    cache.watch.follow(prompts())
+    job.state = JobState.RESIDENT
+    cache.watch.follow(prompts(admitted=[job]))
+    assert job.num_stored_tokens == 30
+
+
 def test_nobody_is_kept_who_does_not_wait_even_if_no_step_ever_has_prompts() -> None:
     # Whoever sends prompts of which a single token is left to compute never has such a step.
     cache = Cache()

@@ -90,6 +90,10 @@ class LinearCost:
         """Seconds of a copy back."""
         return 0.2 + 0.1 * num_blocks
 
+    def load_s(self, num_tokens: int) -> float:
+        """Seconds of a load from a store."""
+        return 0.2 + 0.01 * num_tokens
+
 
 class ReadingCost(LinearCost):
     """As `LinearCost`, and a millisecond for each token of a context that a decode reads."""

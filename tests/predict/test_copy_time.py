@@ -91,6 +91,18 @@ def test_a_policys_cost_model_is_put_together() -> None:
     assert LearnedCost(steps=steps).swap_out_s(4) == 0.0
 
 
+def test_loads_from_a_store_are_learned_by_their_tokens_from_a_prior() -> None:
+    link = TransferModel(start_s=1.0, bytes_per_s=10.0)
+    cost = LearnedCost(steps=StepTimeModel(), from_store=CopyTimeModel(link, block_bytes=20))
+    assert cost.load_s(0) == 0.0
+    assert cost.load_s(3) == pytest.approx(1.0 + 3 * 2.0)
+    # The store is half as fast as the link was thought to be.
+    for tokens in (16, 64, 256) * 60:
+        cost.from_store.observe(tokens, 1.0 + 4.0 * tokens)
+    assert cost.load_s(100) == pytest.approx(401.0, rel=0.01)
+    assert LearnedCost(steps=StepTimeModel()).load_s(9) == 0.0
+
+
 def test_a_direction_not_seen_yet_costs_what_the_other_does() -> None:
     # At first victims only leave: half a round trip would make every swap look twice as good.
     cost = LearnedCost(steps=StepTimeModel(), to_host=taught((2, 1.0)))

@@ -35,6 +35,10 @@ class CostModel(Protocol):
         """Seconds a copy of `num_blocks` KV blocks back to the device takes once it has begun."""
         ...
 
+    def load_s(self, num_tokens: int) -> float:
+        """Seconds a load of the KV of `num_tokens` tokens from a connector's store takes once it has begun."""
+        ...
+
 
 class UnknownCost:
     """Cost before anything was measured: nothing takes time, so slack is plain time to the deadline."""
@@ -62,4 +66,8 @@ class UnknownCost:
 
     def swap_in_s(self, num_blocks: int) -> float:
         """Zero for every copy."""
+        return 0.0
+
+    def load_s(self, num_tokens: int) -> float:
+        """Zero for every load."""
         return 0.0

@@ -33,7 +33,8 @@ class Job:
     dropped. `swapped_blocks` are those copied to the host so far. `num_output_placeholders` are output
     tokens of steps in flight that later steps build on before they are known (asynchronous scheduling).
     `num_cached_tokens` are those of a waiting job that the prefix cache held when somebody last looked (`PrefixWatch`),
-    0 if nobody did. `max_output_tokens` is the limit the client set, never an
+    0 if nobody did. `num_stored_tokens` are leading tokens that need not be computed once what a connector's store
+    holds of them is loaded, as last known; 0 without a store. `max_output_tokens` is the limit the client set, never an
     estimate of the length; `predicted_length` is one. The true length is not here. `may_move`: another instance
     would take the request if this one gave it up unstarted; whoever routes it between several says so.
     `prefix_blocks` name the leading blocks of its prompt, each for all before it too, as far as somebody knows whether
@@ -53,6 +54,7 @@ class Job:
     prefix_blocks: tuple[int, ...] = ()
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_stored_tokens: int = 0
     num_output_tokens: int = 0
     num_output_placeholders: int = 0
     num_preemptions: int = 0
@@ -69,8 +71,13 @@ class Job:
 
     @property
     def num_found_tokens(self) -> int:
-        """Leading tokens that need not be computed to run it, as far as is known: computed ones, or cached ones."""
-        return max(self.num_computed_tokens, self.num_cached_tokens)
+        """Leading tokens that need not be computed to run it, as far as is known: computed, cached or stored ones."""
+        return max(self.num_computed_tokens, self.num_cached_tokens, self.num_stored_tokens)
+
+    @property
+    def num_loaded_tokens(self) -> int:
+        """Tokens whose KV a connector loads before it runs: stored ones that the device does not hold."""
+        return max(0, self.num_stored_tokens - max(self.num_computed_tokens, self.num_cached_tokens))
 
     @property
     def predicted_output_tokens(self) -> float | None:

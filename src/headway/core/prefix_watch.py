@@ -1,4 +1,4 @@
-"""How much of the prompts that wait the prefix cache holds, kept up to date a few at a time."""
+"""How much of the prompts that wait the prefix cache and a KV store hold, kept up to date a few at a time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ LOOKS = 16
 """Waiting jobs that are looked at after a step with prompts."""
 
 
+Finds = Callable[[Job, int], bool]
+"""Whether a block of a waiting job's tokens, by its index, is found."""
+
+
 class PrefixWatch:
     """Sets `num_cached_tokens` of the jobs that wait: once when they come, and then in turn after steps with prompts.
 
@@ -21,25 +25,36 @@ class PrefixWatch:
     `changed` hears of each job whose number is another than before. A cache frees the last blocks of a sequence first,
     so a block that is there stands for all before it: a look that changes nothing costs two questions, any other O(log
     blocks). That some block before it may be gone all the same is what makes the number an estimate.
+
+    With `stored`, which says whether a block is in the prefix cache or in a connector's store, it sets
+    `num_stored_tokens` in the same way.
     """
 
     def __init__(
-        self, finds: Callable[[Job, int], bool], block_size: int, changed: Callable[[Job], None]
+        self,
+        finds: Finds,
+        block_size: int,
+        changed: Callable[[Job], None],
+        *,
+        stored: Finds | None = None,
     ) -> None:
         self._finds = finds
+        self._stored = stored
         self._block_size = block_size
         self._changed = changed
         self._line: OrderedDict[Job, None] = OrderedDict()
 
     def come(self, job: Job) -> None:
         """A job starts to wait; nobody has ranked it yet."""
-        job.num_cached_tokens = self._found_tokens(job)
+        job.num_cached_tokens, job.num_stored_tokens = self._looked_up(job)
         self._line[job] = None
 
     def follow(self, outcome: StepOutcome) -> None:
         """A step was filled and the ledger follows it; who was preempted is not ranked yet."""
         for job in outcome.admitted:
             job.num_cached_tokens = 0
+            if self._stored is not None:
+                job.num_stored_tokens = 0
             self._line.pop(job, None)
         for job in outcome.preempted:
             if job.state is JobState.WAITING:
@@ -57,15 +72,20 @@ class PrefixWatch:
         for _ in range(min(LOOKS, len(line))):
             job, _ = line.popitem(last=False)
             line[job] = None
-            found = self._found_tokens(job)
-            if found != job.num_cached_tokens:
-                job.num_cached_tokens = found
+            found = self._looked_up(job)
+            if found != (job.num_cached_tokens, job.num_stored_tokens):
+                job.num_cached_tokens, job.num_stored_tokens = found
                 self._changed(job)
 
-    def _found_tokens(self, job: Job) -> int:
+    def _looked_up(self, job: Job) -> tuple[int, int]:
+        """Cached tokens, and stored ones; the latter as they are where nobody tells."""
+        cached, stored = self._found_tokens(job, job.num_cached_tokens, self._finds), job.num_stored_tokens
+        return cached, stored if self._stored is None else self._found_tokens(job, stored, self._stored)
+
+    def _found_tokens(self, job: Job, last_found: int, finds: Finds) -> int:
         """Leading tokens found, in whole blocks: at most all but one, which has to be computed anyway."""
-        finds, most = self._finds, (job.num_tokens - 1) // self._block_size
-        known = min(most, job.num_cached_tokens // self._block_size)
+        most = (job.num_tokens - 1) // self._block_size
+        known = min(most, last_found // self._block_size)
         as_known = (not known or finds(job, known - 1)) and (known == most or not finds(job, known))
         if not as_known:
             known = bisect_left(range(most), True, key=lambda index: not finds(job, index))

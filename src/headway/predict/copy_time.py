@@ -15,6 +15,8 @@ _ONE_SIZE = 1e-6
 class CopyTimeModel:
     """Copy time = a + b blocks, neither below 0; 0 while no copy was seen, so that the first one is tried.
 
+    A caller may count in another unit of KV than blocks, as long as it always counts in the same.
+
     Relative errors are made small by least squares with forgetting, kept as five sums. Where all copies had
     one size, time is taken as proportional to it. Source: AdaptiveLLM section 1.5 (bytes / bandwidth each
     way), with the start that many small copies have.

@@ -102,6 +102,10 @@ class _WithoutProfile:
         """As it is."""
         return self.cost.swap_in_s(num_blocks)
 
+    def load_s(self, num_tokens: int) -> float:
+        """As it is."""
+        return self.cost.load_s(num_tokens)
+
 
 def build_killing(row: Preset, cost: CostModel) -> KillingPolicy:
     """A fresh policy from a row, its steps killed when quanta end; ConfigError for an order without quanta."""

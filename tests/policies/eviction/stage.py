@@ -75,6 +75,7 @@ class Prices:
     token_s: float = 1.0
     out_s: float = 1.0
     in_s: float = 1.0
+    load_token_s: float = 0.0
 
     @property
     def kv_tokens(self) -> int:
@@ -100,3 +101,7 @@ class Prices:
     def swap_in_s(self, num_blocks: int) -> float:
         """Seconds of a copy back."""
         return self.in_s * num_blocks
+
+    def load_s(self, num_tokens: int) -> float:
+        """Seconds of a load from a store."""
+        return self.load_token_s * num_tokens

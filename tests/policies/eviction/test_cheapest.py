@@ -60,6 +60,24 @@ def test_what_is_on_the_host_already_is_not_paid_for_again() -> None:
     assert fate(Prices(out_s=10.0, in_s=2.5), LONG, host=0) is SWAP
 
 
+@pytest.mark.parametrize(
+    ("load_token_s", "stored", "expected"),
+    [
+        (0.5, 0, SWAP),  # 8 + 8 = 16 s to swap against 32 s to compute
+        (0.5, 32, RECOMPUTE),  # a load of 16 s: a tie
+        (0.6, 32, SWAP),  # 19.2 s
+        (0.25, 24, RECOMPUTE),  # 6 s, and the last 8 tokens take 8 s
+        (0.25, 16, SWAP),  # 4 s, and 16 s
+    ],
+)
+def test_a_dropped_victim_loads_what_a_store_holds(load_token_s: float, stored: int, expected: Fate) -> None:
+    victim = resident("long", 8)
+    victim.num_stored_tokens = stored
+    prices = Prices(load_token_s=load_token_s)
+    plan = evicted(Cheapest(prices, serial=True), stage(SHORT, victim, free=1))
+    assert plan.preempt == {victim: expected}
+
+
 def test_predicting_by_itself_changes_nothing() -> None:
     asked: list[int] = []
 

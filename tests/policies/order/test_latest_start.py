@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.batch_shape import BatchShape
 from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
@@ -40,6 +41,31 @@ def due(ttft_s: float | None = None, **fields: Any) -> Job:
 )
 def test_before_the_first_token(job: Job, latest_s: float) -> None:
     assert latest_start().of(job) == latest_s
+
+
+class Loading(PerToken):
+    """A token of a load takes half a second."""
+
+    def load_s(self, num_tokens: int) -> float:
+        """Seconds of a load."""
+        return num_tokens / 2
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step."""
+        return float(shape.num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("job", "latest_s"),
+    [
+        (due(20.0, prompt=8, num_stored_tokens=4), 114.0),  # due at 120, 2 s of load and 4 s of prompt
+        (due(20.0, prompt=8, num_stored_tokens=4, num_cached_tokens=2), 115.0),  # two of the four are there
+        (due(20.0, prompt=8, num_stored_tokens=4, num_computed_tokens=4), 116.0),  # they are all there
+        (due(deadline_s=60.0, prompt=8, num_stored_tokens=4), 149.0),  # due at 160, 2 s, 4 s and 5 steps
+    ],
+)
+def test_what_a_store_holds_is_loaded_first(job: Job, latest_s: float) -> None:
+    assert LatestStart(RemainingWork(Loading()), Loading()).of(job) == latest_s
 
 
 def answering(**targets: Any) -> Job:

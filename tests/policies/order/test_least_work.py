@@ -105,6 +105,10 @@ class Attending(PerToken):
         """Seconds of a step."""
         return shape.num_tokens + (shape.prefill_context_tokens - shape.num_tokens) / 8
 
+    def load_s(self, num_tokens: int) -> float:
+        """Seconds of a load."""
+        return num_tokens / 2
+
 
 def test_what_the_prefix_cache_holds_of_a_prompt_is_no_work() -> None:
     order = LeastWork(Attending())
@@ -120,3 +124,29 @@ def test_what_the_prefix_cache_holds_of_a_prompt_is_no_work() -> None:
     order.touch(long)
     assert ids(order.top(2, 0.0)) == ["long", "short"]
     assert order.work.prompt_s(long) == 85.0
+
+
+def test_what_a_store_holds_of_a_prompt_is_loaded_and_is_no_work() -> None:
+    order = LeastWork(Attending())
+    long, short = make_job("long", prompt=400), make_job("short", prompt=100)
+    long.num_cached_tokens, long.num_stored_tokens = 160, 360
+    order.add(long)
+    order.add(short)
+    # 40 tokens are left, and 360 to attend to: 85 s, as if the prefix cache held them. The load of 200 takes 100 s, in
+    # which others run.
+    assert order.work.prompt_s(long) == 85.0
+    assert order.work.load_s(long) == 100.0
+    assert ids(order.top(2, 0.0)) == ["long", "short"]
+
+
+def test_a_load_holds_memory_while_it_lasts() -> None:
+    class Small(Attending):
+        kv_tokens = 1000
+
+    order = LeastWork(Small())
+    loaded, cached = make_job("loaded", prompt=400), make_job("cached", prompt=400)
+    cached.num_cached_tokens = loaded.num_stored_tokens = 360
+    order.add(loaded)
+    order.add(cached)
+    # 180 s with 0.4 of the memory.
+    assert order.work.of(loaded) - order.work.of(cached) == pytest.approx(180 * 0.4)

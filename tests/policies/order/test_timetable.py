@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
@@ -54,6 +55,25 @@ def test_what_is_asked_of_a_single_one() -> None:
 def test_a_prompt_is_due_when_its_first_token_is_and_takes_twice_its_time() -> None:
     [one] = timetable(job := due("a", 9.0)).candidates([job])
     assert (one.due_s, one.service_s) == (9.0, 4.0)
+
+
+def test_a_load_comes_before_the_prompt_and_is_no_service() -> None:
+    class Loading(PerToken):
+        def load_s(self, num_tokens: int) -> float:
+            return 3.0 * num_tokens
+
+        def step_s(self, shape: BatchShape) -> float:
+            return float(shape.num_tokens)
+
+    job = due("a", 20.0, prompt=4)
+    job.num_stored_tokens = 2
+    work = RemainingWork(Loading())
+    times = Timetable(work, Loading(), prompt_share=0.5)
+    work.estimate(job)
+    times.add(job)
+    assert times.latest_start_s(job) == 20.0 - 2.0 - 6.0
+    [one] = times.candidates([job])
+    assert (one.due_s, one.service_s) == (20.0, 4.0)
 
 
 def test_it_is_true_while_anybody_has_a_target() -> None:

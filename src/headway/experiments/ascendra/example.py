@@ -67,6 +67,10 @@ class KnownCost:
         """Nothing is swapped."""
         return 0.0
 
+    def load_s(self, num_tokens: int) -> float:
+        """There is no store."""
+        return 0.0
+
 
 COST = KnownCost(1.0 / UNIT_TOKENS)
 

@@ -17,7 +17,9 @@ from headway.policies.order import Order
 
 
 class Cheapest:
-    """A victim is swapped if that is predicted to cost others less time than to compute its KV again.
+    """A victim is swapped if that is predicted to cost others less time than to drop its KV.
+
+    Dropped KV is computed again, but for what a connector's store holds of it, which is loaded.
 
     Ties, and a host without room, mean to recompute. A victim is costed alone, as one prompt (gap A9). What the
     host has a copy of already need not be copied out. `serial` has the step wait for the copies decided with

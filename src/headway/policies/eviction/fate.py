@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.plan import Fate
@@ -19,10 +20,26 @@ def swap_s(cost: CostModel, view: StepView, job: Job, *, serial: bool) -> float:
     return out_s + back_s if serial else max(out_s, back_s)
 
 
+def recompute_s(cost: CostModel, job: Job) -> float:
+    """Seconds predicted until a resident whose KV is dropped has it again, without the host.
+
+    A connector loads what its store holds; the rest is computed as one prompt.
+    """
+    stored = min(job.num_stored_tokens, job.num_computed_tokens)
+    if not stored:
+        return cost.prefill_s(job.num_computed_tokens)
+    load_s, rest = cost.load_s(stored), job.num_computed_tokens - stored
+    if not rest:
+        return load_s
+    alone = BatchShape()
+    alone.add(rest, stored)
+    return load_s + cost.step_s(alone)
+
+
 def cheaper_fate(cost: CostModel, view: StepView, job: Job, has_room: bool, *, serial: bool) -> Fate:
-    """Swapped if that is predicted to cost less than computing its KV again, as one prompt, and the host has room.
+    """Swapped if that is predicted to cost less than `recompute_s`, and the host has room.
 
     Source: AdaptiveLLM Algorithm 1 (section 1.3), whose copies are serial, with a victim costed alone (gap A9).
     """
-    cheaper = swap_s(cost, view, job, serial=serial) < cost.prefill_s(job.num_computed_tokens)
+    cheaper = swap_s(cost, view, job, serial=serial) < recompute_s(cost, job)
     return Fate.SWAP if cheaper and has_room else Fate.RECOMPUTE

@@ -21,8 +21,9 @@ _MOST_TIMES = 100.0
 class LatestStart:
     """The instant after which a job, served in every step from then on, misses a target.
 
-    Before the first token: the time it is due, less the prefill still to compute, at least a step, and less the step
-    that is under way while it is decided (asynchronous scheduling). After it, with a target for the time
+    Before the first token: the time it is due, less the prefill still to compute, at least a step, less the load of
+    what a connector's store holds of it, and less the step that is under way while it is decided (asynchronous
+    scheduling). After it, with a target for the time
     between tokens: the time at which its next token is due at that pace, since any may be its last, or the last of
     those foreseen (`RemainingWork.foreseen_tokens`), less what they take at the pace of the steps of late; so a job
     that is ahead of its token schedule may wait, by as much as it is ahead. Without `by_tokens` that is until the last
@@ -73,7 +74,8 @@ class LatestStart:
         if slo.ttft_s is not None and not job.num_output_tokens:
             # The step under way comes to its end first: `_step_s` is 0 until steps have been seen.
             prefill_s = self._work.prompt_s(job)
-            latest_s = job.arrival_s + slo.ttft_s - max(prefill_s, self.step_s) - self._step_s
+            begins_s = max(prefill_s, self.step_s) + self._work.load_s(job)
+            latest_s = job.arrival_s + slo.ttft_s - begins_s - self._step_s
         if slo.deadline_s is None and not _is_between_tokens(job):
             return latest_s
         to_come = self._work.expected_tokens(job)
@@ -91,8 +93,8 @@ class LatestStart:
         return last_due_s - self._rest_s(job, tokens)
 
     def _rest_s(self, job: Job, tokens: float) -> float:
-        """What so many tokens more take, and the prompt before them."""
-        return self._work.prompt_s(job) + tokens * self.token_s
+        """What so many tokens more take, and before them the load and the prompt."""
+        return self._work.prompt_s(job) + self._work.load_s(job) + tokens * self.token_s
 
     def observe(self, outcome: StepOutcome) -> float:
         """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on.

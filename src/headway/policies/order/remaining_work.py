@@ -39,8 +39,10 @@ class RemainingWork:
     prediction behind all who do. Until the first has finished, its limit stands for it.
 
     With `memory` the share of the KV memory that it will hold on average counts too, for as long as it holds it: where
-    memory is short, that is the time for which it keeps the engine from others. Without `believes_predictions` all
-    are taken for jobs that nobody predicted.
+    memory is short, that is the time for which it keeps the engine from others. So does the memory that a load from a
+    connector's store holds while it lasts; the load itself runs beside the steps and is no work of the engine.
+
+    Without `believes_predictions` all are taken for jobs that nobody predicted.
 
     An estimate holds until the answer has brought a quarter of what was to come, or half as much as it then had,
     whichever is less; one that has outgrown its prediction, until it has grown by a sixteenth at least; and 8 tokens
@@ -83,14 +85,15 @@ class RemainingWork:
 
     def _each_s(self, job: Job, to_come: Iterable[float]) -> list[float]:
         """A job's work by each of these numbers of tokens that it may bring yet."""
-        prefill_s = self._beyond_a_step_s(self.prompt_s(job))
+        start_s = self._beyond_a_step_s(self.prompt_s(job))
         step_s, grown_s = self._step_s, 0.0
         token_s = step_s / self._sharers
         if self._memory and self._cost.kv_tokens:
             # A step's share of the memory for what it holds now, and for half of what it is to bring.
             held_s = step_s / self._cost.kv_tokens
             token_s, grown_s = token_s + job.num_tokens * held_s, held_s / 2
-        return [prefill_s + tokens * (token_s + tokens * grown_s) for tokens in to_come]
+            start_s += self.load_s(job) * job.num_tokens / self._cost.kv_tokens
+        return [start_s + tokens * (token_s + tokens * grown_s) for tokens in to_come]
 
     @property
     def _step_s(self) -> float:
@@ -108,16 +111,20 @@ class RemainingWork:
     def prompt_s(self, job: Job) -> float:
         """Seconds that what is left of a job's prompt takes alone; 0 for one that decodes.
 
-        What the prefix cache holds of it need not be computed, but is attended to.
+        What the prefix cache or a connector's store holds of it need not be computed, but is attended to.
         """
         tokens = job.num_tokens - job.num_found_tokens
         if tokens <= 1:
             return 0.0
-        if not job.num_cached_tokens:
+        if not (job.num_cached_tokens or job.num_stored_tokens):
             return self._cost.prefill_s(tokens)
         alone = BatchShape()
         alone.add(tokens, job.num_found_tokens)
         return self._cost.step_s(alone)
+
+    def load_s(self, job: Job) -> float:
+        """Seconds that a connector loads KV for a job before what is left of its prompt can be computed."""
+        return self._cost.load_s(job.num_loaded_tokens) if job.num_stored_tokens else 0.0
 
     def _beyond_a_step_s(self, seconds: float) -> float:
         return max(0.0, seconds - self._step_s)

@@ -93,7 +93,9 @@ class Timetable:
         self._late_s[job] = latest_s if job in self._waiting else last_chance_s
         self._tokens_then[job] = job.num_output_tokens
         prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
-        due_s, service_s = latest_s + prefill_s, prefill_s / self._prompt_share
+        # A load goes beside the steps: it is no service of the engine, which others would wait for.
+        load_s = 0.0 if job.num_output_tokens else self._work.load_s(job)
+        due_s, service_s = latest_s + prefill_s + load_s, prefill_s / self._prompt_share
         cost_s = self._work.of(job)
         turn_s = latest_s + (_STREAM_WORK * cost_s if job.num_output_tokens else cost_s - prefill_s)
         self._candidates[job] = Candidate(due_s, job.arrival_s, job.id, service_s, cost_s, turn_s, job)
