@@ -64,6 +64,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/headway_real.py --out $(OUT)/headway-real --broken --json
 	$(BIN)/python bench/shared_prefixes.py --json
 	$(BIN)/python bench/routers.py --json
+	$(BIN)/python bench/kv_tier.py --json
 	$(BIN)/python bench/routers_real.py --out $(OUT)/routers-real --json
 	$(BIN)/python bench/broken_predictions.py --json
 	$(BIN)/python bench/tenants.py --json

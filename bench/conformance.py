@@ -227,7 +227,7 @@ class SimulatedSide:
 
 def decisions_of(engine: SimulatedEngine, now_s: float) -> Decisions:
     """Schedule a step of a simulated engine and say what it decided."""
-    found = before(engine.ledger, engine.tier.returned if engine.tier is not None else (), free_of(engine))
+    found = before(engine.ledger, engine.host.returned if engine.host is not None else (), free_of(engine))
     outcome: StepOutcome = engine.schedule(now_s)
     return decisions(
         found,
@@ -241,7 +241,7 @@ def decisions_of(engine: SimulatedEngine, now_s: float) -> Decisions:
 
 def free_of(engine: SimulatedEngine) -> tuple[int, int]:
     """Free blocks of device and host."""
-    on_host = engine.tier.copies.host.free_blocks if engine.tier is not None else 0
+    on_host = engine.host.copies.host.free_blocks if engine.host is not None else 0
     return engine.pool.free_blocks, on_host
 
 

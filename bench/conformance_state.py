@@ -50,12 +50,12 @@ def host_state(copies: HostCopies) -> dict[str, Any]:
 
 def copy_tier(state: dict[str, Any], device: VllmBlocks, engine: SimulatedEngine) -> None:
     """Give the engine's tier the plug-in's copies, and its pool the references they hold."""
-    assert engine.tier is not None
+    assert engine.host is not None
     for name, value in state.items():
-        setattr(engine.tier.copies, name, value)
-    for side in engine.tier.copies._sides.values():
+        setattr(engine.host.copies, name, value)
+    for side in engine.host.copies._sides.values():
         side.leaving = side.leaving and [block - 1 for block in side.leaving]
-    for copied in engine.tier.copies._under_way:
+    for copied in engine.host.copies._under_way:
         object.__setattr__(copied, "blocks", tuple(block - 1 for block in copied.blocks))
     engine.pool._pins.update({block - 1: pins for block, pins in device._pins.items()})
 

@@ -196,6 +196,7 @@ def test_what_is_longer_than_the_model_reads_is_left_out(plan: Headway, tmp_path
         ),
         ({"gpus": 0}, "--gpus is 0; accepted: 1 or more"),
         ({"gpus": 513}, "--gpus is 513; accepted: 1 to 512"),
+        ({"kv_tier": "200"}, "'200' of the KV tier '200' is unknown or given twice; accepted: gib=X"),
         ({"seeds": 0}, "--seeds is 0; accepted: 1 or more"),
         ({"budget": 0}, "--budget is 0; accepted: 1 configuration or more"),
         ({"minutes": 1}, "budget and minutes are given; accepted: one of the two"),
@@ -232,6 +233,14 @@ def test_too_few_requests_to_verify_with_are_refused_before_anything_is_searched
     code, printed, err = plan("--verify", trace=TRACE.replace("count=120", "count=30"))
     assert (code, printed) == (2, "")
     assert err.endswith("\nerror: the trace has 30 requests; accepted with verify: 48 or more\n")
+
+
+def test_a_kv_tier_cannot_be_verified_here_which_is_said_before_anything_is_searched(plan: Headway) -> None:
+    code, printed, err = plan("--verify", kv_tier="gib=10")
+    assert (code, printed) == (2, "")
+    assert err.endswith(
+        "\nerror: the KV tier is gib=10 with verify; accepted: one of the two, since vLLM's offloading needs a GPU\n"
+    )
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")

@@ -96,6 +96,23 @@ def test_policies_that_find_no_host_to_swap_to_are_named(simulate: Headway) -> N
     assert "no host memory" not in simulate("--eviction", "recompute", policies="vllm,adaptivellm").err
 
 
+def test_what_a_kv_tier_is_worth_is_told_as_everything_else(simulate: Headway) -> None:
+    turns = "gen:poisson:rate=4/input=constant:tokens=600/output=constant:tokens=40/count=20/turns=4/think=4"
+    tight = {"policies": "vllm,headway", "num_blocks": 400, "trace": turns}
+    code, out, err = simulate("--json", kv_tier="gib=20/latency_ms=0", **tight)
+    assert code == 0
+    assert "KV tier of an engine: 9,102 blocks (gib=20/latency_ms=0)\n" in err
+    with_tier = json.loads(out)
+    without = json.loads(simulate("--json", **tight).out)
+    for policy in ("vllm", "headway"):
+        assert with_tier[policy]["swapped_out_blocks"] >= with_tier[policy]["swapped_in_blocks"] > 0
+        assert with_tier[policy]["mean_ttft_s"] < without[policy]["mean_ttft_s"]
+    empty = json.loads(simulate("--json", kv_tier="gib=0", **tight).out)
+    assert empty == without
+    # Whom the tier gives their KV back does not lack host memory.
+    assert "no host memory" not in simulate(kv_tier="gib=20", policies="fastserve").err
+
+
 def test_policies_that_find_no_targets_are_named(simulate: Headway, tmp_path: Path) -> None:
     said = "no request has a target (--slo-ttft, --slo-tbt), so first come is first served: edf\n"
     assert simulate(policies="vllm,edf,headway,srpt-oracle").err.count(said) == 1

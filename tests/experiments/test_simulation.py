@@ -24,6 +24,7 @@ from headway.experiments.stream import Stream
 from headway.experiments.watch_cell import explain, trace_schedule
 from headway.results import labelled_summaries, read_records, read_run, read_runs, sections, summarize
 from headway.routing.pools import parse_pools
+from headway.sim.kv_tier import KvTier
 from tests.sim.worlds import SECOND_STEPS, Linear
 
 TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=60"
@@ -223,6 +224,14 @@ def test_pools_give_the_same_bytes_on_any_number_of_processes_and_count_each_req
         (
             {**UNSERVED, "pools": {"lp": 1, "mp": 1}},
             "policy 'ascendra' has none for pool 'mp'; accepted: lp, hp",
+        ),
+        (
+            {"sizes": Sizes(host_blocks=40), "kv_tier": KvTier(gib=1.0)},
+            "host_blocks is 40 beside a KV tier (gib=1); accepted: one of the two",
+        ),
+        (
+            {"sizes": Sizes(prefix_caching=False), "kv_tier": KvTier(gib=1.0)},
+            "a KV tier (gib=1) without prefix caching; accepted: with prefix caching",
         ),
         ({"pool_router": "ascendra"}, "pool_router is 'ascendra' without pools; accepted: with --pools"),
         ({**UNSERVED, "pools": {"lp": 1}, "pool_router": "dice"}, "unknown router 'dice'; accepted: "),

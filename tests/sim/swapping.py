@@ -118,15 +118,16 @@ class _Scripted(Policy):
 class Restless:
     """A batching that pauses, preempts, offloads and prefetches as its dice say, for a number of steps.
 
-    Then, or with `calm` and nobody queued, it schedules as stock does. What the dice say depends on the
-    view alone, so that the same view gives the same plan.
+    Then, or with `calm` and nobody queued, it schedules as stock does. Without a `host` it neither offloads nor
+    prefetches. What the dice say depends on the view alone, so that the same view gives the same plan.
     """
 
-    def __init__(self, seed: int, steps: int, *, calm: bool, drops: bool) -> None:
+    def __init__(self, seed: int, steps: int, *, calm: bool, drops: bool, host: bool) -> None:
         self._seed = seed
         self._steps_left = steps
         self._calm = calm
         self._drops = Fate.RECOMPUTE if drops else Fate.SWAP
+        self._host = host
 
     def plan(self, view: StepView, order: Any, leaving: Collection[Job]) -> StepPlan:
         """A stock plan, spoiled."""
@@ -137,7 +138,7 @@ class Restless:
         dice = Random(f"{self._seed} {self._steps_left} {len(view.residents)} {view.free_blocks}")
         part = _dealt(dice, sorted(view.residents, key=lambda job: job.id), 5)
         plan.preempt = dict.fromkeys(part[0], Fate.SWAP) | dict.fromkeys(part[1][:1], self._drops)
-        plan.offload = part[2]
+        plan.offload = part[2] if self._host else []
         kept = {*part[3], *part[4], *part[1][1:]}
         plan.run = [job for job in plan.run if job in kept]
         dice.random()
@@ -183,12 +184,12 @@ def _dealt(dice: Random, jobs: Sequence[Job], parts: int) -> list[list[Job]]:
 
 
 def restless(
-    seed: int, steps: int, *, calm: bool = False, drops: bool = True, serial: bool = False
+    seed: int, steps: int, *, calm: bool = False, drops: bool = True, serial: bool = False, host: bool = True
 ) -> PolicyFactory:
     """A policy that is restless for so many steps, then stock; one that `drops` some KV rather than swap all."""
 
     def build(cost: CostModel) -> Policy:
-        batching = Restless(seed, steps, calm=calm, drops=drops)
+        batching = Restless(seed, steps, calm=calm, drops=drops, host=host)
         return Policy("restless", Arrival(), batching, _AsPlanned(serial))
 
     return build

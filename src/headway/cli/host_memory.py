@@ -1,4 +1,4 @@
-"""The flags that give an engine host memory to swap KV to, alike wherever one is started."""
+"""The flags that give an engine memory for KV beside the device, alike wherever one is started or simulated."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ HostKvBytesPerS = Annotated[
         "would cost, such as 12e9 for PCIe 3.0.",
     ),
 ]
+KV_TIER_SPEC = "gib=X[/gib_per_s=X][/latency_ms=X]"
+KV_TIER_HELP = (
+    "KV offloading, as vLLM's --kv-offloading-size or LMCache: a store for the KV of requests that end or are "
+    "preempted, beside each GPU. Size, speed of its link and start of a transfer (default: those of copies to host "
+    "memory)."
+)
 
 
 def host_memory(gib: float | None, bytes_per_s: float | None) -> HostKv | None:

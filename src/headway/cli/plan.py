@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
+from headway.cli.host_memory import KV_TIER_HELP, KV_TIER_SPEC
 from headway.cli.measuring import progress, stdout_for_data
 from headway.cli.option_panels import options_under
 from headway.cli.out_folder import kept_or_temporary
@@ -31,12 +32,12 @@ EPILOG = """Examples:
 
   headway plan --trace demo --hardware cost.json --model demo --gpus 1 --verify --json
 
-Tried are policies, low- and high-priority pools, tensor parallelism, seats, tokens a step, hand-off thresholds and
-host memory for KV: few samples of the trace first, more and longer ones for those that may be the best
-(docs/planner.md says how to read the table). With targets the best has the largest goodput, without the least mean
-job completion time. stdout is the command that deploys it, or with --json one object; DIR gets plan.json and
-pareto.svg. All figures are simulated, but for those of --verify, which deploys the choice, scaled down, with model
-`demo` on this machine and compares what comes with what is predicted.
+Tried are policies, low- and high-priority pools, tensor parallelism, seats, tokens a step, hand-off thresholds, host
+memory for KV, and KV offloading where --kv-tier says what there is: few samples of the trace first, more and longer
+ones for those that may be the best (docs/planner.md says how to read the table). With targets the best has the
+largest goodput, without the least mean job completion time. stdout is the command that deploys it, or with --json
+one object; DIR gets plan.json and pareto.svg. All figures are simulated, but for those of --verify, which deploys the
+choice, scaled down, with model `demo` on this machine and compares what comes with what is predicted.
 """
 
 
@@ -77,6 +78,9 @@ def plan(
         str | None,
         _search("A,B,...", "Rows of the preset table, and ascendra for pools (default: a sensible set)."),
     ] = None,
+    kv_tier: Annotated[
+        str | None, _search(KV_TIER_SPEC, f"{KV_TIER_HELP} Every configuration is tried with and without.")
+    ] = None,
     seeds: Annotated[int, _search("N", "Samples of the trace in the last round.")] = 5,
     budget: Annotated[int | None, _search("N", "Configurations to try (default: 240).")] = None,
     minutes: Annotated[
@@ -107,6 +111,7 @@ def plan(
     from headway.experiments.planning.ask import Ask, prepare
     from headway.experiments.planning.planner import Effort
     from headway.experiments.stream import Stream
+    from headway.sim.kv_tier import parse_kv_tier
 
     seconds = _seconds_to_verify(verify_seconds, verify=verify)
     effort = Effort(budget=budget, minutes=minutes, jobs=os.cpu_count() or 1 if jobs is None else jobs)
@@ -121,6 +126,7 @@ def plan(
             rate_scale=rate_scale,
             load=load,
             policies=None if policies is None else parse_policies(policies),
+            kv_tier=None if kv_tier is None else parse_kv_tier(kv_tier),
             seeds=seeds,
             predictor=predictor,
             fewest=fewest,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
+from headway.cli.host_memory import KV_TIER_HELP, KV_TIER_SPEC
 from headway.cli.option_panels import options_under
 from headway.cli.out_folder import kept_or_temporary
 from headway.cli.trace_flags import TimeUnit, Trace
@@ -42,6 +43,9 @@ EPILOG = """Examples:
 
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm,headway --instances 4 --router cache-aware \\
       --trace gen:poisson:rate=4/input=sharegpt/output=sharegpt/count=400/turns=5/think=20    # conversations
+
+  headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm,headway --kv-tier gib=200/gib_per_s=20 \\
+      --trace gen:poisson:rate=4/input=sharegpt/output=sharegpt/count=400/turns=5/think=20    # and KV offloading?
 
   headway simulate --hardware cost.json --model demo --policies edf --trace demo --explain 17
 
@@ -124,6 +128,7 @@ def simulate(
         _engine("N", "KV blocks of host memory that policies may swap to; with none they compute KV again."),
     ] = 0,
     host_kv_gib: Annotated[float, _engine("GIB", "The same in GiB, as `headway serve` has it.")] = 0.0,
+    kv_tier: Annotated[str | None, _engine(KV_TIER_SPEC, KV_TIER_HELP)] = None,
     batch_width: Annotated[int | None, _engine("N", "Requests a step may run (default: all seats).")] = None,
     max_output_tokens: Annotated[
         int | None, _experiment("N", "Limit policies see where a request declares none.")
@@ -166,6 +171,7 @@ def simulate(
     from headway.experiments.stream import Stream
     from headway.routing import DEFAULT_ROUTER
     from headway.routing.pools import parse_pools
+    from headway.sim.kv_tier import parse_kv_tier
 
     _check_output(out, explain, chrome_trace)
     if jobs is not None and jobs < 1:
@@ -204,6 +210,7 @@ def simulate(
             ),
             max_output_tokens=max_output_tokens,
             predictor=predictor,
+            kv_tier=None if kv_tier is None else parse_kv_tier(kv_tier),
         )
     )
     _introduce(setup)
@@ -234,6 +241,8 @@ def _introduce(setup: Setup) -> None:
         f"{f' and {limits.host_blocks:,} on the host' if limits.host_blocks else ''}, prefix caching "
         f"{'on' if limits.prefix_caching else 'off'}, {'a' if limits.asynchronous else ''}synchronous",
     ]
+    if system.store_blocks:
+        lines.append(f"KV tier of an engine: {system.store_blocks:,} blocks ({system.kv_tier})")
     if setup.facts.undeclared_tokens and wish.max_output_tokens is None:
         why = "the largest declared"
         if setup.facts.declared_tokens < setup.facts.undeclared_tokens:

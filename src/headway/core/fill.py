@@ -21,13 +21,14 @@ class KvSide(Protocol):
         ...
 
     def cached_tokens(self, job: Job) -> int:
-        """Leading tokens of a waiting or swapped job whose KV is already on the device."""
+        """Leading tokens of a waiting or swapped job whose KV is on the device, or is loaded when the job starts."""
         ...
 
     def start(self, job: Job, num_tokens: int) -> Reason | None:
         """Allocate for a waiting job's first `num_tokens` tokens past the cached ones, or say why not.
 
-        For a swapped job: allocate for all its tokens and start to copy its KV back.
+        For a swapped job: allocate for all its tokens and start to copy its KV back. For a job whose KV a store
+        holds: allocate for what is loaded, and start the load.
         """
         ...
 
@@ -57,12 +58,12 @@ class KvSide(Protocol):
 
     @property
     def restoring(self) -> Collection[Job]:
-        """Residents whose KV is on its way back from the host."""
+        """Residents whose KV is on its way back from the host, or from a store."""
         ...
 
     @property
     def returned(self) -> Collection[Job]:
-        """Residents that came back from the host and have had no step since, those still restoring included."""
+        """Residents whose KV came from the host or a store and that had no step since, those restoring included."""
         ...
 
     @property
@@ -173,7 +174,8 @@ def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int
     """Start waiting jobs in order until seats, tokens or blocks end it.
 
     Whole prompts are fitted by all their tokens, cached or not, so the fit is known before any look-up. A
-    swapped job is no prompt: it takes a seat, and tokens only if its KV is there at once.
+    swapped job is no prompt: it takes a seat, and tokens only if its KV is there at once. A job whose KV is loaded
+    takes a seat and no tokens.
     """
     room = budget
     for job in plan.admit:
@@ -198,7 +200,7 @@ def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int
         outcome.admitted.append(job)
         outcome.cached_tokens[job] = cached
         seats -= 1
-        if swapped and job in kv.restoring:
+        if job in kv.restoring:
             continue
         outcome.tokens[job] = granted
         budget -= granted

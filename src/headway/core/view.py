@@ -36,6 +36,9 @@ class StepView:
     about memory or seats: what freed blocks would not change. `missing_blocks(job)` is the part that is about memory:
     how many blocks have to come free before a waiting job fits, less those found in the prefix cache; a lookup too.
 
+    With a KV store beside the device, `restoring` and `returned` are as with a host tier, of KV that is loaded, and
+    `blocks_coming_free` are held by stores alone.
+
     With a host tier: `swapped` jobs have their KV on the host or on its way there, unordered, in the same
     index of the order as the waiting; `restoring` are the residents whose KV is on its way back, who get no
     tokens; `returned` are these and the ones that are back and have had no step since, who run after all

@@ -29,13 +29,14 @@ from headway.predict.length_choice import DEFAULT_PREDICTOR, NONE
 from headway.results import RunMeta
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, build_router
 from headway.routing.pools import PoolSizes
+from headway.sim.kv_tier import KvTier
 from headway.sim.simulation import System
 from headway.traces import check_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A simulation as it is asked for; None means what is usual."""
+    """A simulation as it is asked for; None means what is usual. `kv_tier` is that of each GPU."""
 
     hardware: str
     model: str
@@ -49,6 +50,7 @@ class Wish:
     parts: Parts = OWN_PARTS
     max_output_tokens: int | None = None
     predictor: str | None = None
+    kv_tier: KvTier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Setup:
             "router": system.router,
             **self._pools(),
             "engine": asdict(system.limits),
+            **({} if system.kv_tier is None else {"kv_tier": str(system.kv_tier)}),
             "max_output_tokens": self.scenario.max_output_tokens,
         }
 
@@ -121,8 +124,9 @@ class Setup:
         return f"{predictor_label(self.scenario.predictor)}, for {', '.join(policies)}"
 
     def without_host(self) -> list[str]:
-        """The policies that would swap, where there is no host memory to swap to."""
-        if self.scenario.system.limits.host_blocks:
+        """The policies that would swap, where there is no host memory to swap to, nor a KV tier to come back from."""
+        system = self.scenario.system
+        if system.limits.host_blocks or system.store_blocks:
             return []
         return [name for name in self.wish.grid.policies if uses_host(name, self.wish.parts)]
 
@@ -164,6 +168,7 @@ def set_up(wish: Wish) -> Setup:
         calibration=costs,
         instances=instances,
         router=wish.router,
+        kv_tier=None if wish.kv_tier is None else wish.kv_tier.of_engine(wish.sizes.tp * wish.sizes.pp),
     )
     predictor = wish.predictor
     if predictor is None:

@@ -18,6 +18,7 @@ from headway.core.view import StepView
 from headway.policies.policy import Policy
 from headway.sim.host_tier import HostTier
 from headway.sim.kv_pool import BlockKey, KvPool
+from headway.sim.kv_store import KvStore
 from headway.sim.limits import EngineLimits
 
 
@@ -25,8 +26,8 @@ from headway.sim.limits import EngineLimits
 class Totals:
     """What an engine did: steps with work, tokens computed, KV lost to preemption, tokens found in the cache.
 
-    Swapped blocks are those copied to the host and back, ahead of need ones included. Steps that were killed
-    count as steps, and their tokens not as computed. `busy_s` is the device's time for all steps together.
+    Swapped blocks are those copied to the host or a KV store and back, ahead of need ones included. Steps that were
+    killed count as steps, and their tokens not as computed. `busy_s` is the device's time for all steps together.
     """
 
     steps: int = 0
@@ -56,8 +57,9 @@ class SimulatedEngine:
     policy looks. Jobs are handed to `on_first_token` when their first token is out, and to `on_end`, as records, at
     their end. With `check` every invariant of the ledger and the pool is asserted after each step.
 
-    With `limits.host_blocks` jobs can be swapped out: after each `schedule`, `update` and `copied`, whoever
-    keeps time takes the copies that start then (`take_copies`) and calls `copied` when one is done.
+    With `limits.host_blocks` jobs can be swapped out, with `store_blocks` a connector keeps their KV in a store of so
+    many blocks: after each `schedule`, `update` and `copied`, whoever keeps time takes the copies that start then
+    (`take_copies`) and calls `copied` when one is done.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class SimulatedEngine:
         on_end: Callable[[Record], None],
         on_first_token: Callable[[Job], None] = lambda job: None,
         name: str = "",
+        store_blocks: int = 0,
         check: bool = False,
     ) -> None:
         self.limits = limits
@@ -81,10 +84,12 @@ class SimulatedEngine:
             prefix_caching=limits.prefix_caching,
             watermark_blocks=limits.watermark_blocks,
         )
-        self.tier = self._host_tier(limits) if limits.host_blocks else None
+        self.host = self._host_tier(limits) if limits.host_blocks else None
+        self.store = KvStore(self.pool, store_blocks) if store_blocks else None
+        assert self.host is None or self.store is None, "host memory beside a store is not simulated"
+        self.tier = self.host or self.store
         self._kv: KvSide = self.tier or self.pool
-        watches = policy.uses_prefixes and limits.prefix_caching
-        self._prefixes = PrefixWatch(self.pool.finds, limits.block_size, policy.touch) if watches else None
+        self._prefixes = self._prefix_watch() if policy.uses_prefixes and limits.prefix_caching else None
         self._on_end = on_end
         self._on_first_token = on_first_token
         self._check = check
@@ -104,10 +109,10 @@ class SimulatedEngine:
             ready=self._ready,
             missing_blocks=self.pool.missing_blocks,
         )
-        if self.tier is not None:
+        if self.host is not None:
             self._view.host_total_blocks = limits.host_blocks
-            self._view.uncopied_blocks = self.tier.copies.uncopied_blocks
-            self._view.unsent_blocks = self.tier.copies.unsent_blocks
+            self._view.uncopied_blocks = self.host.copies.uncopied_blocks
+            self._view.unsent_blocks = self.host.copies.unsent_blocks
 
     def _host_tier(self, limits: EngineLimits) -> HostTier:
         return HostTier(
@@ -117,6 +122,15 @@ class SimulatedEngine:
             serial=self.policy.serial_copies,
             in_flight=lambda job: self._steps_in_flight(job) > 0,
         )
+
+    def _prefix_watch(self) -> PrefixWatch:
+        stored = None if self.store is None else self.store.finds
+        return PrefixWatch(self.pool.finds, self.limits.block_size, self.policy.touch, stored=stored)
+
+    @property
+    def serial_copies(self) -> bool:
+        """Whether a step waits for the copies decided with it; a store's go beside the steps."""
+        return self.host is not None and self.policy.serial_copies
 
     # ---- arrivals ----------------------------------------------------------------------------------
 
@@ -190,11 +204,12 @@ class SimulatedEngine:
         view.waiting = self.ledger.waiting.values()
         view.free_blocks = self.pool.free_blocks
         if self.tier is not None:
-            view.swapped = self.ledger.swapped.values()
             view.restoring = self.tier.restoring
             view.returned = self.tier.returned
             view.blocks_coming_free = self.tier.blocks_coming_free
-            view.host_free_blocks = self.tier.copies.host.free_blocks
+        if self.host is not None:
+            view.swapped = self.ledger.swapped.values()
+            view.host_free_blocks = self.host.copies.host.free_blocks
         return view
 
     def _admissible(self, job: Job) -> bool:
@@ -241,8 +256,8 @@ class SimulatedEngine:
         """Process the output of the oldest step in flight: a token each, and the ends they bring."""
         flight = self._flights.popleft()
         stale = self._stale_before(flight) if self._stale_steps else frozenset()
-        if self.tier is not None and self.tier.copies.awaited:
-            self._follow_restored(flight.outcome)
+        if self.host is not None and self.host.copies.awaited:
+            self._follow_restored(self.host, flight.outcome)
         grown: list[Job] = []
         for job in flight.sampled:
             if job.state is not JobState.ENDED and self._sampled(job, now_s, is_stale=job in stale):
@@ -250,8 +265,8 @@ class SimulatedEngine:
         # Once all who end have ended: vLLM has processed a whole output before anybody hears of its tokens.
         for job in grown:
             self.policy.touch(job)
-        if self.tier is not None and stale:
-            self._copy_drained(flight.outcome)
+        if self.host is not None and stale:
+            self._copy_drained(self.host, flight.outcome)
         if self._check:
             self.check()
 
@@ -276,18 +291,16 @@ class SimulatedEngine:
                 self._fresh(job)
         return stale
 
-    def _copy_drained(self, outcome: StepOutcome) -> None:
+    def _copy_drained(self, host: HostTier, outcome: StepOutcome) -> None:
         """Swapped jobs that have not ended, and that no step computes any more, are copied now."""
-        assert self.tier is not None
         for job in outcome.tokens:
             if job not in self._stale_steps:
-                self.tier.copies.advance(job)
+                host.copies.advance(job)
 
-    def _follow_restored(self, outcome: StepOutcome) -> None:
+    def _follow_restored(self, host: HostTier, outcome: StepOutcome) -> None:
         """Once a restored job has run, others may come back in its stead."""
-        assert self.tier is not None
         for job in outcome.tokens:
-            if self.tier.copies.ran(job):
+            if host.copies.ran(job):
                 self.steady = None
 
     def _fresh(self, job: Job) -> None:
@@ -330,13 +343,11 @@ class SimulatedEngine:
         else:
             self.pool.forget(job)
 
-    # ---- copies between device and host ------------------------------------------------------------
+    # ---- copies between device and host or store ---------------------------------------------------
 
     def take_copies(self) -> list[Copy]:
         """The copies that have started since this was last asked, in order; serial ones are done already."""
-        if self.tier is None or not self.tier.copies.started:
-            return []
-        copies, self.tier.copies.started = self.tier.copies.started, []
+        copies = [] if self.tier is None else self.tier.take_copies()
         for copy in copies:
             if copy.direction is Direction.TO_HOST:
                 self.totals.swapped_out_blocks += len(copy.blocks)
@@ -348,7 +359,7 @@ class SimulatedEngine:
         """A copy is done: its blocks, or its job, can be used in the next step."""
         assert self.tier is not None
         self.steady = None
-        self.tier.copies.finish(copy)
+        self.tier.finish(copy)
         if self._check:
             self.check()
 
@@ -375,9 +386,7 @@ class SimulatedEngine:
         step of a restored job, and with it the use of its host copy. Stops short of the token that ends a
         job and of the blocks that would run out. O(residents).
         """
-        if self.steady is None or (
-            self.tier is not None and (self.tier.copies.busy or self.tier.copies.awaited)
-        ):
+        if self.steady is None or (self.tier is not None and self.tier.busy):
             return 0
         lengths = self._output_tokens
         left = self.pool.free_blocks // len(self.ledger.residents) * self.limits.block_size

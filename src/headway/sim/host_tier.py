@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from headway.core.host_copies import HostCopies
+from headway.core.host_copies import Copy, HostCopies
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, Reason
 from headway.sim.kv_pool import KvPool
@@ -38,6 +38,11 @@ class HostTier:
         return self.copies.returned
 
     @property
+    def busy(self) -> bool:
+        """Whether copies are under way, or wait for a step to be of no use any more."""
+        return self.copies.busy or self.copies.awaited
+
+    @property
     def free_blocks(self) -> int:
         """Device blocks that can be allocated now."""
         return self.pool.free_blocks
@@ -56,7 +61,8 @@ class HostTier:
 
     def misfit(self, job: Job) -> Reason | None:
         """Which memory check a waiting or swapped job would fail now."""
-        return self.pool.misfit(job, waits=job.state is JobState.SWAPPED and self._waits(job))
+        waits = job.state is JobState.SWAPPED and self._waits(job)
+        return self.pool.misfit(job, loaded_tokens=job.num_computed_tokens if waits else 0)
 
     def _waits(self, job: Job) -> bool:
         """Whether a swapped job comes back by copies beside the steps, and not at once."""
@@ -84,7 +90,7 @@ class HostTier:
         """Allocate for a swapped job and start its copies; with `num_tokens` more if there are none to wait for."""
         saved = job.num_computed_tokens
         waits = self._waits(job)
-        misfit = self.pool.restore(job, waits=waits)
+        misfit = self.pool.restore(job, saved, waits=waits)
         if misfit is not None:
             return misfit
         found = self.pool.num_found(job)
@@ -124,6 +130,15 @@ class HostTier:
         self.pool.release(job, Fate.RECOMPUTE)
         self.copies.forget(job)
         self.pool.forget(job)
+
+    def take_copies(self) -> list[Copy]:
+        """The copies that have started since this was last asked."""
+        copies, self.copies.started = self.copies.started, []
+        return copies
+
+    def finish(self, copy: Copy) -> None:
+        """A copy is done."""
+        self.copies.finish(copy)
 
     def check(self, residents: Sequence[Job]) -> None:
         """Assert that blocks are conserved on both sides and that nothing is kept for nobody."""

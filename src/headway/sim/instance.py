@@ -47,7 +47,7 @@ class Instance:
     was steady, what follows up to `horizon_s()`, the next arrival anywhere, is stepped over in one go
     (unless someone watches every step).
 
-    Copies between device and host go through `copiers`, beside the steps; while any is under way nothing is
+    Copies between device and host or store go through `copiers`, beside the steps; while any is under way nothing is
     stepped over. Under a policy that wants them serial they hold up the step they were decided with, or the
     next plan if nobody runs; those of a job that had steps in flight, the next step after the last of these.
     `learn_copies` hears how long each took. A policy that kills steps says when (`sim.killed_steps`).
@@ -160,7 +160,7 @@ class Instance:
 
     def _hold_up(self, now_s: float) -> None:
         """Where steps wait for copies, let the next one wait for those that start now."""
-        if not self.engine.policy.serial_copies:
+        if not self.engine.serial_copies:
             return
         for copy in self.engine.take_copies():
             self._serial_s += self._copiers[copy.direction].seconds(copy)

@@ -47,7 +47,8 @@ class KvPool:
     whole blocks. `not_ready` is set by the engine. Costs: O(blocks touched).
 
     A copy to or from the host pins its blocks: they stay, whatever becomes of the job, until it is done. By
-    itself the pool has no host: what is preempted is dropped (`sim.host_tier` puts one beside it).
+    itself the pool has no host: what is preempted is dropped (`sim.host_tier` and `sim.kv_store` put something beside
+    it).
     """
 
     restoring: Collection[Job] = ()
@@ -181,10 +182,10 @@ class KvPool:
 
     # ---- what the engine asks ----------------------------------------------------------------------
 
-    def misfit(self, job: Job, *, waits: bool = False) -> Reason | None:
-        """Which memory check a waiting job would fail now, or a swapped one, which may have to wait for copies."""
+    def misfit(self, job: Job, *, loaded_tokens: int = 0) -> Reason | None:
+        """Which memory check a waiting or swapped job would fail now; `loaded_tokens` are copied in before it runs."""
         found = self._find(job)
-        crowded = waits and self._crowds_out(job, found)
+        crowded = loaded_tokens and self._crowds_out(loaded_tokens, found)
         return Reason.BLOCKS if crowded else self._misfit(job, found)
 
     def missing_blocks(self, job: Job) -> int:
@@ -198,14 +199,18 @@ class KvPool:
         if num_tokens >= table.cache_at_tokens:
             self._cache(table, num_tokens)
 
-    # ---- what the host tier asks -------------------------------------------------------------------
+    # ---- what the host tier and the store ask ------------------------------------------------------
 
-    def restore(self, job: Job, *, waits: bool) -> Reason | None:
-        """Give a swapped job the blocks found for it, if all its tokens fit.
+    def key(self, job: Job, index: int) -> BlockKey:
+        """What a full block of a job's tokens holds."""
+        return self._tables[job].key(index)
+
+    def restore(self, job: Job, num_tokens: int, *, waits: bool) -> Reason | None:
+        """Give a job whose first `num_tokens` tokens come back the blocks found for it, if all its tokens fit.
 
         One that `waits` for copies has to leave room for others too.
         """
-        if waits and self._crowds_out(job, self._find(job)):
+        if waits and self._crowds_out(num_tokens, self._find(job)):
             return Reason.BLOCKS
         misfit = self._hold_found(job)
         if misfit is None and waits:
@@ -231,13 +236,13 @@ class KvPool:
         self._tables[job].started = True
         self._num_started += 1
 
-    def _crowds_out(self, job: Job, found: list[int]) -> bool:
-        """Whether a job that comes back would take the room of others.
+    def _crowds_out(self, num_tokens: int, found: list[int]) -> bool:
+        """Whether a job that comes back with so many tokens would take the room of others.
 
         It cannot be evicted while copies are under way, so it leaves enough for every prompt that has begun and
         every job that came back to be computed to its end.
         """
-        needed = self._needed(job.num_computed_tokens, found)
+        needed = self._needed(num_tokens, found)
         return needed + self._reserved_blocks() + self._watermark() > len(self._free)
 
     def _reserved_blocks(self) -> int:
@@ -251,7 +256,7 @@ class KvPool:
         return self._tables[job].blocks
 
     def num_found(self, job: Job) -> int:
-        """Leading blocks of a job that anyone could find: just restored, those that need no copy."""
+        """Leading blocks of a job that anyone could find: of one just restored, those that need no copy."""
         return self._tables[job].num_cached
 
     def pin(self, blocks: Sequence[int]) -> None:

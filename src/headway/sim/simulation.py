@@ -13,6 +13,7 @@ from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.policies.policy import Policy
 from headway.predict.calibration import Calibration, StepSeconds
+from headway.predict.copy_time import CopyTimeModel
 from headway.predict.learned_cost import LearnedCost
 from headway.predict.step_clock import StepClock
 from headway.predict.step_time import StepTimeModel
@@ -22,7 +23,8 @@ from headway.sim.clock import Clock
 from headway.sim.cluster import Cluster
 from headway.sim.copy_engine import CopyEngine
 from headway.sim.engine import SimulatedEngine, Totals
-from headway.sim.instance import Instance, StepObserver
+from headway.sim.instance import Instance, LearnCopy, StepObserver
+from headway.sim.kv_tier import KvTier
 from headway.sim.length_source import LengthSource
 from headway.sim.limits import EngineLimits
 from headway.sim.loop import EventLoop
@@ -37,13 +39,39 @@ Policies = PolicyFactory | Mapping[str, PolicyFactory]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """What serves: `instances` equal engines of the same limits and costs behind a router, or those of `pools`."""
+    """What serves: `instances` equal engines of the same limits and costs behind a router, or those of `pools`.
+
+    Each has a `kv_tier` of its own, of the size of an engine's, if there is one. ConfigError where it cannot have it.
+    """
 
     limits: EngineLimits
     calibration: Calibration
     instances: int = 1
     router: str = "round-robin"
     pools: PoolSizes | None = None
+    kv_tier: KvTier | None = None
+
+    def __post_init__(self) -> None:
+        if not self.store_blocks:
+            return
+        if self.limits.host_blocks:
+            raise ConfigError(
+                f"host_blocks is {self.limits.host_blocks} beside a KV tier ({self.kv_tier}); accepted: one of the two"
+            )
+        if not self.limits.prefix_caching:
+            raise ConfigError(
+                f"a KV tier ({self.kv_tier}) without prefix caching; accepted: with prefix caching"
+            )
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a KV block, on all GPUs of an engine."""
+        return self.limits.block_size * self.calibration.kv_bytes_per_token
+
+    @property
+    def store_blocks(self) -> int:
+        """KV blocks that an engine's tier holds; 0 without one."""
+        return 0 if self.kv_tier is None else self.kv_tier.num_blocks(self.block_bytes)
 
     @property
     def step(self) -> StepSeconds:
@@ -85,11 +113,11 @@ def simulate(
     instant (the way there takes no time), with what is left of its targets, as the router decides.
     `max_output_tokens` is the limit policies see where a request declares none. The clock is the
     calibration's law with its residuals drawn by `seed`; the policies' cost model starts from nothing and
-    learns from finished steps and copies alone. The same arguments give the same records. `shortcut` steps over
-    stretches in which nothing changes, with the same records; a `watch` of every step switches it off.
-    `check` asserts the invariants at every step. `lengths` predicts answers as their requests arrive. Raises
-    SimulationError if a policy leaves work lying, TraceError for a request longer than its limit, ConfigError for a
-    pool without a policy.
+    learns from finished steps and copies alone. Of the loads of a KV tier it starts from the host's link. The same
+    arguments give the same records. `shortcut` steps over stretches in which nothing changes, with the same records; a
+    `watch` of every step switches it off. `check` asserts the invariants at every step. `lengths` predicts answers as
+    their requests arrive. Raises SimulationError if a policy leaves work lying, TraceError for a request longer than
+    its limit, ConfigError for a pool without a policy.
     """
     loop = EventLoop()
     cluster = Cluster(
@@ -107,16 +135,14 @@ def simulate(
         return (lambda: cluster.next_arrival_s) if system.pools is None else partial(cluster.horizon_s, name)
 
     for number, name in enumerate(system.names):
-        cost = LearnedCost(
-            steps=StepTimeModel(system.calibration.model, graphed_tokens=system.limits.graphed_tokens),
-            kv_tokens=system.limits.num_blocks * system.limits.block_size,
-        )
+        cost = _unlearned(system)
         engine = SimulatedEngine(
             system.limits,
             _factory(policy, name)(cost),
             on_end=ended,
             on_first_token=cluster.started,
             name=name,
+            store_blocks=system.store_blocks,
             check=check,
         )
         clock_seed = seed * len(system.names) + number
@@ -146,11 +172,28 @@ def _instance(
         horizon_s=horizon_s,
         watch=watch,
         copiers=_copiers(system),
-        learn_copies={
-            Direction.TO_HOST: cost.to_host.observe,
-            Direction.TO_DEVICE: cost.to_device.observe,
-        },
+        learn_copies=_lessons(system, cost),
     )
+
+
+def _unlearned(system: System) -> LearnedCost:
+    """What a policy knows of cost before anything has run: of a tier's loads, the link to the host."""
+    costs, limits = system.calibration, system.limits
+    return LearnedCost(
+        steps=StepTimeModel(costs.model, graphed_tokens=limits.graphed_tokens),
+        kv_tokens=limits.num_blocks * limits.block_size,
+        from_store=CopyTimeModel(costs.to_device, block_bytes=costs.kv_bytes_per_token),
+    )
+
+
+def _lessons(system: System, cost: LearnedCost) -> dict[Direction, LearnCopy]:
+    """Which model learns of the copies of each direction; what a store takes, no policy asks."""
+    if not system.store_blocks:
+        return {Direction.TO_HOST: cost.to_host.observe, Direction.TO_DEVICE: cost.to_device.observe}
+    block_size = system.limits.block_size
+    return {
+        Direction.TO_DEVICE: lambda blocks, seconds: cost.from_store.observe(blocks * block_size, seconds)
+    }
 
 
 def _factory(policy: Policies, name: str) -> PolicyFactory:
@@ -165,9 +208,10 @@ def _factory(policy: Policies, name: str) -> PolicyFactory:
 
 def _copiers(system: System) -> dict[Direction, CopyEngine]:
     """One engine's copy engines, one for each direction."""
-    costs = system.calibration
-    block_bytes = system.limits.block_size * costs.kv_bytes_per_token
+    out, back = system.calibration.to_host, system.calibration.to_device
+    if system.kv_tier is not None and system.store_blocks:
+        out, back = system.kv_tier.link(out), system.kv_tier.link(back)
     return {
-        Direction.TO_HOST: CopyEngine(costs.to_host, block_bytes),
-        Direction.TO_DEVICE: CopyEngine(costs.to_device, block_bytes),
+        Direction.TO_HOST: CopyEngine(out, system.block_bytes),
+        Direction.TO_DEVICE: CopyEngine(back, system.block_bytes),
     }

@@ -16,11 +16,13 @@ from headway.experiments.planning.deploy import arguments, command, flags_here
 from headway.experiments.planning.deployed import as_started, records_of_engines
 from headway.experiments.planning.machine import Machine
 from headway.predict.cost_file import EngineDefaults
+from headway.sim.kv_tier import KvTier
 from tests.experiments.planning.costs import write_costs
 
 SINGLE = Configuration(gpus=2, policy="predicted", tp=2, instances=1, seats=64, tokens_a_step=4096)
 FULL = replace(SINGLE, host_gib=1.5, predictor="learned")
 SEVERAL = replace(SINGLE, policy="edf", gpus=3, tp=1, instances=3)
+STORED = replace(SINGLE, predictor="learned", kv_tier=KvTier(gib=100.0))
 POOLED = replace(SINGLE, policy="ascendra", gpus=4, tp=1, instances=4, lp=3, threshold=0.1)
 SLO = Slo(ttft_s=0.25, tbt_s=0.05, deadline_s=9.0)
 
@@ -33,7 +35,9 @@ def parsed(configuration: Configuration, slo: Slo) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("configuration", [SINGLE, FULL, SEVERAL, POOLED], ids=lambda each: each.policy)
+@pytest.mark.parametrize(
+    "configuration", [SINGLE, FULL, SEVERAL, STORED, POOLED], ids=lambda each: each.policy
+)
 @pytest.mark.parametrize("slo", [NO_TARGETS, SLO], ids=["no targets", "targets"])
 def test_the_command_says_all_of_the_configuration(configuration: Configuration, slo: Slo) -> None:
     found = parsed(configuration, slo)
@@ -41,6 +45,8 @@ def test_the_command_says_all_of_the_configuration(configuration: Configuration,
     instances = None if found["pools"] else found["instances"] or 1
     layout = read_layout(instances=instances, pools=found["pools"], policy=found["policy"])
     flags = parse_vllm_flags(found["vllm_flags"])
+    # vLLM's own flag counts all GPUs of an engine.
+    store_gib = float(value_of(flags, "--kv-offloading-size") or 0) / configuration.tp
     said = Configuration(
         gpus=configuration.gpus,
         policy=layout.policy,
@@ -51,6 +57,7 @@ def test_the_command_says_all_of_the_configuration(configuration: Configuration,
         tokens_a_step=int(value_of(flags, "--max-num-batched-tokens") or 0),
         threshold=found["hand_off_threshold"],
         host_gib=found["host_kv_gib"] or 0.0,
+        kv_tier=KvTier(gib=store_gib) if store_gib else None,
         predictor=found["predictor"] or "none",
     )
     assert said == configuration

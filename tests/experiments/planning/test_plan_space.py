@@ -12,6 +12,7 @@ from headway.experiments.planning.axes import SMALL_BUDGETS, THRESHOLDS, Wanted
 from headway.experiments.planning.configuration import Configuration, moving_parts
 from headway.experiments.planning.machine import Machine
 from headway.experiments.planning.space import Space, build_space, default_configuration
+from headway.sim.kv_tier import KvTier
 from tests.experiments.planning.costs import write_costs
 
 H100 = Machine("h100", "Llama-3.1-8B")
@@ -85,6 +86,29 @@ def test_only_policies_that_swap_have_host_memory() -> None:
     shares = {each.host_gib for each in found(space(policies=("fastserve",), gpus=(1,)))}
     kv_gib = H100.costs(1).kv_capacity_tokens * H100.costs(1).kv_bytes_per_token / (1 << 30)
     assert sorted(shares) == [0.0, pytest.approx(kv_gib / 2, rel=0.05), pytest.approx(2 * kv_gib, rel=0.05)]
+
+
+def test_a_kv_tier_is_tried_and_left_out_and_never_beside_host_memory() -> None:
+    tier = KvTier(gib=100.0)
+    assert {each.kv_tier for each in found(space())} == {None}
+    assert {each.kv_tier for each in found(space(kv_tier=tier))} == {None, tier}
+    whole = space(policies=("fastserve",), kv_tier=tier)
+    assert {(bool(each.host_gib), each.kv_tier) for each in found(whole)} == {
+        (False, None),
+        (True, None),
+        (False, tier),
+    }
+    assert whole.impossible["host memory for swaps beside a KV tier, which is not simulated"] > 0
+    [grid] = whole.grids
+    assert grid.plain is not None
+    assert grid.plain.kv_tier is None
+
+
+def test_each_gpu_of_an_instance_brings_its_part_of_the_tier() -> None:
+    two = replace(default_configuration(H100, 4, 1000), tp=2, instances=2, kv_tier=KvTier(gib=100.0))
+    assert H100.system(two).kv_tier == KvTier(gib=200.0)
+    assert moving_parts(two, replace(two, kv_tier=None)) == 1
+    assert str(two).endswith(", KV tier gib=100")
 
 
 def test_a_budget_of_its_own_is_what_is_varied() -> None:

@@ -22,6 +22,7 @@ from headway.experiments.stream import Stream, stream_facts
 from headway.policies.presets import POOLED, known_presets
 from headway.predict.known_models import model_shape
 from headway.predict.length_choice import DEFAULT_PREDICTOR
+from headway.sim.kv_tier import KvTier
 from headway.traces import TraceRequest
 
 SEEDS = 5
@@ -47,7 +48,7 @@ class Ask:
     """A plan as it is asked for; None means what is usual.
 
     `load` is of what stock vLLM gets through on all of the GPUs, in place of `rate_scale`. With `fewest` every number
-    of GPUs is searched alike, for the smallest that holds `aim`.
+    of GPUs is searched alike, for the smallest that holds `aim`. `kv_tier` is what each GPU may have beside it.
     """
 
     hardware: str
@@ -57,6 +58,7 @@ class Ask:
     rate_scale: float | None = None
     load: float | None = None
     policies: tuple[str, ...] | None = None
+    kv_tier: KvTier | None = None
     seeds: int = SEEDS
     predictor: str = DEFAULT_PREDICTOR
     fewest: bool = False
@@ -147,6 +149,7 @@ class Prepared:
             "requests": task.requests_digest,
             "rate_scale": task.rate_scale,
             "policies": list(self.policies),
+            **({} if ask.kv_tier is None else {"kv_tier": str(ask.kv_tier)}),
             "seeds": ask.seeds,
             "predictor": ask.predictor,
             "fewest": ask.fewest,
@@ -235,6 +238,7 @@ def _space(ask: Ask, task: Task, asked: Targets, policies: tuple[str, ...]) -> S
             policies=policies,
             slo=asked.shortest,
             predictor=ask.predictor,
+            kv_tier=ask.kv_tier,
             longest_tokens=task.longest_tokens,
         ),
     )

@@ -12,6 +12,7 @@ from headway.experiments.planning.threshold import hands_off, presets_of
 from headway.experiments.policy_choice import is_pooled
 from headway.policies.presets import find_preset
 from headway.routing.pools import HP, LP
+from headway.sim.kv_tier import KvTier
 
 TP_SIZES = (1, 2, 4, 8)
 SEATS = (16, 32, 64, 128, 256, 512, 1024)
@@ -41,7 +42,8 @@ class Layout:
 class Wanted:
     """What is to be deployed: policies on each of so many GPUs, for requests of up to `longest_tokens`.
 
-    `slo` has each kind of target that some request has, `predictor` predicts for policies that go by it.
+    `slo` has each kind of target that some request has, `predictor` predicts for policies that go by it. `kv_tier` is
+    what each GPU may have beside it.
     """
 
     gpus: tuple[int, ...]
@@ -49,6 +51,7 @@ class Wanted:
     slo: Slo
     predictor: str
     longest_tokens: int
+    kv_tier: KvTier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,13 @@ class Axes:
     tokens: tuple[int, ...]
     thresholds: tuple[float | None, ...]
     host_shares: tuple[float, ...]
+    kv_tiers: tuple[KvTier | None, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """How many of each."""
-        return tuple(map(len, (self.layouts, self.seats, self.tokens, self.thresholds, self.host_shares)))
+        choices = (self.layouts, self.seats, self.tokens, self.thresholds, self.host_shares, self.kv_tiers)
+        return tuple(map(len, choices))
 
 
 def axes_of(machine: Machine, wanted: Wanted, gpus: int, policy: str) -> Axes:
@@ -80,6 +85,7 @@ def axes_of(machine: Machine, wanted: Wanted, gpus: int, policy: str) -> Axes:
         tokens=SMALL_BUDGETS if own_budget else _with_default(TOKENS_A_STEP, default[1]),
         thresholds=THRESHOLDS if hands else (None,),
         host_shares=HOST_SHARES if swaps else (0.0,),
+        kv_tiers=(None,) if wanted.kv_tier is None else (None, wanted.kv_tier),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from headway.predict.length_choice import NONE
 from headway.routing.pools import HP, LP, PoolSizes
+from headway.sim.kv_tier import KvTier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,8 @@ class Configuration:
 
     `lp` of the instances are of low priority, 0 where there are no pools. `seats` is vLLM's `max_num_seqs`,
     `tokens_a_step` its `max_num_batched_tokens`. `threshold` takes the place of the hand-off rule's own; None leaves
-    it. `host_gib` is host memory for KV, of each instance. `predictor` says how long answers will be.
+    it. `host_gib` is host memory for KV, of each instance. `kv_tier` is beside each GPU. `predictor` says how long
+    answers will be.
     """
 
     gpus: int
@@ -26,6 +28,7 @@ class Configuration:
     tokens_a_step: int
     threshold: float | None = None
     host_gib: float = 0.0
+    kv_tier: KvTier | None = None
     predictor: str = NONE
 
     @property
@@ -38,7 +41,7 @@ class Configuration:
         """Where it comes among others that are as good, so that every ranking is total."""
         threshold = -1.0 if self.threshold is None else self.threshold
         sizes = (self.gpus, self.tp, self.instances, self.lp, self.seats, self.tokens_a_step)
-        return (*sizes, self.policy, threshold, self.host_gib, self.predictor)
+        return (*sizes, self.policy, threshold, self.host_gib, f"{self.kv_tier or ''}", self.predictor)
 
     def layout(self) -> str:
         """Its instances, for people."""
@@ -52,6 +55,8 @@ class Configuration:
             given.append(f"threshold {self.threshold:g}")
         if self.host_gib:
             given.append(f"{self.host_gib:g} GiB of host memory")
+        if self.kv_tier is not None:
+            given.append(f"KV tier {self.kv_tier}")
         return f"{self.policy} on {self.layout()}, {', '.join(given)}"
 
 
@@ -68,6 +73,7 @@ def moving_parts(configuration: Configuration, default: Configuration) -> int:
         configuration.tokens_a_step != default.tokens_a_step,
         configuration.threshold != default.threshold,
         configuration.host_gib != default.host_gib,
+        configuration.kv_tier != default.kv_tier,
         configuration.predictor != default.predictor,
     )
     return sum(differing)

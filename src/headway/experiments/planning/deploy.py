@@ -49,6 +49,8 @@ def vllm_flags(configuration: Configuration) -> tuple[str, ...]:
     ]
     if configuration.tp > 1:
         flags += ["--tensor-parallel-size", f"{configuration.tp}"]
+    if configuration.kv_tier is not None:
+        flags += ["--kv-offloading-size", f"{configuration.kv_tier.of_engine(configuration.tp).gib:g}"]
     return tuple(flags)
 
 

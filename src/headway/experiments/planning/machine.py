@@ -80,6 +80,9 @@ class Machine:
             instances=configuration.instances,
             router=DEFAULT_ROUTER if configuration.pools is None else POOL_ROUTER,
             pools=configuration.pools,
+            kv_tier=None
+            if configuration.kv_tier is None
+            else configuration.kv_tier.of_engine(configuration.tp),
         )
 
 

@@ -88,6 +88,7 @@ def _configuration_data(
     default = planned.prepared.space.default[configuration.gpus]
     return {
         **asdict(configuration),
+        "kv_tier": None if configuration.kv_tier is None else str(configuration.kv_tier),
         "pools": configuration.pools,
         "moving_parts": moving_parts(configuration, default),
         "samples": len(summaries),

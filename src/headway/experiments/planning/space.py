@@ -132,6 +132,7 @@ def _grid(machine: Machine, wanted: Wanted, gpus: int, policy: str, impossible: 
                 tokens_a_step=axes.tokens[index[2]],
                 threshold=axes.thresholds[index[3]],
                 host_gib=_host_gib(machine, layout.tp, axes.host_shares[index[4]]),
+                kv_tier=axes.kv_tiers[index[5]],
                 predictor=predictor,
             )
             why = _why_no_sizes(machine, configuration)
@@ -150,7 +151,9 @@ def _host_gib(machine: Machine, tp: int, share: float) -> float:
 
 def _plain(machine: Machine, found: Mapping[Index, Configuration]) -> Configuration | None:
     """The first with nothing added and vLLM's own sizes, or those next to them."""
-    unchanged = [each for each in found.values() if each.threshold is None and not each.host_gib]
+    unchanged = [
+        each for each in found.values() if each.threshold is None and not (each.host_gib or each.kv_tier)
+    ]
     if not unchanged:
         return None
 
@@ -194,6 +197,8 @@ def _why_no_sizes(machine: Machine, configuration: Configuration) -> str | None:
     """Why an engine cannot have such sizes; None if it can."""
     if configuration.seats > configuration.tokens_a_step:
         return "more seats than tokens a step, which vLLM refuses"
+    if configuration.host_gib and configuration.kv_tier is not None:
+        return "host memory for swaps beside a KV tier, which is not simulated"
     largest = machine.largest_measured()
     if largest is not None and (configuration.seats > largest[0] or configuration.tokens_a_step > largest[1]):
         return f"larger steps than the cost file was measured with ({largest[0]} jobs, {largest[1]} tokens)"

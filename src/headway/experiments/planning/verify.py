@@ -92,6 +92,11 @@ def _error(key: str, predicted: float | None, achieved: float | None) -> float |
 def check_verifiable(prepared: Prepared) -> None:
     """Raise ConfigError for a plan that could not be verified: before the search, which takes minutes."""
     check_requests(prepared.requests)
+    if prepared.ask.kv_tier is not None:
+        raise ConfigError(
+            f"the KV tier is {prepared.ask.kv_tier} with verify; accepted: one of the two, since vLLM's offloading "
+            "needs a GPU"
+        )
     if find_spec("vllm") is None:
         raise ConfigError(
             f"vLLM is not installed, so nothing can be deployed here; accepted with verify: {VLLM_COMES_BY}"
