@@ -237,3 +237,51 @@ async def test_who_reads_slowly_is_served() -> None:
                 await asyncio.sleep(0.03)
         assert size > 1
         await until(lambda: front.accounts.totals.finished)
+
+
+async def test_a_client_that_leaves_is_noticed_although_another_request_of_its_waits() -> None:
+    async with upstream(act=lambda _turn: asyncio.sleep(3600)) as instance, gateway(instance) as front:
+        _, writer = await connected(front)
+        writer.write(POST + STREAM)
+        await until(lambda: instance.running)
+        writer.write(HEAD + b"\r\n")
+        await writer.drain()
+        writer.transport.abort()
+        await until(lambda: front.accounts.totals.cancelled)
+        await until(lambda: not instance.running)
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAA\r\n"
+SMUGGLED = b"POST /v1/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([HEAD, UPGRADE % b"WebSocket", b"\r\n"], id="a WebSocket"),
+        pytest.param(
+            [
+                HEAD.replace(b"GET", b"POST"),
+                UPGRADE % b"h2c",
+                b"Content-Length: %d\r\n\r\n" % len(SMUGGLED),
+                SMUGGLED,
+            ],
+            id="a body",
+        ),
+        pytest.param([SERVED[:-2], UPGRADE % b"h2c", b"\r\n", b"0\r\n\r\n"], id="a chunked body"),
+    ],
+)
+async def test_an_upgrade_that_cannot_be_left_out_is_refused(parts: list[bytes]) -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        answer, _ = await answer_to(front, parts)
+        assert answer.startswith(b"HTTP/1.1 501 ")
+        assert answer.count(b"\r\n\r\n") == 1
+        assert not instance.turns
+
+
+async def test_what_follows_a_request_for_an_upgrade_is_not_read() -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        answer, _ = await answer_to(front, [HEAD + UPGRADE % b"h2c" + b"\r\n", SMUGGLED])
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" in answer
+        assert not instance.turns

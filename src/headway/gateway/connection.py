@@ -6,10 +6,11 @@ import asyncio
 import socket
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from headway.gateway.edge import STALLED_S
-from headway.gateway.refusal import Refusal, bad_request, head_too_large, url_too_long
+from headway.gateway.refusal import Refusal, bad_request, head_too_large, no_upgrade, url_too_long
 
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 100
@@ -29,6 +30,9 @@ class Connection(HttpToolsProtocol):
     lines are free as long as they are no longer than their chunks. A connection with over MAX_PIPELINED requests that
     wait for the answer to an earlier one is cut.
 
+    A request to upgrade the connection is answered without the upgrade, and the connection ends. With a body it is
+    refused, since the parser takes that body for the next request; so is one for a WebSocket.
+
     A connection ends if a request's head is not complete STALLED_S after its first byte (after the connection's start
     for the first request). It also ends if a client takes nothing of a waiting answer for STALLED_S; the request is
     then cancelled. TCP keep-alive finds clients that have vanished.
@@ -38,6 +42,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.url = b""
         self.headers = []
+        self._answered: RequestResponseCycle | None = None
         self._refusal: Refusal | None = None
         self._head_bytes = 0
         self._unpaid_bytes = 0
@@ -54,9 +59,11 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Wait for nothing more, and tell the request that is being answered; uvicorn tells the newest one."""
         self._head_is_here()
         self._stop_looking()
+        if self._answered is not None and not self._answered.response_complete:
+            _disconnect(self._answered)
         super().connection_lost(exc)
 
     # ---- what a client sends ----------------------------------------------------------------------------------------
@@ -90,8 +97,15 @@ class Connection(HttpToolsProtocol):
             self._stop_parsing(self._too_large())
         if len(self.pipeline) == MAX_PIPELINED:
             raise ConnectionAbortedError(f"over {MAX_PIPELINED} pipelined requests")
+        upgrades = self.parser.should_upgrade()
+        if upgrades and self._cannot_ignore_upgrade():
+            self._stop_parsing(no_upgrade())
         self._head_is_here()
         super().on_headers_complete()
+        if upgrades:
+            self.cycle.keep_alive = False
+        if 0 < len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()  # else the end of the connection would not be noticed
         # Trailers are added to this copy: they count, and never become headers of the request.
         self.headers = list(self.headers)
 
@@ -123,8 +137,7 @@ class Connection(HttpToolsProtocol):
         """Answer and end the connection; only end it where the answer would follow, or break, another one."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
+            _disconnect(cycle)
             if self.pipeline or cycle.response_started or not cycle.more_body:
                 self.transport.abort()
                 return
@@ -132,6 +145,15 @@ class Connection(HttpToolsProtocol):
         lines = [b"%b: %b\r\n" % header for header in headers]
         self.transport.write(b"".join([STATUS_LINE[refusal.status], *lines, b"\r\n", refusal.body]))
         self.transport.close()
+
+    def _cannot_ignore_upgrade(self) -> bool:
+        said = dict(self.headers)
+        has_body = b"transfer-encoding" in said or said.get(b"content-length", b"0") != b"0"
+        return has_body or said.get(b"upgrade", b"").lower() == b"websocket"
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _await_head(self) -> None:
         self._head_due = self.loop.call_later(STALLED_S, self.transport.abort)
@@ -174,3 +196,8 @@ class Connection(HttpToolsProtocol):
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    cycle.disconnected = True
+    cycle.message_event.set()

@@ -20,6 +20,7 @@ _STATUS_TYPES = {
     429: "overloaded",
     431: "invalid_request_error",
     500: "internal_error",
+    501: "invalid_request_error",
     502: "upstream_error",
     503: "unavailable",
 }
@@ -109,6 +110,16 @@ def head_too_large(limit_bytes: int, limit_headers: int) -> Refusal:
         "head_too_large",
         f"the request's head is too large; accepted: {limit_bytes} bytes and {limit_headers} headers, with the URL, "
         f"trailers and chunk extensions",
+    )
+
+
+def no_upgrade() -> Refusal:
+    """HTTP 501."""
+    return Refusal(
+        501,
+        "no_upgrade",
+        "the request asks for a WebSocket, or has a body and the header Upgrade; accepted: HTTP/1.1 without Upgrade "
+        "(Java's HttpClient sends it unless its version is HTTP_1_1)",
     )
 
 
