@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway.core import hints as engine_hints
 from headway.core.slo import NO_TARGETS, Slo
 from headway.gateway.api import CHAT
-from headway.gateway.ask import MAX_FIELDS, MAX_XARGS_BYTES, Ask, read_ask
+from headway.gateway.ask import MAX_FIELDS, MAX_XARGS_BYTES, Ask, count_sequences, read_ask
 from headway.gateway.refusal import Refusal
 from headway.gateway.resumable import resumable
 from headway.routing.prompt_blocks import prompt_blocks
@@ -196,6 +196,7 @@ def test_a_key_says_whose_request_it_is() -> None:
         (b"\xff", "no JSON object"),
         ({"prompt": "x", "stream": "yes"}, 'stream is "yes"; accepted: true or false'),
         ({"prompt": "x", "n": "two"}, 'n is "two"; accepted: a whole number'),
+        ({"prompt": "x", "n": 2**63}, f"n is {2**63}; accepted: a whole number of 64 bits"),
         ({"prompt": "x", "max_tokens": 1.5}, "max_tokens is 1.5; accepted: a whole number"),
         ({"prompt": "x", "vllm_xargs": [1]}, "vllm_xargs is [1]; accepted: an object"),
         (
@@ -206,6 +207,34 @@ def test_a_key_says_whose_request_it_is() -> None:
 )
 def test_clear_words_for_what_cannot_be_read(body: dict[str, Any] | bytes, words: str) -> None:
     assert words.replace("no JSON", "not a JSON") in refused(body).message
+
+
+FIVE = {"prompt": ["a"] * 5, "n": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "sequences"),
+    [
+        (json.dumps(FIVE).encode(), 10),
+        (json.dumps(FIVE).encode("utf-16"), 10),
+        (json.dumps(FIVE).encode("utf-8-sig"), 10),
+        (json.dumps({**FIVE, "other": float("nan")}).encode(), 10),
+        (json.dumps({**FIVE, "other": "\ud800"}).encode(), 10),
+        (json.dumps({**FIVE, "sampling_params": None}).encode(), 10),
+        (json.dumps({"messages": [[]] * 3, "sampling_params": {"n": 4}}).encode(), 12),
+        (b"", 1),
+        (b"[1, 2]", 1),
+        (b"[" * 100_000, 1),
+    ],
+)
+def test_sequences_are_counted_wherever_vllm_finds_some(body: bytes, sequences: int) -> None:
+    assert count_sequences(body) == sequences
+
+
+@pytest.mark.parametrize("n", [True, "two", 2**63, float("nan")])
+def test_sequences_that_cannot_be_counted_are_refused(n: object) -> None:
+    with pytest.raises(Refusal, match="accepted: a whole number"):
+        count_sequences(json.dumps({**FIVE, "n": n}).encode())
 
 
 # ---- bodies -------------------------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -44,16 +45,19 @@ class _Kind(Generic[T]):
     Decoders are made once: making one costs more than using it.
     """
 
-    def __init__(self, kind: type[T], accepted: str, *, strict: bool = True) -> None:
+    def __init__(self, kind: Any, accepted: str, *, strict: bool = True) -> None:
         decoder = msgspec.json.Decoder(kind | None, strict=strict)
         self.decode: Callable[[msgspec.Raw], T | None] = decoder.decode
         self.accepted = accepted
 
 
-_NUMBER = _Kind(int, "a whole number", strict=False)
-_YES_OR_NO = _Kind(bool, "true or false")
-_TEXT = _Kind(str, "a text")
-_OBJECT = _Kind(dict[str, Any], "an object")
+_NUMBER: _Kind[int] = _Kind(
+    Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)], "a whole number of 64 bits", strict=False
+)
+_YES_OR_NO: _Kind[bool] = _Kind(bool, "true or false")
+_TEXT: _Kind[str] = _Kind(str, "a text")
+_OBJECT: _Kind[dict[str, Any]] = _Kind(dict[str, Any], "an object")
+_FIELDS: _Kind[Fields] = _Kind(Fields, "an object")
 
 _ATTRIBUTION = re.compile(rb'"x-anthropic-billing-header[^"]*')
 """A text of Claude Code's with a hash of each request's own, which vLLM leaves out of the prompt."""
@@ -200,17 +204,27 @@ def read_ask(
 def count_sequences(body: bytes) -> int:
     """Sequences that a body asks for on a path without an `Api`, such as /invocations or /v1/chat/completions/batch.
 
-    These are its prompts, or its conversations, times `n`, which may stand among `sampling_params`. A body that is not
-    understood counts as one.
+    These are its prompts, or its conversations, times `n`, which may stand among `sampling_params`. A body that is no
+    JSON object counts as one. Raises Refusal (400) for an `n` that is no number.
     """
+    fields = _fields_as_in_python(body)
+    nested = _value(fields, "sampling_params", _FIELDS) or {}
+    answers = max(1, *(_value(each, "n", _NUMBER) or 1 for each in (fields, nested)))
+    conversations, _ = _prompts_in(bytes(fields.get("messages", b"")))
+    return max(_prompts(fields)[0], conversations) * answers
+
+
+def _fields_as_in_python(body: bytes) -> Fields:
+    """The fields that vLLM finds; none if it finds no object. It reads JSON as Python does: UTF-16 and NaN too."""
     try:
-        fields = _decode_fields(body)
-        nested = _decode_fields(fields.get("sampling_params", b"{}"))
-        answers = max(1, *(_value(each, "n", _NUMBER) or 1 for each in (fields, nested)))
-        conversations, _ = _prompts_in(bytes(fields.get("messages", b"")))
-        return max(_prompts(fields)[0], conversations) * answers
-    except (Refusal, *UNREADABLE):
-        return 1
+        return _decode_fields(body)
+    except UNREADABLE:
+        pass
+    try:
+        found = json.loads(body, parse_constant=str)
+        return _decode_fields(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, *UNREADABLE):
+        return {}
 
 
 def checked_hints(
