@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from headway.gateway.api import CHAT, COMPLETIONS
 from headway.gateway.ask import read_ask
 from headway.gateway.body_reader import MAX_BYTES_HERE, MAX_COMMAS_HERE, BodyReader
 from headway.gateway.refusal import Refusal
+from tests.gateway.fleets import until
 from tests.gateway.front import PROMPT, gateway
 from tests.gateway.upstream import upstream
 
@@ -85,6 +88,50 @@ async def test_a_reader_that_ends_is_started_again() -> None:
             await reading
         assert (raised.value.status, raised.value.code) == (503, "body_not_read")
         assert (await bodies.read(COMPLETIONS.path, [], data, request_id="r")).answers == 2 * PROMPTS
+
+
+async def test_requests_that_wait_for_a_reader_that_ends_fail_alone() -> None:
+    """Each asks again at once, and one new process reads for all of them."""
+    data = encoded(MANY)
+
+    async def ask(bodies: BodyReader) -> int:
+        try:
+            await bodies.read(COMPLETIONS.path, [], data, request_id="r")
+        except Refusal:
+            return 1 + await ask(bodies)
+        return 0
+
+    async with reader() as bodies:
+        asking = [asyncio.create_task(ask(bodies)) for _ in range(6)]
+        await asyncio.sleep(0)
+        for process in multiprocessing.active_children():
+            process.kill()
+        assert await asyncio.gather(*asking) == [1] * 6
+        assert len(multiprocessing.active_children()) == 1
+
+
+def being_answered() -> int:
+    return sum("run_asgi" in str(task.get_coro()) for task in asyncio.all_tasks())
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS.path, "/v1/hang"])
+async def test_a_body_whose_client_has_left_is_not_read(path: str) -> None:
+    large = encoded({**PROMPT, "prompt": [7] * PROMPTS})
+    async with upstream() as instance, gateway(instance) as front:
+        assert (await front.post(large)).status == 200
+        (process,) = multiprocessing.active_children()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        asking = [asyncio.create_task(front.post(large, path)) for _ in range(4)]
+        await until(lambda: being_answered() == len(asking))
+        for _ in range(8):  # meanwhile all of the bodies have come
+            assert (await front.post(PROMPT)).status == 200
+        for each in asking:
+            each.cancel()
+        await until(lambda: not being_answered())
+        os.kill(process.pid, signal.SIGCONT)
+        assert (await front.post(large)).status == 200
+        assert len(instance.turns) == front.accounts.totals.offered == 10
 
 
 async def test_a_body_of_many_values_reaches_the_instance(monkeypatch: pytest.MonkeyPatch) -> None:

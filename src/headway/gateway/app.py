@@ -40,7 +40,7 @@ from headway.gateway.edge import (
 )
 from headway.gateway.explain import EXPLAIN_PATHS, Explaining, explain_routes
 from headway.gateway.instances.fleet import Fleet
-from headway.gateway.interrupt import Interrupt
+from headway.gateway.interrupt import Interrupt, WaitCut
 from headway.gateway.metrics import CONTENT_TYPE, GatewayMetrics, build_registry, exposition
 from headway.gateway.openapi import openapi_route
 from headway.gateway.options import GatewayOptions
@@ -123,21 +123,24 @@ class Gateway:
         client.request_id = _request_id(headers)
         body = await read_body(headers, receive, self._options.max_body_bytes)
         query = scope["query_string"].decode("latin-1")
-        ask = await self._bodies.read(
-            f"{scope['path']}?{query}" if query else scope["path"],
-            headers,
-            body,
-            request_id=client.request_id.decode("latin-1"),
-            default_slo=self._options.slo,
-            key_tenant=tenant,
-        )
-        client.request_id = _as_header(ask.request_id)
-        if ask.previous_id is not None:
-            self.serving.stored.check(ask.previous_id, tenant)
         interrupt = Interrupt()
         watcher = asyncio.create_task(watch_client(receive, interrupt))
         try:
+            reading = self._bodies.read(
+                f"{scope['path']}?{query}" if query else scope["path"],
+                headers,
+                body,
+                request_id=client.request_id.decode("latin-1"),
+                default_slo=self._options.slo,
+                key_tenant=tenant,
+            )
+            ask = await interrupt.wait(reading)
+            client.request_id = _as_header(ask.request_id)
+            if ask.previous_id is not None:
+                self.serving.stored.check(ask.previous_id, tenant)
             await self.serving.serve(ask, client, headers, interrupt, arrival_s)
+        except WaitCut:
+            raise ClientGone from None
         finally:
             watcher.cancel()
 

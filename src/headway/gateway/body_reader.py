@@ -57,11 +57,13 @@ class BodyReader:
     async def _apart(self, function: Callable[..., T], *arguments: object) -> T:
         if self._processes is None:
             self._processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
-        loop = asyncio.get_running_loop()
+        loop, processes = asyncio.get_running_loop(), self._processes
         try:
-            return await loop.run_in_executor(self._processes, function, *arguments)
+            return await loop.run_in_executor(processes, function, *arguments)
         except BrokenProcessPool:
-            self.close()
+            # All that waited fail, one after another: another request may have a new process by now.
+            if self._processes is processes:
+                self.close()
             raise Refusal(
                 503, "body_not_read", "the body's reader ended; try again later", retry_after_s=1
             ) from None
@@ -78,8 +80,9 @@ def _is_small(body: bytes) -> bool:
 
 
 def _begin() -> None:
-    """Set up the process: it ends with the gateway, which alone answers Ctrl-C."""
+    """Set up the process: it ends with the gateway, which alone answers Ctrl-C and SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal_with_parent(signal.SIGKILL)
 
 

@@ -53,7 +53,7 @@ _EVENT_ENDS = (b"\n\n", b"\n\r\n")
 
 
 class ClientGone(Exception):
-    """The client closed its connection before its request had come whole."""
+    """The client closed its connection before its request had come whole, or had been read."""
 
 
 class Client:

@@ -69,7 +69,7 @@ class PassThrough:
         try:
             if _is_computed(scope):
                 # A client that waits at the door may leave, which is seen once its whole body has come.
-                sequences = await self._bodies.count(await upload.hold())
+                sequences = await interrupt.wait(self._bodies.count(await upload.hold()))
                 visit = await self._enter(scope, key_tenant, interrupt, sequences)
             await self._ask(scope, upload, client, interrupt, 1 if visit is None else visit.sequences)
         except WaitCut as cut:
