@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,6 +26,14 @@ LARGE = {
     "vllm_xargs": {"headway_ttft_ms": 5},
 }
 HEADERS = [(b"x-tenant", b"blue")]
+
+
+@pytest.fixture(autouse=True)
+def no_reader_is_left() -> Iterator[None]:
+    yield
+    for process in multiprocessing.active_children():
+        process.join(30)
+    assert not multiprocessing.active_children()
 
 
 @asynccontextmanager
@@ -108,6 +116,20 @@ async def test_requests_that_wait_for_a_reader_that_ends_fail_alone() -> None:
             process.kill()
         assert await asyncio.gather(*asking) == [1] * 6
         assert len(multiprocessing.active_children()) == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_to_the_group_ends_no_reader_even_while_it_starts(signum: signal.Signals) -> None:
+    data = encoded(MANY)
+    async with reader() as bodies:
+        for _ in range(2):
+            reading = asyncio.create_task(bodies.read(COMPLETIONS.path, [], data, request_id="r"))
+            await asyncio.sleep(0)
+            (process,) = multiprocessing.active_children()
+            assert process.pid is not None
+            os.kill(process.pid, signum)
+            assert (await reading).answers == 2 * PROMPTS
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def being_answered() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -57,9 +58,9 @@ class BodyReader:
     async def _apart(self, function: Callable[..., T], *arguments: object) -> T:
         if self._processes is None:
             self._processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
-        loop, processes = asyncio.get_running_loop(), self._processes
+        processes = self._processes
         try:
-            return await loop.run_in_executor(processes, function, *arguments)
+            return await _submit(processes, function, *arguments)
         except BrokenProcessPool:
             # All that waited fail, one after another: another request may have a new process by now.
             if self._processes is processes:
@@ -79,11 +80,26 @@ def _is_small(body: bytes) -> bool:
     return len(body) <= MAX_BYTES_HERE and body.count(b",") <= MAX_COMMAS_HERE
 
 
+def _submit(
+    processes: ProcessPoolExecutor, function: Callable[..., T], *arguments: object
+) -> asyncio.Future[T]:
+    """Start the call, and the process for the first one.
+
+    The process inherits what is blocked, so that the gateway alone answers Ctrl-C and SIGTERM from the outset.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        return asyncio.get_running_loop().run_in_executor(processes, function, *arguments)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin() -> None:
-    """Set up the process: it ends with the gateway, which alone answers Ctrl-C and SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Let the process end with the gateway, which may have ended while the process started."""
     signal_with_parent(signal.SIGKILL)
+    gateway = multiprocessing.parent_process()
+    if gateway is None or not gateway.is_alive():
+        os._exit(1)
 
 
 def _read(
