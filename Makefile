@@ -6,7 +6,7 @@ DEMO := $(OUT)/demo
 PROPERTIES := quick
 unexport PYTHONDONTWRITEBYTECODE  # else every server and worker compiles what the one before it did
 
-.PHONY: help setup demo test lint check soak bench golden lock
+.PHONY: help setup demo test lint check soak versions bench golden lock
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -37,6 +37,9 @@ check: lint test ## everything CI runs: lint, the fast tests, the real engine's
 
 soak: setup ## the long tests of the real engine: instances killed and frozen, soaks, the demo model
 	$(BIN)/pytest -m long
+
+versions: setup ## every tested vLLM, without a model: presets x features, parity, conformance, tests; the README's table
+	$(BIN)/python bench/versions.py --readme
 
 bench: setup ## every figure of our own
 	$(BIN)/python bench/parity.py --json

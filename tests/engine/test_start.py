@@ -280,17 +280,17 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in warned if record.levelno == logging.WARNING]
 
 
-@pytest.mark.parametrize("version", ["0.31.2", "0.32.0rc1", "0.33.0", "1.0", "dev"])
+@pytest.mark.parametrize("version", ["0.31.2", "0.32.0rc1", "0.33.1", "1.0", "dev"])
 def test_another_number_is_tried_and_served_with_a_warning(
     installed: pytest.MonkeyPatch, config: Any, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     installed.setattr(vllm, "__version__", version)
     build(config)
     (warning,) = warnings_of(caplog)
-    assert "this vLLM is not the tested 0.32.0 (changed: nothing that Headway touches)" in warning
+    assert "this vLLM is not the tested 0.32.0, 0.33.0 (changed: nothing that Headway touches)" in warning
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.0+cu129"])
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.0+cu129", "0.33.0"])
 def test_the_tested_number_starts_without_a_word_whatever_it_was_built_for(
     installed: pytest.MonkeyPatch, config: Any, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -312,7 +312,7 @@ def test_a_changed_vllm_that_decides_alike_is_served_with_a_warning(
     installed.setattr(Scheduler, "_reserve_prefill_lookahead", rewritten)
     build(config)
     (warning,) = warnings_of(caplog)
-    assert "this vLLM is not the tested 0.32.0 (changed: " in warning
+    assert "this vLLM is not the tested 0.32.0, 0.33.0 (changed: " in warning
     assert "Scheduler._reserve_prefill_lookahead); a self-check of " in warning
     assert "passed, serving with it" in warning
 
@@ -322,7 +322,7 @@ def test_a_seam_that_is_gone_is_refused_by_name(
     installed: pytest.MonkeyPatch, config: Any, name: str
 ) -> None:
     installed.delattr(Scheduler, name)
-    with pytest.raises(SeamError, match=rf"has no vllm.*:Scheduler\.{name}; tested: 0\.32\.0$"):
+    with pytest.raises(SeamError, match=rf"has no vllm.*:Scheduler\.{name}; tested: 0\.32\.0, 0\.33\.0$"):
         build(config)
 
 

@@ -163,7 +163,7 @@ BY_STOCK_TOO = (HINTS, NOTICING, CPU_TILES, CPU_ASYNC)
 """Features that a process gets before it is known who schedules, the last for tests alone."""
 REPLACED = [patch for patch in PATCHES if patch.by]
 EDITS = [
-    *((delete, patch.target) for patch in PATCHES),
+    *((delete, patch.target) for patch in PATCHES if not patch.not_everywhere),
     *((change, patch.target) for patch in REPLACED if patch.digests),
 ]
 

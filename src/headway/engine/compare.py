@@ -97,7 +97,12 @@ def _why_not_resumed(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bo
     """Why a job of the plan that had left for the host got no step."""
     if job in scheduler.swaps.copies.restoring:
         return Reason.REMOTE_KV
-    return Reason.BUDGET if full else Reason.BLOCKS
+    if full:
+        return Reason.BUDGET
+    request = scheduler.requests[job.id]
+    if scheduler.defers_prefills and request.num_computed_tokens < request.num_tokens - 1:
+        return Reason.ENGINE_PAUSED
+    return Reason.BLOCKS
 
 
 def _why_less(request: Any, scheduler: Any) -> Reason:
@@ -126,7 +131,7 @@ def _admit_differences(outcome: StepOutcome, scheduler: Any, *, full: bool) -> d
             continue
         why = _why_not_admitted(job, outcome, scheduler, full=full)
         differences[job] = why
-        if not left_to_see and why not in _PASSED_OVER:
+        if not left_to_see and why not in _PASSED_OVER and job.id not in scheduler.waiting.passed_over:
             break
     return differences
 
@@ -144,7 +149,7 @@ def _not_prefetched(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
 _PASSED_OVER = frozenset(
     {Reason.GRAMMAR, Reason.REMOTE_KV, Reason.RESTORES, Reason.STALE_OUTPUT, Reason.LORA, Reason.HELD}
 )
-"""Reasons that skip a waiting job; any other ends admission."""
+"""Reasons that skip a waiting job in every vLLM. Any other ends admission, unless vLLM put the job back and went on."""
 
 
 def _why_not_admitted(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) -> Reason:
@@ -180,7 +185,7 @@ def _why_refused(job: Job, outcome: StepOutcome, scheduler: Any) -> Reason:
         return Reason.SEATS
     if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
         return Reason.GRAMMAR  # compiled since the step was filled, or not at all
-    if job.lora_id and _adapters_full(job, outcome, scheduler):
+    if job.id in scheduler.waiting.passed_over and _adapters_full(job, outcome, scheduler):
         return Reason.LORA
     if scheduler.defers_prefills:
         return Reason.ENGINE_PAUSED
@@ -189,7 +194,12 @@ def _why_refused(job: Job, outcome: StepOutcome, scheduler: Any) -> Reason:
 
 
 def _adapters_full(job: Job, outcome: StepOutcome, scheduler: Any) -> bool:
-    """Whether the step ran as many LoRA adapters as it may, the job's not among them."""
-    ran = {other.lora_id for other in outcome.tokens if other.lora_id}
-    full: bool = len(ran) >= scheduler.lora_config.max_loras
-    return full and job.lora_id not in ran
+    """Whether the step's jobs have as many LoRA adapters as it may run, the job's not among them.
+
+    vLLM 0.33 counts those of the plan too that got no tokens.
+    """
+    if not job.lora_id:
+        return False
+    taken = {other.lora_id for other in (*outcome.tokens, *outcome.plan.run) if other.lora_id}
+    full: bool = len(taken) >= scheduler.lora_config.max_loras
+    return full and job.lora_id not in taken

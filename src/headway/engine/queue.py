@@ -13,12 +13,13 @@ class WindowQueue(RequestQueue):  # type: ignore[misc]
     """Every waiting request, by id; while `show`n a window, the queue's front is the window's front.
 
     `len` and iteration always mean all requests, so counts, aborts and idle checks stay true. add, remove,
-    peek, pop: O(1).
+    peek, pop: O(1). `passed_over` are the ids of requests that vLLM skipped in the last window.
     """
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
         self._window: deque[Request] | None = None
+        self.passed_over: set[str] = set()
 
     def find(self, request_ids: Iterable[str]) -> list[Request]:
         """The waiting requests with these ids, in this order; ids that do not wait here are left out."""
@@ -28,6 +29,7 @@ class WindowQueue(RequestQueue):  # type: ignore[misc]
     def show(self, requests: Iterable[Request]) -> None:
         """Let the next pops take these requests, in this order, and then find the queue empty."""
         self._window = deque(requests)
+        self.passed_over.clear()
 
     def close(self) -> None:
         """End the window."""
@@ -45,6 +47,7 @@ class WindowQueue(RequestQueue):  # type: ignore[misc]
         """Take back requests that were passed over."""
         for request in requests:
             self.add_request(request)
+            self.passed_over.add(request.request_id)
 
     def peek_request(self) -> Request:
         """The window's first request."""

@@ -44,6 +44,7 @@ from headway.predict.step_clock import StepClock
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.lora.request import LoRARequest
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
 
@@ -101,6 +102,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.step_clock = StepClock(steps if explainer is None else explainer.judging(steps))
         self._rescue = Rescue(self)
         self._caps: dict[str, int] = {}
+        self._hidden_adapters: list[tuple[Request, LoRARequest]] = []
         self._stats_due_s = 0.0
         self.seats_planned = 0
         self.admission_closed = False
@@ -167,12 +169,14 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         started = time.perf_counter()
         now_s = self.clock()
         self._settle(now_s)
-        self.defers_prefills = throttle_prefills and self._may_defer_prefills()
+        self.defers_prefills = (throttle_prefills or self._between_prefills()) and self._may_defer_prefills()
         plan = self._plan(self._look(now_s))
         repeated = self.guard.repeated and plan.run is self.ledger.residents
         if not repeated:
             self._depart(plan)
             self._shape(plan)
+        if self.defers_prefills and not throttle_prefills:
+            self._release_prefills()
         shaped = len(self.running)
         delegated = time.perf_counter()
         try:
@@ -201,8 +205,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.settings.check:
             check_step(outcome, self)
         self._rescue.follow(outcome)
-        waits = self.swaps is not None and self.swaps.step_waits
-        learned = None if waits else lesson(outcome, self.step_clock, alike=self.outcomes.alike)
+        # A step that waits for copies, or after which vLLM (from 0.33 on) makes no drafts, is not like the others.
+        unlike = (self.swaps is not None and self.swaps.step_waits) or getattr(
+            filled.output, "skip_drafts", False
+        )
+        learned = None if unlike else lesson(outcome, self.step_clock, alike=self.outcomes.alike)
         self.step_clock.dispatched(learned, filled.dispatched_s)
         self.step_clock.learn()
         self.counters.follow_s += time.perf_counter() - started
@@ -244,11 +251,30 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             plan.run = self.admission.within_adapters(plan.run)
         return plan
 
+    def _between_prefills(self) -> bool:
+        """Whether the last step with prompts is fewer than `--prefill-schedule-interval` steps ago.
+
+        vLLM 0.32 spaces prompts only where data-parallel engines keep pace, and asks for that by `throttle_prefills`.
+        """
+        interval: int = getattr(self, "local_prefill_interval", 1)
+        return interval > 1 and self.num_executed_steps + 1 - self.last_prefill_step < interval
+
     def _may_defer_prefills(self) -> bool:
-        """Whether vLLM leaves prompts for a later step when asked to, so that data-parallel engines keep pace."""
+        """Whether vLLM defers prompts in a step for which that is asked: it has decodes and no backlog."""
         return not self.prefill_capacity_bound and any(
             not request.is_prefill_chunk for request in self.running
         )
+
+    def _release_prefills(self) -> None:
+        """Let this step compute prompts if the plan pauses all decodes.
+
+        An empty step would not count towards the interval: prompts would be deferred for ever.
+        """
+        caps = self._caps
+        decodes = (request for request in self.running if not request.is_prefill_chunk)
+        if all(caps.get(request.request_id) == 0 for request in decodes):
+            self.prefill_capacity_bound = True  # then vLLM defers none; it sets it anew after filling
+            self.defers_prefills = False
 
     def _depart(self, plan: StepPlan) -> None:
         """End the requests that leave; their clients hear of it with the next output."""
@@ -282,6 +308,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         resumable = self._line_up(plan, paused)
         self._preempt_planned(plan)
         self._offload(plan)
+        if self.lora_config is not None:
+            self._hide_adapters(paused)
         self.kv_holding_waiting.show(resumable)
         self.waiting.show(self.admission.window(plan))
         self.seats_planned = max(0, min(self.view.max_run - len(plan.run), self.view.max_resident - kept))
@@ -301,6 +329,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         returned, restoring = self.swaps.copies.returned, self.swaps.copies.restoring
         self.running = [requests[job.id] for job in (*plan.run, *paused) if job not in returned]
         return [requests[job.id] for job in plan.run if job in returned and job not in restoring]
+
+    def _hide_adapters(self, paused: Iterable[Job]) -> None:
+        """Let paused requests take no LoRA slot: vLLM 0.33 counts the adapters of all its running requests."""
+        for request in (self.requests[job.id] for job in paused if job.lora_id):
+            self._hidden_adapters.append((request, request.lora_request))
+            request.lora_request = None
 
     def _preempt_planned(self, plan: StepPlan) -> None:
         for job, fate in plan.preempt.items():
@@ -342,6 +376,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self._caps:
             self._caps = {}
             del self._reserve_prefill_lookahead
+        for request, adapter in self._hidden_adapters:
+            request.lora_request = adapter
+        self._hidden_adapters.clear()
         self.max_num_scheduled_tokens, self.max_num_active_reqs = self._stock_limits()
 
     def _capped(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:

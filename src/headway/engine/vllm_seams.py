@@ -22,8 +22,8 @@ import vllm
 
 logger = logging.getLogger(__name__)
 
-TESTED = frozenset({"0.32.0"})
-"""The versions that all tests ran on. Any other is accepted if the self-check passes."""
+TESTED = frozenset({"0.32.0", "0.33.0"})
+"""The versions that the tests ran on (`bench/versions.py`). Any other is accepted if the self-check passes."""
 
 LEFT_OUT = "HEADWAY_LEFT_OUT"
 """Names, to all processes of one server, the features of which one of them has warned."""
@@ -47,7 +47,8 @@ class Patch:
 
     `digests` are those of its source in tested versions, and in others in which it means the same here, with a space
     between. Without any, the name only has to exist. `by` names the function that makes the replacement of the
-    original, if one is made.
+    original, if one is made. A name that is `not_everywhere` is missing from a tested version, whose behaviour without
+    it is known: its absence costs nothing.
     """
 
     target: str
@@ -55,6 +56,7 @@ class Patch:
     feature: Feature
     digests: str = ""
     by: str | None = None
+    not_everywhere: bool = False
 
 
 SCHEDULING = Feature("its scheduler", "Headway's scheduler does not start.")
@@ -123,6 +125,7 @@ _READ = (
     "kv_cache_config kv_cache_manager lora_config max_model_len need_mamba_block_aligned_split needs_kv_cache_zeroing "
     "num_sampled_tokens_per_step num_spec_tokens prefill_capacity_bound scheduler_config scheduler_reserve_full_isl"
 )
+_CADENCE = "last_prefill_step local_prefill_interval num_executed_steps"
 _OF_A_REQUEST = (
     "arrival_time block_hashes client_index drop_stale_output has_encoder_inputs is_prefill_chunk lora_request "
     "max_tokens mm_features num_computed_tokens num_in_flight_tokens num_output_placeholders num_output_tokens "
@@ -132,11 +135,18 @@ _OF_A_REQUEST = (
 
 PATCHES = (
     # ---- the scheduler -----------------------------------------------------------------------------
-    Patch(f"{_SCHEDULER}.schedule", "a plan before, its outcome after", SCHEDULING, "da4f2cf2fc39c39e"),
-    Patch(f"{_SCHEDULER}.update_from_output", "follows tokens", SCHEDULING, "85b29db96051135c"),
+    Patch(
+        f"{_SCHEDULER}.schedule",
+        "a plan before, its outcome after",
+        SCHEDULING,
+        "da4f2cf2fc39c39e fa34c8a13c0a8936",
+    ),
+    Patch(
+        f"{_SCHEDULER}.update_from_output", "follows tokens", SCHEDULING, "85b29db96051135c 8067d98a98b620cb"
+    ),
     Patch(f"{_SCHEDULER}.get_grammar_bitmask", "follows the step", SCHEDULING, "a7b91198fb0c42d8"),
     Patch(f"{_SCHEDULER}.add_request", "a job for each request", SCHEDULING, "fa2b51cd04a90977"),
-    Patch(f"{_SCHEDULER}.finish_requests", "follows aborts", SCHEDULING, "b7a4ef7b8aa588bf"),
+    Patch(f"{_SCHEDULER}.finish_requests", "follows aborts", SCHEDULING, "b7a4ef7b8aa588bf 3649baeb4794f17f"),
     Patch(f"{_SCHEDULER}._free_request", "ends the job", SCHEDULING, "1b386dca84e6bb73 a2e0937699dc54a6"),
     Patch(
         f"{_SCHEDULER}._preempt_request",
@@ -158,6 +168,10 @@ PATCHES = (
     *(Patch(f"{_SCHEDULER}.{name}", "is read and set", SCHEDULING) for name in _SHAPED.split()),
     *(Patch(f"{_SCHEDULER}.{name}", "is read", SCHEDULING) for name in _READ.split()),
     *(Patch(f"{_REQUEST}.{name}", "is read", SCHEDULING) for name in _OF_A_REQUEST.split()),
+    *(Patch(f"{_SCHEDULER}.{name}", "is read", SCHEDULING, not_everywhere=True) for name in _CADENCE.split()),
+    Patch(
+        "vllm.v1.core.sched.output:SchedulerOutput.skip_drafts", "is read", SCHEDULING, not_everywhere=True
+    ),
     Patch("vllm.v1.core.sched.async_scheduler:AsyncScheduler", "is the base where steps overlap", SCHEDULING),
     Patch("vllm.v1.core.sched.interface:PauseState", "is read", SCHEDULING),
     Patch(
@@ -356,7 +370,7 @@ PATCHES = (
         "headway.engine.plugin:keeps_async",
     ),
 )
-"""In rows with two digests the second is vLLM 0.33.0's, where nothing changed that matters here."""
+"""In rows with two digests the second is vLLM 0.33.0's. What changed there and matters here is tested in both."""
 
 _settled: dict[Feature, bool] = {}
 
@@ -370,7 +384,8 @@ def works(feature: Feature) -> bool:
 
 def missing(feature: Feature) -> list[str]:
     """The names that a feature needs and this vLLM does not have."""
-    return [patch.target for patch in _of(feature) if _find(patch.target) is None]
+    needed = (patch for patch in _of(feature) if not patch.not_everywhere)
+    return [patch.target for patch in needed if _find(patch.target) is None]
 
 
 def changed(feature: Feature) -> list[str]:

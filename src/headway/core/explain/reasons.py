@@ -31,7 +31,7 @@ WAITED = {
     Reason.LORA: "as many adapters ran as may",
     Reason.GRAMMAR: "its grammar was not ready",
     Reason.HELD: "the engine held it back",
-    Reason.ENGINE_PAUSED: "the engine was paused",
+    Reason.ENGINE_PAUSED: "the engine was paused, or deferred all prompts",
 }
 _BLOCKED = {
     Reason.ISL: "behind one whose KV blocks did not fit the free ones",
@@ -44,7 +44,7 @@ _PAUSED = {
     Reason.BLOCKS: "KV blocks were short",
     Reason.REMOTE_KV: "its KV was on its way back",
     Reason.LORA: "as many adapters ran as may",
-    Reason.ENGINE_PAUSED: "the engine was paused",
+    Reason.ENGINE_PAUSED: "the engine was paused, or deferred all prompts",
 }
 NEW_PROMPTS_FIRST = "the policy let new prompts run first"
 OTHERS_FIRST = "the policy let others run"

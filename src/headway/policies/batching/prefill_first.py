@@ -56,6 +56,8 @@ def prefills_or_decodes(
 ) -> StepPlan:
     """A step of the prompts that are under way, else of those that `newcomers` names, else of every decode."""
     prefills = [job for job in view.residents if job.prefilling and job not in view.restoring]
+    if view.defers_prompts:
+        prefills = []
     if any(job not in leaving for job in view.swapped):
         back = [] if prefills else _coming_back(view, order, leaving)
         return _whole(view, prefills or order.rank(view.residents, view.now_s), back)
