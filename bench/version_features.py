@@ -40,8 +40,9 @@ from headway.engine.model_free import (
     make_scheduler,
     to_request,
 )
+from headway.engine.scheduler import PolicyScheduler
 from headway.engine.self_check import compare_logs, stock_builder
-from headway.engine.start import refuse_unsupported
+from headway.engine.start import build_scheduler
 from headway.errors import ConfigError
 from headway.policies.presets import known_presets
 
@@ -127,7 +128,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "`--runner pooling`": {"runner": "pooling"},
     "`--no-enable-chunked-prefill`": {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096},
 }
-"""Options that are accepted or refused by name; nothing is run with them here."""
+"""Options with which the scheduler is started, or refused by name; it serves nothing with them here."""
 
 
 @dataclass(slots=True)
@@ -274,11 +275,16 @@ def feature_row(name: str, presets: Sequence[str], script: Sequence[ScriptedRequ
 def option_row(options: Mapping[str, Any]) -> str:
     """Whether Headway starts with these options of vLLM, and in whose order it then serves."""
     config = engine_config(str(ensure_demo_random()), **options)
+    config.additional_config = {"headway": {"policy": "headway"}}
     try:
-        refuse_unsupported(config)
+        scheduler = make_scheduler(build_scheduler, config, NUM_BLOCKS)
     except ConfigError:
         return REFUSED
-    return POLICY
+    except Exception as error:
+        print(f"vLLM {vllm.__version__} with {options}: {type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+    ordered = isinstance(scheduler, PolicyScheduler) and scheduler.guard.policy.name == "headway"
+    return POLICY if ordered else STOCK_ORDER
 
 
 def names() -> dict[str, list[str]]:

@@ -186,6 +186,7 @@ def faults(found: dict[str, Any]) -> list[str]:
     for name, row in found["features"].items():
         wrong += [f"{name}: {row[fault]} {fault}" for fault in FAULTS if row[fault]]
         wrong += [f"{name}: {error}" for error in row["errors"]]
+    wrong += [f"{name}: failed" for name, served in found["options"].items() if served == "failed"]
     parity, conformance = found["parity"], found["conformance"]
     if parity.get("same") != 1.0:
         wrong.append(f"parity: {parity.get('error', parity.get('same'))}")

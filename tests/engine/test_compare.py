@@ -452,14 +452,14 @@ def test_an_adapter_is_not_to_blame_when_blocks_are_short() -> None:
 def test_a_newcomer_whose_image_finds_no_room_in_the_encoder_is_passed_over_or_ends_admission() -> None:
     scene = Scene()
     give_encoder(scene.scheduler, 60)
-    for name in "abcd":
+    for name in "abcde":
         if name == "c":
             scene.add("c", 10)
         else:
             scene.scheduler.add_request(image_request(name, 100, (0, 50)))
     found = scene.step()
     if "c" in scene.tokens:  # vLLM 0.33 goes on with those behind it
-        assert (found, scene.tokens) == ({"b": "encoder", "d": "encoder"}, {"a": 100, "c": 10})
+        assert (found, scene.tokens) == (dict.fromkeys("bde", "encoder"), {"a": 100, "c": 10})
     else:
         assert (found, scene.tokens) == ({"b": "encoder"}, {"a": 100})
     scene.finish()
