@@ -226,7 +226,11 @@ def start_core(
     command = server_command(model, settings, ("127.0.0.1", 1), vllm_flags)
     answer_for_missing_distribution()
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+    try:
+        from vllm.entrypoints.common.cli_args import make_arg_parser
+    except ModuleNotFoundError:  # before vLLM 0.33
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.core import EngineCore
