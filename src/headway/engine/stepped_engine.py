@@ -228,7 +228,7 @@ def start_core(
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     try:
-        from vllm.entrypoints.common.cli_args import make_arg_parser
+        from vllm.entrypoints.common.cli_args import make_arg_parser  # type: ignore[import-not-found]
     except ModuleNotFoundError:  # before vLLM 0.33
         from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.usage.usage_lib import UsageContext
