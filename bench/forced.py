@@ -262,7 +262,12 @@ class Engine:
     """vLLM's engine in this process; while it is idle its scheduler is built anew, stock or ours."""
 
     def __init__(
-        self, arguments: Mapping[str, Any], token_budget: int, adapters: Path, host_blocks: int = 0
+        self,
+        arguments: Mapping[str, Any],
+        token_budget: int,
+        adapters: Path,
+        host_blocks: int = 0,
+        connector: Mapping[str, Any] | None = None,
     ) -> None:
         from vllm.config import KVTransferConfig
         from vllm.engine.arg_utils import EngineArgs
@@ -285,7 +290,9 @@ class Engine:
             **arguments,
         }
         if host_blocks:
-            settings["kv_transfer_config"] = KVTransferConfig(**HostKv(blocks=host_blocks).transfer_config())
+            connector = HostKv(blocks=host_blocks).transfer_config()
+        if connector is not None:
+            settings["kv_transfer_config"] = KVTransferConfig(**connector)
         self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**settings))
         self._core = self._engine.engine_core.engine_core
         self._adapters = adapters
@@ -310,6 +317,7 @@ class Engine:
         """What Headway makes of them under these settings, and what the run met."""
         scheduler = self._schedule_with(settings, token_budget)
         in_flight = _preemptions_in_flight(scheduler)
+        loaded = _loads(scheduler)
         answers = self._run(requests)
         counters = scheduler.counters
         assert not counters.policy_faults
@@ -320,6 +328,7 @@ class Engine:
         met["shortages"] = counters.shortage_preemptions
         met["preemptions"] = counters.planned_preemptions + counters.shortage_preemptions
         met["in_flight_preemptions"] = sum(in_flight)
+        met["loads"], met["resumed_loads"] = len(loaded), sum(loaded)
         if scheduler.swaps is not None:
             scheduler.swaps.check(())
             host = scheduler.swaps.copies.host
@@ -404,6 +413,22 @@ def _preemptions_in_flight(scheduler: Any) -> list[bool]:
         preempt(request, *args, **kwargs)
 
     scheduler._preempt_request = noted
+    return found
+
+
+def _loads(scheduler: Any) -> list[bool]:
+    """One entry for each load that a KV connector starts from now on: whether the request was preempted before."""
+    found: list[bool] = []
+    if scheduler.connector is None:
+        return found
+    allocated = scheduler.connector.update_state_after_alloc
+
+    def noted(request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            found.append(request.num_preemptions > 0)
+        allocated(request, blocks, num_external_tokens)
+
+    scheduler.connector.update_state_after_alloc = noted
     return found
 
 

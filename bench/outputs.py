@@ -6,7 +6,8 @@ preset, every step checked, with pauses, chunk caps and preemptions forced on to
 requests are greedy and in chunked prompts. Of the other half, in whole
 prompts, every second one samples with a seed: vLLM 0.32's CPU runner cannot compute a seeded request's
 prompt in chunks. A `storm` forces nothing: a preset that pauses, in a batch much narrower than the worker slots
-and with quanta of a step or two, over few blocks and much host memory. A cell is
+and with quanta of a step or two, over few blocks and much host memory. With a `connector-*` prompts repeat, so that
+vLLM's own KV connector loads them, for preempted requests too. A cell is
 
     {"requests": N, "identical": N, "near_ties": k, "steps": n, "preemptions": M, "pauses": P, "swaps": S,
      "offloads": o, "prefetches": p, "put_backs": b}
@@ -93,14 +94,18 @@ class Load:
 CHUNKED = Load("chunked", 64, (20, 150), (8, 40), seeded=False)
 WHOLE = Load("whole", 512, (8, 40), (8, 24), seeded=True)
 """All seats filled need no more than the budget, so nobody's prompt is ever cut for lack of it."""
+STORED = Load("stored", 512, (34, 40), (8, 24), seeded=False)
+"""What vLLM's `ExampleConnector` can serve. It stores what the first step of a prompt computed, so no prompt is cut.
+It finds a preempted request's file by the tokens of its full blocks, so no answer fills another block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """One way to run the engine: its arguments, its environment, its loads, how many steps are in flight.
 
-    With `host_blocks` of host memory requests are swapped out, too. In a `storm` nothing is forced. With `lengths`
-    every request says how long its answer will be, and policies that go by that trust it from the start.
+    With `host_blocks` of host memory requests are swapped out, too. `connector` is a KV connector of vLLM's own, as
+    `--kv-transfer-config` has it; FOLDER in a value stands for an empty folder. In a `storm` nothing is forced. With
+    `lengths` every request says how long its answer will be, and policies that go by that trust it from the start.
 
     `evidence` is what a run must have met, with the largest value that proves nothing; `refusal` is what
     vLLM says if it cannot do this.
@@ -111,6 +116,7 @@ class Feature:
     loads: tuple[Load, ...] = (CHUNKED, WHOLE)
     depth: int = 1
     host_blocks: int = 0
+    connector: Mapping[str, Any] | None = None
     storm: bool = False
     lengths: bool = False
     evidence: Mapping[str, int] = field(default_factory=dict)
@@ -146,7 +152,28 @@ STORM_HOST_BLOCKS = 400
 _SPARE = {"num_gpu_blocks_override": 25}
 """Room for more requests than the two that run, so that KV moves ahead of need, but not for all seats."""
 _STORM = Feature(engine=_SPARE, host_blocks=STORM_HOST_BLOCKS, storm=True, evidence={"pauses": 100})
+FOLDER = "FOLDER"
+_LOADS = {"loads": 0, "resumed_loads": 0}
+PROMPTS_STORED = 8
+"""Different prompts of a feature with a connector: each is computed once, and then loaded."""
 _GRAMMAR = {"backend": "xgrammar", "disable_any_whitespace": True}
+
+
+def _example(store: str) -> dict[str, Any]:
+    """vLLM's own example, which keeps KV in files."""
+    return {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": f"{FOLDER}/{store}"},
+    }
+
+
+_EXAMPLE = Feature(connector=_example("kv"), loads=(STORED,), evidence=_LOADS)
+_MULTI = {
+    "kv_connector": "MultiConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"connectors": [_example("first"), _example("second")]},
+}
 
 FEATURES = {
     "plain": Feature(),
@@ -209,6 +236,14 @@ FEATURES = {
     "storm-async-prefix": replace(_STORM, engine={**_SPARE, **_CACHING}, environment=_ASYNC, depth=2),
     "storm-tp2": replace(_STORM, engine={**_SPARE, **_TP2}, environment=_TWO_WORKERS),
     "storm-pp2": replace(_STORM, engine={**_SPARE, **_PP2}, environment=_TWO_WORKERS, depth=2),
+    "connector-example": _EXAMPLE,
+    "connector-example-async": replace(_EXAMPLE, environment=_ASYNC, depth=2),
+    "connector-multi": replace(_EXAMPLE, connector=_MULTI),
+    "connector-offloading": Feature(
+        engine={**_CACHING, "kv_offloading_size": 0.125},
+        evidence=_LOADS,
+        refusal="CPU Offloading is currently only supported on",
+    ),
     "seeded-chunks": Feature(
         loads=(replace(CHUNKED, seeded=True),), refusal="CPU Generator does not use offset"
     ),
@@ -243,6 +278,8 @@ def write_requests(feature: str, load: Load, count: int) -> list[Request]:
 
 
 def _prompt(feature: str, load: Load, index: int, rng: random.Random) -> list[int]:
+    if FEATURES[feature].connector is not None:
+        rng = random.Random(f"{feature} {index % PROMPTS_STORED}")
     tokens = rng.choices(VOCABULARY, k=rng.randint(*load.prompt_tokens))
     if feature == "prefix":
         shared = random.Random(index % 3).choices(VOCABULARY, k=PREFIX_TOKENS)
@@ -256,7 +293,7 @@ def _sampling(feature: str, load: Load, index: int, rng: random.Random) -> dict[
     seeded = load.seeded and index % 2 == 1
     hints: dict[str, Any] = {
         "headway_deadline_ms": rng.randint(600_000, 6_000_000),
-        "headway_tenant": SPARED if seeded else "",
+        "headway_tenant": SPARED if seeded or load is STORED else "",
     }
     max_tokens = rng.randint(*load.output_tokens)
     if feature == "lengths":
@@ -290,7 +327,12 @@ def measure(name: str, presets: Sequence[Preset], count: int, adapters: Path) ->
     feature = FEATURES[name]
     trials = _trials(name, feature.loads, count)
     write_adapters(adapters)
-    engine = Engine(feature.engine, WHOLE.token_budget, adapters, feature.host_blocks)
+    try:
+        engine = _engine(feature, adapters)
+    except Exception as error:
+        refusal = _known(feature, error)
+        yield from ((preset.name, refusal) for preset in presets)
+        return
     try:
         assert engine.depth == (feature.depth if is_cpu_build() else max(feature.depth, _GPU_DEPTH))
         refusal = _ask_stock(engine, feature, trials)
@@ -313,10 +355,21 @@ def _ask_stock(engine: Engine, feature: Feature, trials: Sequence[Trial]) -> Cel
             trial.stock = engine.stock(trial.requests, trial.load.token_budget)
             _check_stability(engine, trial)
     except RuntimeError as error:
-        if feature.refusal is None or feature.refusal not in str(error):
-            raise
-        return {"unsupported": str(error)}
+        return _known(feature, error)
     return None
+
+
+def _engine(feature: Feature, folder: Path) -> Engine:
+    """The feature's engine; what its connector stores goes into a folder."""
+    connector = feature.connector and json.loads(json.dumps(feature.connector).replace(FOLDER, str(folder)))
+    return Engine(feature.engine, WHOLE.token_budget, folder, feature.host_blocks, connector)
+
+
+def _known(feature: Feature, error: Exception) -> Cell:
+    """The cells of a feature that vLLM itself is known not to do; raises any other error again."""
+    if feature.refusal is None or feature.refusal not in str(error):
+        raise error
+    return {"unsupported": str(error)}
 
 
 def _check_stability(engine: Engine, trial: Trial) -> None:

@@ -105,8 +105,6 @@ def test_a_users_additional_config_is_merged(model: str) -> None:
         (["--port", "9000"], "give it before the `--`"),
         (["--host", "0.0.0.0"], "give it before the `--`"),
         (["--model", "x"], "first argument"),
-        (["--kv-transfer-config", "{}"], "KV connector"),
-        (["--kv-transfer-config.kv_role", "kv_both"], "KV connector"),
         (["--no-enable-chunked-prefill"], "leave chunked prefill on"),
         (["--runner", "pooling"], "accepted: generate"),
         (["stray"], "unexpected argument 'stray'"),
@@ -115,6 +113,13 @@ def test_a_users_additional_config_is_merged(model: str) -> None:
 def test_flags_that_headway_controls_are_refused(model: str, flags: list[str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         command(model, *flags)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--kv-transfer-config", '{"kv_connector": "NixlConnector"}'], ["--kv-offloading-size", "4"]]
+)
+def test_the_connector_of_another_package_is_vllms_to_start(model: str, flags: list[str]) -> None:
+    assert value(command(model, *flags).arguments, flags[0]) == flags[1]
 
 
 FILE_OF_FLAGS = """
@@ -385,7 +390,15 @@ def test_the_introduction_states_policy_targets_choices_and_the_others(model: st
         ),
         (
             ["demo", "--host-kv-gib", "1", "--", "--kv-transfer-config", "{}"],
-            "error: --kv-transfer-config cannot be used under Headway: the only KV connector supported",
+            "error: --kv-transfer-config starts a KV connector, and so does --host-kv-gib",
+        ),
+        (
+            ["demo", "--host-kv-gib", "1", "--", "--kv_transfer_config.kv_role", "kv_both"],
+            "error: --kv-transfer-config starts a KV connector, and so does --host-kv-gib",
+        ),
+        (
+            ["demo", "--host-kv-gib", "1", "--", "--kv-offloading-size", "4"],
+            "error: --kv-offloading-size starts a KV connector, and so does --host-kv-gib",
         ),
         (["demo", "--records", "/proc/none/r"], "error: --records /proc/none/r cannot be written"),
         (

@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from headway.engine.launching.server_command import SCHEDULER
+from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm_seams import TESTED
 from headway.errors import ConfigError
@@ -151,3 +152,17 @@ def test_bad_arguments_are_refused_with_what_is_accepted(arguments: dict[str, An
 def test_every_router_it_takes_is_one_of_headways() -> None:
     app = import_module("headway_ray.app")
     assert {*app.UNCOUNTING, *app.COUNTING} <= ROUTERS.keys()
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("file", sorted((DEPLOY / "connectors").glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_connectors_file_is_read_as_flags_and_names_a_connector_of_vllms(file: Path) -> None:
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    flags = parse_vllm_flags(["--config", str(file)])
+    transfer = KVTransferConfig(**json.loads(str(value_of(flags, "--kv-transfer-config"))))
+    assert transfer.kv_connector in KVConnectorFactory._registry
+    assert transfer.is_kv_producer
+    assert transfer.is_kv_consumer
+    assert "Not run here" in file.read_text()

@@ -524,6 +524,7 @@ def engine_like(request: Any, job: Job, **fields: Any) -> Any:
         "over_adapters": [],
         "not_ready": lambda _: None,
         "misfit": lambda _: None,
+        "is_queued": lambda request: request in fields.get("waiting", [request]),
     }
     return SimpleNamespace(
         **{
@@ -535,6 +536,8 @@ def engine_like(request: Any, job: Job, **fields: Any) -> Any:
             "defers_prefills": False,
             "admission_closed": False,
             "swaps": None,
+            "transfers": None,
+            "view": StepView(),
             "num_spec_tokens": 0,
             "need_mamba_block_aligned_split": False,
             "scheduler_config": SimpleNamespace(long_prefill_token_threshold=0),

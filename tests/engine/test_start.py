@@ -209,8 +209,19 @@ def test_bad_settings_stop_the_start(config: Any, settings: dict[str, Any], comp
     [
         ({"scheduling_policy": "priority"}, "--scheduling-policy priority: use fcfs, .*order 'priority'"),
         (
-            {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
-            "--kv-transfer-config: the only KV connector supported is Headway's, which --host-kv-gib starts",
+            {
+                "kv_transfer_config": {
+                    "kv_connector": "MultiConnector",
+                    "kv_role": "kv_both",
+                    "kv_connector_extra_config": {
+                        "connectors": [
+                            {"kv_connector": "ExampleConnector", "kv_role": "kv_both"},
+                            HostKv(gib=1.0).transfer_config(),
+                        ]
+                    },
+                }
+            },
+            "--kv-transfer-config: MultiConnector with HeadwayConnector among its connectors. Give it the others",
         ),
         (
             {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096},
@@ -261,6 +272,8 @@ def test_everything_unsupported_is_named_at_once(config: Any) -> None:
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
         {"watermark": 0.1, "scheduler_reserve_full_isl": False},
         {"max_num_active_seqs": 4},
+        {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+        {"kv_offloading_size": 0.125},
     ],
 )
 def test_what_is_supported_starts(overrides: dict[str, Any]) -> None:
@@ -384,6 +397,7 @@ def test_a_vllm_that_breaks_under_us_is_refused_with_what_broke(
         {"watermark": 0.2},
         {"max_num_active_seqs": 4},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+        {"kv_offloading_size": 0.125},
     ],
 )
 def test_the_self_check_passes_whatever_the_engine_was_told(

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     LORA = "lora"
     GRAMMAR = "grammar"
     REMOTE_KV = "remote_kv"
+    REMOTE_LOOKUP = "remote_lookup"
     STALE_OUTPUT = "stale_output"
     IN_FLIGHT = "in_flight"
     DRAFTS = "drafts"

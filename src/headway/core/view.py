@@ -46,6 +46,11 @@ class StepView:
     copies to the host alone; `uncopied_blocks(job)` is how many blocks of a resident's KV a swap would have
     to wait for (0: it is instant), and `unsent_blocks(job)` how many of these no copy under way brings either, which
     need room on the host.
+
+    With a KV connector of another package: `fetching` are waiting jobs whose KV it looks up or loads. They cannot start
+    yet, so policies leave them out of `admit`. Those that load hold blocks, and start before others once it is there.
+    `total_blocks` leaves out the blocks of such loads, and those of ended requests that the connector still reads.
+    `blocks_coming_free` are then those of preempted requests whose last step is in flight.
     """
 
     now_s: float = 0.0
@@ -54,6 +59,7 @@ class StepView:
     swapped: Collection[Job] = ()
     restoring: Collection[Job] = ()
     returned: Collection[Job] = ()
+    fetching: Collection[Job] = ()
     free_blocks: int = 0
     total_blocks: int = 0
     blocks_coming_free: int = 0

@@ -43,6 +43,9 @@ class Admission:
             return Reason.HELD
         if request.num_stale_output_tokens and not request.drop_stale_output:
             return Reason.STALE_OUTPUT
+        transfers = self._scheduler.transfers
+        if transfers is not None and transfers.is_undecided(request):
+            return Reason.REMOTE_LOOKUP
         return self._not_back(request) if self._scheduler.swaps is not None else None
 
     def _not_back(self, request: Request) -> Reason | None:
@@ -63,9 +66,11 @@ class Admission:
             return None
         needed, num_cached = self._needed(request)
         free, watermark = self._free_blocks(), self._watermark()
-        if self._waits_for_copies(request, num_cached):
-            copied = needed - self._blocks_past_copy(request)
-            if copied + watermark + scheduler._inflight_prefill_reserved_blocks() > free:
+        loaded_tokens = self._loaded_beside(request, num_cached)
+        if loaded_tokens is not None:
+            filled = needed - self._blocks_past(request, loaded_tokens)
+            reserved = scheduler._inflight_prefill_reserved_blocks() + scheduler._spec_decode_step_blocks
+            if filled + watermark + reserved > free:
                 return Reason.BLOCKS
         if needed > free:
             return Reason.ISL if scheduler.scheduler_reserve_full_isl else Reason.BLOCKS
@@ -75,7 +80,10 @@ class Admission:
         """Blocks that vLLM would take from the free ones for a whole request, and its tokens found in the cache."""
         scheduler = self._scheduler
         manager = scheduler.kv_cache_manager
-        blocks, num_cached, *_ = manager.get_computed_blocks(request)
+        if request.num_computed_tokens:  # a connector has loaded these; their blocks are the request's own
+            blocks, num_cached = manager.empty_kv_cache_blocks, request.num_computed_tokens
+        else:
+            blocks, num_cached, *_ = manager.get_computed_blocks(request)
         needed: int = manager.coordinator.get_num_blocks_to_allocate(
             request_id=request.request_id,
             num_tokens=min(request.num_tokens, scheduler.max_model_len),
@@ -99,30 +107,55 @@ class Admission:
         return manager.watermark_blocks if self._scheduler.running else 0
 
     def _surely_fits(self, request: Request) -> bool:
-        """Whether there are blocks for all of a request that nothing is copied for, found on the device or not."""
+        """Whether there are blocks for all of a request that nothing is loaded for, found on the device or not."""
         scheduler = self._scheduler
         if not self.one_block_for_all_layers or scheduler.jobs[request.request_id].state is JobState.SWAPPED:
+            return False
+        if scheduler.transfers is not None and scheduler.transfers.loads_beside(request):
             return False
         most: int = (
             -(-request.num_tokens // scheduler.block_size) + scheduler.kv_cache_manager.watermark_blocks
         )
         return most <= self._free_blocks()
 
-    def _blocks_past_copy(self, request: Request) -> int:
-        """Blocks of a swapped request's sequence that its copy back does not fill, and that are taken later."""
+    def _blocks_past(self, request: Request, loaded_tokens: int) -> int:
+        """Blocks of a request's sequence that a load of its leading tokens does not fill, and that are taken later."""
         size = self._scheduler.block_size
-        copied_tokens = self._scheduler.jobs[request.request_id].num_computed_tokens
-        past: int = -(-request.num_tokens // size) - -(-copied_tokens // size)
+        past: int = -(-request.num_tokens // size) - -(-loaded_tokens // size)
         return past
 
-    def _waits_for_copies(self, request: Request, num_cached: int) -> bool:
-        """Whether a request would come back beside the steps; vLLM then keeps room for all unfinished prompts."""
+    def _loaded_beside(self, request: Request, num_cached: int) -> int | None:
+        """The leading tokens that a load beside the steps would bring; None if the request would start without one.
+
+        vLLM begins such a load only if that leaves room for all unfinished prompts.
+        """
         scheduler = self._scheduler
+        if scheduler.transfers is not None:
+            tokens: int = scheduler.transfers.loads_beside(request)
+            return num_cached + tokens if tokens else None
         job = scheduler.jobs[request.request_id]
         if job.state is not JobState.SWAPPED or scheduler.swaps.copies.serial:
-            return False
-        waits: bool = num_cached < job.num_computed_tokens
-        return waits
+            return None
+        computed: int = job.num_computed_tokens
+        return computed if num_cached < computed else None
+
+    def lacks_blocks(self, request: Request, most_tokens: int) -> bool:
+        """Whether a running request that got no token, of `most_tokens` that were left, finds no blocks for them."""
+        scheduler = self._scheduler
+        manager = scheduler.kv_cache_manager
+        needed = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+        num_tokens = request.num_computed_tokens + min(needed, most_tokens)
+        blocks: int = manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request.request_id,
+            num_tokens=min(num_tokens + scheduler.num_lookahead_tokens, scheduler.max_model_len),
+            new_computed_blocks=manager.empty_kv_cache_blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=request.num_computed_tokens,
+            num_local_computed_tokens=request.num_computed_tokens,
+            num_tokens_main_model=num_tokens,
+            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
+        )
+        return blocks > self._free_blocks()
 
     def admissible(self, job: Job) -> bool:
         """Whether a waiting job would start in this step if it were first and the budget were free."""
@@ -140,9 +173,16 @@ class Admission:
         return (
             scheduler._pause_state == PauseState.UNPAUSED
             and not scheduler.defers_prefills
-            and request in scheduler.waiting
+            and self.is_queued(request)
             and self.not_ready(request) is None
             and self._has_adapter(job)
+        )
+
+    def is_queued(self, request: Request) -> bool:
+        """Whether vLLM may start a request that waits, with blocks of its own or without. O(1)."""
+        scheduler = self._scheduler
+        return request in scheduler.waiting or (
+            scheduler.transfers is not None and request in scheduler.kv_holding_waiting
         )
 
     def look_at_adapters(self, ran: Iterable[Job]) -> None:
@@ -183,23 +223,29 @@ class Admission:
         over = set(self.over_adapters)
         return [job for job in run if job not in over] if over else run
 
-    def window(self, plan: StepPlan) -> list[Request]:
-        """The requests vLLM may start in this step, in order; with `whole_prompts` only those that fit whole."""
+    def windows(self, plan: StepPlan) -> tuple[list[Request], list[Request]]:
+        """The requests that vLLM may start in this step, in order: first those that hold blocks, then the others.
+
+        With `whole_prompts` only those that fit whole.
+        """
+        scheduler = self._scheduler
         self.cut = None
-        jobs = self._whole(plan) if plan.whole_prompts else plan.admit
-        found: list[Request] = self._scheduler.waiting.find(job.id for job in jobs)
-        return found
+        ids = [job.id for job in (self._whole(plan) if plan.whole_prompts else plan.admit)]
+        holding = scheduler.kv_holding_waiting.find(ids) if scheduler.transfers is not None else []
+        return holding, scheduler.waiting.find(ids)
 
     def _whole(self, plan: StepPlan) -> list[Job]:
         """The leading jobs of `admit` whose prompts fit whole; `cut` is the first that does not."""
         room = plan.token_budget - sum(self._need(plan, job) for job in plan.run)
         fitting: list[Job] = []
         for job in plan.admit:
-            if job.state is JobState.WAITING and self.not_ready(self._scheduler.requests[job.id]) is None:
-                if not starts_whole(job.num_tokens, room, plan.token_budget):
+            request = self._scheduler.requests[job.id]
+            if job.state is JobState.WAITING and self.not_ready(request) is None:
+                uncomputed = job.num_tokens - request.num_computed_tokens
+                if not starts_whole(uncomputed, room, plan.token_budget):
                     self.cut = job
                     break
-                room -= job.num_tokens
+                room -= uncomputed
             elif job.state is JobState.SWAPPED and self._scheduler.swaps.copies.serial:
                 room -= job.num_tokens - job.num_computed_tokens
             fitting.append(job)

@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import Reason, StepOutcome
 
 
@@ -23,9 +23,11 @@ def compare(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
         return differences
     full = outcome.num_tokens >= outcome.plan.token_budget
     if len(outcome.tokens) != len(outcome.plan.run) + len(outcome.admitted):
+        ended = False
         for job in outcome.plan.run:
             if job not in outcome.tokens:
-                differences[job] = _why_nothing(job, outcome, scheduler, full=full)
+                differences[job] = _why_nothing(job, outcome, scheduler, full=full, ended=ended)
+                ended |= differences[job] is Reason.BLOCKS
         unplanned = outcome.tokens.keys() - {*outcome.plan.run, *outcome.admitted}
         differences.update(dict.fromkeys(unplanned, Reason.UNEXPLAINED))
     differences.update(dict.fromkeys(scheduler.admission.over_adapters, Reason.LORA))
@@ -35,6 +37,10 @@ def compare(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
         differences.update(_admit_differences(outcome, scheduler, full=full))
     if outcome.plan.prefetch:
         differences.update(_not_prefetched(outcome, scheduler))
+    for job in scheduler.view.fetching:
+        if job.state is JobState.WAITING:
+            looking_up = scheduler.transfers.is_undecided(scheduler.requests[job.id])
+            differences[job] = Reason.REMOTE_LOOKUP if looking_up else Reason.REMOTE_KV
     return differences
 
 
@@ -64,8 +70,8 @@ def _short_chunks(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
     return short
 
 
-def _why_nothing(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) -> Reason:
-    """Why a resident job of the plan got no token."""
+def _why_nothing(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool, ended: bool) -> Reason:
+    """Why a resident job of the plan got no token; `ended`: vLLM found no blocks for one before it, and stopped."""
     request = scheduler.requests[job.id]
     if scheduler._pause_state == PauseState.PAUSED_ALL:
         return Reason.ENGINE_PAUSED
@@ -73,15 +79,27 @@ def _why_nothing(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool) 
         return Reason.BLOCKS
     if scheduler.swaps is not None and job in scheduler.swaps.copies.returned:
         return _why_not_resumed(job, outcome, scheduler, full=full)
+    if _waits_for_frees(job, outcome, scheduler):
+        return Reason.BLOCKS
     if request.num_in_flight_tokens:
         return Reason.IN_FLIGHT
     if full:
         return Reason.BUDGET
-    if outcome.preempted:
+    if outcome.preempted or ended:
         return Reason.BLOCKS
     if scheduler.defers_prefills and request.is_prefill_chunk:
         return Reason.ENGINE_PAUSED
     return _why_no_chunk(request, scheduler)
+
+
+def _waits_for_frees(job: Job, outcome: StepOutcome, scheduler: Any) -> bool:
+    """Whether a job lacked blocks and vLLM preempted nobody for it: their blocks would not have come free at once."""
+    if scheduler.transfers is None:
+        return False
+    left = outcome.plan.token_budget - sum(outcome.tokens.get(other, 0) for other in outcome.plan.run)
+    most = min(left, outcome.plan.chunk_cap.get(job, left))
+    lacks: bool = scheduler.admission.lacks_blocks(scheduler.requests[job.id], most)
+    return lacks
 
 
 def _why_no_chunk(request: Any, scheduler: Any) -> Reason:
@@ -147,7 +165,10 @@ def _not_prefetched(outcome: StepOutcome, scheduler: Any) -> dict[Job, Reason]:
 
 
 _PASSED_OVER = frozenset(
-    {Reason.GRAMMAR, Reason.REMOTE_KV, Reason.RESTORES, Reason.STALE_OUTPUT, Reason.LORA, Reason.HELD}
+    {
+        *(Reason.GRAMMAR, Reason.REMOTE_KV, Reason.REMOTE_LOOKUP, Reason.RESTORES),
+        *(Reason.STALE_OUTPUT, Reason.LORA, Reason.HELD),
+    }
 )
 """Reasons that skip a waiting job in every vLLM. Any other ends admission, unless vLLM put the job back and went on."""
 
@@ -161,14 +182,27 @@ def _why_not_admitted(job: Job, outcome: StepOutcome, scheduler: Any, *, full: b
         return Reason.PREEMPTION
     if scheduler.admission_closed:
         return Reason.BLOCKS
+    connectors = _connectors_reason(request, scheduler)
+    if connectors is not None:
+        return connectors
     if full:
         return Reason.BUDGET
-    if request not in scheduler.waiting:
+    if not scheduler.admission.is_queued(request):
         return Reason.HELD
     not_ready: Reason | None = scheduler.admission.not_ready(request)
     if not_ready is not None and not _was_ready(job, scheduler):
         return not_ready
     return _why_refused(job, outcome, scheduler)
+
+
+def _connectors_reason(request: Any, scheduler: Any) -> Reason | None:
+    """What a connector made of a waiting request in this step: its KV is being loaded, or is not found yet."""
+    if scheduler.transfers is None:
+        return None
+    if scheduler.admission.not_ready(request) is Reason.REMOTE_KV:
+        return Reason.REMOTE_KV
+    tokens, _ = scheduler.transfers.answers.get(request.request_id, (0, False))
+    return Reason.REMOTE_LOOKUP if tokens is None else None
 
 
 def _was_ready(job: Job, scheduler: Any) -> bool:

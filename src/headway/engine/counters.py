@@ -33,6 +33,7 @@ class Counters:
     lost_copies: int = 0
     policy_faults: int = 0
     watchdog_faults: int = 0
+    late_transfers: int = 0
     unwritten_records: int = 0
     scheduler_s: float = 0.0
     vllm_schedule_s: float = 0.0
@@ -80,6 +81,7 @@ class Counters:
             "lost_copies": self.lost_copies,
             "policy_faults": self.policy_faults,
             "watchdog_faults": self.watchdog_faults,
+            "late_transfers": self.late_transfers,
             "unwritten_records": self.unwritten_records,
             "scheduler_us": round(self.scheduler_s * 1e6),
             "vllm_schedule_us": round(self.vllm_schedule_s * 1e6),

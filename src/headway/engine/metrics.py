@@ -58,6 +58,7 @@ _TOTALS = {
     "lost_copies": "Requests computed again because a copy of their KV failed or became void",
     "policy_faults": "Times the policy raised and stock order took over",
     "watchdog_faults": "Times work was ready and nothing ran",
+    "late_transfers": "Transfers of KV by a connector of another package that took longer than a minute",
     "unwritten_records": "Records of requests that found no room in their file",
 }
 

@@ -194,11 +194,11 @@ class ModelFreeEngine:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
-            kv_connector_output=self._copied(output),
+            kv_connector_output=self.kv_output(output),
         )
 
-    def _copied(self, output: SchedulerOutput) -> KVConnectorOutput | None:
-        """What workers would report of copies with this step."""
+    def kv_output(self, output: SchedulerOutput) -> KVConnectorOutput | None:
+        """What workers would report with this step of the KV that they move."""
         orders = output.kv_connector_metadata
         if not isinstance(orders, CopyOrders):
             return None

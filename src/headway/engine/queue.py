@@ -44,8 +44,8 @@ class WindowQueue(RequestQueue):  # type: ignore[misc]
         self.add_request(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Take back requests that were passed over."""
-        for request in requests:
+        """Take back requests that were passed over; vLLM names the last of them first."""
+        for request in reversed(list(requests)):
             self.add_request(request)
             self.passed_over.add(request.request_id)
 

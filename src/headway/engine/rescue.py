@@ -56,7 +56,7 @@ class Rescue:
             self._fail_oversized()
 
     def _waited_long(self, now_s: float, since_s: float) -> bool:
-        """Whether nothing has run for long; all who are ready may wait for what copies under way hold."""
+        """Whether nothing has run for long; all that is ready may wait for what copies under way hold."""
         swaps = self._scheduler.swaps
         if swaps is None or not swaps.copies.busy:
             return now_s - since_s >= STALL_GRACE_S
@@ -66,8 +66,14 @@ class Rescue:
         scheduler = self._scheduler
         if scheduler._pause_state != PauseState.UNPAUSED or scheduler.step_clock.in_flight:
             return False
-        return bool(scheduler.running) or any(
-            scheduler.admission.not_ready(request) is None for request in scheduler.waiting
+        admission, transfers = scheduler.admission, scheduler.transfers
+        if transfers is None or not transfers.holds_blocks:
+            ready = (admission.not_ready(request) is None for request in scheduler.waiting)
+            return bool(scheduler.running) or any(ready)
+        # What lacks blocks waits for the connector, whatever the policy does.
+        return any(not admission.lacks_blocks(request, 1) for request in scheduler.running) or any(
+            admission.not_ready(request) is None and admission.misfit(request) is None
+            for request in (*scheduler.waiting, *scheduler.kv_holding_waiting)
         )
 
     def _standing(self) -> str:
@@ -83,9 +89,9 @@ class Rescue:
 
     def _fail_oversized(self) -> None:
         """End a request that does not fit even an empty cache: it would block its queue for ever."""
-        view = self._scheduler.view
+        total_blocks = self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
         for request in list(self._scheduler.waiting):
-            needed = view.blocks(request.num_tokens)
-            if needed > view.total_blocks:
-                why = f"headway: needs {needed} KV blocks, the engine has {view.total_blocks}"
+            needed = self._scheduler.view.blocks(request.num_tokens)
+            if needed > total_blocks:
+                why = f"headway: needs {needed} KV blocks, the engine has {total_blocks}"
                 self._scheduler.dismiss(request.request_id, RequestStatus.FINISHED_ERROR, why)

@@ -26,6 +26,7 @@ from headway.engine.farewells import Farewells
 from headway.engine.following import Following
 from headway.engine.guard import GuardedPolicy
 from headway.engine.intake import take_in
+from headway.engine.kv.transfers import transfers_of
 from headway.engine.outcomes import FilledStep, Outcomes
 from headway.engine.queue import WindowQueue
 from headway.engine.rescue import Rescue
@@ -131,6 +132,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             missing_blocks=self.admission.missing_blocks,
         )
         self.swaps = self._swaps()
+        self.transfers = transfers_of(self)
         if self.swaps is not None:
             self.view.host_total_blocks = self.swaps.copies.host.num_blocks
             self.view.uncopied_blocks = self.swaps.copies.uncopied_blocks
@@ -185,6 +187,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             if not repeated:
                 self._unshape()
         self.counters.vllm_schedule_s += time.perf_counter() - delegated
+        if self.transfers is not None:
+            self.transfers.filled()
         self._filled = FilledStep(plan, output, shaped, now_s, self.clock(), repeated=repeated)
         self.counters.scheduler_s += time.perf_counter() - started
         return output
@@ -205,9 +209,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.settings.check:
             check_step(outcome, self)
         self._rescue.follow(outcome)
-        # A step that waits for copies, or after which vLLM (from 0.33 on) makes no drafts, is not like the others.
-        unlike = (self.swaps is not None and self.swaps.step_waits) or getattr(
-            filled.output, "skip_drafts", False
+        # A step that waits for copies or loads, or after which vLLM (from 0.33 on) makes no drafts, is not like the others.
+        unlike = (
+            filled.output.has_sync_kv_loads
+            or (self.swaps is not None and self.swaps.step_waits)
+            or getattr(filled.output, "skip_drafts", False)
         )
         learned = None if unlike else lesson(outcome, self.step_clock, alike=self.outcomes.alike)
         self.step_clock.dispatched(learned, filled.dispatched_s)
@@ -237,10 +243,16 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             view.returned = self.swaps.copies.returned
             view.blocks_coming_free = self.swaps.device.coming_free
             view.host_free_blocks = self.swaps.copies.host.free_blocks
+        if self.transfers is not None:
+            self.transfers.look()
         return view
 
     def _plan(self, view: StepView) -> StepPlan:
-        """What the policy wants of this step, within what the engine can do at all."""
+        """What the policy wants of this step, within what the engine can do at all.
+
+        A job whose KV a connector has loaded comes before others that wait, under every policy, as in vLLM: it holds
+        blocks, the policy chose it when its load began, and others may wait for those blocks.
+        """
         if self.lora_config is not None:
             self.admission.look_at_adapters(self.outcomes.tokens)
         plan = self.guard.plan(view)
@@ -249,6 +261,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             plan.preempt = {**plan.preempt, **dict.fromkeys(paused, Fate.RECOMPUTE)}
         if self.lora_config is not None:
             plan.run = self.admission.within_adapters(plan.run)
+        if self.transfers is not None and not plan.preempt:
+            loaded = [job for job in self.transfers.loaded() if job not in plan.leave]
+            if loaded:
+                plan.admit = [*loaded, *(job for job in plan.admit if job not in loaded)]
         return plan
 
     def _between_prefills(self) -> bool:
@@ -310,8 +326,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._offload(plan)
         if self.lora_config is not None:
             self._hide_adapters(paused)
-        self.kv_holding_waiting.show(resumable)
-        self.waiting.show(self.admission.window(plan))
+        holding, waiting = self.admission.windows(plan)
+        self.kv_holding_waiting.show([*resumable, *holding])
+        self.waiting.show(waiting)
         self.seats_planned = max(0, min(self.view.max_run - len(plan.run), self.view.max_resident - kept))
         self.max_num_active_reqs = len(self.running) + len(resumable) + self.seats_planned
         self.max_num_scheduled_tokens = plan.token_budget
@@ -416,7 +433,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.swaps.copies.advance(job)
             return
         self._planned_fate = fate
-        self._preempt_request(request, self.clock())
+        self._preempt_request(request, self.clock(), drop_stale_output=self.requires_kv_delivery)
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         """Settle what becomes of the KV, and note every preemption, planned or vLLM's own.
@@ -488,6 +505,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         follow_sampled(outputs, self, now_s)
         if self.swaps is not None:
             self._follow_copies(scheduler_output)
+        elif kv_output is not None and kv_output.invalid_block_ids and self.transfers is not None:
+            self.transfers.failed()
         self._farewells.deliver(outputs)
         return outputs
 
@@ -520,6 +539,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.swaps is not None:
             delay_free_blocks = False  # blocks that a copy still writes are held by it
         freed: tuple[Any, Any] = super()._free_request(request, delay_free_blocks)
+        if self.transfers is not None:
+            self.transfers.ended(request)
         self._end(request, self.clock())
         return freed
 

@@ -12,6 +12,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from headway.engine.kv.transfers import is_anothers
 from headway.engine.model_free import (
     ModelFreeEngine,
     ScriptedRequest,
@@ -78,6 +79,10 @@ def self_check(vllm_config: Any) -> Parity:
 
     Raises SeamError naming the first step that differs, or what broke.
     """
+    if is_anothers(vllm_config.kv_transfer_config):
+        # Made for a check, it could open ports and files that the server's own needs.
+        vllm_config = copy.copy(vllm_config)
+        vllm_config.kv_transfer_config = None
     script = _script(vllm_config.model_config.max_model_len)
     stock = stock_builder(vllm_config.scheduler_config.async_scheduling)
     try:

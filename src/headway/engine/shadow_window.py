@@ -124,7 +124,7 @@ def about(scheduler: Any) -> dict[str, Any]:
         "policy": guard.policy.name,
         "parts": parts,
         "limits": {
-            "num_blocks": view.total_blocks,
+            "num_blocks": scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1,
             "block_size": view.block_size,
             "max_num_seqs": view.max_resident,
             "max_num_batched_tokens": view.max_tokens,

@@ -8,9 +8,19 @@ from typing import Any
 import vllm
 
 from headway.engine.kv.host import CONNECTOR
+from headway.engine.kv.transfers import is_anothers
 from headway.engine.plugin import schedule_here
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm_seams import SCHEDULING, SWAPS, TESTED, changed, is_tested, missing, works
+from headway.engine.vllm_seams import (
+    CONNECTORS,
+    SCHEDULING,
+    SWAPS,
+    TESTED,
+    changed,
+    is_tested,
+    missing,
+    works,
+)
 from headway.errors import ConfigError, SeamError
 from headway.policies.presets import build_policy
 
@@ -27,19 +37,20 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     check_decisions(vllm_config)
     scheduler = scheduler_class(vllm_config)
     policy = build_policy(preset)
-    if policy.uses_host and vllm_config.kv_transfer_config is None:
+    transfer = vllm_config.kv_transfer_config
+    if policy.uses_host and transfer is None:
         logger.warning(
             "policy %s has no host memory to swap KV to, so it recomputes instead; --host-kv-gib GIB of "
             "`headway serve` gives it some",
             preset.name,
         )
-    elif vllm_config.kv_transfer_config is not None and not policy.uses_host:
+    elif transfer is not None and not is_anothers(transfer) and not policy.uses_host:
         logger.warning(
             "policy %s never swaps KV, so the host memory that is set aside for it (--host-kv-gib) is of no use; a "
             "policy that does: headway, fastserve, adaptivellm",
             preset.name,
         )
-    if settings.host_kv is not None and vllm_config.kv_transfer_config is None and works(SWAPS):
+    if settings.host_kv is not None and transfer is None and works(SWAPS):
         logger.warning(
             "additional_config.headway.host_kv starts no KV connector by itself; `headway serve --host-kv-gib GIB` does"
         )
@@ -96,20 +107,20 @@ def check_decisions(vllm_config: Any) -> None:
     )
 
 
-def _other_connector(kv_transfer_config: Any) -> bool:
-    return kv_transfer_config is not None and kv_transfer_config.kv_connector != CONNECTOR
-
-
 def refuse_unsupported(vllm_config: Any) -> None:
     """Raise ConfigError, naming each option that cannot be combined with Headway and what can."""
     scheduler_config = vllm_config.scheduler_config
     model_config = vllm_config.model_config
+    transfer = vllm_config.kv_transfer_config
     refusals = {
         f"--scheduling-policy {scheduler_config.policy}: use fcfs, and choose the order with Headway "
         "(order 'priority' serves by request priority)": scheduler_config.policy != "fcfs",
-        "--kv-transfer-config: the only KV connector supported is Headway's, which --host-kv-gib starts": (
-            _other_connector(vllm_config.kv_transfer_config)
-        ),
+        f"--kv-transfer-config: MultiConnector with {CONNECTOR} among its connectors. Give it the others alone, or use "
+        "--host-kv-gib alone": transfer is not None
+        and transfer.kv_connector != CONNECTOR
+        and transfer.has_connector(CONNECTOR),
+        f"--kv-transfer-config: vLLM {vllm.__version__} lacks or changed what Headway needs beside the KV connector of "
+        "another package": is_anothers(transfer) and not works(CONNECTORS),
         "--ec-transfer-config: encoders are computed where the model is": (
             vllm_config.ec_transfer_config is not None
         ),

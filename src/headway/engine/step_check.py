@@ -18,6 +18,7 @@ def check_step(outcome: StepOutcome, scheduler: PolicyScheduler) -> None:
     queued = {request.request_id for request in scheduler.waiting}
     if scheduler.swaps is None:
         assert [job.id for job in ledger.residents] == running
+        queued |= {request.request_id for request in scheduler.kv_holding_waiting}
     else:
         running += [request.request_id for request in scheduler.kv_holding_waiting]
         assert sorted(job.id for job in ledger.residents) == sorted(running)

@@ -89,6 +89,10 @@ METRICS = Feature("its own metrics", "The headway_* totals on /metrics stay empt
 SWAPS = Feature(
     "KV swapped to host memory", "Preempted requests are recomputed, and --host-kv-gib has no effect."
 )
+CONNECTORS = Feature(
+    "KV connectors of other packages",
+    "A server with --kv-transfer-config or --kv-offloading-size does not start.",
+)
 CPU_WAITS = Feature(
     "waiting asleep on a CPU",
     "vLLM's processes spin on the core that the HTTP server needs, which may stall for seconds.",
@@ -118,14 +122,15 @@ _OUTPUTS = "vllm.v1.engine.output_processor"
 _CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _SPIN = "vllm.distributed.device_communicators.shm_broadcast:SpinCondition"
 _SHAPED = (
-    "connector kv_holding_waiting max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens requests running "
-    "waiting"
+    "connector kv_holding_waiting max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens requests "
+    "requires_kv_delivery running waiting"
 )
 _READ = (
     "kv_cache_config kv_cache_manager lora_config max_model_len need_mamba_block_aligned_split needs_kv_cache_zeroing "
     "num_sampled_tokens_per_step num_spec_tokens prefill_capacity_bound scheduler_config scheduler_reserve_full_isl"
 )
 _CADENCE = "last_prefill_step local_prefill_interval num_executed_steps"
+_OF_CONNECTORS = "_spec_decode_step_blocks deferred_frees num_lookahead_tokens"
 _OF_A_REQUEST = (
     "arrival_time block_hashes client_index drop_stale_output has_encoder_inputs is_prefill_chunk lora_request "
     "max_tokens mm_features num_computed_tokens num_in_flight_tokens num_output_placeholders num_output_tokens "
@@ -200,6 +205,7 @@ PATCHES = (
     ),
     Patch("vllm.v1.core.block_pool:BlockPool.get_num_free_blocks", "is asked", SCHEDULING),
     Patch("vllm.v1.kv_cache_interface:FullAttentionSpec", "is recognised", SCHEDULING),
+    Patch("vllm.v1.core.sched.output:SchedulerOutput.has_sync_kv_loads", "is read", SCHEDULING),
     Patch("vllm.v1.request:RequestStatus", "is read and set", SCHEDULING),
     Patch("vllm.v1.engine:EngineCoreOutput", "tells of requests that a policy ended", SCHEDULING),
     # ---- KV on the host ----------------------------------------------------------------------------
@@ -215,6 +221,7 @@ PATCHES = (
     ),
     Patch(f"{_SCHEDULER}._set_kv_fetch_stage", "is told of copies", SWAPS, "9c8e14a611115d2d"),
     Patch(f"{_SCHEDULER}._inflight_prefill_reserved_blocks", "is asked", SWAPS, "6b1f1791b7f5f1a7"),
+    Patch(f"{_SCHEDULER}._spec_decode_step_blocks", "is read", SWAPS),
     Patch(f"{_SCHEDULER}._update_waiting_for_remote_kv", "resumes", SWAPS, "4f22b55198241f0d"),
     Patch(f"{_SCHEDULER}._update_from_kv_xfer_finished", "is passed by", SWAPS, "98d49f74d3997d2b"),
     Patch(f"{_SCHEDULER}._handle_invalid_blocks", "is passed by", SWAPS, "565f7144dcc77627"),
@@ -236,6 +243,17 @@ PATCHES = (
     ),
     Patch("vllm.v1.core.kv_cache_manager:KVCacheManager.evict_blocks", "drops void KV", SWAPS),
     Patch("vllm.v1.simple_kv_offload.cuda_mem_ops:pin_tensor", "pins host memory", SWAPS, "195be6fd12fd873a"),
+    # ---- KV that another's connector moves ---------------------------------------------------------
+    *(Patch(f"{_SCHEDULER}.{name}", "is read", CONNECTORS) for name in _OF_CONNECTORS.split()),
+    Patch(f"{_SCHEDULER}._inflight_prefill_reserved_blocks", "is asked", CONNECTORS, "6b1f1791b7f5f1a7"),
+    Patch(f"{_SCHEDULER}._request_blocks_can_be_freed", "is foretold", CONNECTORS, "d3dd6fc13e67f3f1"),
+    Patch(f"{_SCHEDULER}._holds_kv_blocks", "is foretold", CONNECTORS, "4fb86dcf349be3cf"),
+    Patch(f"{_SCHEDULER}._update_waiting_for_remote_kv", "is followed", CONNECTORS, "4f22b55198241f0d"),
+    Patch(
+        f"{_SCHEDULER}._update_requests_with_invalid_blocks", "is followed", CONNECTORS, "fabb42baf27e4c74"
+    ),
+    Patch(f"{_CONNECTORS}:KVConnectorBase_V1", "is listened to", CONNECTORS),
+    Patch(f"{_CONNECTORS}:KVConnectorBase_V1.has_pending_block_frees", "is asked", CONNECTORS),
     # ---- the front end -----------------------------------------------------------------------------
     Patch(
         "vllm.engine.arg_utils:EngineArgs.create_engine_config",

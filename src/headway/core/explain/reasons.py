@@ -26,6 +26,7 @@ WAITED = {
     Reason.PREEMPTION: _PREEMPTING,
     Reason.BLOCKS: "KV blocks were short",
     Reason.REMOTE_KV: _COPYING,
+    Reason.REMOTE_LOOKUP: "the KV connector had not yet said what it holds of it",
     Reason.RESTORES: "too many others were on their way back from the host",
     Reason.HOST_BLOCKS: "the host had no blocks left",
     Reason.LORA: "as many adapters ran as may",

@@ -27,6 +27,9 @@ SCHEDULER = "headway.engine.HeadwayScheduler"
 WORKER_SLOTS = 256
 """Requests an engine holds at once if only the batch width is given: vLLM's default for a small device."""
 
+STARTS_CONNECTOR = ("--kv-transfer-config", "--kv-offloading-size")
+"""vLLM's flags that start a KV connector."""
+
 KV_CACHE_FLAG = "--kv-cache-memory-bytes"
 CPU_KV_CACHE_BYTES = 1 << 30
 """On a CPU vLLM would take nearly all memory for the KV cache; 1 GiB is 130,000 tokens of the demo model
@@ -93,9 +96,21 @@ def _connector(settings: EngineSettings, flags: Sequence[VllmFlag]) -> tuple[str
     host_kv = settings.host_kv
     if host_kv is None:
         return ()
+    _refuse_second_connector(flags)
     if host_kv.gib is not None:
         host_kv = replace(host_kv, gib=host_kv.gib / _engines_here(flags))
     return ("--kv-transfer-config", json.dumps(host_kv.transfer_config()))
+
+
+def _refuse_second_connector(flags: Sequence[VllmFlag]) -> None:
+    """Raise ConfigError for a KV connector of another package beside Headway's own host memory."""
+    for flag in flags:
+        name = flag.name.partition(".")[0]
+        if any(len(name) > len("--kv-") and starts.startswith(name) for starts in STARTS_CONNECTOR):
+            raise ConfigError(
+                f"{name} starts a KV connector, and so does --host-kv-gib: both in one server are not supported; "
+                "accepted: one of the two"
+            )
 
 
 def _engines_here(flags: Sequence[VllmFlag]) -> int:

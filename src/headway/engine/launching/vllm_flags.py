@@ -22,7 +22,6 @@ REFUSED = {
     "--headless": "Headway runs the API server and its engine together",
     "--scheduler-cls": "Headway is the scheduler; choose what it does with --policy, --order, --batching, "
     "--eviction and --leaving",
-    "--kv-transfer-config": "the only KV connector supported is Headway's, which --host-kv-gib starts",
     "--no-enable-chunked-prefill": "leave chunked prefill on; `--batching prefill-first` computes prompts whole",
 }
 """Flags of vLLM that Headway sets or cannot work with -> what to do instead."""

@@ -18,9 +18,16 @@ def candidates(view: StepView, order: Order, leaving: Collection[Job], seats: in
 
 
 def first_queued(view: StepView, order: Order, leaving: Collection[Job], seats: int) -> list[Job]:
-    """The first `seats` waiting or swapped jobs and SCAN_AHEAD more, without those leaving; nobody for no seat."""
+    """The first `seats` jobs that wait or are swapped, and SCAN_AHEAD more; none without a seat. See `startable`."""
     if seats <= 0 or not (view.waiting or view.swapped):
         return []
     wanted = seats + SCAN_AHEAD
-    first = order.top(wanted + len(leaving), view.now_s)
-    return [job for job in first if job not in leaving][:wanted] if leaving else first
+    return startable(view, order, leaving, wanted)
+
+
+def startable(view: StepView, order: Order, leaving: Collection[Job], most: int) -> list[Job]:
+    """The first `most` waiting or swapped jobs that neither leave nor have their KV loaded just now."""
+    first = order.top(most + len(leaving) + len(view.fetching), view.now_s)
+    if not (leaving or view.fetching):
+        return first
+    return [job for job in first if job not in leaving and job not in view.fetching][:most]

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from headway.core.job import Job, JobState
 from headway.core.view import StepView
-from headway.policies.batching.candidates import SCAN_AHEAD
+from headway.policies.batching.candidates import SCAN_AHEAD, startable
 from headway.policies.order import Order
 
 
@@ -21,8 +21,7 @@ def ranked_queues(
     if not (view.waiting or view.swapped):
         return [], []
     wanted = seats + SCAN_AHEAD
-    top = order.top(wanted + len(view.swapped) + len(leaving), view.now_s)
-    staying = [job for job in top if job not in leaving]
+    staying = startable(view, order, leaving, wanted + len(view.swapped))
     waiting = [job for job in staying if job.state is JobState.WAITING]
     return _all_swapped(view, order, leaving, staying), waiting[:wanted]
 

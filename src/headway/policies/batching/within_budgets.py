@@ -10,6 +10,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
+from headway.policies.batching.candidates import startable
 from headway.policies.batching.step_budgets import StepBudgets, begin_step
 from headway.policies.order import Order
 
@@ -100,8 +101,7 @@ class WithinBudgets:
         """The first MOST_SCANNED that wait, if there is a seat."""
         if self._seats(view) <= 0 or not (view.waiting or view.swapped):
             return ()
-        first = order.top(MOST_SCANNED + len(leaving), view.now_s)
-        return [job for job in first if job not in leaving][:MOST_SCANNED] if leaving else first
+        return startable(view, order, leaving, MOST_SCANNED)
 
     def _starts(self, view: StepView, step: StepBudgets, job: Job) -> bool:
         """Whether a waiting job starts in this step; one that has waited too long to be passed over ends starting."""

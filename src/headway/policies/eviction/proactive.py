@@ -90,8 +90,12 @@ class Proactive:
         )
         if not leavable and not (view.swapped and exchange.may_return):
             return plan
-        top = order.top(view.max_run + len(plan.leave), view.now_s)
-        newcomers = [job for job in top if job.state is JobState.WAITING and job not in plan.leave]
+        top = order.top(view.max_run + len(plan.leave) + len(view.fetching), view.now_s)
+        newcomers = [
+            job
+            for job in top
+            if job.state is JobState.WAITING and job not in plan.leave and job not in view.fetching
+        ]
         if not view.swapped and exchange.is_ample(newcomers):
             return plan
         swapped = [job for job in view.swapped if job not in plan.leave]

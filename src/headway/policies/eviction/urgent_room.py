@@ -40,7 +40,8 @@ def make_urgent_room(
     """
     if not knows_late(order) or not view.waiting:
         return plan
-    first = [job for job in order.top(1 + len(plan.leave), view.now_s) if job not in plan.leave]
+    top = order.top(1 + len(plan.leave) + len(view.fetching), view.now_s)
+    first = [job for job in top if job not in plan.leave and job not in view.fetching]
     if not first or first[0].state is not JobState.WAITING:
         return plan
     newcomer = first[0]

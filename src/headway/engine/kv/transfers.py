@@ -1,0 +1,177 @@
+"""What a KV connector of another package moves: loads under way, and blocks of ended requests that it still reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.request import Request
+
+from headway.core.job import Job
+from headway.engine.kv.host import CONNECTOR
+
+logger = logging.getLogger(__name__)
+
+LATE_S = 60.0
+"""A load or a read that takes longer is reported, once. Connectors give up by themselves, some after minutes."""
+
+
+@dataclass(slots=True)
+class _Hold:
+    """Blocks that the connector writes or reads, and since when."""
+
+    since_s: float
+    blocks: Sequence[int]
+    told: bool = False
+
+
+class Transfers:
+    """Follows the KV that another's connector moves for a `PolicyScheduler`. It decides nothing about that KV.
+
+    The connector says how much of a request it holds when vLLM asks it. `answers` are those of the step being filled:
+    the tokens to load (None: not known yet), and whether they come beside the steps. A request that loads beside the
+    steps holds blocks and waits; vLLM keeps it in `kv_holding_waiting`. The job of such a request stays WAITING until
+    it runs. A request that ended while the connector reads or writes its blocks keeps them until the connector is done.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self.answers: dict[str, tuple[int | None, bool]] = {}
+        self._undecided: set[str] = set()
+        self._loads: dict[str, _Hold] = {}
+        self._ended: dict[str, _Hold] = {}
+        self._ask = scheduler.connector.get_num_new_matched_tokens
+        scheduler.connector.get_num_new_matched_tokens = self._answer
+
+    def _answer(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
+        """Pass vLLM's question on, and keep the connector's answer."""
+        answer: tuple[int | None, bool] = self._ask(request, num_local_tokens)
+        self.answers[request.request_id] = answer
+        if answer[0] is None:
+            self._undecided.add(request.request_id)
+        else:
+            self._undecided.discard(request.request_id)
+        return answer
+
+    # ---- before a step -----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Begin a step: put into the view what the connector holds. O(loads and reads under way).
+
+        Each request that the connector has not decided on costs a prefix lookup, here and not in vLLM's own loop.
+        """
+        scheduler, view = self._scheduler, self._scheduler.view
+        self.answers.clear()
+        if self._ended:
+            self._ended = {id_: hold for id_, hold in self._ended.items() if id_ in scheduler.requests}
+        for request_id in tuple(self._undecided):
+            self._ask_again(scheduler.requests[request_id])
+        undecided = {scheduler.jobs[request_id] for request_id in self._undecided}
+        view.fetching = undecided.union(job for job in self._jobs() if not self.is_loaded(job))
+        pool = scheduler.kv_cache_manager.block_pool
+        view.total_blocks = pool.num_gpu_blocks - 1 - self._held_blocks()
+        view.blocks_coming_free = sum(
+            block.ref_cnt == 1 for _, blocks in scheduler.deferred_frees for block in blocks
+        )
+        self._report()
+
+    def loaded(self) -> list[Job]:
+        """The waiting jobs whose KV is there, in the order in which their loads began."""
+        return [job for job in self._jobs() if self.is_loaded(job)] if self._loads else []
+
+    def is_loaded(self, job: Job) -> bool:
+        """Whether nothing but seats and memory keeps a job that holds blocks from starting. O(1)."""
+        return self._scheduler.admission.not_ready(self._scheduler.requests[job.id]) is None
+
+    def _jobs(self) -> Iterable[Job]:
+        return (self._scheduler.jobs[request_id] for request_id in self._loads)
+
+    def _held_blocks(self) -> int:
+        if not (self._loads or self._ended):
+            return 0
+        holds = (*self._loads.values(), *self._ended.values())
+        return len({block for hold in holds for block in hold.blocks})
+
+    def _ask_again(self, request: Request) -> None:
+        """Ask for a request that was undecided, as vLLM does in every step: a policy is to know before it chooses."""
+        _, num_local, *_ = self._scheduler.kv_cache_manager.get_computed_blocks(request)
+        self._answer(request, num_local - num_local % self._scheduler.block_size)
+
+    def is_undecided(self, request: Request) -> bool:
+        """Whether the connector could not say, when it was last asked, what it holds of a waiting request. O(1)."""
+        return request.request_id in self._undecided
+
+    def loads_beside(self, request: Request) -> int:
+        """The tokens that a load beside the steps would bring, by the connector's answer in this step; 0 for none."""
+        tokens, is_beside = self.answers.get(request.request_id, (0, False))
+        return tokens or 0 if is_beside else 0
+
+    # ---- after a step ------------------------------------------------------------------------------
+
+    def filled(self) -> None:
+        """vLLM has filled a step: note the loads that began, forget those that are over. O(loads under way)."""
+        scheduler, held = self._scheduler, self._scheduler.kv_holding_waiting
+        if not (self._loads or held):
+            return
+        now_s, manager = scheduler.clock(), scheduler.kv_cache_manager
+        loads = {request.request_id: self._loads[request.request_id] for request in held.find(self._loads)}
+        for request in held:
+            if request.request_id not in loads:
+                loads[request.request_id] = _Hold(now_s, _blocks(manager, request))
+        self._loads = loads
+
+    def ended(self, request: Request) -> None:
+        """A request has ended; its blocks may be held until the connector is done with them."""
+        request_id = request.request_id
+        self._undecided.discard(request_id)
+        self._loads.pop(request_id, None)
+        if request_id in self._scheduler.requests:
+            manager = self._scheduler.kv_cache_manager
+            self._ended[request_id] = _Hold(self._scheduler.clock(), _blocks(manager, request))
+
+    def failed(self) -> None:
+        """Loads of running requests have failed: their jobs have as much computed as vLLM says now. O(residents)."""
+        for job in self._scheduler.ledger.residents:
+            computed = self._scheduler.requests[job.id].num_computed_tokens
+            job.recomputed_tokens += max(0, job.num_computed_tokens - computed)
+            job.num_computed_tokens = computed
+
+    # ---- what waits for the connector --------------------------------------------------------------
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether the connector holds blocks that will come free, or a loaded request that has not run does."""
+        pending: bool = self._scheduler.connector.has_pending_block_frees()
+        return pending or bool(self._loads or self._ended)
+
+    def _report(self) -> None:
+        """Tell of transfers that take too long, once of each: a request whose KV never comes waits for ever."""
+        now_s = self._scheduler.clock()
+        for what, holds in (("load", self._loads), ("read", self._ended)):
+            for request_id, hold in holds.items():
+                if now_s - hold.since_s < LATE_S:
+                    break  # those behind it began later
+                if not hold.told:
+                    hold.told = True
+                    self._scheduler.counters.late_transfers += 1
+                    logger.error(
+                        "the KV connector has not finished its %s for request %s after %.0f s; it holds %d KV blocks",
+                        *(what, request_id, now_s - hold.since_s, len(hold.blocks)),
+                    )
+
+
+def _blocks(manager: Any, request: Request) -> list[int]:
+    """The blocks that a request holds, of all groups of layers."""
+    return [block for group in manager.get_block_ids(request.request_id) for block in group]
+
+
+def transfers_of(scheduler: Any) -> Transfers | None:
+    """What follows a scheduler's KV connector; None without one, or where it is Headway's own."""
+    return Transfers(scheduler) if is_anothers(scheduler.vllm_config.kv_transfer_config) else None
+
+
+def is_anothers(kv_transfer_config: Any) -> bool:
+    """Whether a configuration starts a KV connector, and that is not Headway's own."""
+    return kv_transfer_config is not None and kv_transfer_config.kv_connector != CONNECTOR
