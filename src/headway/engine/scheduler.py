@@ -209,7 +209,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.settings.check:
             check_step(outcome, self)
         self._rescue.follow(outcome)
-        # A step that waits for copies or loads, or after which vLLM (from 0.33 on) makes no drafts, is not like the others.
+        # A step that waits for copies or loads, or after which vLLM (from 0.33 on) makes no drafts, is unlike others.
         unlike = (
             filled.output.has_sync_kv_loads
             or (self.swaps is not None and self.swaps.step_waits)
@@ -264,7 +264,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.transfers is not None and not plan.preempt:
             loaded = [job for job in self.transfers.loaded() if job not in plan.leave]
             if loaded:
-                plan.admit = [*loaded, *(job for job in plan.admit if job not in loaded)]
+                plan.admit = self._loaded_first(loaded, plan)
         return plan
 
     def _between_prefills(self) -> bool:
@@ -274,6 +274,17 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """
         interval: int = getattr(self, "local_prefill_interval", 1)
         return interval > 1 and self.num_executed_steps + 1 - self.last_prefill_step < interval
+
+    def _loaded_first(self, loaded: list[Job], plan: StepPlan) -> list[Job]:
+        """The jobs that a plan admits, behind those whose KV a connector has loaded.
+
+        One of these that does not fit yet ends admission, as in vLLM. A plan that pauses residents counts on the jobs
+        that it admits, so then such a one is left out.
+        """
+        others = [job for job in plan.admit if job not in loaded]
+        if len(plan.run) < len(self.ledger.residents):
+            loaded = [job for job in loaded if self.admission.misfit(self.requests[job.id]) is None]
+        return [*loaded, *others]
 
     def _may_defer_prefills(self) -> bool:
         """Whether vLLM defers prompts in a step for which that is asked: it has decodes and no backlog."""
