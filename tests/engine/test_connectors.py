@@ -102,7 +102,7 @@ def test_preset_vllm_decides_as_stock_beside_a_connector(
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("policy", PRESETS)
 def test_every_preset_serves_every_request_once_beside_a_connector(policy: str, asynchronous: bool) -> None:
-    for name, on_failure in (("mixed", "recompute"), ("failing", "fail"), ("pending", "recompute")):
+    for name, on_failure in (("mixed", "recompute"), ("failing", "fail")):
         config = config_of(
             SCRIPTS[name], asynchronous=asynchronous, on_failure=on_failure, enable_prefix_caching=True
         )
@@ -147,8 +147,8 @@ def test_preset_vllm_decides_as_stock_beside_vllms_own_offloading(asynchronous: 
     assert_empty(ours.scheduler)
 
 
-@pytest.mark.parametrize("policy", PRESETS)
-def test_every_preset_serves_every_request_beside_vllms_own_offloading(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["vllm-v0", "static", "sjf", "fastserve", "adaptivellm", "headway"])
+def test_presets_serve_every_request_beside_vllms_own_offloading(policy: str) -> None:
     script = stream(40, mean_gap_steps=1)
     build = headway_builder(policy=policy, check=True, batch_width=6)
     engine, _ = run(build, offloading_config(asynchronous=False), script, OffloadingEngine)

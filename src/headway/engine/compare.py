@@ -201,8 +201,7 @@ def _connectors_reason(request: Any, scheduler: Any) -> Reason | None:
         return None
     if scheduler.admission.not_ready(request) is Reason.REMOTE_KV:
         return Reason.REMOTE_KV
-    tokens, _ = scheduler.transfers.answers.get(request.request_id, (0, False))
-    return Reason.REMOTE_LOOKUP if tokens is None else None
+    return Reason.REMOTE_LOOKUP if scheduler.transfers.is_undecided(request) else None
 
 
 def _was_ready(job: Job, scheduler: Any) -> bool:

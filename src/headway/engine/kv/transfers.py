@@ -30,15 +30,14 @@ class _Hold:
 class Transfers:
     """Follows the KV that another's connector moves for a `PolicyScheduler`. It decides nothing about that KV.
 
-    The connector says how much of a request it holds when vLLM asks it. `answers` are those of the step being filled:
-    the tokens to load (None: not known yet), and whether they come beside the steps. A request that loads beside the
-    steps holds blocks and waits; vLLM keeps it in `kv_holding_waiting`. The job of such a request stays WAITING until
-    it runs. A request that ended while the connector reads or writes its blocks keeps them until the connector is done.
+    When vLLM asks, the connector says how much of a request it holds, if it knows by then, and whether that is loaded
+    beside the steps. A request that loads so holds blocks and waits in vLLM's `kv_holding_waiting`. Its job stays
+    WAITING until it runs. A request that ends while the connector reads or writes its blocks keeps them until that is done.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self.answers: dict[str, tuple[int | None, bool]] = {}
+        self._beside: dict[str, int] = {}
         self._undecided: set[str] = set()
         self._loads: dict[str, _Hold] = {}
         self._ended: dict[str, _Hold] = {}
@@ -48,8 +47,9 @@ class Transfers:
     def _answer(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
         """Pass vLLM's question on, and keep the connector's answer."""
         answer: tuple[int | None, bool] = self._ask(request, num_local_tokens)
-        self.answers[request.request_id] = answer
-        if answer[0] is None:
+        tokens, is_beside = answer
+        self._beside[request.request_id] = tokens or 0 if is_beside else 0
+        if tokens is None:
             self._undecided.add(request.request_id)
         else:
             self._undecided.discard(request.request_id)
@@ -63,7 +63,6 @@ class Transfers:
         Each request that the connector has not decided on costs a prefix lookup, here and not in vLLM's own loop.
         """
         scheduler, view = self._scheduler, self._scheduler.view
-        self.answers.clear()
         if self._ended:
             self._ended = {id_: hold for id_, hold in self._ended.items() if id_ in scheduler.requests}
         for request_id in tuple(self._undecided):
@@ -104,9 +103,8 @@ class Transfers:
         return request.request_id in self._undecided
 
     def loads_beside(self, request: Request) -> int:
-        """The tokens that a load beside the steps would bring, by the connector's answer in this step; 0 for none."""
-        tokens, is_beside = self.answers.get(request.request_id, (0, False))
-        return tokens or 0 if is_beside else 0
+        """The tokens that a load beside the steps would bring, by the connector's newest answer; 0 for none."""
+        return 0 if request.num_computed_tokens else self._beside.get(request.request_id, 0)
 
     # ---- after a step ------------------------------------------------------------------------------
 
@@ -126,6 +124,7 @@ class Transfers:
         """A request has ended; its blocks may be held until the connector is done with them."""
         request_id = request.request_id
         self._undecided.discard(request_id)
+        self._beside.pop(request_id, None)
         self._loads.pop(request_id, None)
         if request_id in self._scheduler.requests:
             manager = self._scheduler.kv_cache_manager
