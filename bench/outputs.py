@@ -330,8 +330,8 @@ def measure(name: str, presets: Sequence[Preset], count: int, adapters: Path) ->
     try:
         engine = _engine(feature, adapters)
     except Exception as error:
-        refusal = _known(feature, error)
-        yield from ((preset.name, refusal) for preset in presets)
+        unsupported = _known(feature, error)
+        yield from ((preset.name, unsupported) for preset in presets)
         return
     try:
         assert engine.depth == (feature.depth if is_cpu_build() else max(feature.depth, _GPU_DEPTH))

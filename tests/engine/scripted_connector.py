@@ -69,7 +69,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Orders(KVConnectorMetadata):
+class Orders(KVConnectorMetadata):  # type: ignore[misc]
     """What workers are told with a step: done when, and with which blocks invalid."""
 
     loads: dict[str, tuple[int, frozenset[int]]] = field(default_factory=dict)

@@ -32,7 +32,7 @@ class Transfers:
 
     When vLLM asks, the connector says how much of a request it holds, if it knows by then, and whether that is loaded
     beside the steps. A request that loads so holds blocks and waits in vLLM's `kv_holding_waiting`. Its job stays
-    WAITING until it runs. A request that ends while the connector reads or writes its blocks keeps them until that is done.
+    WAITING until it runs. A request that ends while the connector reads or writes its blocks keeps them until then.
     """
 
     def __init__(self, scheduler: Any) -> None:
