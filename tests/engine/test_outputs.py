@@ -46,13 +46,6 @@ def test_outputs_are_stocks_though_requests_pause_and_move_all_the_time() -> Non
 
 
 @pytest.mark.engine
-def test_outputs_are_stocks_beside_a_kv_connector() -> None:
-    cell = outputs(["headway"], ["connector-example"], 24)["headway"]["connector-example"]
-    assert passed(cell), cell
-    assert cell["identical"] == 24
-
-
-@pytest.mark.engine
 def test_what_vllm_itself_cannot_do_is_named() -> None:
     table = outputs(["vllm"], ["seeded-chunks"], 4)
     assert table == {"vllm": {"seeded-chunks": {"unsupported": "CPU Generator does not use offset"}}}
