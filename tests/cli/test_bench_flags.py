@@ -80,7 +80,6 @@ def test_a_trace_with_a_bad_line_names_it(bench: Refused, trace: Path) -> None:
 @pytest.mark.parametrize(
     ("vllm_flags", "complaint"),
     [
-        (["--scheduling-policy", "priority"], "--scheduling-policy is 'priority'; accepted: fcfs"),
         (["--port", "9"], "--port cannot be used under Headway"),
         (["--additional-config", "{"], "--additional-config '{' is not JSON"),
     ],

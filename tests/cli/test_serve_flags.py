@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headway.cli import serve
 from headway.cli.host_memory import host_memory
 from headway.cli.serve import check_address, introduction
 from headway.engine.demo_model import resolve_model
@@ -23,7 +24,7 @@ from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.presets import PRESETS
-from tests.cli.conftest import Refused
+from tests.cli.conftest import Headway, Refused
 
 ADDRESS = ("127.0.0.1", 8000)
 
@@ -100,13 +101,10 @@ def test_a_users_additional_config_is_merged(model: str) -> None:
         (["--scheduler-cls", "my.Scheduler"], "Headway is the scheduler"),
         (["--scheduler_cls=my.Scheduler"], "Headway is the scheduler"),
         (["--scheduler-c", "my.Scheduler"], "Headway is the scheduler"),
-        (["--scheduling-policy", "priority"], "accepted: fcfs"),
-        (["--scheduling_policy=priority"], "accepted: fcfs"),
         (["--port", "9000"], "give it before the `--`"),
         (["--host", "0.0.0.0"], "give it before the `--`"),
         (["--model", "x"], "first argument"),
         (["--no-enable-chunked-prefill"], "leave chunked prefill on"),
-        (["--runner", "pooling"], "accepted: generate"),
         (["stray"], "unexpected argument 'stray'"),
     ],
 )
@@ -183,6 +181,8 @@ def test_what_a_file_of_flags_may_not_say(
     "flags",
     [
         ["--scheduling-policy", "fcfs"],
+        ["--scheduling-policy", "priority"],
+        ["--runner", "pooling"],
         ["--runner", "auto"],
         ["--enable-chunked-prefill"],
         ["--hf-token", "x"],
@@ -439,3 +439,18 @@ def test_an_unknown_flag_before_the_dashes_is_a_usage_error(
 ) -> None:
     err = refused("serve", "demo", "--max-num-seqs", "4")
     assert "No such option" in err
+
+
+def test_strict_reaches_the_engine(headway: Headway, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[ServerCommand] = []
+
+    def run(made: ServerCommand, address: tuple[str, int]) -> int:
+        started.append(made)
+        return 0
+
+    monkeypatch.setattr(serve, "_run", run)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert headway("serve", "demo", "--policy", "sjf", "--strict", "--port", port).code == 0
+    assert headway_config(started[0]) == {"policy": "sjf", "strict": True}

@@ -40,6 +40,7 @@ def test_every_setting_can_be_given_as_json() -> None:
         "explain": 7,
         "records": "served.jsonl",
         "check": True,
+        "strict": True,
     }
     assert set(given) == {field.name for field in fields(EngineSettings)}
     settings = EngineSettings.from_additional_config(json.loads(json.dumps({"headway": given})))
@@ -58,7 +59,7 @@ def test_unknown_settings_are_all_named_with_the_accepted_ones() -> None:
     assert str(raised.value) == (
         "unknown polcy, zeal in additional_config.headway; accepted: policy, order, batching, eviction, "
         "leaving, slo_ttft_s, slo_tbt_s, batch_width, host_kv, predictor, "
-        "length_model, explain, records, check"
+        "length_model, explain, records, check, strict"
     )
 
 

@@ -226,10 +226,10 @@ def test_how_near_the_live_policy_simulated_has_to_be(
 def test_a_policy_that_breaks_costs_no_other_its_figures(
     run: tuple[list[Record], list[list[float]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaking(preset: Preset, cost: CostModel) -> Policy:
+    def breaking(preset: Preset, cost: CostModel, **options: Any) -> Policy:
         if preset.name == "edf":
             raise ZeroDivisionError("on purpose")
-        return build_policy(preset, cost)
+        return build_policy(preset, cost, **options)
 
     monkeypatch.setattr(shadow, "build_policy", breaking)
     report = shadow_report([fed(answer(*run))], ["edf", "sjf"], window_s=10.0)
@@ -299,9 +299,9 @@ def test_the_simulated_engine_has_the_cuda_graphs_of_the_real_one(
     # An older engine says nothing: two tokens for each of its six seats, as vLLM has it.
     seen: list[int] = []
 
-    def seeing(preset: Preset, cost: CostModel) -> Policy:
+    def seeing(preset: Preset, cost: CostModel, **options: Any) -> Policy:
         seen.append(cost.steps.graphed_tokens)  # type: ignore[attr-defined]
-        return build_policy(preset, cost)
+        return build_policy(preset, cost, **options)
 
     given = answer(*run)
     sizes = given["engine"]["limits"]

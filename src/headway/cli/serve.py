@@ -115,6 +115,14 @@ def serve(
             help="Ended requests that `headway explain` can still tell of (default: 500); 0: follow none.",
         ),
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse to start, in place of serving in stock order, if the policy fails the self-check on a vLLM "
+            "that Headway was not tested with.",
+        ),
+    ] = False,
     order: Annotated[str | None, typer.Option(metavar="PART", help="In place of the policy's order.")] = None,
     batching: Annotated[
         str | None, typer.Option(metavar="PART", help="In place of the policy's batching.")
@@ -211,6 +219,7 @@ def serve(
             length_model=None if length_model is None else str(length_model.absolute()),
             explain=KEPT_ENDED if explain is None else explain,
             records=None if records is None else str(records.absolute()),
+            strict=strict,
         )
 
     flags = GatewayFlags(

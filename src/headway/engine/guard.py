@@ -19,9 +19,9 @@ from headway.policies.presets import PRESETS, build_policy
 logger = logging.getLogger(__name__)
 
 
-def stock_policy() -> Policy:
-    """The policy an instance falls back to."""
-    return build_policy(PRESETS["vllm"])
+def stock_policy(*, priority_first: bool = False) -> Policy:
+    """The policy an instance falls back to: vLLM's own order, of arrival or by priority."""
+    return build_policy(PRESETS["vllm"], priority_first=priority_first)
 
 
 class GuardedPolicy:
@@ -35,9 +35,16 @@ class GuardedPolicy:
     """
 
     def __init__(
-        self, policy: Policy, ledger: Ledger, counters: Counters, steady: SteadyPlan | None = None
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        counters: Counters,
+        steady: SteadyPlan | None = None,
+        *,
+        priority_first: bool = False,
     ) -> None:
         self.policy = policy
+        self.priority_first = priority_first
         self._steady = steady
         self._trust: TrustWatch | None = TrustWatch(policy.order, counters)
         self._ledger = ledger
@@ -111,7 +118,8 @@ class GuardedPolicy:
     def fall_back(self, why: str, *, exc_info: bool = False) -> None:
         """Serve in stock order from now on, starting with the jobs that wait."""
         logger.error("%s; serving goes on in stock order", why, exc_info=exc_info)
-        self.policy, self.fell_back = stock_policy(), True
+        self.policy = stock_policy(priority_first=self.priority_first)
+        self.fell_back = True
         self._trust = self._steady = None
         queued = [*self._ledger.waiting.values(), *self._ledger.swapped.values()]
         by_arrival = sorted(queued, key=lambda job: (job.arrival_s, job.id))

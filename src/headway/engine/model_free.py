@@ -158,10 +158,14 @@ class ModelFreeEngine:
 
     def schedule(self) -> StepLog:
         """Schedule a step, which is then in flight."""
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(self.defers_prompts())
         self._in_flight.append((output, self.compute(output)))
         self.scheduler.get_grammar_bitmask(output)
         return StepLog(dict(output.num_scheduled_tokens), frozenset(output.preempted_req_ids or ()))
+
+    def defers_prompts(self) -> bool:
+        """Whether the step is one in which vLLM is asked to start no prompts."""
+        return False
 
     def drain(self) -> None:
         """Process what is in flight."""

@@ -1,13 +1,15 @@
 """What Headway changes in vLLM's processes, which uninstalling it undoes.
 
-A process that stock vLLM schedules gets two patches: hints are checked where requests arrive, and a configuration that
-names Headway's scheduler is noticed. Only with that scheduler do all others follow, here and in child processes.
+A process that stock vLLM schedules gets three patches: hints are checked in front ends, left alone in engines, and a
+configuration that names Headway's scheduler is noticed. Only with that scheduler do all others follow, here and in
+child processes.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from headway.core.hints import read_hints
@@ -88,12 +90,42 @@ def _check_connector(vllm_config: Any) -> None:
         vllm_config.kv_transfer_config = None
 
 
+_DECODING: ContextVar[bool] = ContextVar("headway_decoding", default=False)
+"""Whether a message from another process is being decoded."""
+
+
+def leaves_hints(decode: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave the hints of requests that another process sends to the scheduler, which ends a request with a bad one.
+
+    vLLM decodes requests in a thread that has no `try` around it: what raises there ends the engine. So a client of
+    vLLM's Rust front end, which knows no hints, could end it by one bad number.
+    """
+
+    def decode_message(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mark = _DECODING.set(True)
+        try:
+            return decode(self, *args, **kwargs)
+        finally:
+            _DECODING.reset(mark)
+
+    return decode_message
+
+
+def has_rust_front_end() -> bool:
+    """Whether requests come from vLLM's Rust front end, in which no Python runs."""
+    from vllm import envs
+
+    return bool(getattr(envs, "VLLM_USE_RUST_FRONTEND", False))
+
+
 def checks_hints(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Extend vLLM's own check of `vllm_xargs`, which runs before a request is queued."""
+    """Extend vLLM's own check of `vllm_xargs`, which runs as a front end makes a request's parameters."""
     from vllm.exceptions import VLLMValidationError
 
     def verify_extra_args(self: Any) -> None:
         check(self)
+        if _DECODING.get():
+            return
         try:
             read_hints(self.extra_args)
         except ConfigError as error:

@@ -25,8 +25,9 @@ from headway.engine.explainer import NOT_FOLLOWED
 from headway.engine.farewells import Farewells
 from headway.engine.following import Following
 from headway.engine.guard import GuardedPolicy
-from headway.engine.intake import take_in
+from headway.engine.intake import ArrivalClock, take_in
 from headway.engine.kv.transfers import transfers_of
+from headway.engine.lengths.in_engine import engine_lengths_of
 from headway.engine.outcomes import FilledStep, Outcomes
 from headway.engine.queue import WindowQueue
 from headway.engine.rescue import Rescue
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
     from headway.engine.kv.scheduler_side import KvSwaps
+    from headway.engine.lengths.in_engine import EngineLengths
 
 
 STATS_INTERVAL_S = 0.5
@@ -89,14 +91,17 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.cost = LearnedCost(
             steps=step_time_model(vllm_config), kv_tokens=kv_blocks * vllm_config.cache_config.block_size
         )
-        policy = build_policy(settings.preset(), self.cost)
+        priority_first = self.scheduler_config.policy == "priority"
+        policy = build_policy(settings.preset(), self.cost, priority_first=priority_first)
         steady = SteadyPlan() if self._one_token_at_a_time() else None
-        self.guard = GuardedPolicy(policy, self.ledger, self.counters, steady)
+        self.guard = GuardedPolicy(policy, self.ledger, self.counters, steady, priority_first=priority_first)
         self.waiting = WindowQueue()
         self.kv_holding_waiting = WindowQueue()
         self.admission = Admission(self)
         self.jobs: dict[str, Job] = {}
         self._default_slo = settings.default_slo()
+        self._arrivals = ArrivalClock()
+        self.lengths = engine_lengths_of(self)
         self.outcomes = Outcomes(self)
         self.following = Following(self)
         steps, explainer = self.cost.steps, self.following.explainer
@@ -170,6 +175,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._catch_up()
         started = time.perf_counter()
         now_s = self.clock()
+        if self.lengths is not None:
+            self._follow_predictions(self.lengths)
         self._settle(now_s)
         self.defers_prefills = (throttle_prefills or self._between_prefills()) and self._may_defer_prefills()
         plan = self._plan(self._look(now_s))
@@ -285,6 +292,14 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if len(plan.run) < len(self.ledger.residents):
             loaded = [job for job in loaded if self.admission.misfit(self.requests[job.id]) is None]
         return [*loaded, *others]
+
+    def _follow_predictions(self, lengths: EngineLengths) -> None:
+        """Let policies know of the lengths that were predicted beside the last steps."""
+        for request_id, estimate in lengths.made():
+            job = self.jobs.get(request_id)
+            if job is not None:
+                job.predicted_length = estimate
+                self.guard.touch(job)
 
     def _may_defer_prefills(self) -> bool:
         """Whether vLLM defers prompts in a step for which that is asked: it has decodes and no backlog."""
@@ -491,11 +506,14 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         super().add_request(request)
         now_s = self.clock()
         is_streamed = self._streamed_input.has_part(request)
-        job, refusal = take_in(request, self._default_slo, now_s, self.wall_clock(), is_streamed=is_streamed)
+        arrival_s = self._arrivals.arrival_s(request, now_s, self.wall_clock())
+        job, refusal = take_in(request, self._default_slo, arrival_s, is_streamed=is_streamed)
         self.jobs[job.id] = job
         self.following.arrived(job, now_s)
         if refusal is not None:
             self.dismiss(job.id, RequestStatus.FINISHED_ERROR, refusal)
+        elif self.lengths is not None:
+            self.lengths.arrived(request)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -561,7 +579,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if unseen:
             self.ledger.sampled(job, unseen, now_s)
         departure = self._departing.pop(job.id, None)
-        self.following.ended(job, self._outcome(request, departure), now_s)
+        outcome = self._outcome(request, departure)
+        if self.lengths is not None:
+            self.lengths.ended(job.id, job.num_output_tokens if outcome is Outcome.FINISHED else None)
+        self.following.ended(job, outcome, now_s)
 
     def _outcome(self, request: Request, departure: Departure | None) -> Outcome:
         if departure is not None:
@@ -588,9 +609,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         return NOT_FOLLOWED if explainer is None else explainer.answer(question, argument)
 
     def shutdown(self) -> None:
-        """Close the records after vLLM has shut down."""
+        """Close the records, and keep what was learned of lengths, after vLLM has shut down."""
         super().shutdown()
         self.following.close()
+        if self.lengths is not None:
+            self.lengths.close()
 
 
 class AsyncPolicyScheduler(PolicyScheduler, AsyncScheduler):  # type: ignore[misc]

@@ -30,7 +30,8 @@ class EngineSettings:
     what the API server predicts how long answers will be (see `length_predictor`), `length_model` in which file it
     keeps what it has learned. `explain` is how many ended requests can be explained (0: none, and nothing is followed).
     `records` is a JSONL file, one line for each request that ended. `check` verifies every plan
-    and the ledger after every step; for tests, as it costs O(live) a step.
+    and the ledger after every step; for tests, as it costs O(live) a step. `strict`: refuse to start, in place of
+    starting as preset `vllm`, if the self-check finds a fault of the policy on an untested vLLM.
     """
 
     policy: str = "vllm"
@@ -47,6 +48,7 @@ class EngineSettings:
     explain: int = KEPT_ENDED
     records: str | None = None
     check: bool = False
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_width is not None and self.batch_width < 1:

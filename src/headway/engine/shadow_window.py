@@ -123,6 +123,7 @@ def about(scheduler: Any) -> dict[str, Any]:
     return {
         "policy": guard.policy.name,
         "parts": parts,
+        "priority_first": guard.priority_first,
         "limits": {
             "num_blocks": scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1,
             "block_size": view.block_size,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from copy import copy
 from typing import Any
 
 import vllm
 
 from headway.engine.kv.host import CONNECTOR
 from headway.engine.kv.transfers import is_anothers
-from headway.engine.plugin import schedule_here
+from headway.engine.plugin import has_rust_front_end, schedule_here
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm_seams import (
     CONNECTORS,
@@ -26,15 +27,39 @@ from headway.policies.presets import build_policy
 
 logger = logging.getLogger(__name__)
 
+RUST_FRONT_END = (
+    "vLLM's Rust front end serves here (VLLM_USE_RUST_FRONTEND=1), which runs no Python. Hints in vllm_xargs are "
+    "read in the engine: a request with a bad one ends with an error, not with status 400. A policy that goes by "
+    "lengths has them predicted in the engine. An answer that ends on a stop string counts as cancelled, and teaches "
+    "no length. Not to be had: hints in headers, headway_* on /metrics, `headway explain` and `headway shadow`"
+)
+"""Said once, at the start of an engine."""
+
 
 def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Headway over the base that stock would have chosen; ConfigError or SeamError if it cannot work."""
+    """Headway over the base that stock would have chosen; ConfigError or SeamError if it cannot work.
+
+    Stock itself for a model whose steps no policy can order.
+    """
+    settings = EngineSettings.from_additional_config(vllm_config.additional_config)
+    preset = settings.preset()
+    unordered = served_by_stock(vllm_config)
+    if unordered is not None:
+        if getattr(vllm_config.kv_transfer_config, "kv_connector", None) == CONNECTOR:
+            raise ConfigError(f"--host-kv-gib: {unordered} swaps no KV; accepted: none")
+        logger.warning(
+            "%s is served in stock order: vLLM's own scheduler decides, policy %s and hints have no effect",
+            *(unordered, preset.name),
+        )
+        return stock_class(vllm_config)(vllm_config, *args, **kwargs)
     check_names()
     refuse_unsupported(vllm_config)
     schedule_here()
-    settings = EngineSettings.from_additional_config(vllm_config.additional_config)
-    preset = settings.preset()
-    check_decisions(vllm_config)
+    if not check_decisions(vllm_config, settings):
+        settings = serve_as_stock(vllm_config)
+        preset = settings.preset()
+    if has_rust_front_end():
+        logger.warning(RUST_FRONT_END)
     scheduler = scheduler_class(vllm_config)
     policy = build_policy(preset)
     transfer = vllm_config.kv_transfer_config
@@ -88,23 +113,65 @@ def check_names() -> None:
         )
 
 
-def check_decisions(vllm_config: Any) -> None:
-    """Pass a tested vLLM silently; try any other on a short script and warn; SeamError if it decides otherwise."""
+def check_decisions(vllm_config: Any, settings: EngineSettings) -> bool:
+    """Whether the policy can be served with this vLLM: a tested one is trusted, any other is tried and warned of.
+
+    SeamError if even preset `vllm` decides otherwise than stock, or if the policy fails and the settings are `strict`.
+    """
     differing = changed(SCHEDULING)
     if is_tested() and not differing:
-        return
+        return True
     try:
         from headway.engine.self_check import self_check
     except ImportError as error:
         raise SeamError(f"the self-check cannot run with vLLM {vllm.__version__}: {error}") from error
 
-    parity = self_check(vllm_config)
-    logger.warning(
-        "this vLLM is not the tested %s (changed: %s); a self-check of %d steps passed, serving with it",
-        ", ".join(sorted(TESTED)),
-        ", ".join(differing) or "nothing that Headway touches",
-        parity.steps,
+    verdict = self_check(vllm_config)
+    untested = (
+        f"vLLM {vllm.__version__} is not the tested {', '.join(sorted(TESTED))} "
+        f"(changed: {', '.join(differing) or 'nothing that Headway touches'})"
     )
+    if verdict.fault is None:
+        logger.warning(
+            "%s; a self-check of %d steps passed, serving with it. Checked: %s",
+            *(untested, verdict.steps, "; ".join(verdict.features)),
+        )
+        return True
+    fault = f"{untested}, and policy {settings.policy!r} fails the self-check {verdict.fault}"
+    if settings.strict:
+        raise SeamError(f"{fault}. Without --strict the server starts in stock order (preset 'vllm')")
+    logger.error(
+        "%s. Serving starts in stock order (preset 'vllm'), which passed; --strict refuses instead", fault
+    )
+    return False
+
+
+def serve_as_stock(vllm_config: Any) -> EngineSettings:
+    """Put preset `vllm` in place of the policy of a configuration; everything else stays."""
+    config = vllm_config.additional_config or {}
+    of_the_policy = {"policy", "order", "batching", "eviction", "leaving", "predictor", "length_model"}
+    kept = {name: value for name, value in config.get("headway", {}).items() if name not in of_the_policy}
+    vllm_config.additional_config = {**config, "headway": kept}
+    return EngineSettings.from_additional_config(vllm_config.additional_config)
+
+
+def served_by_stock(vllm_config: Any) -> str | None:
+    """What stock vLLM has to schedule here, since no policy can order its steps; None for models that generate text.
+
+    A pooling request ends with its prompt. An encoder-decoder model holds memory for inputs that plans do not count.
+    """
+    model_config = vllm_config.model_config
+    if model_config.runner_type == "pooling":
+        return "a pooling model"
+    return "an encoder-decoder model" if model_config.is_encoder_decoder else None
+
+
+def stock_class(vllm_config: Any) -> type[Any]:
+    """The scheduler that vLLM would have chosen."""
+    scheduler_config = copy(vllm_config.scheduler_config)
+    scheduler_config.scheduler_cls = None
+    stock: type[Any] = scheduler_config.get_scheduler_cls()
+    return stock
 
 
 def refuse_unsupported(vllm_config: Any) -> None:
@@ -113,8 +180,6 @@ def refuse_unsupported(vllm_config: Any) -> None:
     model_config = vllm_config.model_config
     transfer = vllm_config.kv_transfer_config
     refusals = {
-        f"--scheduling-policy {scheduler_config.policy}: use fcfs, and choose the order with Headway "
-        "(order 'priority' serves by request priority)": scheduler_config.policy != "fcfs",
         f"--kv-transfer-config: MultiConnector with {CONNECTOR} among its connectors. Give it the others alone, or use "
         "--host-kv-gib alone": transfer is not None
         and transfer.kv_connector != CONNECTOR
@@ -126,9 +191,7 @@ def refuse_unsupported(vllm_config: Any) -> None:
         ),
         "--no-enable-chunked-prefill: leave chunked prefill on; batching 'prefill-first' computes prompts "
         "whole": not scheduler_config.enable_chunked_prefill,
-        "--runner pooling: only generation is supported": model_config.runner_type == "pooling",
         "a diffusion model: only autoregressive generation is supported": model_config.is_diffusion,
-        "an encoder-decoder model: only decoder-only models are supported": model_config.is_encoder_decoder,
     }
     refused = [reason for reason, applies in refusals.items() if applies]
     if refused:

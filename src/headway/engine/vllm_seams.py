@@ -270,6 +270,12 @@ PATCHES = (
     ),
     Patch("vllm.exceptions:VLLMValidationError", "answers with status 400", HINTS),
     Patch(
+        "vllm.v1.serial_utils:MsgpackDecoder.decode",
+        "leaves hints to the scheduler",
+        HINTS,
+        by="headway.engine.plugin:leaves_hints",
+    ),
+    Patch(
         "vllm.v1.engine.async_llm:AsyncLLM.__init__",
         "opens the predictor",
         LENGTHS,

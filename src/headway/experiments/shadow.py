@@ -243,7 +243,7 @@ def _factory(engine: EngineFacts, policy: str | None) -> PolicyFactory:
         preset = find_preset(engine.policy, **msgspec.structs.asdict(engine.parts))
     else:
         preset = find_preset(policy)
-    return lambda cost: build_policy(preset, cost)
+    return lambda cost: build_policy(preset, cost, priority_first=engine.priority_first)
 
 
 def _requests(feed: Feed) -> tuple[list[TraceRequest], dict[str, LengthEstimate]]:

@@ -75,7 +75,7 @@ class Parts(msgspec.Struct, kw_only=True):
 
 class EngineFacts(msgspec.Struct, kw_only=True):
     """An engine's policy and sizes, and seconds of a copy of one block and of `copied_blocks`, out and in (0: none
-    was seen).
+    was seen). `priority_first`: it serves by vLLM's `--scheduling-policy priority`, whatever the policy.
     """
 
     policy: str
@@ -83,6 +83,7 @@ class EngineFacts(msgspec.Struct, kw_only=True):
     limits: EngineLimits
     copies_s: tuple[float, float, float, float]
     copied_blocks: int
+    priority_first: bool = False
 
 
 class Window(msgspec.Struct, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from types import NoneType
@@ -69,8 +69,13 @@ def _installed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
-def build_part(kind: str, spec: str, cost: CostModel | None) -> Any:
-    """The part that `name` or `name:setting=value,...` describes.
+def build_part(
+    kind: str,
+    spec: str,
+    cost: CostModel | None,
+    variant: Callable[[type[Any]], type[Any]] = lambda part: part,
+) -> Any:
+    """The part that `name` or `name:setting=value,...` describes, of the class that `variant` makes of its own.
 
     Raises ConfigError for an unknown name or setting, listing the accepted ones, and for a bad value.
     """
@@ -92,7 +97,7 @@ def build_part(kind: str, spec: str, cost: CostModel | None) -> Any:
         values[key] = _parse(f"{kind} {name!r}, {key}", text, accepted[key])
     if asks_for_costs(part):
         values["cost"] = cost
-    return part(**values)
+    return variant(part)(**values)
 
 
 def asks_for_costs(part: type[Any]) -> bool:

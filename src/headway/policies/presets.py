@@ -8,6 +8,7 @@ from typing import Any
 
 from headway.core.cost import CostModel
 from headway.errors import ConfigError
+from headway.policies.order.by_priority import by_priority
 from headway.policies.parts import asks_for_costs, build_part, find, known
 from headway.policies.policy import Policy
 
@@ -397,9 +398,12 @@ def find_preset(
     return replace(preset, **given) if given else preset  # type: ignore[arg-type]
 
 
-def build_policy(preset: Preset, cost: CostModel | None = None) -> Policy:
-    """A fresh policy from a row; ConfigError names the part or setting that is not accepted."""
-    order = build_part("order", preset.order, cost)
+def build_policy(preset: Preset, cost: CostModel | None = None, *, priority_first: bool = False) -> Policy:
+    """A fresh policy from a row; ConfigError names the part or setting that is not accepted.
+
+    With `priority_first` its order ranks jobs of one priority only (see `order/by_priority.py`).
+    """
+    order = build_part("order", preset.order, cost, *((by_priority,) if priority_first else ()))
     batching = build_part("batching", preset.batching, cost)
     eviction = build_part("eviction", preset.eviction, cost)
     leaving = tuple(build_part("leaving", rule, cost) for rule in preset.leaving)

@@ -26,12 +26,6 @@ REFUSED = {
 }
 """Flags of vLLM that Headway sets or cannot work with -> what to do instead."""
 
-ACCEPTED_VALUES = {
-    "--scheduling-policy": ("fcfs", "`--order priority` serves by request priority"),
-    "--runner": ("generate", "only generation is scheduled"),
-}
-"""Flag -> the one value that is accepted (besides vLLM's `auto`), and why or what to use instead."""
-
 _NUMBER = re.compile(r"-\d")
 
 
@@ -111,6 +105,3 @@ def _check(flag: VllmFlag) -> None:
     for refused, instead in REFUSED.items():
         if refused == name or (len(name) > len("--x") and refused.startswith(name)):
             raise ConfigError(f"{written} cannot be used under Headway: {instead}")
-    for limited, (accepted, why) in ACCEPTED_VALUES.items():
-        if limited == name and flag.values and flag.values[-1] not in (accepted, "auto"):
-            raise ConfigError(f"{limited} is {flag.values[-1]!r}; accepted: {accepted} ({why})")

@@ -23,18 +23,39 @@ def facts_of(
     and has no text where the server has no tokenizer. A request of no tenant has its LoRA adapter for one: that is
     another model, with lengths of its own.
     """
+    if not isinstance(prompt, dict) or prompt.get("type", "embeds") == "embeds":
+        return None
+    return facts_of_ids(
+        prompt.get("prompt_token_ids"),
+        params,
+        prefixes,
+        max_model_len=front_end.model_config.max_model_len,
+        tokenizer=front_end.renderer.tokenizer,
+        text=prompt.get("prompt"),
+        adapter=adapter,
+    )
+
+
+def facts_of_ids(
+    ids: Sequence[int] | None,
+    params: Any,
+    prefixes: SharedPrefix,
+    *,
+    max_model_len: int,
+    tokenizer: Any,
+    text: str | None = None,
+    adapter: str = "",
+) -> RequestFacts | None:
+    """The same facts of a prompt's token ids, and of its text if that is known."""
     from vllm.sampling_params import SamplingParams
 
-    if not isinstance(params, SamplingParams) or not isinstance(prompt, dict) or "type" not in prompt:
-        return None
-    ids = prompt.get("prompt_token_ids")
-    if not ids or prompt["type"] == "embeds":
+    if not isinstance(params, SamplingParams) or not ids:
         return None
     hints = read_hints(params.extra_args)
-    limit = hints.max_output_tokens or params.max_tokens or front_end.model_config.max_model_len - len(ids)
+    limit = hints.max_output_tokens or params.max_tokens or max_model_len - len(ids)
     if limit <= 1:
         return None
-    text = prompt.get("prompt") or _decoded(ids, front_end.renderer.tokenizer)
+    text = text or _decoded(ids, tokenizer)
     tenant = hints.tenant or adapter
     return prefixes.facts(text, num_prompt_tokens=len(ids), max_output_tokens=limit, tenant=tenant)
 

@@ -77,12 +77,10 @@ class Forecasts:
 
     async def arrive(self, facts: RequestFacts) -> Arrival:
         """The request with its prediction, which it waits for; without one where there is none to be had."""
-        if self._closed:
-            return Arrival(self, facts, None)
-        if self._thread is None:
-            return Arrival(self, facts, self._predict(facts))
+        if self._closed or self._thread is None:
+            return self.predicted(facts)
         if self._queued >= MAX_QUEUED:
-            self._metrics.refused(Refusal.BUSY)
+            self.refuse()
             return Arrival(self, facts, None)
         self._queued += 1
         try:
@@ -91,6 +89,14 @@ class Forecasts:
         finally:
             self._queued -= 1
         return Arrival(self, facts, estimate)
+
+    def predicted(self, facts: RequestFacts) -> Arrival:
+        """The request with its prediction, made on the calling thread."""
+        return Arrival(self, facts, None if self._closed else self._predict(facts))
+
+    def refuse(self) -> None:
+        """Count a request that gets no prediction, since too many wait for one."""
+        self._metrics.refused(Refusal.BUSY)
 
     def unpredicted(self, facts: RequestFacts) -> Arrival:
         """A request whose client says itself how long its answer will be: it teaches, and is not predicted."""

@@ -88,15 +88,18 @@ class LengthService:
             self._metrics.refitted()
 
 
-def open_service(vllm_config: Any, api_server: int) -> LengthService | None:
-    """What the settings ask for; None if they ask for nothing. Raises ConfigError as `wanted_predictor`."""
+def open_service(vllm_config: Any, number: int, learner: str = "API server") -> LengthService | None:
+    """What the settings ask for; None if they ask for nothing. Raises ConfigError as `wanted_predictor`.
+
+    `number` tells the processes that learn apart; `learner` names what they are.
+    """
     settings = EngineSettings.from_additional_config(vllm_config.additional_config)
     spec, predictor = settings.length_predictor(), wanted_predictor(settings)
     if spec is None or predictor is None:
         return None
     model_file = None if settings.length_model is None else Path(settings.length_model)
-    if api_server and model_file is not None:
+    if number and model_file is not None:
         logger.warning(
-            "API server %d learns lengths for itself; %s keeps those of the first one", api_server, model_file
+            "%s %d learns lengths for itself; %s keeps those of the first one", learner, number, model_file
         )
-    return LengthService(predictor, spec, api_server=api_server, save_to=None if api_server else model_file)
+    return LengthService(predictor, spec, api_server=number, save_to=None if number else model_file)

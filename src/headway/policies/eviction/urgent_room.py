@@ -32,11 +32,11 @@ def make_urgent_room(
     deadline to meet that is far enough; none that has had more tokens computed again than `max_recomputed` times those
     that it has, so harm is bounded. For one that nobody reads along with either, nobody with a target gives up blocks,
     which would have to be computed again, and so from job to job; only a worker slot. For the one that is overdue
-    anybody leaves. The lowest ranked go first, as many as it lacks blocks, or a worker slot, and no more;
-    none if all of them were not enough, if it is blocks that are coming free anyway, if it starts without, since the
-    prefix cache holds the rest of it, or if room is not what it waits for. Those `spared` stay. It starts in a later
-    step, when there is room, if it then still ranks first. O(log n) with room, O(residents) where none may leave, else
-    a memory check and a ranking.
+    anybody leaves. Where priority comes first, no resident of a better one leaves. The lowest ranked go first, as
+    many as it lacks blocks, or a worker slot, and no more; none if all of them were not enough, if it is blocks that
+    are coming free anyway, if it starts without, since the prefix cache holds the rest of it, or if room is not what it
+    waits for. Those `spared` stay. It starts in a later step, when there is room, if it then still ranks first.
+    O(log n) with room, O(residents) where none may leave, else a memory check and a ranking.
     """
     if not knows_late(order) or not view.waiting:
         return plan
@@ -51,6 +51,8 @@ def make_urgent_room(
         return plan
     staying = {*spared, *view.restoring}
     leavable = _leavable(view, order, newcomer, staying, max_recomputed) if view.ready(newcomer) else ()
+    if getattr(order, "by_priority", False):
+        leavable = [job for job in leavable if job.priority >= newcomer.priority]
     if not leavable:
         return plan
     lacking = Room(view.missing_blocks(newcomer), 1 - _free(view).slots)

@@ -1,0 +1,112 @@
+"""Answer lengths predicted in the engine's process, for a front end that predicts none.
+
+vLLM's Rust front end runs no Python, and a front end of another vLLM may lack what predictions need there. Reading a
+prompt and predicting from it takes milliseconds, so a thread does both beside the steps. Until the prediction is made
+the policy takes the request for one that nobody predicted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import BoundedSemaphore
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import Request
+
+from headway.core.hints import LENGTH
+from headway.core.length_estimate import LengthEstimate
+from headway.engine.lengths.facts import facts_of_ids
+from headway.engine.lengths.forecasts import MAX_QUEUED, Arrival
+from headway.engine.lengths.service import LengthService, open_service
+from headway.engine.plugin import has_rust_front_end
+from headway.engine.vllm_seams import LENGTHS, works
+
+if TYPE_CHECKING:
+    from headway.engine.scheduler import PolicyScheduler
+
+
+def engine_lengths_of(scheduler: PolicyScheduler) -> EngineLengths | None:
+    """Predictions for a scheduler's requests; None where its settings want none, or its front end makes them."""
+    if scheduler.settings.length_predictor() is None or (works(LENGTHS) and not has_rust_front_end()):
+        return None
+    index = scheduler.parallel_config.data_parallel_index
+    service = open_service(scheduler.vllm_config, index, learner="engine")
+    if service is None:
+        return None
+    tokenizer = getattr(scheduler.structured_output_manager, "tokenizer", None)
+    return EngineLengths(service, scheduler.max_model_len, tokenizer)
+
+
+class EngineLengths:
+    """One engine's predictions: a request goes in, its estimate comes out of `made`, its length teaches.
+
+    Everything runs on one thread, in turn. Requests beyond `MAX_QUEUED` that wait for the thread get no prediction.
+    """
+
+    def __init__(self, service: LengthService, max_model_len: int, tokenizer: Any) -> None:
+        self._service = service
+        self._max_model_len = max_model_len
+        self._tokenizer = tokenizer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="headway-engine-lengths")
+        self._room = BoundedSemaphore(MAX_QUEUED)
+        self._arrivals: dict[str, Future[Arrival | None]] = {}
+        self._made: deque[tuple[str, LengthEstimate]] = deque()
+
+    def arrived(self, request: Request) -> None:
+        """Have a request's length predicted, unless its client names one."""
+        if not self._room.acquire(blocking=False):
+            self._service.forecasts.refuse()
+            return
+        arriving = self._thread.submit(self._arrive, request)
+        arriving.add_done_callback(lambda _: self._room.release())
+        self._arrivals[request.request_id] = arriving
+
+    def made(self) -> Iterator[tuple[str, LengthEstimate]]:
+        """The predictions made since the last call, by request id."""
+        while self._made:
+            yield self._made.popleft()
+
+    def ended(self, request_id: str, output_tokens: int | None) -> None:
+        """A request is gone; `output_tokens` is its length if the answer came to its own end or its limit."""
+        arriving = self._arrivals.pop(request_id, None)
+        if arriving is None:
+            return
+        if output_tokens is None:
+            arriving.cancel()
+        else:
+            self._thread.submit(_teach, arriving, output_tokens)
+
+    def close(self) -> None:
+        """Finish what is under way, and save what was learned."""
+        self._thread.shutdown(wait=True)
+        self._service.close()
+
+    def _arrive(self, request: Request) -> Arrival | None:
+        forecasts = self._service.forecasts
+        params = request.sampling_params
+        facts = forecasts.read(
+            lambda: facts_of_ids(
+                request.prompt_token_ids,
+                params,
+                self._service.prefixes,
+                max_model_len=self._max_model_len,
+                tokenizer=self._tokenizer,
+                adapter=request.lora_request.lora_name if request.lora_request else "",
+            )
+        )
+        if facts is None:
+            return None
+        if LENGTH in (params.extra_args or {}):
+            return forecasts.unpredicted(facts)
+        arrival = forecasts.predicted(facts)
+        if arrival.estimate is not None:
+            self._made.append((request.request_id, arrival.estimate))
+        return arrival
+
+
+def _teach(arriving: Future[Arrival | None], output_tokens: int) -> None:
+    arrival = arriving.result()
+    if arrival is not None:
+        arrival.ended(output_tokens)
