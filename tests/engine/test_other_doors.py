@@ -184,6 +184,9 @@ class EngineBySocket:
         from vllm.v1.executor.abstract import Executor
 
         monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+        monkeypatch.setenv(
+            "VLLM_RUST_FRONTEND_PATH", "/not/started/here"
+        )  # vLLM looks for its program otherwise
         monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         self.records, self.lengths = folder / "served.jsonl", folder / "lengths.npz"
         settings = {

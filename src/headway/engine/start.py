@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 RUST_FRONT_END = (
     "vLLM's Rust front end serves here (VLLM_USE_RUST_FRONTEND=1), which runs no Python. Hints in vllm_xargs are "
-    "read in the engine: a request with a bad one ends with an error, not with status 400. A policy that goes by "
+    "read in the engine: a request with a bad one ends with status 500 in place of 400. A policy that goes by "
     "lengths has them predicted in the engine. An answer that ends on a stop string counts as cancelled, and teaches "
     "no length. Not to be had: hints in headers, headway_* on /metrics, `headway explain` and `headway shadow`"
 )
