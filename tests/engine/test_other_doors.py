@@ -24,6 +24,7 @@ from headway.engine.lengths import in_engine
 from headway.engine.lengths.forecasts import MAX_QUEUED
 from headway.engine.lengths.in_engine import EngineLengths
 from headway.engine.model_free import ScriptedRequest, engine_config, to_request
+from headway.engine.vllm_seams import LENGTHS, NOTICING, Feature
 from tests.engine.lengths.test_length_entry import ESTIMATE, Noting, Service
 from tests.engine.scripts import HearingEngine, scheduler, steps
 
@@ -161,13 +162,20 @@ def test_requests_that_would_wait_long_for_a_prediction_get_none(door: Door) -> 
 
 
 @pytest.mark.parametrize(
-    ("rust", "policy", "predicts"),
-    [(False, "predicted", False), (True, "predicted", True), (True, "sjf", False)],
+    ("rust", "left_out", "policy", "predicts"),
+    [
+        (False, None, "predicted", False),
+        (True, None, "predicted", True),
+        (True, None, "sjf", False),
+        (False, LENGTHS, "predicted", True),
+        (False, NOTICING, "predicted", True),
+    ],
 )
 def test_the_engine_predicts_where_its_front_end_does_not(
-    monkeypatch: pytest.MonkeyPatch, rust: bool, policy: str, predicts: bool
+    monkeypatch: pytest.MonkeyPatch, rust: bool, left_out: Feature | None, policy: str, predicts: bool
 ) -> None:
     monkeypatch.setattr(in_engine, "has_rust_front_end", lambda: rust)
+    monkeypatch.setattr(in_engine, "works", lambda feature: feature is not left_out)
     built = scheduler(policy=policy)
     assert (built.lengths is not None) == predicts
     built.shutdown()

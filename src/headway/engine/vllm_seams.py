@@ -62,16 +62,16 @@ class Patch:
 SCHEDULING = Feature("its scheduler", "Headway's scheduler does not start.")
 NOTICING = Feature(
     "what it adds to the front end",
-    "No length is predicted, a stream that a policy ended before its first token closes without a reason, and an "
-    "answer that ended on a stop string counts as cancelled.",
+    "Lengths are predicted in the engine, a stream that a policy ended before its first token closes without a reason, "
+    "and an answer that ended on a stop string counts as cancelled.",
 )
 HINTS = Feature(
     "the check of hints where requests arrive",
     "A request with a bad hint in vllm_xargs fails in the engine, with status 500 instead of 400.",
 )
 LENGTHS = Feature(
-    "predicted answer lengths",
-    "Policies that go by lengths know only those that clients send as headway_length.",
+    "lengths predicted in the front end",
+    "The engine predicts them beside its steps, so a request is queued before its length is known.",
 )
 ENDINGS = Feature(
     "the reason at the end of a stream without tokens",

@@ -21,7 +21,7 @@ from headway.engine.lengths.facts import facts_of_ids
 from headway.engine.lengths.forecasts import MAX_QUEUED, Arrival
 from headway.engine.lengths.service import LengthService, open_service
 from headway.engine.plugin import has_rust_front_end
-from headway.engine.vllm_seams import LENGTHS, works
+from headway.engine.vllm_seams import LENGTHS, NOTICING, works
 
 if TYPE_CHECKING:
     from headway.engine.scheduler import PolicyScheduler
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 def engine_lengths_of(scheduler: PolicyScheduler) -> EngineLengths | None:
     """Predictions for a scheduler's requests; None where its settings want none, or its front end makes them."""
-    if scheduler.settings.length_predictor() is None or (works(LENGTHS) and not has_rust_front_end()):
+    if scheduler.settings.length_predictor() is None:
+        return None
+    if not has_rust_front_end() and works(NOTICING) and works(LENGTHS):
         return None
     index = scheduler.parallel_config.data_parallel_index
     service = open_service(scheduler.vllm_config, index, learner="engine")
