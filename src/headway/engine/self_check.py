@@ -37,7 +37,7 @@ from headway.engine.model_free import (
 )
 from headway.errors import SeamError
 
-_REQUESTS = 32
+_REQUESTS = 24
 _NUM_BLOCKS = 40
 _MAX_STEPS = 2_000
 _COPY_STEPS = 2
@@ -84,7 +84,7 @@ class Verdict:
 
 
 def features_in_use(vllm_config: Any) -> list[Feature]:
-    """Plain requests, and each feature of the configuration that changes what a scheduler decides."""
+    """Plain requests, each feature of the configuration that changes what a scheduler decides, and these together."""
     found = [Feature("plain requests")]
     if vllm_config.lora_config is not None:
         limit = vllm_config.lora_config.max_loras
@@ -98,6 +98,16 @@ def features_in_use(vllm_config: Any) -> list[Feature]:
     interval = getattr(vllm_config.scheduler_config, "prefill_schedule_interval", 1)
     if interval > 1:
         found.append(Feature(f"prompts deferred (--prefill-schedule-interval {interval})", interval=interval))
+    if len(found) > 2:
+        found.append(
+            Feature(
+                "all of these together",
+                adapters=max(feature.adapters for feature in found),
+                drafts=max(feature.drafts for feature in found),
+                images=any(feature.images for feature in found),
+                interval=interval,
+            )
+        )
     transfer = vllm_config.kv_transfer_config
     if transfer is not None and transfer.kv_connector == CONNECTOR:
         found.append(Feature("KV swapped to host memory (--host-kv-gib)", host_kv=True))
@@ -256,11 +266,18 @@ def _fault(feature: Feature, vllm_config: Any, script: Sequence[ScriptedRequest]
 def _engine(feature: Feature, build: Callable[..., Any], vllm_config: Any) -> CheckedEngine:
     """A fresh engine over a copy of the configuration.
 
-    The copy has no connector but where KV is swapped: those of others reach beyond this process. It reads no media, so
-    that no media processor is loaded; the engine gives the scheduler an encoder where media are tried.
+    The copy turns on what the feature is, so that a fault has its name. It has no connector but where KV is swapped:
+    those of others reach beyond this process. It reads no media, so that no media processor is loaded; the engine gives
+    the scheduler an encoder where media are tried.
     """
     config = copy.deepcopy(vllm_config)
     config.model_config.multimodal_config = None
+    if not feature.adapters:
+        config.lora_config = None
+    if not feature.drafts:
+        config.speculative_config = None
+    if feature.interval == 1:
+        config.scheduler_config.prefill_schedule_interval = 1
     if not feature.host_kv:
         config.kv_transfer_config = None
     scheduler = make_scheduler(build, config, _NUM_BLOCKS)
