@@ -30,6 +30,16 @@ def test_pools() -> None:
     assert layout.presets == {"lp": "ascendra-lp", "hp": "ascendra-hp"}
 
 
+def test_prefill_and_decode_serve_one_policy() -> None:
+    layout = read_layout(pools="prefill=1,decode=2", join=["prefill=http://a:1"])
+    assert [place.name for place in layout.places] == ["prefill-0", "decode-0", "decode-1", "prefill-1"]
+    assert layout.router == "prefill-decode"
+    assert layout.presets == {"prefill": "vllm", "decode": "vllm"}
+    assert read_layout(pools="prefill=1", join=["decode=http://a:1"], policy="headway").presets == {
+        "prefill": "headway"
+    }
+
+
 def test_servers_that_are_there_already() -> None:
     alike = read_layout(join=["http://a:1", "http://b:1?x=1"])
     assert [place.name for place in alike.places] == ["0", "1"]
@@ -90,6 +100,22 @@ def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
         ({"pools": "lp=1", "join": ["http://a"]}, "some instances are in a pool and some are not"),
         ({"instances": 1, "router": "nope"}, "unknown router 'nope'; accepted: "),
         ({"instances": 1, "router": "ascendra"}, "router 'ascendra' tells pools apart, and there are none"),
+        (
+            {"pools": "prefill=1"},
+            "pools are prefill; accepted: prefill and decode together, and no other pool",
+        ),
+        ({"pools": "prefill=1,decode=1,lp=1"}, "pools are decode, lp, prefill; accepted"),
+        ({"join": ["decode=http://a"]}, "pools are decode; accepted"),
+        ({"pools": "prefill=1,decode=1", "policy": "ascendra"}, "policy 'ascendra' serves pools"),
+        (
+            {"pools": "prefill=1,decode=1", "router": "cache-aware"},
+            "router is 'cache-aware' with the pools prefill and decode; accepted: router 'prefill-decode'",
+        ),
+        (
+            {"pools": "lp=1,hp=1", "router": "prefill-decode"},
+            "router is 'prefill-decode' with other instances; accepted: --pools prefill=1,decode=1",
+        ),
+        ({"instances": 2, "router": "prefill-decode"}, "accepted: --pools prefill=1,decode=1"),
         ({"instances": 1, "tickets": False}, "--no-tickets with router 'cache-aware'; accepted"),
         (
             {"pools": "lp=1", "router": "round-robin", "tickets": False},

@@ -176,9 +176,15 @@ def test_which_pages_may_ask_is_what_vllm_is_told(model: str, tmp_path: Path) ->
 
 def test_moving_between_pools_needs_two(model: str) -> None:
     assert site(model, pools="lp=2,hp=1", rebalance=True).rebalances
-    for flags in ({"instances": 3}, {"pools": "lp=3"}):
+    connector = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
+    for flags in ({"instances": 3}, {"pools": "lp=3"}, {"pools": "prefill=2,decode=1"}):
         with pytest.raises(ConfigError, match="--rebalance moves instances between pools"):
-            site(model, rebalance=True, **flags)
+            site(model, *connector, rebalance=True, **flags)
+
+
+def test_shadows_know_of_one_stage(model: str) -> None:
+    with pytest.raises(ConfigError, match="take the two stages of a request for two requests"):
+        site(None, join=("prefill=http://a:1", "decode=http://b:1"), shadow="sjf")
 
 
 def test_shadows_need_requests_that_are_followed(model: str) -> None:

@@ -206,6 +206,7 @@ def test_pools_give_the_same_bytes_on_any_number_of_processes_and_count_each_req
         ({"hardware": "abacus"}, "hardware 'abacus' is not known; accepted: "),
         ({"model": "parrot"}, "model 'parrot' is not known; accepted: "),
         ({"router": "dice"}, "unknown router 'dice'; accepted: round-robin"),
+        ({"router": "prefill-decode"}, "which the simulator cannot; accepted: round-robin"),
         ({"grid": Grid(policies=("vllm", "nope"))}, "unknown policy 'nope'; accepted: vllm, "),
         ({"parts": Parts(order="nope")}, "unknown order 'nope'; accepted: "),
         ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),

@@ -64,6 +64,8 @@ class Upstream:
     echo_status: int = 202
     echo_after_s: float = 0.0
     models_there: list[str] = field(default_factory=lambda: ["small"])
+    transfer: dict[str, Any] | None = None
+    """What the answer to a prompt that is computed for a decode instance says of its KV."""
     explanations: dict[str, dict[str, Any]] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     running: int = 0
@@ -233,6 +235,8 @@ class Turn:
         said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
         choice = {"index": 0, **said, "finish_reason": finish, "stop_reason": stop}
         body = {**self.head, "choices": [choice], "usage": self._usage(len(ids))}
+        if (self.body.get("kv_transfer_params") or {}).get("do_remote_decode"):
+            body["kv_transfer_params"] = self.upstream.transfer
         self.response = web.Response(body=_json(body), content_type="application/json")
 
     async def refuse(self, status: int, body: bytes, **headers: str) -> None:

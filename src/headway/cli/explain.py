@@ -62,9 +62,11 @@ def _tell(answer: dict[str, Any]) -> None:
     """What the gateway saw, if there is one, and each engine's account."""
     if seen := answer.get("gateway"):
         where = ", then ".join(seen["instances"]) or "no instance"
+        prefill_s = seen.get("prefill_s")
+        prompt = "" if prefill_s is None else f"prompt {_seconds(prefill_s)}, "
         typer.echo(
-            f"at the gateway: {seen['outcome']}, sent to {where}; first token {_seconds(seen['ttft_s'])} and end "
-            f"{_seconds(seen['lasted_s'])} after it came\n"
+            f"at the gateway: {seen['outcome']}, sent to {where}; {prompt}first token {_seconds(seen['ttft_s'])} and "
+            f"end {_seconds(seen['lasted_s'])} after it came\n"
         )
     for one in answer["requests"]:
         if instance := one.get("instance"):

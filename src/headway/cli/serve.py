@@ -43,6 +43,9 @@ Several instances behind one address (the page is at /dashboard):
 
   headway serve --join lp=http://10.0.0.2:8000 --join hp=http://10.0.0.3:8000
 
+  headway serve ./model --policy headway --pools prefill=1,decode=1 -- --kv-transfer-config \
+    '{"kv_connector": "NixlConnector"}'
+
 `headway policies` lists the policies and their parts. `--policy vllm` is stock vLLM's order.
 Every flag after `--` is vLLM's own, for every instance. Instances that are launched here have cores
 (or GPUs) of their own, and are launched again if they end.
@@ -71,7 +74,9 @@ def serve(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Row of the preset table (default: vllm; with --pools: ascendra)."),
+        typer.Option(
+            metavar="NAME", help="Row of the preset table (default: vllm; with --pools lp=N,hp=M: ascendra)."
+        ),
     ] = None,
     slo_ttft: Annotated[
         float | None,
@@ -142,12 +147,19 @@ def serve(
         ),
     ] = None,
     instances: Annotated[int | None, _gateway("N", "Instances to launch, all alike.")] = None,
-    pools: Annotated[str | None, _gateway("lp=N,hp=M", "Instances to launch in each pool.")] = None,
+    pools: Annotated[
+        str | None,
+        _gateway("POOL=N,...", "Instances to launch in each pool: lp=2,hp=1, or prefill=1,decode=1."),
+    ] = None,
     join: Annotated[
         list[str] | None, _gateway("[POOL=]URL", "A server that is there already; repeatable.")
     ] = None,
     router: Annotated[
-        str | None, _gateway("NAME", "Who gets which request (default: cache-aware; with pools: ascendra).")
+        str | None,
+        _gateway(
+            "NAME",
+            "Which instance gets a request (default: cache-aware; ascendra or prefill-decode, as the pools are).",
+        ),
     ] = None,
     tickets: Annotated[
         bool,
@@ -247,7 +259,7 @@ def serve(
     if hand_off_threshold is not None and leaving:
         raise ConfigError("--hand-off-threshold and --leaving are given; accepted: one of the two")
     if hand_off_threshold is not None:
-        _check_hands_off(policy or ("ascendra" if pools else "vllm"), hand_off_threshold)
+        _check_hands_off(policy or _default_policy(pools), hand_off_threshold)
     if flags.want_gateway:
         raise typer.Exit(_serve_several(model, policy, settings, words, flags, (host, port)))
     flags.check_none_given()
@@ -256,6 +268,12 @@ def serve(
     if policy in POOLED:
         raise ConfigError(f"policy {policy!r} serves pools; accepted with it: --pools lp=2,hp=1")
     raise typer.Exit(_serve_one(model, settings(policy or "vllm"), words, (host, port)))
+
+
+def _default_policy(pools: str | None) -> str:
+    from headway.routing.pools import STAGES, parse_pools
+
+    return "ascendra" if pools and not STAGES & parse_pools(pools).keys() else "vllm"
 
 
 def _check_hands_off(policy: str, threshold: float) -> None:

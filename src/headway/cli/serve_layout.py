@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from headway.errors import ConfigError
 from headway.policies.presets import POOLED
-from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, build_router
-from headway.routing.pools import PoolSizes, instance_name, parse_pools
+from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, STAGE_ROUTER, build_router
+from headway.routing.pools import DECODE, PREFILL, STAGES, PoolSizes, instance_name, parse_pools
 
 NO_POOL = ""
 NO_TICKET_ROUTER = "ascendra-no-ticket"
@@ -64,18 +64,21 @@ def read_layout(
     _check_urls(joined)
     pooled = pools is not None or any(pool for pool, _ in joined)
     sizes: PoolSizes = {NO_POOL: instances} if instances is not None else parse_pools(pools) if pools else {}
-    _check_pools(pooled, [*sizes, *(pool for pool, _ in joined)])
+    given = {*sizes, *(pool for pool, _ in joined)}
+    _check_pools(pooled, given)
+    staged = bool(given & STAGES)
+    by_urgency = pooled and not staged
     if policy is not None and not sizes:
         raise ConfigError(
             f"--policy is {policy!r}, but no instance is started here; joined servers keep the policy they were "
             "started with. Accepted: --policy with --instances or --pools"
         )
-    name = policy or (POOLED_POLICY if pooled else POLICY)
+    name = policy or (POOLED_POLICY if by_urgency else POLICY)
     return Layout(
         tuple(_places(sizes, joined)),
         name,
-        _presets(name, sizes, pooled=pooled),
-        _router(router, pooled=pooled, tickets=tickets),
+        _presets(name, sizes, pooled=by_urgency),
+        _router(router, pooled=pooled, staged=staged, tickets=tickets),
     )
 
 
@@ -96,12 +99,16 @@ def _check_urls(joined: Sequence[tuple[str, str]]) -> None:
             raise ConfigError(f"--join names {url} twice; accepted: each server once")
 
 
-def _check_pools(pooled: bool, given: Iterable[str]) -> None:
-    """Raise ConfigError where some instances are in a pool and some are in none."""
+def _check_pools(pooled: bool, given: Set[str]) -> None:
+    """Raise ConfigError where some instances are in a pool and some are in none, or where a stage has no instances."""
     if pooled and NO_POOL in given:
         raise ConfigError(
             "some instances are in a pool and some are not; accepted: a pool for each (--pools, --join POOL=URL), or "
             "for none (--instances, --join URL)"
+        )
+    if given & STAGES and given != STAGES:
+        raise ConfigError(
+            f"pools are {', '.join(sorted(given))}; accepted: {PREFILL} and {DECODE} together, and no other pool"
         )
 
 
@@ -125,13 +132,17 @@ def _presets(policy: str, sizes: PoolSizes, *, pooled: bool) -> Mapping[str, str
     return {pool: POOLED[policy][pool] for pool in sizes}
 
 
-def _router(router: str | None, *, pooled: bool, tickets: bool) -> str:
-    chosen = router or (POOL_ROUTER if pooled else DEFAULT_ROUTER)
+def _router(router: str | None, *, pooled: bool, staged: bool, tickets: bool) -> str:
+    chosen = router or (STAGE_ROUTER if staged else POOL_ROUTER if pooled else DEFAULT_ROUTER)
     if not tickets:
         if chosen != POOL_ROUTER:
             raise ConfigError(f"--no-tickets with router {chosen!r}; accepted: with router {POOL_ROUTER}")
         chosen = NO_TICKET_ROUTER
     build_router(chosen)
+    if staged != (chosen == STAGE_ROUTER):
+        needed = f"router {STAGE_ROUTER!r}" if staged else f"--pools {PREFILL}=1,{DECODE}=1"
+        pools = "the pools prefill and decode" if staged else "other instances"
+        raise ConfigError(f"router is {chosen!r} with {pools}; accepted: {needed}")
     if not pooled and chosen in (POOL_ROUTER, NO_TICKET_ROUTER):
         raise ConfigError(
             f"router {chosen!r} tells pools apart, and there are none; accepted with it: --pools"

@@ -30,6 +30,7 @@ from headway.gateway.keys import Keys, read_keys
 from headway.gateway.options import MIB, Cors, GatewayOptions
 from headway.policies.presets import find_preset, known_presets
 from headway.predict.length_choice import NONE
+from headway.routing.pools import STAGES
 
 VLLM_KEY = "VLLM_API_KEY"
 """vLLM's own: a server that was given a key wants it from the gateway too."""
@@ -170,7 +171,7 @@ def _local(asked: Request, layout: Layout, port: int) -> LocalInstances:
     # Under vllm, which has no rules of its own, a part is there only if the user named it.
     named = asked.settings(POLICY)
     for pool in settings:
-        if pool and any(getattr(named, part) is not None for part in _PARTS):
+        if pool not in ("", *STAGES) and any(getattr(named, part) is not None for part in _PARTS):
             raise ConfigError(
                 "--order, --batching, --eviction or --leaving with --pools: each pool has parts of its own; accepted: "
                 "a --policy made for pools, as `headway policies` lists them"
@@ -247,6 +248,11 @@ def _shadows(asked: Request, flags: GatewayFlags, layout: Layout) -> tuple[str, 
     found = parse_policies(flags.shadow, "--shadow")
     for name in found:
         find_preset(name)
+    if any(place.pool in STAGES for place in layout.places):
+        raise ConfigError(
+            "--shadow with the pools prefill and decode: a shadow would take the two stages of a request for two "
+            "requests; accepted: --shadow with other instances"
+        )
     if layout.launched and not asked.settings(POLICY).explain:
         raise ConfigError(
             "--shadow with --explain 0: shadows are told of followed requests; accepted: --explain N"
@@ -255,8 +261,6 @@ def _shadows(asked: Request, flags: GatewayFlags, layout: Layout) -> tuple[str, 
 
 
 def _rebalances(flags: GatewayFlags, layout: Layout) -> bool:
-    if flags.rebalance and len(layout.presets) < 2:
-        raise ConfigError(
-            "--rebalance moves instances between pools; accepted with --pools of two pools or more"
-        )
+    if flags.rebalance and (len(layout.presets) < 2 or layout.presets.keys() & STAGES):
+        raise ConfigError("--rebalance moves instances between pools; accepted with --pools lp=N,hp=M")
     return flags.rebalance

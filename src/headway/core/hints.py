@@ -21,6 +21,8 @@ LENGTH = "headway_length"
 """By this a client, or whoever predicts for it, says how long the answer will be."""
 _LENGTH_ENDS = ("headway_length_low", "headway_length_high")
 """What one answer in ten stays below, and one in ten exceeds."""
+OF_ANSWERS = frozenset({TBT, MAX_OUTPUT_TOKENS, LENGTH, *_LENGTH_ENDS})
+"""Hints about the tokens after the first."""
 MAY_MOVE = "headway_may_move"
 """True where somebody stands in front who would send the request to another instance; else it is never handed off."""
 MAX_TENANT_CHARACTERS = 128

@@ -27,7 +27,7 @@ from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.predict.length_choice import DEFAULT_PREDICTOR, NONE
 from headway.results import RunMeta
-from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, build_router
+from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, ROUTERS, STAGE_ROUTER, build_router
 from headway.routing.pools import PoolSizes
 from headway.sim.kv_tier import KvTier
 from headway.sim.simulation import System
@@ -158,9 +158,9 @@ def set_up(wish: Wish) -> Setup:
     """
     instances = _instances(wish)
     check_policies(wish.grid.policies, wish.parts, wish.pools)
-    build_router(wish.router)
     pool_router = _pool_router(wish)
-    build_router(pool_router)
+    for router in (wish.router, pool_router):
+        _check_router(router)
     model = model_shape(wish.model)
     costs = calibration(wish.hardware, model, wish.sizes.tp, wish.sizes.pp)
     system = System(
@@ -187,6 +187,15 @@ def set_up(wish: Wish) -> Setup:
         pool_router=pool_router,
     )
     return Setup(wish, scenario, facts, model.context_tokens)
+
+
+def _check_router(name: str) -> None:
+    build_router(name)
+    if name == STAGE_ROUTER:
+        accepted = ", ".join(each for each in ROUTERS if each != STAGE_ROUTER)
+        raise ConfigError(
+            f"router {name!r} parts prefill and decode, which the simulator cannot; accepted: {accepted}"
+        )
 
 
 def _pool_router(wish: Wish) -> str:

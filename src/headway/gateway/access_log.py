@@ -34,6 +34,8 @@ class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     instance: str = ""
     moves: int = 0
     resumes: int = 0
+    prefill: str = ""
+    prefill_ms: float | None = None
     reason: str = ""
 
 
@@ -65,6 +67,8 @@ class AccessLog:
             instance=entry.instance,
             moves=entry.moves,
             resumes=entry.resumes,
+            prefill=entry.prefill or "",
+            prefill_ms=None if entry.prefill_s is None else _ms(entry.prefill_s),
             reason=reason,
         )
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import ceil
 from typing import NamedTuple
 
@@ -14,6 +15,17 @@ from headway.gateway.histogram import Histogram
 
 _RECENT_TTFTS = 512
 _NO_TARGETS_LABEL = "none"
+
+
+class Prefill(StrEnum):
+    """Where the prompt of a request is computed, if the gateway parts prefill and decode."""
+
+    APART = "apart"
+    """At a prefill instance."""
+    FAILED = "failed"
+    """At the decode instance, since the prefill instance or the transfer of the KV failed."""
+    NONE = "none"
+    """At the decode instance: the request has no such stage, or no prefill instance is ready and takes it."""
 
 
 class ClassKey(NamedTuple):
@@ -64,7 +76,10 @@ class ClassAccount:
 
 @dataclass(slots=True)
 class InstanceAccount:
-    """What an instance has: `waiting` of the `in_flight` have no token yet."""
+    """What an instance has: `waiting` of the `in_flight` have no token yet.
+
+    `recent_ttfts_s` are arrivals to first tokens; of a prefill instance, arrivals to the ends of prompts.
+    """
 
     in_flight: int = 0
     waiting: int = 0
@@ -94,7 +109,8 @@ class Entry:
 
     `tenant` is the name that the request or its API key gave; its class in `key` may be a broader one.
     `instance` is where it is, empty while it waits at the door; `places` are all those it was sent to, in order.
-    `tokens` counts output tokens, or events where the instance does not tell tokens.
+    `tokens` counts output tokens, or events where the instance does not tell tokens. `prefill` is None where prefill
+    and decode are not parted, `prefilled_s` when a prefill instance had computed the prompt.
     """
 
     id: str
@@ -106,6 +122,8 @@ class Entry:
     instance: str = ""
     first_s: float | None = None
     last_s: float | None = None
+    prefill: Prefill | None = None
+    prefilled_s: float | None = None
     tokens: int = 0
     moves: int = 0
     resumes: int = 0
@@ -119,6 +137,11 @@ class Entry:
     def ttft_s(self) -> float | None:
         """Arrival to first token, as the client saw it."""
         return None if self.first_s is None else self.first_s - self.arrival_s
+
+    @property
+    def prefill_s(self) -> float | None:
+        """Arrival to the prompt's end at its prefill instance."""
+        return None if self.prefilled_s is None else self.prefilled_s - self.arrival_s
 
     @property
     def tbt_s(self) -> float | None:

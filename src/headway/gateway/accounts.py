@@ -13,6 +13,7 @@ from headway.gateway.account_rows import (
     ClassKey,
     Entry,
     InstanceAccount,
+    Prefill,
     RefusalNote,
     Totals,
     add_totals,
@@ -58,6 +59,7 @@ class Accounts:
         self.classes_left_out = 0
         self.resumed = 0
         self.retried = 0
+        self.prefills: Counter[Prefill] = Counter()
         self._classes_of: Counter[str] = Counter()
         self._left_out: set[ClassKey] = set()
 
@@ -83,6 +85,14 @@ class Accounts:
         there = self.at(instance)
         there.in_flight += 1
         there.waiting += entry.first_s is None
+
+    def prefill_ended(self, entry: Entry, prefill: Prefill, now_s: float) -> None:
+        """Where its prompt was computed; told twice (APART, then FAILED) if its KV did not reach a decode instance."""
+        self.prefills[prefill] += 1
+        entry.prefill = prefill
+        entry.prefilled_s = now_s if prefill is Prefill.APART else None
+        if prefill is Prefill.APART:
+            self.at(entry.instance).recent_ttfts_s.append(now_s - entry.arrival_s)
 
     def hand_off(self, entry: Entry, target: str) -> None:
         """Its instance gave it up unstarted; `target` gets it next, the same one again if no other takes it.

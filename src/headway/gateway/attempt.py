@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -43,7 +43,7 @@ class Ending:
     """How, and why for people.
 
     `garbage`: the instance spoke, but not as one does; `refused`: it does not take it; `fell`: it broke off or
-    failed with the request, which may have brought that about.
+    failed with the request, which may have brought that about. `body`: the answer, if it was kept.
     """
 
     end: End
@@ -53,6 +53,7 @@ class Ending:
     refused: bool = False
     fell: bool = False
     fault: Fault | None = None
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,8 @@ class Attempt:
         self, call: Call, events: Events, *, stream: bool, read_whole: Callable[[bytes], Whole]
     ) -> Ending:
         """Send it once. `stream`: whether events were asked for; `read_whole` reads an answer in one piece."""
-        try:
-            response = await self._send(call)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return _broken(error)
-        try:
-            if response.status >= FIRST_SERVER_FAULT:
-                return await self._fault(response)
+
+        async def pass_on(response: aiohttp.ClientResponse) -> Ending:
             if response.headers.get("content-type", "").encode().startswith(EVENT_STREAM):
                 if not stream:
                     return Ending(End.BROKEN, "a stream of events, which nobody asked for", garbage=True)
@@ -113,6 +109,31 @@ class Attempt:
             if self._client.began:
                 return await self._no_continuation(response)
             return await self._whole(response, read_whole)
+
+        return await self._ask(call, pass_on)
+
+    async def keep(self, call: Call, read_whole: Callable[[bytes], Whole]) -> Ending:
+        """Send it once, and keep the answer, which is in one piece, from the client: see `Ending.body`."""
+
+        async def judge(response: aiohttp.ClientResponse) -> Ending:
+            body = await self._read(response)
+            if response.status != _OK:
+                return Ending(End.REFUSED, f"HTTP {response.status}", refused=True)
+            found = _judged(body, read_whole)
+            return found if isinstance(found, Ending) else Ending(End.PASSED, body=body)
+
+        return await self._ask(call, judge)
+
+    async def _ask(self, call: Call, take: Callable[[aiohttp.ClientResponse], Awaitable[Ending]]) -> Ending:
+        """Send it once, and `take` the answer unless it is an error of the instance's own."""
+        try:
+            response = await self._send(call)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _broken(error)
+        try:
+            if response.status >= FIRST_SERVER_FAULT:
+                return await self._fault(response)
+            return await take(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return _broken(error)
         except UpstreamError as error:
@@ -157,12 +178,10 @@ class Attempt:
         """An answer in one piece: read, judged, passed on."""
         body = await self._read(response)
         served = response.status == _OK
-        if served and not body.lstrip().startswith(b"{"):
-            return Ending(End.BROKEN, f"an answer that is no JSON object: {body[:80]!r}", garbage=True)
         if served:
-            found = read_whole(body)
-            if found.halt is not None:
-                return _left(found.halt)
+            found = _judged(body, read_whole)
+            if isinstance(found, Ending):
+                return found
             self._on_tokens(found.tokens)
         await self._client.begin(response.status, _sized(client_headers(response), body))
         await self._client.end(body)
@@ -234,6 +253,14 @@ async def _drained(response: aiohttp.ClientResponse) -> None:
         async with asyncio.timeout(_BODY_END_S):
             while await response.content.readany():
                 pass
+
+
+def _judged(body: bytes, read_whole: Callable[[bytes], Whole]) -> Whole | Ending:
+    """What an answer in one piece says, or how its attempt ended if it is none."""
+    if not body.lstrip().startswith(b"{"):
+        return Ending(End.BROKEN, f"an answer that is no JSON object: {body[:80]!r}", garbage=True)
+    found = read_whole(body)
+    return found if found.halt is None else _left(found.halt)
 
 
 def _left(halt: Halt) -> Ending:

@@ -34,13 +34,19 @@ _DECIMALS = 6
 
 
 class Seen(msgspec.Struct, kw_only=True):
-    """What the gateway saw of a request. Times are seconds since it came, `at` is when that was, since 1970."""
+    """What the gateway saw of a request. Times are seconds since it came, `at` is when that was, since 1970.
+
+    `prefill` is where its prompt was computed (`Prefill`), None where prefill and decode are not parted; `prefill_s`
+    is when a prefill instance had computed it.
+    """
 
     id: str
     at: float
     outcome: str
     met: bool | None
     instances: list[str]
+    prefill: str | None
+    prefill_s: float | None
     ttft_s: float | None
     tbt_s: float | None
     lasted_s: float
@@ -115,6 +121,8 @@ class Explaining:
             outcome=outcome,
             met=None if entry.outcome is None else entry.met,
             instances=list(entry.places),
+            prefill=entry.prefill,
+            prefill_s=_rounded(entry.prefill_s),
             ttft_s=_rounded(entry.ttft_s),
             tbt_s=_rounded(entry.tbt_s),
             lasted_s=round(lasted_s, _DECIMALS),

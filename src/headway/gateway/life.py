@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from headway.core.hint_headers import PRIORITY_HEADER
 from headway.core.job import Job
 from headway.core.plan import Departure
 from headway.core.record import Outcome
+from headway.core.slo import Slo
 from headway.errors import UpstreamError
+from headway.gateway.account_rows import Prefill
 from headway.gateway.accounts import Entry
 from headway.gateway.ask import Ask
 from headway.gateway.attempt import Attempt, Call, End, Ending
@@ -23,11 +27,19 @@ from headway.gateway.events import DONE, Events, Whole, whole_of
 from headway.gateway.instances.member import Member
 from headway.gateway.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.named_events import NamedEvents, named_whole
+from headway.gateway.prefill import (
+    has_prompt_stage,
+    prompt_alone,
+    prompt_targets,
+    read_transfer,
+    with_transfer,
+)
 from headway.gateway.refusal import Refusal, closing, error_event, message_of
 from headway.gateway.resumable import resumable
 from headway.gateway.resume import Continuation, continue_from, half_a_character
 from headway.gateway.resumed_events import ResumedEvents
 from headway.gateway.turnstile import Visit
+from headway.routing.prefill_decode import PrefillDecode, for_prompts
 
 if TYPE_CHECKING:
     from headway.gateway.serving import Serving
@@ -54,6 +66,7 @@ class Life:
     _events: Events | None = None
     _attempt: Attempt | None = None
     _continuation: Continuation | None = None
+    _transfer: msgspec.Raw | None = None
     _may_move: bool = True
     _started: bool = False
     _routed: bool = False
@@ -63,10 +76,13 @@ class Life:
         """See the class."""
         await self._enter()
         self._attempt = Attempt(self.serving.session, self.client, self.interrupt, self._tokens)
+        if isinstance(self.serving.router, PrefillDecode):
+            await self._prefill(self.serving.router)
         tried: list[str] = []
         name = self._route(tried)
         while True:
-            ending = await self._ask_for_it(name)
+            transferred, ending = self._transfer is not None, await self._at(name, self._ask_for_it)
+            self._transfer = None
             if ending.end is End.PASSED:
                 return Outcome.FINISHED, ""
             if ending.end is End.REFUSED:
@@ -75,9 +91,14 @@ class Life:
             if ending.end is End.LEFT:
                 name = self._after_departure(name, ending)
                 continue
+            self._tell_fleet(name, ending)
+            if transferred and not self.client.began:
+                # The transfer may be what failed, so this was no try: the next instance computes the prompt.
+                self._prefill_ended(Prefill.FAILED)
+                name = self._route(tried)
+                continue
             tried.append(name)
             self._fell += ending.fell
-            self._tell_fleet(name, ending)
             await self.client.end_event()
             if self._has_all_tokens():
                 return await self._finish()
@@ -110,6 +131,44 @@ class Life:
         if self._visit is not None:
             self.serving.turnstile.leave(self._visit)
 
+    # ---- the prompt, at a prefill instance ------------------------------------------------------------------------
+
+    async def _prefill(self, router: PrefillDecode) -> None:
+        """Have the prompt computed where prompts are. Where that fails, the decode instance computes it.
+
+        Raises Refusal (429) if a policy ended it there, WaitCut as every wait.
+        """
+        serving = self.serving
+        names = for_prompts(serving.fleet.names()) if has_prompt_stage(self.ask) else ()
+        if not names:
+            self._prefill_ended(Prefill.NONE)
+            return
+        name = router.prefill(self.job, serving.with_room(names, self.ask.answers))
+        try:
+            ending = await self._at(name, self._ask_for_prompt)
+        finally:
+            router.prefilled(self.job)
+        if ending.end is End.LEFT and ending.departure is not Departure.HAND_OFF:
+            raise self._unserved(ending)
+        if ending.end is End.BROKEN:
+            self._tell_fleet(name, ending)
+        ended = {End.PASSED: Prefill.APART, End.REFUSED: Prefill.NONE}
+        self._prefill_ended(ended.get(ending.end, Prefill.FAILED))
+
+    def _prefill_ended(self, prefill: Prefill) -> None:
+        self.serving.accounts.prefill_ended(self.entry, prefill, self.serving.clock())
+
+    async def _ask_for_prompt(self, member: Member) -> Ending:
+        """Send the prompt to a prefill instance, and keep the answer."""
+        assert self._attempt is not None
+        ask, left = prompt_alone(self.ask), prompt_targets(self._left())
+        call = self._call(member, ask, self._hints(member, left, may_move=False))
+        _, read_whole = self._readers(member, Departure.SHED, ids=False)
+        ending = await self._attempt.keep(call, read_whole)
+        if ending.end is End.PASSED:
+            self._transfer = read_transfer(ending.body)
+        return ending
+
     # ---- where to -------------------------------------------------------------------------------------------------
 
     def _names(self) -> Sequence[str]:
@@ -127,17 +186,7 @@ class Life:
         serving = self.serving
         moves_left = self.entry.moves < serving.options.max_moves
         if ending.departure is not Departure.HAND_OFF or not moves_left:
-            expired = ending.departure is Departure.EXPIRED
-            begun = (
-                "it was begun" if self.ask.one_answer else f"all of its {self.ask.answers} answers were begun"
-            )
-            refusal = serving.turnstile.overloaded(
-                str(ending.departure or Departure.SHED),
-                f"its time ran out before {begun}" if expired else "too much is waiting; try again later",
-            )
-            if expired:
-                refusal.outcome = Outcome.EXPIRED
-            raise refusal
+            raise self._unserved(ending)
         self._may_move = False
         target = serving.router.hand_off(self.job, self._names())
         if target is None and name not in self._names():
@@ -145,6 +194,18 @@ class Life:
         target = target or name
         serving.accounts.hand_off(self.entry, target)
         return target
+
+    def _unserved(self, ending: Ending) -> Refusal:
+        """HTTP 429: a policy ended it unstarted."""
+        expired = ending.departure is Departure.EXPIRED
+        begun = "it was begun" if self.ask.one_answer else f"all of its {self.ask.answers} answers were begun"
+        refusal = self.serving.turnstile.overloaded(
+            str(ending.departure or Departure.SHED),
+            f"its time ran out before {begun}" if expired else "too much is waiting; try again later",
+        )
+        if expired:
+            refusal.outcome = Outcome.EXPIRED
+        return refusal
 
     async def _retry(self, tried: list[str], ending: Ending) -> str:
         """Another instance for a request of which nothing has come; empty if the client got the instance's error."""
@@ -224,24 +285,18 @@ class Life:
 
     # ---- one attempt ----------------------------------------------------------------------------------------------
 
-    async def _ask_for_it(self, name: str) -> Ending:
-        """Send it to an instance, and pass on what comes back."""
+    async def _at(self, name: str, send: Callable[[Member], Awaitable[Ending]]) -> Ending:
+        """Be at an instance for as long as `send` takes, or until the instance is lost."""
         serving = self.serving
         try:
             member = serving.fleet.member(name)
         except KeyError:
             return Ending(End.BROKEN, f"{name} is no longer there")
         serving.accounts.place(self.entry, name)
-        if self.ask.is_stored:
-            serving.stored.keep(self.ask.request_id, name, self.ask.tenant)
         member.in_flight += self.ask.answers
-        attempt = self._attempt
-        assert attempt is not None
         try:
             with serving.losses.cutting(name, serving.fleet.lost(name), self.interrupt):
-                await self._drop_half_a_character(member)
-                call, self._events, read_whole = self._call(member)
-                ending = await attempt.run(call, self._events, stream=self.ask.stream, read_whole=read_whole)
+                ending = await send(member)
         except UpstreamError as error:
             return Ending(End.BROKEN, str(error))
         except WaitCut as cut:
@@ -253,6 +308,28 @@ class Life:
         member.served += ending.end in (End.PASSED, End.REFUSED)
         return ending
 
+    async def _ask_for_it(self, member: Member) -> Ending:
+        """Send it to an instance, and pass on what comes back."""
+        serving, attempt = self.serving, self._attempt
+        assert attempt is not None
+        if self.ask.is_stored:
+            serving.stored.keep(self.ask.request_id, member.name, self.ask.tenant)
+        await self._drop_half_a_character(member)
+        ids = member.facts.is_vllm and serving.options.resume and resumable(self.ask)
+        ask, left, rest, may_move = self.ask, self._left(), self._continuation, False
+        if rest is not None:
+            ask = rest.rest()
+            left = replace(left, ttft_s=ask.slo.ttft_s)
+        else:
+            may_move = self._may_move and self.job.may_move and serving.router.hands_off
+            if self._transfer is not None:
+                ask = with_transfer(ask, self._transfer)
+        # Why a policy ended it nobody says: what may move is handed off, and the last to take it sheds it.
+        unserved = Departure.HAND_OFF if may_move else Departure.SHED
+        self._events, read_whole = self._readers(member, unserved, ids=ids)
+        call = self._call(member, ask, self._hints(member, left, may_move=may_move), ids=ids)
+        return await attempt.run(call, self._events, stream=self.ask.stream, read_whole=read_whole)
+
     async def _drop_half_a_character(self, member: Member) -> None:
         """What goes on here begins with a whole character. Raises UpstreamError if the instance does not tell."""
         rest = self._continuation
@@ -260,34 +337,33 @@ class Life:
             dropped = await self.interrupt.wait(half_a_character(self.serving.session, member.url, rest))
             self._continuation = rest.without(dropped)
 
-    def _call(self, member: Member) -> tuple[Call, Events, Callable[[bytes], Whole]]:
-        """What this instance is sent, and how its events are read, or its answer in one piece."""
-        serving, ask, rest = self.serving, self.ask, self._continuation
-        facts = member.facts
-        spent_s = serving.clock() - self.entry.arrival_s
-        left = ask.slo.after(spent_s)
-        ids = facts.is_vllm and serving.options.resume and resumable(ask)
-        may_move = self._may_move and self.job.may_move and serving.router.hands_off and rest is None
-        events: Events
-        read_whole: Callable[[bytes], Whole] = whole_of
-        if rest is not None:
-            ask, events = rest.rest(), ResumedEvents(continuation=rest)
-            left = replace(left, ttft_s=ask.slo.ttft_s)
-        elif ask.api.named_events:
-            # Why a policy ended it nobody says: what may move is handed off, and the last to take it sheds it.
-            reason = Departure.HAND_OFF if may_move else Departure.SHED
-            unserved = reason if facts.is_headway else None
-            events, read_whole = NamedEvents(left=unserved), partial(named_whole, left=unserved)
-        else:
-            events = PassedEvents(with_ids=ids, hide_ids=not ask.wants_ids)
-        hints = ask.hints(left, may_move=may_move) if facts.is_headway else None
-        body = ask.body(hints=hints, request_id=facts.is_vllm, ids=ids)
+    def _left(self) -> Slo:
+        """What is left of its targets."""
+        return self.ask.slo.after(self.serving.clock() - self.entry.arrival_s)
+
+    def _hints(self, member: Member, left: Slo, *, may_move: bool) -> dict[str, Any] | None:
+        return self.ask.hints(left, may_move=may_move) if member.facts.is_headway else None
+
+    def _readers(
+        self, member: Member, unserved: Departure, *, ids: bool
+    ) -> tuple[Events, Callable[[bytes], Whole]]:
+        """How its events are read, or its answer in one piece; `unserved`: what an answer without a token means."""
+        if self._continuation is not None:
+            return ResumedEvents(continuation=self._continuation), whole_of
+        if self.ask.api.named_events:
+            left = unserved if member.facts.is_headway else None
+            return NamedEvents(left=left), partial(named_whole, left=left)
+        return PassedEvents(with_ids=ids, hide_ids=not self.ask.wants_ids), whole_of
+
+    def _call(self, member: Member, ask: Ask, hints: dict[str, Any] | None, *, ids: bool = False) -> Call:
+        """What an instance is sent."""
+        body = ask.body(hints=hints, request_id=member.facts.is_vllm, ids=ids)
         headers = upstream_headers(
-            self.headers, with_key=serving.passes_key(member), request_id=self.client.request_id
+            self.headers, with_key=self.serving.passes_key(member), request_id=self.client.request_id
         )
         if ask.priority is not None and not ask.api.takes_priority:
             headers.append((PRIORITY_HEADER, str(ask.priority)))
-        return Call(root_of(member.url) + ask.path, headers, body), events, read_whole
+        return Call(root_of(member.url) + ask.path, headers, body)
 
     def _tell_fleet(self, name: str, ending: Ending) -> None:
         if ending.garbage:

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from headway.gateway.account_rows import Prefill
 from headway.gateway.accounts import Accounts, ClassAccount, ClassKey
 from headway.gateway.histogram import Histogram
 from headway.gateway.instances.fleet import Fleet
@@ -101,7 +102,12 @@ class GatewayMetrics(Collector):
         resumed.add_metric((), accounts.resumed)
         retried = _counter("retried", "Requests sent again since their instance broke unheard", ())
         retried.add_metric((), accounts.retried)
-        yield from (moves, refused, resumed, retried)
+        prefills = _counter(
+            "prefills", "Requests of parted prefill and decode, by where prompts were computed", ("result",)
+        )
+        for result in Prefill:
+            prefills.add_metric((result,), accounts.prefills[result])
+        yield from (moves, refused, resumed, retried, prefills)
 
     def _instances(self) -> Iterator[Metric]:
         labels = ("name", "pool")  # `instance` is Prometheus's own label, for what it scrapes

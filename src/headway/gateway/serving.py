@@ -26,10 +26,12 @@ from headway.gateway.refusal import Refusal, closing, error_event, no_instance
 from headway.gateway.stored_responses import StoredResponses
 from headway.gateway.turnstile import Turnstile
 from headway.routing import Router
+from headway.routing.prefill_decode import PrefillDecode, for_answers
 
 _LOG = logging.getLogger(__name__)
 
 _NO_LIMIT_TOKENS = 2**31 - 1
+_BAD_REQUEST = 400
 
 
 class Serving:
@@ -80,6 +82,7 @@ class Serving:
             outcome, reason = await life.run()
         except Refusal as refusal:
             outcome, reason = refusal.outcome, refusal.message
+            life.rejected = refusal.status == _BAD_REQUEST
             await self.refuse(client, refusal, entry.slo, entry.key.tenant)
         except WaitCut as cut:
             outcome, reason = await self._cut_short(life, cut.reason)
@@ -152,7 +155,7 @@ class Serving:
 
     def able(self, response_id: str | None) -> Sequence[str]:
         """The instances that may be asked for what builds upon a response: the one that has it, if that is known."""
-        names = self.fleet.names()
+        names = self._answering()
         home = None if response_id is None else self.stored.place_of(response_id)
         if home is None or all(member.name != home for member in self.fleet.members):
             return names
@@ -166,9 +169,14 @@ class Serving:
             raise no_instance("the instance that has the response is not ready") if others else no_instance()
         return names
 
+    def _answering(self) -> Sequence[str]:
+        """The instances that may be asked for answers: not those for prompts alone, as long as there are others."""
+        names = self.fleet.names()
+        return for_answers(names) if isinstance(self.router, PrefillDecode) else names
+
     def _places(self) -> int | None:
         limit = self.options.max_in_flight
-        return None if limit is None else limit * len(self.fleet.names())
+        return None if limit is None else limit * len(self._answering())
 
     def _job(self, ask: Ask, arrival_s: float) -> Job:
         """The request as routers see it. Clients may use a name twice, so it has a number of its own."""

@@ -12,6 +12,7 @@ from headway.routing.ascendra import Ascendra
 from headway.routing.cache_aware import CacheAware
 from headway.routing.least_work import LeastWork
 from headway.routing.power_of_two import PowerOfTwo
+from headway.routing.prefill_decode import PrefillDecode
 from headway.routing.round_robin import RoundRobin
 
 
@@ -56,10 +57,13 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "ascendra": Ascendra,
     "ascendra-no-ticket": partial(Ascendra, tickets=False),
     "ascendra-revoke": partial(Ascendra, revoke=True),
+    "prefill-decode": PrefillDecode,
 }
 """The routers a flag can name."""
 DEFAULT_ROUTER, POOL_ROUTER = "cache-aware", "ascendra"
 """Of equal instances, and of pools, where none is named: served, simulated and planned alike."""
+STAGE_ROUTER = "prefill-decode"
+"""Of the pools `prefill` and `decode`. Only the gateway has two stages; the simulator refuses it."""
 
 
 def build_router(name: str) -> Router:

@@ -29,13 +29,14 @@ class CacheAware(StaysPut):
     So a conversation stays where it was as long as no other instance has so much less to do that computing its
     beginning again costs less than waiting. What many prompts begin with is soon wherever there is room for them. Of
     equals, the instance that was sent least so far. Prompts count until their first token is out (without streaming:
-    to the end). O(instances x log blocks + blocks) a job, blocks of 512 tokens. Source: the cost of an instance as
+    to the end). `answers`: whether jobs have answers that count as work, or prompts alone.
+    O(instances x log blocks + blocks) a job, blocks of 512 tokens. Source: the cost of an instance as
     Preble's (Srivatsa et al. 2024) and Dynamo's routers have it; weights by measurement (adr/0029).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers: bool = True) -> None:
         self._work = OutstandingWork(
-            answer_weight=ANSWER_WEIGHT, guesses=GUESSES, guessed_tokens=GUESSED_TOKENS
+            answer_weight=ANSWER_WEIGHT if answers else 0.0, guesses=GUESSES, guessed_tokens=GUESSED_TOKENS
         )
         self._sent: defaultdict[str, SentPrefixes] = defaultdict(SentPrefixes)
         self._live = LiveBlocks()

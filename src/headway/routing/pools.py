@@ -12,6 +12,9 @@ PoolSizes = Mapping[str, int]
 
 LP, HP = "lp", "hp"
 """Ascendra's pools: low and high priority."""
+PREFILL, DECODE = "prefill", "decode"
+"""Pools of instances that compute prompts, and that go on from the KV of those prompts."""
+STAGES = frozenset({PREFILL, DECODE})
 
 _POOL = re.compile(r"[a-z][a-z0-9]*")
 _ACCEPTED = "POOL=COUNT,... with names of small letters and digits and counts of 1 or more, as lp=2,hp=1"

@@ -12,6 +12,7 @@ from headway.engine.kv.host import HostKv
 from headway.engine.launching.core_binding import CORES_VARIABLE, Binding, Workers
 from headway.engine.launching.instances_command import (
     HOST,
+    NIXL_PORT_VARIABLE,
     InstancesPlan,
     LocalInstances,
     bind_instances,
@@ -54,6 +55,56 @@ def test_each_instance_has_its_pools_policy_and_files_of_its_own(plan: Instances
     for command in (low, high):
         assert value(command.arguments, "--max-num-seqs") == "8"
         assert value(command.arguments, "--host") == HOST
+
+
+def two_stages(folder: Path, *flags: str) -> InstancesPlan:
+    return InstancesPlan(str(folder), dict.fromkeys(("prefill", "decode"), EngineSettings()), flags)
+
+
+def transfer_config(plan: InstancesPlan, pool: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        value(plan.command(f"{pool}-0", pool).arguments, "--kv-transfer-config")
+    )
+    return found
+
+
+def test_a_stage_is_the_connectors_role(tmp_path: Path) -> None:
+    own = '{"kv_connector": "NixlConnector", "kv_connector_extra_config": {"x": 1}}'
+    plan = two_stages(tmp_path, "--kv-transfer-config", own, "--max-num-seqs", "8")
+    assert transfer_config(plan, "prefill") == {**json.loads(own), "kv_role": "kv_producer"}
+    decode = {"kv_role": "kv_consumer", "kv_load_failure_policy": "recompute"}
+    assert transfer_config(plan, "decode") == {**json.loads(own), **decode}
+    assert value(plan.command("decode-0", "decode").arguments, "--max-num-seqs") == "8"
+    named = two_stages(tmp_path, '--kv_transfer_config={"kv_connector": "A", "kv_role": "kv_both"}')
+    assert {transfer_config(named, pool)["kv_role"] for pool in ("prefill", "decode")} == {"kv_both"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ((), "pools prefill and decode need a KV connector between them"),
+        (("--kv-transfer-config", "[]"), "accepted: one JSON object"),
+        (("--kv-transfer-config", "{"), "accepted: one JSON object"),
+        (
+            ("--kv-transfer-config", '{"kv_connector": "MooncakeConnector"}'),
+            "MooncakeConnector wants more of a gateway",
+        ),
+    ],
+)
+def test_stages_need_a_connector_between_them(tmp_path: Path, flags: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        two_stages(tmp_path, *flags).command("prefill-0", "prefill")
+
+
+def test_instances_of_two_stages_listen_on_ports_of_their_own(
+    tmp_path: Path, plan: InstancesPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(NIXL_PORT_VARIABLE, raising=False)
+    stages = two_stages(tmp_path, "--data-parallel-size", "2")
+    assert [stages.environment(index)[NIXL_PORT_VARIABLE] for index in range(3)] == ["5600", "5602", "5604"]
+    monkeypatch.setenv(NIXL_PORT_VARIABLE, "7000")
+    assert stages.environment(1)[NIXL_PORT_VARIABLE] == "7002"
+    assert plan.environment(1) == {}
 
 
 def test_the_gateways_health_checks_are_not_logged_unless_the_user_says_what_is(plan: InstancesPlan) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from headway.engine.launching.core_binding import (
     CORES_VARIABLE,
@@ -22,6 +26,7 @@ from headway.engine.launching.kept_records import put_aside
 from headway.engine.launching.server_command import (
     CPU_KV_CACHE_BYTES,
     KV_CACHE_FLAG,
+    TRANSFER_FLAG,
     ServerCommand,
     chooses_kv_cache,
     host_memory_bytes,
@@ -32,12 +37,24 @@ from headway.engine.launching.server_process import GRACE_S, LAUNCHER, ServerPro
 from headway.engine.launching.vllm_flags import is_given, parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError, UpstreamError
+from headway.routing.pools import DECODE, PREFILL, STAGES
 
 HOST = "127.0.0.1"
 """Instances are reached through the gateway alone."""
 
 _QUIET = ("--disable-access-log-for-endpoints", "/health")
 """The gateway asks every second."""
+
+NIXL_PORT_VARIABLE, NIXL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT", "5600"
+"""Where a NIXL instance tells others of its KV; one port for each data-parallel engine."""
+
+_STAGE_CONFIG = {
+    PREFILL: {"kv_role": "kv_producer"},
+    DECODE: {"kv_role": "kv_consumer", "kv_load_failure_policy": "recompute"},
+}
+"""Of `--kv-transfer-config`: KV that does not arrive is computed again, where vLLM's default fails the request."""
+_OTHER_PROTOCOLS = ("MooncakeConnector", "MoRIIOConnector")
+"""Their decode side needs addresses that the gateway would have to know by itself."""
 
 _GIB = 1 << 30
 _LAST_PORT = 65535
@@ -65,8 +82,16 @@ class InstancesPlan:
             records=named_file(settings.records, name),
             length_model=named_file(settings.length_model, name),
         )
+        words = _for_stage(self.vllm_flags, pool) if pool in STAGES else self.vllm_flags
         quiet = () if is_given(parse_vllm_flags(self.vllm_flags), _QUIET[0]) else _QUIET
-        return server_command(self.model, own, (HOST, 0), (*self.vllm_flags, *quiet))
+        return server_command(self.model, own, (HOST, 0), (*words, *quiet))
+
+    def environment(self, index: int) -> Mapping[str, str]:
+        """Ports beside the server's own: instances of two stages on one machine listen for one another's transfers."""
+        if not self.settings.keys() & STAGES:
+            return {}
+        first = os.environ.get(NIXL_PORT_VARIABLE, NIXL_PORT)
+        return {NIXL_PORT_VARIABLE: str(_count(NIXL_PORT_VARIABLE, first) + index * self.workers(1).each)}
 
     def workers(self, instances: int) -> Workers:
         """How many devices so many instances of this need."""
@@ -118,7 +143,7 @@ class LocalInstances:
         return ServerProcess(
             command.on_port(port).arguments,
             (HOST, port),
-            environment=self.binding.environment(index),
+            environment={**self.binding.environment(index), **self._plan.environment(index)},
             label=name,
             grace_s=GRACE_S + command.drain_s,
             program=self._program,
@@ -135,6 +160,30 @@ class LocalInstances:
             if port not in taken and _is_free(port):
                 return port
         raise UpstreamError(f"no port from {self._first_port} on is free on {HOST}")
+
+
+def _for_stage(words: Sequence[str], pool: str) -> tuple[str, ...]:
+    """vLLM's flags with the part of this pool in `--kv-transfer-config`, as far as the user did not say it.
+
+    Raises ConfigError without a KV connector, and for one whose transfers take more than passing parameters on.
+    """
+    flags = parse_vllm_flags(words)
+    text = value_of(flags, TRANSFER_FLAG)
+    accepted = f"""-- {TRANSFER_FLAG} '{{"kv_connector": "NixlConnector"}}'"""
+    if text is None:
+        raise ConfigError(
+            f"pools {PREFILL} and {DECODE} need a KV connector between them; accepted: {accepted}"
+        )
+    try:
+        config = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{TRANSFER_FLAG} is {text!r} ({error}); accepted: one JSON object") from None
+    if config.get("kv_connector") in _OTHER_PROTOCOLS:
+        raise ConfigError(
+            f"{config['kv_connector']} wants more of a gateway than to pass kv_transfer_params on; accepted: {accepted}"
+        )
+    rest = [word for flag in flags if flag.name != TRANSFER_FLAG for word in flag.words]
+    return (*rest, TRANSFER_FLAG, json.dumps(_STAGE_CONFIG[pool] | config))
 
 
 def bind_instances(plan: InstancesPlan, instances: int) -> Binding:

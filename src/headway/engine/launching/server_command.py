@@ -27,7 +27,8 @@ SCHEDULER = "headway.engine.HeadwayScheduler"
 WORKER_SLOTS = 256
 """Requests an engine holds at once if only the batch width is given: vLLM's default for a small device."""
 
-STARTS_CONNECTOR = ("--kv-transfer-config", "--kv-offloading-size")
+TRANSFER_FLAG = "--kv-transfer-config"
+STARTS_CONNECTOR = (TRANSFER_FLAG, "--kv-offloading-size")
 """vLLM's flags that start a KV connector."""
 
 KV_CACHE_FLAG = "--kv-cache-memory-bytes"
@@ -99,7 +100,7 @@ def _connector(settings: EngineSettings, flags: Sequence[VllmFlag]) -> tuple[str
     _refuse_second_connector(flags)
     if host_kv.gib is not None:
         host_kv = replace(host_kv, gib=host_kv.gib / _engines_here(flags))
-    return ("--kv-transfer-config", json.dumps(host_kv.transfer_config()))
+    return (TRANSFER_FLAG, json.dumps(host_kv.transfer_config()))
 
 
 def _refuse_second_connector(flags: Sequence[VllmFlag]) -> None:

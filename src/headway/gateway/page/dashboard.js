@@ -21,7 +21,9 @@ function showTiles(state) {
   const { requests_spark: requests, output_tokens_spark: tokens } = state.load;
   spark(at("requests-spark"), requests, Math.max(1, ...requests), "Requests a second over five minutes");
   put(at("tokens"), rate(state.load.output_tokens_per_s));
-  put(at("tokens-more"), "of answers");
+  const { apart = 0, failed = 0 } = state.prefills;
+  const stages = apart || failed ? `; ${counted(apart, "prompt")} computed apart, ${whole(failed)} failed` : "";
+  put(at("tokens-more"), `of answers${stages}`);
   spark(at("tokens-spark"), tokens, Math.max(1, ...tokens), "Tokens a second over five minutes");
   const inFlight = state.instances.reduce((sum, one) => sum + one.in_flight, 0);
   put(at("in-flight"), whole(inFlight));

@@ -140,6 +140,7 @@ class Dashboard:
             classes_left_out=len(self._accounts.classes) - len(classes),
             hand_offs=self._hand_offs(),
             in_time_so_far=self._accounts.in_time_so_far(self._clock()),
+            prefills={str(where): count for where, count in self._accounts.prefills.items()},
             resumed=self._accounts.resumed,
             refusals=self._refusals(),
             recent=self._recent(),

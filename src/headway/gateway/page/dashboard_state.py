@@ -120,8 +120,9 @@ class DashboardState(msgspec.Struct, kw_only=True):
     """Everything the page shows. `at_s` is the gateway's wall clock, `up_s` how long it has run.
 
     `max_queue` is how many requests may be without their first token, `in_time_so_far` are requests in flight that
-    have missed no target yet, `resumed` streams that went on elsewhere when their instance was lost, `shadow` the
-    last report of what another policy would have come to.
+    have missed no target yet, `resumed` streams that went on elsewhere when their instance was lost, `prefills` where
+    prompts were computed since the start if prefill and decode are parted (`account_rows.Prefill`), `shadow` the last
+    report of what another policy would have come to.
     """
 
     version: str
@@ -139,6 +140,7 @@ class DashboardState(msgspec.Struct, kw_only=True):
     hand_offs: list[HandOff]
     in_time_so_far: int
     resumed: int
+    prefills: dict[str, int]
     refusals: list[Refusal]
     recent: list[RecentRequest]
     shadow: ShadowState | None

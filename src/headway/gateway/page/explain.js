@@ -37,9 +37,10 @@ async function askAbout(id) {
 function seenAtGateway(seen) {
   if (seen === null) return "";
   const where = seen.instances.length ? ` at ${seen.instances.join(", then ")}` : "";
+  const prompt = seen.prefill_s === null ? "" : `prompt computed after ${lasting(seen.prefill_s)}, `;
   const first = seen.ttft_s === null ? "no token came" : `first token after ${lasting(seen.ttft_s)}`;
   const target = seen.met === false && seen.outcome === "finished" ? ", not in time" : "";
-  return `Seen here: ${seen.outcome}${target}${where}; ${first}, ${lasting(seen.lasted_s)} in all.`;
+  return `Seen here: ${seen.outcome}${target}${where}; ${prompt}${first}, ${lasting(seen.lasted_s)} in all.`;
 }
 
 // One engine's account: what it waited for as a bar, its slack as a line, and the whole story as text.
