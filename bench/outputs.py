@@ -7,7 +7,8 @@ requests are greedy and in chunked prompts. Of the other half, in whole
 prompts, every second one samples with a seed: vLLM 0.32's CPU runner cannot compute a seeded request's
 prompt in chunks. A `storm` forces nothing: a preset that pauses, in a batch much narrower than the worker slots
 and with quanta of a step or two, over few blocks and much host memory. With a `connector-*` prompts repeat, so that
-vLLM's own KV connector loads them, for preempted requests too. A cell is
+vLLM's own KV connector loads them, for preempted requests too. `pd` forces nothing either: a gateway sends greedy
+requests to a prefill and a decode instance, which share KV by vLLM's `ExampleConnector`. A cell is
 
     {"requests": N, "identical": N, "near_ties": k, "steps": n, "preemptions": M, "pauses": P, "swaps": S,
      "offloads": o, "prefetches": p, "put_backs": b}
@@ -18,9 +19,9 @@ and did not: preemptions and pauses, and for example preemptions with output in 
 status 1 for any error, and for any request neither identical nor a near tie.
 
 `--preset` and `--feature` pick a part; without them all presets run `plain`, in under a minute. The other
-features take up to two minutes each. Three of them show what stock vLLM itself cannot do on the CPU:
-`seeded-chunks` (it raises), `seeded-ngram` (seeded and greedy requests with drafts disturb one another) and
-`lora-base` (a request without an adapter gets its neighbour's).
+features take up to two minutes each, `pd` half a minute a preset. Three of them show what stock vLLM itself
+cannot do on the CPU: `seeded-chunks` (it raises), `seeded-ngram` (seeded and greedy requests with drafts disturb
+one another) and `lora-base` (a request without an adapter gets its neighbour's).
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from bench.forced import (
     write_adapters,
 )
 from bench.preset_kinds import moves_ahead, preset_option
+from bench.two_stages import two_stages
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.launching.server_command import is_cpu_build
 from headway.engine.plugin import CPU_ASYNC_SWITCH
@@ -97,6 +99,8 @@ WHOLE = Load("whole", 512, (8, 40), (8, 24), seeded=True)
 STORED = Load("stored", 512, (34, 40), (8, 24), seeded=False)
 """What vLLM's `ExampleConnector` can serve. It stores what the first step of a prompt computed, so no prompt is cut.
 It finds a preempted request's file by the tokens of its full blocks, so no answer fills another block."""
+APART = Load("apart", 512, (40, 150), (8, 40), seeded=False)
+"""Prompts of a block and more, which have KV to hand over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +108,9 @@ class Feature:
     """One way to run the engine: its arguments, its environment, its loads, how many steps are in flight.
 
     With `host_blocks` of host memory requests are swapped out, too. `connector` is a KV connector of vLLM's own, as
-    `--kv-transfer-config` has it; FOLDER in a value stands for an empty folder. In a `storm` nothing is forced. With
-    `lengths` every request says how long its answer will be, and policies that go by that trust it from the start.
+    `--kv-transfer-config` has it; FOLDER in a value stands for an empty folder. In a `storm` nothing is forced. Nor is
+    anything with `apart`: one server computes prompts and another answers, behind a gateway. With `lengths` every
+    request says how long its answer will be, and policies that go by that trust it from the start.
 
     `evidence` is what a run must have met, with the largest value that proves nothing; `refusal` is what
     vLLM says if it cannot do this.
@@ -118,6 +123,7 @@ class Feature:
     host_blocks: int = 0
     connector: Mapping[str, Any] | None = None
     storm: bool = False
+    apart: bool = False
     lengths: bool = False
     evidence: Mapping[str, int] = field(default_factory=dict)
     refusal: str | None = None
@@ -244,6 +250,7 @@ FEATURES = {
         evidence=_LOADS,
         refusal="CPU Offloading is currently only supported on",
     ),
+    "pd": Feature(apart=True, loads=(APART,), evidence={"prompts_apart": 0, "loaded_tokens": 0}),
     "seeded-chunks": Feature(
         loads=(replace(CHUNKED, seeded=True),), refusal="CPU Generator does not use offset"
     ),
@@ -337,7 +344,8 @@ def measure(name: str, presets: Sequence[Preset], count: int, adapters: Path) ->
         assert engine.depth == (feature.depth if is_cpu_build() else max(feature.depth, _GPU_DEPTH))
         refusal = _ask_stock(engine, feature, trials)
         for preset in presets:
-            yield preset.name, _cell(engine, name, preset, trials) if refusal is None else refusal
+            cell = _cell(engine, name, preset, trials, adapters) if refusal is None else refusal
+            yield preset.name, cell
     finally:
         engine.close()
 
@@ -381,7 +389,7 @@ def _check_stability(engine: Engine, trial: Trial) -> None:
         raise RuntimeError(f"{UNSTABLE}: {len(differing)} of {len(apart)} requests differ from a run alone")
 
 
-def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) -> Cell:
+def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial], folder: Path) -> Cell:
     """Run a preset under disturbance and compare; `error` says what the runs should have met and did not."""
     cell = dict.fromkeys(("requests", "identical", "near_ties", *TOLD), 0)
     feature = FEATURES[name]
@@ -391,7 +399,10 @@ def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) ->
         settings = storm_settings(preset) if feature.storm else forced_settings(preset, seed)
         if feature.lengths:
             settings["order"] = trusting(preset.order)
-        answers, met = engine.ours(settings, trial.requests, trial.load.token_budget)
+        if feature.apart:
+            answers, met = two_stages(preset.name, trial.requests, folder)
+        else:
+            answers, met = engine.ours(settings, trial.requests, trial.load.token_budget)
         wrong = trial.stock.differing(answers) | (_invalid(answers) if name == "json" else set())
         cell["requests"] += len(trial.requests)
         cell["identical"] += len(trial.requests) - len(wrong)
@@ -400,7 +411,8 @@ def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial]) ->
             cell[what] += met[what]
         most |= met
     _say(f"{name}, {preset.name}: {cell}; the most one run met: {dict(most)}")
-    least = {"preemptions": 0, "pauses": 0, **feature.evidence, **(_moves(preset) if feature.storm else {})}
+    forced = {} if feature.apart else {"preemptions": 0, "pauses": 0}
+    least = {**forced, **feature.evidence, **(_moves(preset) if feature.storm else {})}
     if feature.lengths and isinstance(build_policy(preset).order, Predicting):
         least["trusting_steps"] = 0
     missing = [what for what in least if most[what] <= least[what]]
@@ -514,7 +526,7 @@ def _environment(feature: str, folder: str) -> dict[str, str]:
     outer = {key: value for key, value in os.environ.items() if key != CPU_ASYNC_SWITCH}
     return {
         **outer,
-        "PYTHONPATH": folder,
+        "PYTHONPATH": os.pathsep.join(filter(None, (folder, outer.get("PYTHONPATH")))),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
         **(_ONE_THREAD if is_cpu_build() else _ON_GPU),
