@@ -68,6 +68,8 @@ NEAR_TIE = 1e-4
 TOLD = ("steps", "preemptions", "pauses", "swaps", "offloads", "prefetches", "put_backs")
 """What a cell tells of its runs, all together."""
 FEATURE_TIMEOUT_S = 900
+APART_TIMEOUT_S = 120
+"""For each preset on top of that, where two servers and a gateway start and end for it."""
 CELLS = "cells.jsonl"
 STEPS_APART = 150
 """More than any request needs, so that requests this far apart never meet."""
@@ -501,6 +503,7 @@ def run_feature(feature: str, presets: Sequence[str], requests: int) -> dict[str
     command = [sys.executable, __file__, "--feature", feature, "--requests", str(requests)]
     command += [argument for preset in presets for argument in ("--preset", preset)]
     started_s = time.monotonic()
+    timeout_s = FEATURE_TIMEOUT_S + FEATURES[feature].apart * APART_TIMEOUT_S * len(presets)
     with tempfile.TemporaryDirectory() as folder:
         register_parts(Path(folder))
         cells_file = Path(folder, CELLS)
@@ -510,12 +513,12 @@ def run_feature(feature: str, presets: Sequence[str], requests: int) -> dict[str
                 [*command, "--worker", folder],
                 env=_environment(feature, folder),
                 stdout=2,  # stdout is for the table; what vLLM prints goes where its log goes
-                timeout=FEATURE_TIMEOUT_S,
+                timeout=timeout_s,
                 check=False,
             )
             why = f"the engine's process ended with status {worker.returncode}; see its messages on stderr"
         except subprocess.TimeoutExpired:
-            why = f"not done after {FEATURE_TIMEOUT_S} s"
+            why = f"not done after {timeout_s} s"
         cells = dict(json.loads(line) for line in cells_file.read_text().splitlines())
     _say(f"{feature}: {time.monotonic() - started_s:.0f} s")
     return {preset: cells.get(preset, {"error": why}) for preset in presets}
