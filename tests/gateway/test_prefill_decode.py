@@ -214,6 +214,21 @@ async def test_a_transfer_that_fails_costs_one_more_prefill(how: str) -> None:
         assert front.accounts.totals.ended == 1
 
 
+async def test_a_request_that_brings_instances_down_spares_one() -> None:
+    async with (
+        upstream("prefill-0") as prefill,
+        upstream("decode-0") as first,
+        upstream("decode-1") as second,
+        gateway(prefill, first, second, router="prefill-decode") as front,
+    ):
+        for each in (prefill, first, second):
+            dying(each)
+        assert (await front.post(PROMPT)).status == 502
+        assert prefill.turns
+        assert bool(first.turns) != bool(second.turns)
+        assert (await ended(front)).outcome == "failed"
+
+
 async def test_a_stream_that_breaks_goes_on_at_another_decode_instance() -> None:
     async def breaking(turn: Turn) -> None:
         await turn.begin()

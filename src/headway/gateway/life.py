@@ -92,13 +92,13 @@ class Life:
                 name = self._after_departure(name, ending)
                 continue
             self._tell_fleet(name, ending)
+            self._fell += ending.fell
             if transferred and not self.client.began:
                 # The transfer may be what failed, so this was no try: the next instance computes the prompt.
                 self._prefill_ended(Prefill.FAILED)
                 name = self._route(tried)
                 continue
             tried.append(name)
-            self._fell += ending.fell
             await self.client.end_event()
             if self._has_all_tokens():
                 return await self._finish()
@@ -152,6 +152,7 @@ class Life:
             raise self._unserved(ending)
         if ending.end is End.BROKEN:
             self._tell_fleet(name, ending)
+            self._fell += ending.fell and ending.fault is None  # what answers with an error has not gone down
         ended = {End.PASSED: Prefill.APART, End.REFUSED: Prefill.NONE}
         self._prefill_ended(ended.get(ending.end, Prefill.FAILED))
 
