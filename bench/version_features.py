@@ -120,10 +120,9 @@ FEATURES = {
 }
 
 _EXAMPLE = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
-_OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
 OPTIONS: dict[str, Mapping[str, Any]] = {
     "`--kv-transfer-config` with another's connector": {"kv_transfer_config": KVTransferConfig(**_EXAMPLE)},
-    "`--kv-offloading-size`": {"kv_transfer_config": KVTransferConfig(**_OFFLOADING)},
+    "`--kv-offloading-size`": {"kv_offloading_size": 0.125},
     "`--scheduling-policy priority`": {"scheduling_policy": "priority"},
     "`--runner pooling`": {"runner": "pooling"},
     "`--no-enable-chunked-prefill`": {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096},
