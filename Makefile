@@ -4,6 +4,7 @@ BIN := .venv/bin
 OUT ?= out
 DEMO := $(OUT)/demo
 PROPERTIES := quick
+WORKERS := $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))  # one more than cores: some tests wait for processes
 unexport PYTHONDONTWRITEBYTECODE  # else every server and worker compiles what the one before it did
 
 .PHONY: help setup demo test lint check soak versions bench golden lock
@@ -21,7 +22,7 @@ demo: setup ## vllm and headway on real vLLM at 0.9 of this machine's capacity: 
 	$(BIN)/headway report $(DEMO) --out $(DEMO)/report.html
 
 test: setup ## the fast tests, on every core: no server, no model
-	$(BIN)/pytest -m "not engine" --hypothesis-profile $(PROPERTIES) --numprocesses logical --maxprocesses 8 --dist worksteal
+	$(BIN)/pytest -m "not engine" --hypothesis-profile $(PROPERTIES) --numprocesses $(WORKERS) --dist worksteal
 
 lint: setup ## style, import rules, types
 	$(BIN)/ruff check .

@@ -83,8 +83,8 @@ def test_installing_headway_changes_no_engine_and_development_has_a_tested_one()
 
 def test_the_readme_names_the_tested_versions() -> None:
     readme = (DEPLOY.parent / "README.md").read_text()
-    (named,) = re.findall(r"^- \*\*vLLM (.+?)\*\* is tested", readme, re.M)
-    assert set(named.split(", ")) == TESTED
+    (named,) = re.findall(r"^- \*\*vLLM (.+?)\*\* (?:is|are) tested", readme, re.M)
+    assert set(re.split(r", | and ", named)) == TESTED
     assert set(re.findall(r"vllm==([\d.]+)", readme)) <= TESTED
 
 

@@ -199,10 +199,17 @@ async def test_sequences_are_counted_elsewhere_too(path: str, body: dict[str, An
         assert asked(instance, path) == 1
 
 
-@pytest.mark.parametrize("body", [b"no JSON", b"[1]", b"", b'{"n": "many"}', b'{"sampling_params": 3}'])
+@pytest.mark.parametrize("body", [b"no JSON", b"[1]", b""])
 async def test_a_body_that_is_not_understood_counts_as_one(body: bytes) -> None:
     async with upstream() as instance, gateway(instance, max_per_tenant=1) as front:
         assert (await front.post(body, "/invocations")).status == 202
+
+
+@pytest.mark.parametrize("body", [b'{"n": "many"}', b'{"sampling_params": 3}'])
+async def test_a_body_whose_sequences_cannot_be_counted_is_refused(body: bytes) -> None:
+    async with upstream() as instance, gateway(instance, max_per_tenant=1) as front:
+        assert (await front.post(body, "/invocations")).status == 400
+        assert asked(instance, "/invocations") == 0
 
 
 async def test_a_response_is_asked_for_where_it_is() -> None:
