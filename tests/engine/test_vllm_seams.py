@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from vllm import plugins
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -29,6 +30,7 @@ from headway.engine.kv.host import HostKv
 from headway.engine.launching.server_command import SCHEDULER
 from headway.engine.model_free import engine_config, make_scheduler
 from headway.engine.vllm_seams import (
+    CONNECTORS,
     CPU_ASYNC,
     CPU_TILES,
     HINTS,
@@ -56,9 +58,13 @@ def delete(target: str) -> None:
         left = {key: value for key, value in vars(owner).items() if key != name}
         sys.modules[owner.__name__] = ModuleType(owner.__name__)
         vars(sys.modules[owner.__name__]).update(left)
-    elif name in vars(owner):
+        return
+    if name in vars(owner):
         delattr(owner, name)
-    else:
+    code = getattr(inspect.unwrap(owner.__init__), "__code__", None)
+    if (
+        code is not None and name in code.co_names
+    ):  # set by `__init__`, with or without a default of the class
         made = owner.__init__
 
         def make(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -138,19 +144,22 @@ def main() -> None:
     """Print, for each edit of each target, what became of vLLM, one JSON object a line."""
     os.environ[plugin.CPU_ASYNC_SWITCH] = "1"
     plugins.plugins_loaded = True  # nothing of Headway's is put in before the forks
-    limits = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
+    limits: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
     model = str(ensure_demo_random())
     stock, plain, swapping = (
         engine_config(model, host_kv=host_kv, **limits) for host_kv in (None, None, HostKv(blocks=8))
     )
-    for config in (plain, swapping):
+    example = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
+    connected = engine_config(model, kv_transfer_config=example, **limits)
+    for config in (plain, swapping, connected):
         config.scheduler_config.scheduler_cls = SCHEDULER
     swapping.additional_config = {"headway": {"policy": "fastserve"}}
     inspect.getsource = functools.cache(inspect.getsource)  # type: ignore[assignment]
     for feature in FEATURES:
         vllm_seams.changed(feature)  # imports and reads what every fork would
     for edit, target in EDITS:
-        ours = swapping if feature_of(target) is SWAPS else plain
+        needing = features_of(target)
+        ours = swapping if SWAPS in needing else connected if CONNECTORS in needing else plain
         work = functools.partial(started, edit, target, stock, ours)
         print(json.dumps([edit.__name__, target, in_a_fork(work)]), flush=True)
 
@@ -163,14 +172,14 @@ BY_STOCK_TOO = (HINTS, NOTICING, CPU_TILES, CPU_ASYNC)
 """Features that a process gets before it is known who schedules, the last for tests alone."""
 REPLACED = [patch for patch in PATCHES if patch.by]
 EDITS = [
-    *((delete, patch.target) for patch in PATCHES if not patch.not_everywhere),
+    *dict.fromkeys((delete, patch.target) for patch in PATCHES if not patch.not_everywhere),
     *((change, patch.target) for patch in REPLACED if patch.digests),
 ]
 
 
-def feature_of(target: str) -> Feature:
-    (feature,) = (patch.feature for patch in PATCHES if patch.target == target)
-    return feature
+def features_of(target: str) -> list[Feature]:
+    """Those that need a name, the first in the table first."""
+    return [patch.feature for patch in PATCHES if patch.target == target]
 
 
 def targets(*features: Feature) -> set[str]:
@@ -180,20 +189,27 @@ def targets(*features: Feature) -> set[str]:
 
 def check_stock(target: str, stock: dict[str, Any]) -> None:
     """Stock starts with two patches and those of switches, less the target's; it warns of those features alone."""
-    feature = feature_of(target)
-    assert set(stock["patched"]) == targets(*BY_STOCK_TOO) - targets(feature)
-    assert len(stock["warned"]) == (feature in BY_STOCK_TOO)
-    assert all(text.endswith(feature.without) for text in stock["warned"])
+    needing = features_of(target)
+    assert set(stock["patched"]) == targets(*BY_STOCK_TOO) - targets(*needing)
+    warned = [feature for feature in needing if feature in BY_STOCK_TOO]
+    assert len(stock["warned"]) == len(warned)
+    assert all(text.endswith(warned[0].without) for text in stock["warned"])
 
 
 def check_optional(target: str, ours: dict[str, Any]) -> None:
-    """Headway starts without the feature, and says once what that means, with all others."""
-    feature = feature_of(target)
-    assert ours["refusal"] is None
+    """Headway starts without the feature, and says once what that means, with all others.
+
+    Where the configuration starts the KV connector of another package, it refuses to.
+    """
+    feature = features_of(target)[0]
     (warned,) = (text for text in ours["warned"] if text.startswith(f"Headway leaves out {feature.name}: "))
     assert warned.endswith(feature.without)
     assert target.partition(":")[2] not in warned
-    within = [feature_of(patch.target) for patch in PATCHES if patch.target.startswith(target)]
+    if feature is CONNECTORS:
+        assert "lacks or changed what Headway needs beside the KV connector" in ours["refusal"]
+        return
+    assert ours["refusal"] is None
+    within = [patch.feature for patch in PATCHES if patch.target.startswith(target)]
     assert set(ours["patched"]) == targets(*OPTIONAL) - targets(*within)
 
 
@@ -220,7 +236,7 @@ def test_without_any_one_name_stock_vllm_starts_and_headway_says_what_it_lacks()
     for edit, target, answer in answers:
         try:
             check_stock(target, answer["stock"])
-            (check_needed if feature_of(target) is SCHEDULING else check_optional)(target, answer["headway"])
+            (check_needed if SCHEDULING in features_of(target) else check_optional)(target, answer["headway"])
         except (AssertionError, KeyError, TypeError, ValueError) as error:
             wrong.append((edit, target, answer, repr(error)))
     assert not wrong
