@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import logging
+import signal
+from functools import partial
+from traceback import walk_tb
+from types import CodeType
 
 from headway.core.job import Job
 from headway.core.ledger import Ledger
@@ -10,13 +15,13 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.plan_check import check_plan
 from headway.core.view import StepView
 from headway.engine.counters import Counters
-from headway.engine.interrupts import raised_by_signal
 from headway.engine.steady_plan import SteadyPlan
 from headway.engine.trust import TrustWatch
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
 
 logger = logging.getLogger(__name__)
+_RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def stock_policy(*, priority_first: bool = False) -> Policy:
@@ -28,7 +33,7 @@ class GuardedPolicy:
     """Passes calls to a policy; the first that raises is logged and the stock policy takes over for good.
 
     A plan against the rules of `check_plan` counts as raising. So do `SystemExit`, `KeyboardInterrupt` and their like
-    where the policy raises them by itself; those that a signal raises end the server (`interrupts`).
+    where the policy raises them by itself; those that a signal raises end the server (`_raised_by_signal`).
 
     The ledger is up to date before each call, so the stock policy starts from its waiting jobs and nothing is lost.
     With `steady` a policy that would make its last plan again is not asked.
@@ -110,7 +115,7 @@ class GuardedPolicy:
 
     def _take_over(self, call: str, error: BaseException) -> None:
         """Fall back, unless a signal ends the server. A part's own `SystemExit` is a fault like any other."""
-        if raised_by_signal(error):
+        if _raised_by_signal(error):
             raise error
         self._counters.policy_faults += 1
         self.fall_back(f"policy {self.policy.name!r} raised in {call}", exc_info=True)
@@ -127,3 +132,24 @@ class GuardedPolicy:
         preempted = [job for job in reversed(by_arrival) if job.num_preemptions]
         for job in [*preempted, *(job for job in by_arrival if not job.num_preemptions)]:
             self.policy.add(job)
+
+
+def _raised_by_signal(error: BaseException) -> bool:
+    """Whether a signal handler raised this error, such as the operator's Ctrl-C, and not the code it interrupted.
+
+    Python runs a handler between two instructions of the main thread. A handler written in Python is itself in the
+    traceback. Python's own handler of Ctrl-C is not: its `KeyboardInterrupt` appears where no `raise` stands.
+    """
+    frames = [(frame.f_code, frame.f_lasti) for frame, _ in walk_tb(error.__traceback__)]
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    if not {code for code, _ in frames}.isdisjoint(map(_code, handlers)):
+        return True
+    if not isinstance(error, KeyboardInterrupt) or signal.default_int_handler not in handlers:
+        return False
+    return bool(frames) and frames[-1][0].co_code[frames[-1][1]] != _RAISE
+
+
+def _code(handler: object) -> CodeType | None:
+    while isinstance(handler, partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None)
