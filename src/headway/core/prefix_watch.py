@@ -78,7 +78,7 @@ class PrefixWatch:
                 self._changed(job)
 
     def _looked_up(self, job: Job) -> tuple[int, int]:
-        """Cached tokens, and stored ones; the latter as they are where nobody tells."""
+        """Cached tokens, and stored ones; without `stored` the latter stay as they are."""
         cached, stored = self._found_tokens(job, job.num_cached_tokens, self._finds), job.num_stored_tokens
         return cached, stored if self._stored is None else self._found_tokens(job, stored, self._stored)
 

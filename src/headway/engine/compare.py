@@ -93,7 +93,7 @@ def _why_nothing(job: Job, outcome: StepOutcome, scheduler: Any, *, full: bool, 
 
 
 def _waits_for_frees(job: Job, outcome: StepOutcome, scheduler: Any) -> bool:
-    """Whether a job lacked blocks and vLLM preempted nobody for it: their blocks would not have come free at once."""
+    """Whether a job lacked blocks and vLLM preempted no victim: the blocks would not have come free at once."""
     if scheduler.transfers is None:
         return False
     left = outcome.plan.token_budget - sum(outcome.tokens.get(other, 0) for other in outcome.plan.run)

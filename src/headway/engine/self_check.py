@@ -241,7 +241,7 @@ def _check_parity(feature: Feature, vllm_config: Any, script: Sequence[ScriptedR
 def _fault(feature: Feature, vllm_config: Any, script: Sequence[ScriptedRequest]) -> str | None:
     """What is wrong with the preset in use, in an operator's words; None if nothing is."""
     given = (vllm_config.additional_config or {}).get("headway", {})
-    # Nothing is written or learned, nobody is explained.
+    # The check writes no records, learns no lengths and explains no requests.
     alone = {"records": None, "explain": 0, "predictor": "none", "length_model": None, "check": False}
     try:
         engine = _engine(feature, headway_builder(**{**given, **alone}), vllm_config)

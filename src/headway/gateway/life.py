@@ -325,7 +325,7 @@ class Life:
             may_move = self._may_move and self.job.may_move and serving.router.hands_off
             if self._transfer is not None:
                 ask = with_transfer(ask, self._transfer)
-        # Why a policy ended it nobody says: what may move is handed off, and the last to take it sheds it.
+        # The instance does not say why a policy ended it: a request that may move is handed off, else it is shed.
         unserved = Departure.HAND_OFF if may_move else Departure.SHED
         self._events, read_whole = self._readers(member, unserved, ids=ids)
         call = self._call(member, ask, self._hints(member, left, may_move=may_move), ids=ids)

@@ -11,7 +11,7 @@ from headway.predict.step_time import StepTimeModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedCost:
-    """The cost model of a policy, put together from models that whoever keeps time teaches.
+    """The cost model of a policy, put together from models that the owner of the clock teaches.
 
     Until a copy was seen in one direction it is taken to be as fast as in the other: a victim comes back long
     after it left, and half a round trip is no estimate of the whole. Loads from a connector's store are counted in

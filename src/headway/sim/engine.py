@@ -58,7 +58,7 @@ class SimulatedEngine:
     their end. With `check` every invariant of the ledger and the pool is asserted after each step.
 
     With `limits.host_blocks` jobs can be swapped out, with `store_blocks` a connector keeps their KV in a store of so
-    many blocks: after each `schedule`, `update` and `copied`, whoever keeps time takes the copies that start then
+    many blocks: after each `schedule`, `update` and `copied`, the owner of the clock takes the copies that start then
     (`take_copies`) and calls `copied` when one is done.
     """
 

@@ -2,7 +2,7 @@
 
 vLLM's Rust front end runs no Python, and a front end of another vLLM may lack what predictions need there. Reading a
 prompt and predicting from it takes milliseconds, so a thread does both beside the steps. Until the prediction is made
-the policy takes the request for one that nobody predicted.
+the policy takes the request for one without a prediction.
 """
 
 from __future__ import annotations

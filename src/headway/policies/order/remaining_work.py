@@ -42,7 +42,7 @@ class RemainingWork:
     memory is short, that is the time for which it keeps the engine from others. So does the memory that a load from a
     connector's store holds while it lasts; the load itself runs beside the steps and is no work of the engine.
 
-    Without `believes_predictions` all are taken for jobs that nobody predicted.
+    Without `believes_predictions` every job counts as one without a prediction.
 
     An estimate holds until the answer has brought a quarter of what was to come, or half as much as it then had,
     whichever is less; one that has outgrown its prediction, until it has grown by a sixteenth at least; and 8 tokens
