@@ -22,7 +22,7 @@ demo: setup ## vllm and headway on real vLLM at 0.9 of this machine's capacity: 
 	$(BIN)/headway report $(DEMO) --out $(DEMO)/report.html
 
 test: setup ## the fast tests, on every core: no server, no model
-	$(BIN)/pytest -m "not engine" --hypothesis-profile $(PROPERTIES) --numprocesses $(WORKERS) --dist worksteal
+	$(BIN)/pytest -m "not engine$(if $(filter quick,$(PROPERTIES)), and not slow)" --hypothesis-profile $(PROPERTIES) --numprocesses $(WORKERS) --dist worksteal
 
 lint: setup ## style, import rules, types
 	$(BIN)/ruff check .

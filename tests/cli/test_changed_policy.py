@@ -15,6 +15,8 @@ import pytest
 from tests.cli.conftest import words
 from tests.experiments import visitor
 
+pytestmark = pytest.mark.slow
+
 FLAGS = {
     "hardware": "h100",
     "model": "Qwen/Qwen3-8B",

@@ -35,6 +35,7 @@ def is_begun(file: Path) -> bool:
         return False
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("begun", "command"),
     [

@@ -260,6 +260,7 @@ def test_a_plan_is_kept_when_its_check_fails(
     assert err.endswith("verify-server.log; without --out DIR nothing of it is kept\n")
 
 
+@pytest.mark.engine
 def test_ctrl_c_loses_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "plan"
     arguments = command(trace=TRACE.replace("count=120", "count=6000"), budget=400, jobs=2, out=out)

@@ -64,6 +64,7 @@ def test_tables_plots_and_a_page_are_kept(headway: Headway, done: Path) -> None:
     assert "1.38" in page
 
 
+@pytest.mark.slow
 def test_all_papers_have_a_folder_and_a_key_each(headway: Headway, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data")
     folder = tmp_path / "adaptivellm"
@@ -105,6 +106,7 @@ def gone(group: int) -> bool:
     return False
 
 
+@pytest.mark.engine
 def test_interrupted_it_says_what_is_kept_and_leaves_no_process(done: Path, tmp_path: Path) -> None:
     # The last runs are the shortest: those before them are done already.
     before = (done / FILE).read_text().splitlines(keepends=True)[:-LEFT]

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.engine
+
 SMALL_SERVER = Path(__file__).parents[1] / "gateway" / "small_server.py"
 
 OWNER = """

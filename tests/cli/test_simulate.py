@@ -146,6 +146,7 @@ def test_without_json_stdout_is_empty(simulate: Headway) -> None:
     assert "output limit" not in err
 
 
+@pytest.mark.slow
 def test_a_sweep_is_kept_drawn_and_gone_on_with(simulate: Headway, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     sweep = {"rate_scale": "0.5..1.5", "steps": 3, "slo_ttft": 0.2, "out": out}
@@ -166,6 +167,7 @@ def test_a_sweep_is_kept_drawn_and_gone_on_with(simulate: Headway, tmp_path: Pat
     assert err.splitlines()[-1].startswith(f"error: {out} holds another simulation (default_targets was ")
 
 
+@pytest.mark.slow
 def test_what_is_kept_can_be_reported(simulate: Headway, headway: Headway, tmp_path: Path) -> None:
     _, printed, _ = simulate("--json", rate_scale="0.5,1", out=tmp_path / "sweep")
     page = tmp_path / "page.html"
@@ -259,6 +261,7 @@ def test_what_is_not_accepted_is_one_line_and_nothing_is_written(
     assert complaint in refused_in_one_line(*command(**flags))
 
 
+@pytest.mark.engine
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = command(

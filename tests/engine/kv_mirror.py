@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
@@ -26,8 +28,8 @@ class MirrorEngine(HearingEngine):
     def __init__(self, built: Any, copy_steps: int = 0) -> None:
         super().__init__(built)
         num_blocks = built.kv_cache_manager.block_pool.num_gpu_blocks
-        self.device = [[NOTHING] * BLOCK_SIZE for _ in range(num_blocks)]
-        self.host = [[NOTHING] * BLOCK_SIZE for _ in range(built.view.host_total_blocks)]
+        self.device = np.full((num_blocks, BLOCK_SIZE), NOTHING)
+        self.host = np.full((built.view.host_total_blocks, BLOCK_SIZE), NOTHING)
         self.copied_blocks = {"out": 0, "in": 0}
         self.failing: set[int] = set()
         self.worst_in_flight = 0
@@ -60,8 +62,8 @@ class MirrorEngine(HearingEngine):
     def _move(
         self,
         order: CopyOrder,
-        source: list[list[int]],
-        target: list[list[int]],
+        source: NDArray[np.int64],
+        target: NDArray[np.int64],
         sources: tuple[int, ...],
         targets: tuple[int, ...],
         report: CopyReport,
@@ -70,26 +72,24 @@ class MirrorEngine(HearingEngine):
             report.failed[order.number] = 1
             return
         for one, other in zip(sources, targets, strict=True):
-            target[other] = list(source[one])
+            target[other] = source[one]
         report.done[order.number] = (1, 1e-3)
 
     def _attend(self, request: Request, granted: int) -> None:
         """The tokens before must be where the request's table says; the new ones are written there."""
-        blocks = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
         end = request.num_computed_tokens
-        for position in range(end):
-            block, slot = blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
-            token = self._token_at(request, position)
-            if position >= end - granted:
-                self.device[block][slot] = token
-            else:
-                found = self.device[block][slot]
-                assert found == token, f"{request.request_id} found {found} at {position}, not {token}"
+        tokens, positions = self._tokens(request, end), np.arange(end)
+        table = np.array(self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0])
+        blocks, slots = table[positions // BLOCK_SIZE], positions % BLOCK_SIZE
+        before, new = slice(end - granted), slice(end - granted, end)
+        found = self.device[blocks[before], slots[before]]
+        assert (found == tokens[before]).all(), f"{request.request_id} found {found}, not {tokens[before]}"
+        self.device[blocks[new], slots[new]] = tokens[new]
 
-    def _token_at(self, request: Request, position: int) -> int:
-        """The token of a position, known or about to be."""
-        if position < request.num_tokens:
-            token: int = request.all_token_ids[position]
-            return token
-        serial = self._serial.setdefault(request.request_id, len(self._serial))
-        return 1_000_000 + serial * 10_000 + position
+    def _tokens(self, request: Request, end: int) -> NDArray[np.int64]:
+        """The tokens of the first `end` positions, known or about to be."""
+        known = request.all_token_ids[:end]
+        if len(known) < end:
+            serial = self._serial.setdefault(request.request_id, len(self._serial))
+            known = [*known, *(1_000_000 + serial * 10_000 + position for position in range(len(known), end))]
+        return np.array(known, dtype=np.int64)

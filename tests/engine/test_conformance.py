@@ -156,6 +156,7 @@ AHEAD = ("pauses", "offloads", "prefetches", "put_back", "demotions", "promotion
     ("prefix_caching", "asynchronous"), [(False, True), (True, False)], ids=["two deep", "caching"]
 )
 @pytest.mark.parametrize("preset", ["fastserve", "mlfq-no-preempt"])
+@pytest.mark.slow
 def test_every_move_ahead_of_need_is_the_real_ones(
     preset: str, prefix_caching: bool, asynchronous: bool, model: str
 ) -> None:
@@ -174,6 +175,7 @@ def test_every_move_ahead_of_need_is_the_real_ones(
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
 @pytest.mark.parametrize("preset", ["fastserve", "reactive-swap", "recompute", "defer", "fastserve-artifact"])
+@pytest.mark.slow
 def test_who_runs_in_a_narrow_batch_over_little_memory_is_the_real_ones(
     preset: str, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
@@ -189,6 +191,7 @@ def test_who_runs_in_a_narrow_batch_over_little_memory_is_the_real_ones(
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
 @pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
+@pytest.mark.slow
 def test_every_decision_by_predicted_lengths_is_the_real_ones(
     prefix_caching: bool, asynchronous: bool, model: str
 ) -> None:

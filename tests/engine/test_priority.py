@@ -13,8 +13,7 @@ from headway.core.plan import Reason
 from headway.core.record import Outcome
 from headway.engine.model_free import ScriptedRequest, make_scheduler, replay, to_request
 from headway.engine.self_check import compare_logs, stock_builder
-from headway.policies.presets import PRESETS
-from tests.engine.scripts import HearingEngine, assert_empty, scheduler, stream
+from tests.engine.scripts import UNABLATED, HearingEngine, assert_empty, scheduler, stream
 
 pytestmark = pytest.mark.vllm
 
@@ -50,13 +49,13 @@ def built(asynchronous: bool, prefix_caching: bool = False, **settings: Any) -> 
 
 
 @MODES
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_preset_vllm_decides_as_stock_by_priority(
     asynchronous: bool, prefix_caching: bool, seed: int
 ) -> None:
     ours = built(asynchronous, prefix_caching)
     stock = make_scheduler(stock_builder(asynchronous), ours.vllm_config, 64)
-    script = by_priority(150, seed)
+    script = by_priority(100, seed)
     expected = list(replay(Stamping(stock), script, 10_000))
     parity = compare_logs(expected, list(replay(Stamping(ours), script, 10_000)))
     assert parity.first_difference is None
@@ -73,11 +72,11 @@ def test_the_comparison_sees_another_order() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("policy", PRESETS)
+@pytest.mark.parametrize("policy", UNABLATED)
 def test_every_preset_serves_by_priority(policy: str, asynchronous: bool) -> None:
     made = built(asynchronous, policy=policy)
     engine = Stamping(made)
-    script = by_priority(30)
+    script = by_priority(15)
     for _ in replay(engine, script, 10_000):
         pass
     assert len(engine.endings()) == len(script)

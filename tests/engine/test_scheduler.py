@@ -62,7 +62,7 @@ def test_every_preset_serves_every_request_to_its_length(
 ) -> None:
     built = scheduler(asynchronous=asynchronous, prefix_caching=prefix_caching, policy=policy)
     engine = HearingEngine(built)
-    script = stream(20)
+    script = stream(12)
     for _ in replay(engine, script, 5_000):
         pass
     generated = Counter({request.id: 0 for request in script})

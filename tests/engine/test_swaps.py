@@ -117,7 +117,7 @@ def test_every_step_finds_its_kv_and_every_request_its_length(
     serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
 ) -> None:
     built, batching = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
-    engine, script = MirrorEngine(built, copy_steps), stream(40)
+    engine, script = MirrorEngine(built, copy_steps), stream(25)
     for _ in replay(engine, script, 20_000):
         pass
     assert lengths(engine) == {request.id: request.output_tokens for request in script}
@@ -142,7 +142,7 @@ def test_vllm_tells_how_many_wait_for_their_kv_and_how_many_for_their_turn(
         built = scheduler(policy=policy, batch_width=4, vllm={"host_kv": HostKv(blocks=40)}, **modes)
     built._kv_fetch_stages = {}  # as where statistics are logged
     copies, counts, seen = built.swaps.copies, built._kv_fetch_counts, Counter[str]()
-    for _ in replay(MirrorEngine(built, 3), stream(40), 20_000):
+    for _ in replay(MirrorEngine(built, 3), stream(25), 20_000):
         assert counts[KV_FETCH_IN_PROGRESS] == len(copies.restoring)
         assert counts[KV_FETCH_COMPLETED_WAITING] == len(copies.returned) - len(copies.restoring)
         seen.update(counts)
@@ -164,7 +164,7 @@ def test_drafts_that_are_refused_after_their_job_was_swapped_do_no_harm(
 ) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     built, batching = restless(serial=serial, asynchronous=asynchronous, speculative_config=drafts)
-    engine, script = DraftingEngine(built, copy_steps), stream(40)
+    engine, script = DraftingEngine(built, copy_steps), stream(25)
     for _ in replay(engine, script, 20_000):
         pass
     assert lengths(engine) == {request.id: request.output_tokens for request in script}
@@ -216,7 +216,7 @@ def test_requests_aborted_at_any_moment_end_once_and_hold_nothing(
     serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
 ) -> None:
     built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
-    engine, script, rng = MirrorEngine(built, copy_steps), stream(80), random.Random(7)
+    engine, script, rng = MirrorEngine(built, copy_steps), stream(50), random.Random(7)
     aborted: dict[str, str] = {}
     for _ in replay(engine, script, 20_000):
         if built.requests and rng.random() < 0.15:

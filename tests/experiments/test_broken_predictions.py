@@ -30,6 +30,8 @@ from headway.policies.presets import build_policy, find_preset
 from headway.predict.learned_cost import LearnedCost
 from headway.predict.step_time import StepTimeModel
 
+pytestmark = pytest.mark.slow
+
 TARGETS = Targets(interactive=Slo(ttft_s=2.0, tbt_s=0.2), patient=Slo(ttft_s=40.0, tbt_s=1.0))
 
 

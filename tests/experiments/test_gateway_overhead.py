@@ -116,6 +116,7 @@ def stub(upstream: Running) -> str:
     return upstream.url
 
 
+@pytest.mark.slow
 def test_a_round_on_the_stub_alone_adds_nothing_to_it(upstream: Running) -> None:
     turns = Bench({DIRECT: upstream}, 0.1).rounds(1)
     found = report(turns)[DIRECT]

@@ -159,6 +159,7 @@ def test_what_others_reach_is_stated(tmp_path: Path) -> None:
     assert published["tau"] == pytest.approx(0.816)
 
 
+@pytest.mark.slow
 def test_the_whole_bench_writes_one_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -266,6 +266,7 @@ async def test_a_member_with_an_error_of_its_own_fails_and_the_batch_teaches_not
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 async def test_whatever_goes_wrong_each_request_ends_once(
     server: FakeServer, other_server: FakeServer, seed: int
 ) -> None:

@@ -168,6 +168,7 @@ async def test_answers_may_end_where_the_model_ends_them(server: FakeServer, tmp
     assert body["max_tokens"] == 992
 
 
+@pytest.mark.slow
 async def test_batches_go_to_several_servers_and_lengths_are_kept(
     server: FakeServer, other_server: FakeServer, tmp_path: Path
 ) -> None:

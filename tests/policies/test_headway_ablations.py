@@ -19,6 +19,8 @@ from headway.predict.length_choice import NONE
 from headway.sim.simulation import System, simulate
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
+pytestmark = pytest.mark.slow
+
 KNOWING = "noisy-oracle:tau=1"
 MIXED = (
     *[Slo(ttft_s=1.0, tbt_s=0.06)] * 9,
@@ -67,7 +69,7 @@ class Crowd:
 CROWDS = {
     "mixed": Crowd(count=200, rate_rps=14.0, targets=MIXED),
     "no targets": Crowd(count=120, rate_rps=10.0, targets=(NO_TARGETS,)),
-    "slow streams": Crowd(count=700, rate_rps=20.0, targets=(Slo(ttft_s=2.0, tbt_s=0.5),)),
+    "slow streams": Crowd(count=550, rate_rps=20.0, targets=(Slo(ttft_s=2.0, tbt_s=0.5),)),
     "long contexts": Crowd(
         count=120,
         rate_rps=14.0,

@@ -33,6 +33,7 @@ def lived(spec: str, rows: Sequence[Answer], inline: bool = True) -> ForestPredi
 
 
 @pytest.mark.parametrize("spec", ["hash", "hash:forest=rf", "learned"])
+@pytest.mark.slow
 def test_lengths_are_predicted_nearly_as_well_as_the_law_allows(spec: str) -> None:
     estimates = taught(spec).predict_many([facts for facts, _ in UNSEEN])
     assert all(estimate is not None for estimate in estimates)

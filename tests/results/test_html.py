@@ -11,6 +11,8 @@ from headway.results import COLUMNS, Run, RunInfo, RunMeta, render_html
 from .examples import make, shed, unfinished, worked_run
 from .page import Page
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<script>alert(1)</script>\"'&<img src=//evil.example>"
 
 META: dict[str, Any] = {

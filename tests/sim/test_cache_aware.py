@@ -13,6 +13,8 @@ from headway.sim.simulation import System
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 from tests.sim.worlds import SECOND_STEPS, Linear, calibration, limits, request, run
 
+pytestmark = pytest.mark.slow
+
 TURNS = 4
 
 
@@ -45,7 +47,7 @@ def served(requests: list[TraceRequest], router: str, instances: int = 3) -> tup
 
 @pytest.mark.parametrize("seed", range(3))
 def test_conversations_are_computed_once(seed: int) -> None:
-    requests = conversations(24, seed)
+    requests = conversations(20, seed)
     _, least_tokens = served(requests, "round-robin", instances=1)
     aware_s, aware_tokens = served(requests, "cache-aware")
     blind_s, blind_tokens = served(requests, "least-work")

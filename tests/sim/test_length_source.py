@@ -24,6 +24,8 @@ from headway.traces import TraceRequest, parse_workload
 from tests.sim.worlds import LIMIT, Linear, calibration, limits, preset, request, run
 from tests.strategies import FEW
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class LastAnswer:

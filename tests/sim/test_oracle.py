@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
+import pytest
+
 from headway.core.cost import UnknownCost
 from headway.core.job import Job
 from headway.core.slo import Slo
@@ -10,6 +12,8 @@ from headway.sim.oracle import ORACLES, Knowledge, most_on_time, saves_a_target,
 from headway.sim.simulation import System
 from tests.sim.worlds import Linear, calibration, limits, preset, request, run
 from tests.strategies import decoding, ids, make_job
+
+pytestmark = pytest.mark.slow
 
 
 class PerToken(UnknownCost):

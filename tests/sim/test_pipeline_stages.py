@@ -168,6 +168,7 @@ TOP_JOBS = [name for name, row in known_presets().items() if row.batching.starts
 @pytest.mark.parametrize("name", TOP_JOBS)
 @FEW
 @given(world=worlds(narrow=False))
+@pytest.mark.slow
 def test_with_each_preset_that_keeps_several_batches_in_flight(
     name: str, world: tuple[list[TraceRequest], System]
 ) -> None:

@@ -11,10 +11,14 @@ from math import log
 from random import Random
 from statistics import fmean
 
+import pytest
+
 from headway.sim.oracle import ORACLES
 from headway.sim.simulation import System
 from headway.traces import TraceRequest
 from tests.sim.worlds import Linear, calibration, limits, request, run
+
+pytestmark = pytest.mark.slow
 
 
 def poisson(rate_rps: float, lengths: list[int]) -> list[TraceRequest]:
@@ -58,7 +62,7 @@ def test_shortest_remaining_first_is_m_g_1_srpt() -> None:
     #   short jobs interrupt it: residence 90 / 0.8 + 10 = 122.5. Sojourn 188.1.
     # Mean 5/6 x 11.5 + 1/6 x 188.1 = 40.9 s, and half a step for a newcomer that finds one under way, 0.6 of them.
     random = Random(13)
-    lengths = [10 if random.random() < 5 / 6 else 100 for _ in range(4_000)]
+    lengths = [10 if random.random() < 5 / 6 else 100 for _ in range(2_000)]
     trace = poisson(0.024, lengths)
     srpt_s = mean_sojourn_s(trace, "srpt-oracle")
     assert abs(srpt_s / 41.2 - 1) < 0.08

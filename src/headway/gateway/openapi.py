@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib import metadata
 
 import msgspec
@@ -31,12 +32,16 @@ events have no names.
 
 def openapi_route() -> Route:
     """`GET /openapi.json`."""
-    body = json.dumps(describe(), indent=1).encode()
 
     async def description(_request: Request) -> Response:
-        return Response(body, media_type="application/json")
+        return Response(_body(), media_type="application/json")
 
     return Route("/openapi.json", description)
+
+
+@cache
+def _body() -> bytes:
+    return json.dumps(describe(), indent=1).encode()
 
 
 def describe() -> Json:

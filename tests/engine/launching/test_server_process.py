@@ -16,6 +16,8 @@ import pytest
 from headway.engine.launching.server_process import ServerProcess
 from headway.errors import UpstreamError
 
+pytestmark = pytest.mark.engine
+
 # Listens only when asked to, answers /health with 200, and shares vLLM's two habits: SIGTERM is ignored
 # until it listens, and its child does not end with it.
 SERVER = """

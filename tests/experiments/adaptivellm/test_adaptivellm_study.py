@@ -44,6 +44,8 @@ from headway.results import summarize
 from headway.results.study import Study
 from tests.results.examples import make, unfinished
 
+pytestmark = pytest.mark.slow
+
 CHAT = Group("OPT-13B", "Chatbot")
 SECONDS = {BASELINE: 12.0, SWAP: 30.0, SWAP_FALLBACK: 15.0, ADAPTIVE: 10.0, PLUS: 8.0, TODAY: 9.0}
 """How long the two requests of every run take: so throughput is 2 over it."""

@@ -36,6 +36,8 @@ from headway.results import summarize
 from headway.results.study import Study
 from tests.results.examples import make, unfinished
 
+pytestmark = pytest.mark.slow
+
 SECONDS = {ORCA: 12.0, FASTER_TRANSFORMER: 60.0, FASTSERVE: 6.0, ORACLE: 4.0, DEFER: 18.0, REACTIVE: 9.0}
 """How long each of the two requests of every run takes: so gains over fastserve are multiples of 1/6."""
 SHORT_QUANTUM = "quantum_s=0.01217"

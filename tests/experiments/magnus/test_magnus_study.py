@@ -41,6 +41,8 @@ from headway.results.study import Study
 from tests.experiments.magnus.magnus_rows import write_rows
 from tests.results.examples import make
 
+pytestmark = pytest.mark.slow
+
 CAPACITY_RPS = 10.0
 MOST_RPS = {VS: 10.0, VSQ: 12.0, CCB: 20.0, GLP: 15.0, ABP: 30.0, MAGNUS: 36.0, TODAY: 60.0}
 """What each gets through at most; what comes, if that is less."""

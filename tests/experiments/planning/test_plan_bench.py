@@ -9,6 +9,8 @@ from bench.planner import GENERATED, SHARED, TARGETS, Bench, row
 from headway.errors import ConfigError
 from headway.experiments.stream import Stream
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,7 @@ def test_what_serving_adds_is_found_again(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("added", [Served(1.3), Served(step_s=0.002), Served(1.15, 0.001), Served(0.8)])
+@pytest.mark.slow
 def test_where_prompts_are_long_a_factor_is_told_from_so_much_more_in_each_step(
     here: Machine, tmp_path: Path, added: Served
 ) -> None:

@@ -56,6 +56,7 @@ def test_several_numbers_of_gpus_have_an_answer_each(tmp_path: Path) -> None:
     assert one.mean < two.mean
 
 
+@pytest.mark.slow
 def test_the_fewest_gpus_that_hold_the_aim_are_found(tmp_path: Path) -> None:
     def fewest(aim: float) -> int | None:
         found = planned(
@@ -72,6 +73,7 @@ def test_the_fewest_gpus_that_hold_the_aim_are_found(tmp_path: Path) -> None:
     assert known[0] == 1
 
 
+@pytest.mark.slow
 def test_what_holds_the_aim_where_it_was_chosen_alone_is_not_enough(tmp_path: Path) -> None:
     """200 s of what an H100 gets through, then 9 s of ten times as much; the search looks at 45 s from 144 on."""
     trace = tmp_path / "bursty.csv"
