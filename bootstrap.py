@@ -31,7 +31,7 @@ def main() -> int:
         return 1
     wanted = {
         "packages": _digest(LOCK),
-        "project": _digest(ROOT / "pyproject.toml"),
+        "project": _digest(ROOT / "pyproject.toml") + _digest(ROOT / "reproduce" / "pyproject.toml"),
         "setup": _digest(Path(__file__)),
         "root": str(ROOT),
     }
@@ -43,7 +43,7 @@ def main() -> int:
         venv.create(VENV, with_pip=True, clear=True)
         if not _install_packages():
             return 1
-    if not _pip("--no-build-isolation", "--editable", str(ROOT)):
+    if not _pip("--no-build-isolation", "--editable", str(ROOT), "--editable", str(ROOT / "reproduce")):
         return 1
     answer_for_vllm(BIN / "vllm")
     STAMP.write_text(json.dumps(wanted))
@@ -70,11 +70,12 @@ def answer_for_vllm(script: Path) -> None:
     Only the command is changed. An installed package called `vllm` would satisfy whatever asks pip for a CUDA build.
     """
     imports = "from vllm.entrypoints.cli.main import main\n"
-    launcher = "from headway.engine.launching.launcher import answer_for_missing_distribution"
-    text = script.read_text()
+    launcher = "from headway.engine.servers.launcher import answer_for_missing_distribution"
+    lines = script.read_text().splitlines(keepends=True)
+    text = "".join(line for line in lines if "answer_for_missing_distribution" not in line)
     if imports not in text:
         _say(f"{script} does not start vLLM as expected and is left as it is: `vllm` may not work")
-    elif launcher not in text:
+    else:
         script.write_text(text.replace(imports, f"{launcher}\nanswer_for_missing_distribution()\n{imports}"))
 
 

@@ -42,9 +42,9 @@ from bench.wrong_cost import told_wrongly
 from headway.core.cost import CostModel
 from headway.core.record import Record
 from headway.errors import ConfigError, HeadwayError
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.experiments.predictor_choice import length_source
-from headway.experiments.run_cells import in_processes
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.predictor_choice import length_source
+from headway.lab.run_cells import in_processes
 from headway.policies.policy import Policy
 from headway.policies.presets import find_preset
 from headway.predict.length_choice import NONE as NOBODY

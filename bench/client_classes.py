@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from headway_reproduce.ascendra.real_stream import TTFT_FACTOR
+
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError, SimulationError
-from headway.experiments.ascendra.real_stream import TTFT_FACTOR
-from headway.experiments.demo_stream import INTERACTIVE_SHARE
+from headway.lab.demo_stream import INTERACTIVE_SHARE
 from headway.results import Summary
 from headway.traces import TraceRequest
 

@@ -36,7 +36,7 @@ def command(name: str, url: str, model: str, tokenizer: str, folder: Path) -> li
     """How a class is started."""
     kind = CLASSES[name]
     return [
-        *(sys.executable, "-m", "headway.engine.launching.launcher", "bench", "serve", "--backend", "openai"),
+        *(sys.executable, "-m", "headway.engine.servers.launcher", "bench", "serve", "--backend", "openai"),
         *("--base-url", url, "--model", model, "--tokenizer", tokenizer, "--disable-tqdm"),
         *("--dataset-name", "random", "--random-input-len", f"{kind.input_tokens}"),
         *("--random-output-len", f"{kind.output_tokens}", "--ignore-eos"),

@@ -25,15 +25,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
+from headway_reproduce.ascendra.real_servers import ready_instances
+
 from bench.client_lm_eval import lm_eval
 from bench.client_vllm_bench import passed as all_completed
 from bench.client_vllm_bench import vllm_bench
 from bench.progress import say
 from headway.engine.demo_model import DEMO, resolve_model
 from headway.errors import HeadwayError, UpstreamError
-from headway.experiments.ascendra.real_servers import ready_instances
-from headway.experiments.policy_bench import free_port
-from headway.experiments.process_cpu import PROC, family
+from headway.lab.policy_bench import free_port
+from headway.lab.process_cpu import PROC, family
 
 POOLS = "lp=1,hp=1"
 INSTANCES = 2
@@ -76,7 +77,7 @@ def instance_url(pid: int) -> str:
     """The first server that a process started, by its command line. Raises UpstreamError if there is none."""
     for each in family(pid, PROC)[1:]:
         words = (PROC / str(each) / "cmdline").read_bytes().decode().split("\0")
-        if "headway.engine.launching.launcher" in words and "--port" in words:
+        if "headway.engine.servers.launcher" in words and "--port" in words:
             return f"http://127.0.0.1:{words[words.index('--port') + 1]}"
     raise UpstreamError("the gateway has started no server")
 

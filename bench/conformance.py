@@ -36,9 +36,9 @@ from headway.core.host_copies import Copy
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.guard import GuardedPolicy
 from headway.engine.kv.host import HostKv
-from headway.engine.model_free import (
+from headway.engine.step.guard import GuardedPolicy
+from headway.engine.vllm.model_free import (
     BLOCK_SIZE,
     ModelFreeEngine,
     ScriptedRequest,

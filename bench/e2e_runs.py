@@ -44,7 +44,7 @@ from bench.gpu_steps import lone_steps
 from bench.gpu_tables import Tables, add_data_flag
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.predict.calibration import StepSeconds
 from headway.predict.hardware import catalogue, hardware
 from headway.predict.known_models import model_shape

@@ -13,7 +13,7 @@ from headway.engine.machine import machine_name, vllm_version
 from headway.engine.profiling.profile import Measurements, Profiler
 from headway.engine.profiling.result import Identity, conclude
 from headway.engine.settings import EngineSettings
-from headway.engine.stepped_engine import SteppedEngine
+from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.predict.cost_file import write_cost_file
 
 

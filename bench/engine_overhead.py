@@ -36,7 +36,7 @@ from bench.preset_kinds import preset_option
 from bench.serving_engine import ServingEngine
 from headway.core.slo import Slo
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.stepped_engine import Hints
+from headway.engine.vllm.stepped_engine import Hints
 from headway.errors import ConfigError
 
 POLICIES = ("vllm", "headway")

@@ -18,9 +18,9 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 
-from headway.core.explain.trail import KEPT_ENDED
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.model_free import ModelFreeEngine, ScriptedRequest, headway_builder
+from headway.engine.vllm.model_free import ModelFreeEngine, ScriptedRequest, headway_builder
+from headway.explain.trail import KEPT_ENDED
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.plan_overhead import RUNNING, WAITING, Lane, added_us, options, quantiles

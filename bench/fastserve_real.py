@@ -36,6 +36,8 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
+from headway_reproduce.mid_model import ensure_mid_model
+
 from bench.engine_costs import profiled
 from bench.fastserve_real_engine import (
     BLOCK_TOKENS,
@@ -54,8 +56,7 @@ from bench.progress import say
 from headway.core.record import Record
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import HeadwayError
-from headway.experiments.mid_model import ensure_mid_model
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.predict.cost_file import load_cost_file
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate

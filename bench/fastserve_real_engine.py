@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 import msgspec
+from headway_reproduce.mid_model import ensure_mid_model
 
 from bench.engine_time import EngineTime
 from bench.progress import say
@@ -19,7 +20,6 @@ from bench.side_by_side import Lane, compared, measure_side_by_side
 from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.experiments.mid_model import ensure_mid_model
 from headway.traces import Gamma, TraceRequest, Zipf, generate
 from headway.whole_file import write_whole
 

@@ -15,7 +15,7 @@ from bench.fidelity_steps import Row
 from headway.core.record import Record
 from headway.engine.profiling.profile import Measurements
 from headway.errors import ConfigError
-from headway.experiments.real_engine import ServedStep
+from headway.lab.real_engine import ServedStep
 from headway.results import read_records
 from headway.results.records import write_records
 from headway.whole_file import write_whole

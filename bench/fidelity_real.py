@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
+from headway_reproduce.mid_model import ensure_mid_model
+
 from bench.engine_costs import profile_for
 from bench.fidelity_folder import Folder
 from bench.fidelity_setup import RealRun, RealSide, Setup, predictions, stream
 from bench.progress import say
 from headway.engine.profiling.profile import Measurements, Profiler
 from headway.engine.settings import EngineSettings
-from headway.engine.stepped_engine import SteppedEngine
-from headway.experiments.mid_model import ensure_mid_model
-from headway.experiments.real_engine import run_real
+from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.lab.real_engine import run_real
 
 BURST_REQUESTS = 96
 

@@ -10,8 +10,8 @@ import msgspec
 from bench.preset_kinds import pauses
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.kv.host import HostKv
-from headway.engine.stepped_engine import EngineSizes
-from headway.experiments.predictor_choice import length_source
+from headway.engine.vllm.stepped_engine import EngineSizes
+from headway.lab.predictor_choice import length_source
 from headway.policies.presets import build_policy, find_preset
 from headway.sim.length_source import LengthSource
 from headway.traces import LogNormal, Poisson, TraceRequest, generate

@@ -9,7 +9,7 @@ from bench.fidelity_cells import Run, run_of
 from bench.fidelity_setup import MAX_OUTPUT_TOKENS, RealSide, predictions
 from headway.core.record import Record
 from headway.engine.kv.host import HostKv
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.predict.calibration import Calibration
 from headway.predict.transfer import TransferModel
 from headway.sim.limits import EngineLimits

@@ -22,7 +22,7 @@ from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv.host import HostKv
-from headway.engine.launching.server_command import is_cpu_build
+from headway.engine.servers.server_command import is_cpu_build
 from headway.policies.order import Learning, Order, Predicting
 from headway.policies.parts import build_part
 from headway.policies.presets import Preset

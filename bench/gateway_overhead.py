@@ -43,7 +43,7 @@ from bench.progress import say
 from bench.proxies import BARE, DIRECT, HEADWAY, PLAIN_HEADWAY, RUST, Running, on_core, running
 from bench.sse_client import Client, completion
 from headway.errors import ConfigError
-from headway.experiments.process_cpu import usage
+from headway.lab.process_cpu import usage
 
 RATES_RPS = (50, 200, 500)
 CHUNKS, INTERVAL_S = 16, 0.005

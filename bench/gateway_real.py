@@ -39,16 +39,17 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
+from headway_reproduce.ascendra.real_run import Calibrated, StreamRun, calibrated, serve_stream, warm_up
+from headway_reproduce.ascendra.real_servers import fleet
+from headway_reproduce.ascendra.real_stream import Shape, TargetRule, bursty_stream
+from headway_reproduce.ascendra.real_systems import SYSTEMS, calibrating
+
 from bench.gateway_real_figures import cell, client_figures, headline
 from bench.gateway_real_simulated import Simulated
 from bench.progress import say
 from headway.core.slo import Slo
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import ConfigError
-from headway.experiments.ascendra.real_run import Calibrated, StreamRun, calibrated, serve_stream, warm_up
-from headway.experiments.ascendra.real_servers import fleet
-from headway.experiments.ascendra.real_stream import Shape, TargetRule, bursty_stream
-from headway.experiments.ascendra.real_systems import SYSTEMS, calibrating
 from headway.results import RecordWriter
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole

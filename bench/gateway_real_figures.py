@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from headway.experiments.ascendra.real_run import CLIENT, GATEWAY, OTHERS, StreamRun
-from headway.experiments.ascendra.real_systems import ASCENDRA, STOCK
+from headway_reproduce.ascendra.real_run import CLIENT, GATEWAY, OTHERS, StreamRun
+from headway_reproduce.ascendra.real_systems import ASCENDRA, STOCK
 
 DISTURBING_CORES = 0.15
 """A client that takes more than this share of the cores is said to disturb what it measures."""

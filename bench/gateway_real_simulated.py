@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway_reproduce.ascendra.real_servers import VLLM_FLAGS
+from headway_reproduce.ascendra.real_systems import ASCENDRA, SERVICES, SYSTEMS, pool_sizes
+
 from bench.engine_costs import profiled
 from headway.core.record import Record
 from headway.engine.demo_model import DEMO
 from headway.engine.settings import EngineSettings
-from headway.experiments.ascendra.real_servers import VLLM_FLAGS
-from headway.experiments.ascendra.real_systems import ASCENDRA, SERVICES, SYSTEMS, pool_sizes
-from headway.experiments.engine_sizes import Sizes, engine_limits
-from headway.experiments.policy_choice import Parts, policies_of
+from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.policy_choice import Parts, policies_of
 from headway.predict.calibration import Calibration
 from headway.predict.cost_file import load_cost_file
 from headway.results import summarize

@@ -7,7 +7,7 @@ kind of step takes beyond it, and hundreds of answers tell them apart.
 
 It is a rough estimate: a prompt that takes several steps is seen in the last alone. On simulated streams of known cost
 it finds 2 ms for a large step where there are none, 4.4 to 6.7 where there are 4, the more the nearer stock is to
-saturation, and 5.7 where there are 6 (`tests/experiments/test_gpu_real.py` has the first two at moderate load).
+saturation, and 5.7 where there are 6 (`tests/lab/test_gpu_real.py` has the first two at moderate load).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from bench.gpu_real_plan import FACTS, Facts, Study
 from bench.headway_real_engine import STOCK
 from bench.progress import say
 from bench.serving_engine import ServingEngine
-from headway.engine.launching.server_command import is_cpu_build
 from headway.engine.machine import machine_name, vllm_version
+from headway.engine.servers.server_command import is_cpu_build
 from headway.errors import ConfigError
 from headway.whole_file import write_whole
 

@@ -19,8 +19,8 @@ from bench.regret_targets import NONE
 from bench.versus import GOODPUT, MEAN_JCT, Runs, figures, gain
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.experiments.predictor_choice import length_source
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.predictor_choice import length_source
 from headway.sim.simulation import simulate
 
 

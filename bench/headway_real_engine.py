@@ -22,7 +22,7 @@ from headway.core.record import Outcome, Record
 from headway.engine.demo_model import DEMO
 from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
-from headway.experiments.planning.foretold import Foretold
+from headway.planner.foretold import Foretold
 from headway.traces import TraceRequest
 
 SLOTS = 64

@@ -11,8 +11,8 @@ from bench.taught_lengths import MAX_OUTPUT_TOKENS, estimates_of
 from bench.wrong_cost import told_wrongly
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
-from headway.experiments.planning.foretold import Foretold
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.planner.foretold import Foretold
 from headway.predict.calibration import Calibration, StepSeconds
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate

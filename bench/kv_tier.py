@@ -28,8 +28,8 @@ from bench.progress import say
 from bench.regret_workloads import DATA
 from bench.routers import MACHINE, WARM_UP_SHARE, capacity_rps, window
 from headway.core.record import Record
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.experiments.run_cells import in_processes
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.run_cells import in_processes
 from headway.results import summarize
 from headway.sim.kv_tier import KvTier
 from headway.sim.simulation import System, simulate

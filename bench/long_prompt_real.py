@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from headway_reproduce.mid_model import ensure_mid_model
 
 from bench.long_prompt_scene import Measured, Passage, Scene, TokenTimes, light, light_gap_s, passage
 from bench.serving_engine import ServingEngine
 from headway.engine.settings import EngineSettings
-from headway.experiments.mid_model import ensure_mid_model
 from headway.whole_file import write_whole
 
 MACHINE = "CPU, 46 M parameters"

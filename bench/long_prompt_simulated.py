@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from bench.long_prompt_scene import Measured, Scene, TokenTimes, light, light_gap_s, passage
 from headway.core.plan import StepOutcome
 from headway.core.record import Record
-from headway.experiments.engine_sizes import Sizes, engine_limits
-from headway.experiments.policy_choice import OWN_PARTS, Parts, policy_factory
+from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.sim.simulation import System, simulate

@@ -59,8 +59,8 @@ from bench.forced import (
 from bench.preset_kinds import moves_ahead, preset_option
 from bench.two_stages import two_stages
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.launching.server_command import is_cpu_build
-from headway.engine.plugin import CPU_ASYNC_SWITCH
+from headway.engine.servers.server_command import is_cpu_build
+from headway.engine.vllm.plugin import CPU_ASYNC_SWITCH
 from headway.policies.order import Predicting
 from headway.policies.presets import Preset, build_policy, known_presets
 

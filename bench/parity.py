@@ -22,9 +22,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 
 from headway.core.job import Job
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.model_free import ScriptedRequest, engine_config, headway_builder
-from headway.engine.self_check import Parity, compare_logs, run_script, stock_builder
-from headway.experiments.stream import Stream
+from headway.engine.vllm.model_free import ScriptedRequest, engine_config, headway_builder
+from headway.engine.vllm.self_check import Parity, compare_logs, run_script, stock_builder
+from headway.lab.stream import Stream
 from headway.policies.order.arrival import Arrival
 
 SHARED_TRACE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "azure2023_conv.csv.gz"

@@ -42,9 +42,9 @@ from bench.preset_kinds import preset_option
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.guard import GuardedPolicy
 from headway.engine.kv.host import HostKv
-from headway.engine.model_free import (
+from headway.engine.step.guard import GuardedPolicy
+from headway.engine.vllm.model_free import (
     ModelFreeEngine,
     ScriptedRequest,
     engine_config,

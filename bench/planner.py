@@ -31,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this
 from bench.progress import say
 from headway.core.slo import Slo
 from headway.errors import ConfigError, HeadwayError
-from headway.experiments.planning.ask import SEEDS, Ask, prepare
-from headway.experiments.planning.deploy import command
-from headway.experiments.planning.planner import Effort, Planned, make_plan
-from headway.experiments.planning.report import plan_data, serve_arguments
-from headway.experiments.planning.runs import KeptPlanRuns
-from headway.experiments.stream import Stream
+from headway.lab.stream import Stream
+from headway.planner.ask import SEEDS, Ask, prepare
+from headway.planner.deploy import command
+from headway.planner.planner import Effort, Planned, make_plan
+from headway.planner.report import plan_data, serve_arguments
+from headway.planner.runs import KeptPlanRuns
 
 HARDWARE, MODEL, GPUS = "h100", "Llama-3.1-8B", 2
 TARGETS = Slo(ttft_s=1.0, tbt_s=0.05)
@@ -116,7 +116,7 @@ def row(source: str, planned: Planned, wall_s: float) -> dict[str, Any]:
 
 def verified(planned: Planned, folder: Path, seconds: float) -> dict[str, Any]:
     """The check of a plan on this machine."""
-    from headway.experiments.planning.verify import verify
+    from headway.planner.verify import verify
 
     return verify(planned, folder, seconds, say).to_dict()
 

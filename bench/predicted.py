@@ -30,10 +30,10 @@ from random import Random
 from statistics import fmean
 
 from headway.core.record import Record
-from headway.experiments.engine_sizes import Sizes, engine_limits
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.experiments.predictor_choice import length_source
-from headway.experiments.run_cells import in_processes
+from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.predictor_choice import length_source
+from headway.lab.run_cells import in_processes
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.sim.simulation import System, simulate

@@ -45,8 +45,8 @@ from headway.engine.demo_model import DEMO
 from headway.engine.kv.host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
-from headway.experiments.planning.foretold import Foretold
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.planner.foretold import Foretold
 from headway.predict.cost_file import load_cost_file
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate

@@ -63,7 +63,7 @@ from bench.regret_statistics import CellFindings, summary
 from bench.regret_tables import tables
 from bench.regret_workloads import DATA, Served, known_workloads
 from headway.errors import ConfigError, HeadwayError
-from headway.experiments.kept_runs import Kept, run_kept
+from headway.lab.kept_runs import Kept, run_kept
 from headway.whole_file import write_whole
 
 QUICK_CELLS = (

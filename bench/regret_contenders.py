@@ -8,8 +8,8 @@ from functools import cache, partial
 
 from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
-from headway.experiments.policy_choice import OWN_PARTS, Parts, policy_factory, uses_predictions
-from headway.experiments.policy_source import code_digest
+from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory, uses_predictions
+from headway.lab.policy_source import code_digest
 from headway.policies.presets import POOLED, Preset, find_preset, known_presets
 from headway.predict.length_choice import DEFAULT_PREDICTOR, NONE
 from headway.sim.killed_steps import KILLING_ROWS

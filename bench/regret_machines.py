@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from headway.experiments.engine_sizes import Sizes, engine_limits
-from headway.experiments.simulation import fingerprint
+from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.simulation import fingerprint
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.sim.simulation import System

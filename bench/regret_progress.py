@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from headway.experiments.kept_runs import Kept
+from headway.lab.kept_runs import Kept
 
 _A_LINE_EVERY = 20
 """Runs, where stderr is no terminal."""

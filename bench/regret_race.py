@@ -8,7 +8,7 @@ from bench.regret_cells import Cell, Plan
 from bench.regret_contenders import STOCK, Contender
 from bench.regret_runs import RegretResult, RegretRun
 from bench.regret_targets import NONE
-from headway.experiments.kept_runs import Kept
+from headway.lab.kept_runs import Kept
 
 FAR_SHARE, FAR_RATIO = 0.10, 0.25
 """Behind the best rival by more of goodput, or of mean JCT as ratio - 1, nobody is taken to be a cell's best."""

@@ -16,9 +16,9 @@ from bench.regret_workloads import DRAWN, DRAWN_COUNT, Served
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import HeadwayError
-from headway.experiments.kept_runs import Kept, release
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.experiments.predictor_choice import length_source
+from headway.lab.kept_runs import Kept, release
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.predictor_choice import length_source
 from headway.results.metrics import ends, jct_s, met_targets
 from headway.sim.simulation import simulate
 from headway.traces import TraceRequest

@@ -32,8 +32,8 @@ from bench.progress import say
 from bench.regret_machines import MACHINES
 from bench.regret_workloads import DATA, Served, known_workloads
 from headway.core.record import Record
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.experiments.run_cells import in_processes
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.run_cells import in_processes
 from headway.results import summarize
 from headway.results.summary import Summary
 from headway.sim.simulation import simulate

@@ -26,17 +26,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
+from headway_reproduce.ascendra.real_servers import Place, gateway, start_instances
+from headway_reproduce.ascendra.real_systems import Service, System
+
 from bench.conversations import conversations
 from bench.jct import latencies
 from bench.progress import say
 from headway.core.record import Record
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import SimulationError
-from headway.experiments.ascendra.real_servers import Place, gateway, start_instances
-from headway.experiments.ascendra.real_systems import Service, System
-from headway.experiments.policy_bench import START_TIMEOUT_S
-from headway.gateway import ReplayOptions, replay
-from headway.gateway.client.scrape import scrape
+from headway.lab.policy_bench import START_TIMEOUT_S
+from headway.loadgen import ReplayOptions, replay
+from headway.loadgen.scrape import scrape
 from headway.results.metrics import jct_s, ttft_s
 from headway.traces import TraceRequest
 

@@ -10,10 +10,16 @@ from typing import Any, Literal
 
 from bench.engine_time import EngineTime, WallTime
 from headway.core.cost import CostModel
-from headway.engine.guard import GuardedPolicy
 from headway.engine.settings import EngineSettings
-from headway.engine.stepped_engine import Hints, core_request, core_worker_pids, prompt_tokens, start_core
-from headway.experiments.real_engine import Prophet, made_requests
+from headway.engine.step.guard import GuardedPolicy
+from headway.engine.vllm.stepped_engine import (
+    Hints,
+    core_request,
+    core_worker_pids,
+    prompt_tokens,
+    start_core,
+)
+from headway.lab.real_engine import Prophet, made_requests
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy
 from headway.sim.length_source import LengthSource

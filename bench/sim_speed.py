@@ -29,9 +29,9 @@ from typing import Any
 
 from headway.core.record import Record
 from headway.core.slo import Slo
-from headway.experiments.engine_sizes import Sizes, engine_limits
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.experiments.stream import Stream
+from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.stream import Stream
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.sim.simulation import System, simulate

@@ -27,12 +27,12 @@ from typing import Any
 
 from headway.core.record import Outcome, Record
 from headway.engine.kv.host import HostKv
-from headway.engine.launching.server_command import server_command
-from headway.engine.launching.server_process import ServerProcess
+from headway.engine.servers.server_command import server_command
+from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
-from headway.experiments.stream import Stream
-from headway.gateway import ReplayOptions, replay
-from headway.gateway.client.scrape import scrape
+from headway.lab.stream import Stream
+from headway.loadgen import ReplayOptions, replay
+from headway.loadgen.scrape import scrape
 from headway.results import read_records
 from headway.traces import TraceRequest, scale_lengths, scale_rate
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from headway.gateway.client.sse import sse_data
+from headway.loadgen.sse import sse_data
 
 _DONE = b"[DONE]"
 

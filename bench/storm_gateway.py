@@ -12,11 +12,11 @@ from pathlib import Path
 from headway.cli.serve_gateway import run_gateway
 from headway.cli.serve_layout import read_layout
 from headway.cli.serve_site import Site
-from headway.engine.launching.core_binding import Binding
-from headway.engine.launching.instances_command import InstancesPlan, LocalInstances
+from headway.engine.servers.core_binding import Binding
+from headway.engine.servers.instances_command import InstancesPlan, LocalInstances
 from headway.engine.settings import EngineSettings
-from headway.gateway.instances.fleet import FleetOptions
-from headway.gateway.options import GatewayOptions
+from headway.gateway.fleet.fleet import FleetOptions
+from headway.gateway.http.options import GatewayOptions
 
 UPSTREAM = Path(__file__).with_name("storm_upstream.py")
 FLEET = FleetOptions(

@@ -19,7 +19,7 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this folder is on the path
 
-from headway.engine.launching.launcher import end_with_parent
+from headway.engine.servers.launcher import end_with_parent
 from tests.gateway.upstream import Turn, upstream
 
 GARBAGE_S = 3.0

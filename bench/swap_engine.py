@@ -15,8 +15,8 @@ from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
 from headway.engine.kv.orders import CopyOrder
 from headway.engine.settings import EngineSettings
-from headway.engine.stepped_engine import Hints, SteppedEngine, SteppedStep
-from headway.experiments.real_engine import prompt_ids
+from headway.engine.vllm.stepped_engine import Hints, SteppedEngine, SteppedStep
+from headway.lab.real_engine import prompt_ids
 from headway.traces import TraceRequest
 
 COPIES_TIMED = 7

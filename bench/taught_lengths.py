@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from headway.core.length_estimate import LengthEstimate
-from headway.experiments.predictor_choice import length_source
+from headway.lab.predictor_choice import length_source
 from headway.predict.forest_predictor import ForestPredictor
 from headway.predict.length import RequestFacts
 from headway.predict.length_choice import length_predictor

@@ -28,7 +28,7 @@ from bench.client_classes import KINDS, NONE, TWO, Targets, asked_by
 from bench.predicted import HARDWARE, MODEL, capacity, requests
 from bench.versus import mean
 from headway.core.record import Record
-from headway.experiments.run_cells import in_processes
+from headway.lab.run_cells import in_processes
 from headway.results import summarize
 from headway.traces import TraceRequest
 

@@ -15,10 +15,10 @@ import aiohttp
 
 from bench.forced import SEATS, Answers, Request
 from headway.engine.demo_model import DEMO_RANDOM
-from headway.engine.launching.server_command import TRANSFER_FLAG
-from headway.experiments.planning.deployed import START_S, deployed
-from headway.experiments.policy_bench import free_port
-from headway.gateway.client.scrape import scrape
+from headway.engine.servers.server_command import TRANSFER_FLAG
+from headway.lab.policy_bench import free_port
+from headway.loadgen.scrape import scrape
+from headway.planner.deployed import START_S, deployed
 
 AT_ONCE = 3
 """Requests that are under way together. The prompts of so many fit a step of every preset: `ExampleConnector` stores

@@ -28,10 +28,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from headway.engine import vllm_seams
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv.host import HostKv
-from headway.engine.model_free import (
+from headway.engine.step.scheduler import PolicyScheduler
+from headway.engine.vllm import seams as vllm_seams
+from headway.engine.vllm.model_free import (
     ModelFreeEngine,
     ScriptedRequest,
     StepLog,
@@ -40,9 +41,8 @@ from headway.engine.model_free import (
     make_scheduler,
     to_request,
 )
-from headway.engine.scheduler import PolicyScheduler
-from headway.engine.self_check import compare_logs, stock_builder
-from headway.engine.start import build_scheduler
+from headway.engine.vllm.self_check import compare_logs, stock_builder
+from headway.engine.vllm.start import build_scheduler
 from headway.errors import ConfigError
 from headway.policies.presets import known_presets
 

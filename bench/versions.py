@@ -6,7 +6,7 @@ path import that version. The environment stays as it is. No model runs: schedul
 
 For each version:
 
-- `names`: which of the vLLM names in use are gone or changed (`engine/vllm_seams.py`);
+- `names`: which of the vLLM names in use are gone or changed (`engine/vllm/seams.py`);
 - `features`: every preset with every feature (`version_features.py`): differences without a reason, faults of the
   watchdog and of policies, requests lost, and, under preset `vllm`, steps unlike stock's;
 - `parity` and `conformance`: these benches, with fewer requests;
@@ -42,7 +42,7 @@ TESTS = (
     "tests/engine",
     "--ignore=tests/engine/test_conformance.py",
     "--ignore=tests/engine/test_versions.py",
-    "--ignore=tests/engine/launching",
+    "--ignore=tests/engine/servers",
 )
 """Left out: two that try in short what is done here at length, and vLLM's commands, which need more packages."""
 FAULTS = "unexplained", "watchdog_faults", "policy_faults", "unended", "leaked", "unlike_stock"
@@ -244,7 +244,7 @@ def say(line: str) -> None:
 
 def main() -> int:
     """Print a table for each version, or with --json `{"0.33.0": {...}}`."""
-    from headway.engine.vllm_seams import TESTED
+    from headway.engine.vllm.seams import TESTED
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout in place of tables")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import words
-from tests.experiments import visitor
+from tests.lab import visitor
 
 pytestmark = pytest.mark.slow
 

@@ -14,12 +14,12 @@ import pytest
 
 from headway.cli.shadow import _Shadowing, report_text
 from headway.errors import ConfigError
-from headway.experiments.shadow import CONTROL, LIVE
-from headway.gateway.endpoint import open_session
-from headway.gateway.shadow_board import ShadowFigures, ShadowState
+from headway.gateway.book.shadow_board import ShadowFigures, ShadowState
+from headway.gateway.http.endpoint import open_session
+from headway.lab.shadow import CONTROL, LIVE
 from tests.cli.conftest import Headway, Refused
-from tests.experiments.test_shadow import answer, served
 from tests.gateway.shadow_reports import DOUBT, DOUBTED
+from tests.lab.test_shadow import answer, served
 
 TEXT = "request mine: 4 prompt tokens, 2 output tokens, finished"
 ANSWERS: dict[str, Any] = {

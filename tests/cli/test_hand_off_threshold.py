@@ -9,9 +9,9 @@ import pytest
 
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_site import Request, Site, build_site
-from headway.engine.launching.core_binding import CORES_VARIABLE
+from headway.engine.servers.core_binding import CORES_VARIABLE
 from headway.engine.settings import EngineSettings
-from headway.experiments.planning.threshold import rules_with
+from headway.planner.threshold import rules_with
 from tests.cli.conftest import Refused
 
 

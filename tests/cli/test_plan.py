@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.experiments.planning.runs import FILE
+from headway.planner.runs import FILE
 from tests.cli.conftest import Headway, Refused, words
-from tests.experiments.planning.costs import write_costs
-from tests.experiments.planning.plans import TRACE, two_classes
+from tests.planner.costs import write_costs
+from tests.planner.plans import TRACE, two_classes
 
 LONG = "gen:poisson:rate=1/input=constant:tokens=4000/output=constant:tokens=9/count=3"
 FULL_DISK = Path("/dev/full")
@@ -290,7 +290,7 @@ def test_ctrl_c_loses_nothing_and_the_same_command_goes_on(tmp_path: Path) -> No
 
 def test_planning_needs_neither_vllm_nor_http() -> None:
     program = (
-        "import sys, headway.cli.plan, headway.experiments.planning.planner, headway.experiments.planning.report\n"
+        "import sys, headway.cli.plan, headway.planner.planner, headway.planner.report\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('vllm', 'torch', 'aiohttp')])"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

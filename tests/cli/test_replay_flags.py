@@ -9,9 +9,9 @@ import pytest
 from headway.cli.replay import remarks
 from headway.cli.replay import replay as replay_command
 from headway.core.record import Outcome, Record
-from headway.gateway import ReplayReport
-from headway.gateway.client.replay_book import BatchCounts
-from headway.gateway.client.replay_options import DEFAULT_TIMEOUT_S, ReplayOptions
+from headway.loadgen import ReplayReport
+from headway.loadgen.replay_book import BatchCounts
+from headway.loadgen.replay_options import DEFAULT_TIMEOUT_S, ReplayOptions
 from tests.cli.conftest import Refused, words
 
 GENERATED = "gen:fixed:interval=0.01/input=constant:tokens=8/output=constant:tokens=4/count=3"

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from headway_reproduce.adaptivellm.errors import PredictorErrors
+from headway_reproduce.adaptivellm.scope import Scope
+from headway_reproduce.ascendra.scope import Scope as AscendraScope
+from headway_reproduce.fastserve.scope import Scope as FastServeScope
+from headway_reproduce.magnus.data import find_data
+from headway_reproduce.magnus.scope import Scope as MagnusScope
+from headway_reproduce.study_runs import FILE
 
-from headway.experiments.adaptivellm.errors import PredictorErrors
-from headway.experiments.adaptivellm.scope import Scope
-from headway.experiments.ascendra.scope import Scope as AscendraScope
-from headway.experiments.fastserve.scope import Scope as FastServeScope
-from headway.experiments.magnus.data import find_data
-from headway.experiments.magnus.scope import Scope as MagnusScope
-from headway.experiments.study_runs import FILE
 from tests.cli.conftest import Headway, Refused
-from tests.experiments.adaptivellm.test_adaptivellm_study import ERRORS, kept
-from tests.experiments.ascendra.test_ascendra_study import kept as kept_of_ascendra
-from tests.experiments.fastserve.test_fastserve_study import kept as kept_of_fastserve
-from tests.experiments.magnus.magnus_rows import write_rows
-from tests.experiments.magnus.test_magnus_study import keep_all as keep_all_of_magnus
+from tests.reproduce.adaptivellm.test_adaptivellm_study import ERRORS, kept
+from tests.reproduce.ascendra.test_ascendra_study import kept as kept_of_ascendra
+from tests.reproduce.fastserve.test_fastserve_study import kept as kept_of_fastserve
+from tests.reproduce.magnus.magnus_rows import write_rows
+from tests.reproduce.magnus.test_magnus_study import keep_all as keep_all_of_magnus
 
 
 @pytest.fixture(scope="module")

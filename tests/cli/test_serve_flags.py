@@ -12,15 +12,15 @@ from headway.cli.host_memory import host_memory
 from headway.cli.serve import check_address, introduction
 from headway.engine.demo_model import resolve_model
 from headway.engine.kv.host import HostKv
-from headway.engine.launching.cpu_dtype import fastest_dtype
-from headway.engine.launching.server_command import (
+from headway.engine.servers.cpu_dtype import fastest_dtype
+from headway.engine.servers.server_command import (
     CPU_KV_CACHE_BYTES,
     ServerCommand,
     host_memory_bytes,
     is_cpu_build,
     server_command,
 )
-from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
+from headway.engine.servers.vllm_flags import parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.presets import PRESETS

@@ -26,11 +26,11 @@ import sys
 from headway.cli.serve_gateway import run_gateway
 from headway.cli.serve_layout import read_layout
 from headway.cli.serve_site import Site
-from headway.engine.launching.core_binding import Binding
-from headway.engine.launching.instances_command import InstancesPlan, LocalInstances
+from headway.engine.servers.core_binding import Binding
+from headway.engine.servers.instances_command import InstancesPlan, LocalInstances
 from headway.engine.settings import EngineSettings
-from headway.gateway.instances.fleet import FleetOptions
-from headway.gateway.options import GatewayOptions
+from headway.gateway.fleet.fleet import FleetOptions
+from headway.gateway.http.options import GatewayOptions
 
 folder, script, port = sys.argv[1:]
 layout = read_layout(pools="lp=1,hp=1")

@@ -13,8 +13,8 @@ import pytest
 
 from headway.cli import serve_shadow
 from headway.cli.serve_shadow import shadow_beside
-from headway.gateway.instances.fleet import Member
-from headway.gateway.shadow_board import ShadowBoard
+from headway.gateway.book.shadow_board import ShadowBoard
+from headway.gateway.fleet.fleet import Member
 from tests.cli.test_serve_gateway import is_alive, wait_for
 from tests.gateway.fleets import running, until
 from tests.gateway.shadow_reports import REPORT
@@ -71,7 +71,7 @@ OWNER = """
 import asyncio, sys
 import uvloop
 from headway.cli.serve_shadow import _run
-from headway.gateway.shadow_board import ShadowBoard
+from headway.gateway.book.shadow_board import ShadowBoard
 
 shadow = "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()}\\\\n'); time.sleep(600)"
 uvloop.run(_run([sys.executable, "-c", shadow, sys.argv[1]], ShadowBoard(), None))
@@ -95,8 +95,8 @@ import asyncio, os, signal, sys
 from headway.cli import serve_gateway
 from headway.cli.serve_layout import read_layout
 from headway.cli.serve_site import Site
-from headway.gateway.instances.fleet import FleetOptions
-from headway.gateway.options import GatewayOptions
+from headway.gateway.fleet.fleet import FleetOptions
+from headway.gateway.http.options import GatewayOptions
 
 async def shadow(fleet, *_):
     try:

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from headway_reproduce.ascendra.run import policies_of
+from headway_reproduce.ascendra.setting import ASCENDRA
 
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_site import Request, Site, build_site, introduction
 from headway.core.cost import UnknownCost
 from headway.core.slo import Slo
-from headway.engine.launching.core_binding import CORES_VARIABLE
-from headway.engine.launching.cpu_dtype import fastest_dtype
-from headway.engine.launching.server_command import is_cpu_build
+from headway.engine.servers.core_binding import CORES_VARIABLE
+from headway.engine.servers.cpu_dtype import fastest_dtype
+from headway.engine.servers.server_command import is_cpu_build
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.experiments.ascendra.run import policies_of
-from headway.experiments.ascendra.setting import ASCENDRA
-from headway.gateway.options import Cors
+from headway.gateway.http.options import Cors
 from headway.policies.batching.within_budgets import WithinBudgets
 from headway.policies.presets import PRESETS, build_policy
 from tests.cli.conftest import Refused

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from headway.core.explain.reasons import why_all_waited
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.explain.reasons import why_all_waited
 from tests.strategies import decoding, make_job
 
 

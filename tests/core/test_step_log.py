@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.explain.step_log import ChangeLog, StepLog
+from headway.explain.step_log import ChangeLog, StepLog
 
 
 def test_the_last_steps_are_kept_and_the_older_ones_forgotten() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from headway.core.batch_shape import BatchShape
-from headway.core.explain.explanation import explain
-from headway.core.explain.slack import slack_points
-from headway.core.explain.step_log import KEPT_CHANGES
-from headway.core.explain.story import Kind
-from headway.core.explain.telling import NOT_KEPT, _in_turn
-from headway.core.explain.track import KEPT_DISPLACEMENTS, KEPT_FIRST, KEPT_LAST
 from headway.core.plan import Fate, Reason
 from headway.core.record import Outcome
 from headway.core.slo import Slo
+from headway.explain.explanation import explain
+from headway.explain.slack import slack_points
+from headway.explain.step_log import KEPT_CHANGES
+from headway.explain.story import Kind
+from headway.explain.telling import NOT_KEPT, _in_turn
+from headway.explain.track import KEPT_DISPLACEMENTS, KEPT_FIRST, KEPT_LAST
 from tests.core.trail_scene import Scene, displaced_scene
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from headway.core.explain.telling import tell
-from headway.core.explain.trail import Trail
 from headway.core.job import Job
 from headway.core.ledger import Ledger
 from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
 from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.core.view import StepView
+from headway.explain.telling import tell
+from headway.explain.trail import Trail
 
 
 class Scene:

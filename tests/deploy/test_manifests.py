@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from headway.engine.launching.server_command import SCHEDULER
-from headway.engine.launching.vllm_flags import parse_vllm_flags, value_of
+from headway.engine.servers.server_command import SCHEDULER
+from headway.engine.servers.vllm_flags import parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm_seams import TESTED
+from headway.engine.vllm.seams import TESTED
 from headway.errors import ConfigError
 from headway.routing import ROUTERS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.engine.stepped_engine import EngineSizes
+from headway.engine.vllm.stepped_engine import EngineSizes
 
 SIZES = EngineSizes(
     block_size=32,

@@ -17,9 +17,9 @@ from vllm.v1.request import Request, RequestStatus
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
 from headway.core.view import StepView
-from headway.engine.compare import compare
-from headway.engine.model_free import ScriptedRequest, to_request
-from headway.engine.queue import WindowQueue
+from headway.engine.step.compare import compare
+from headway.engine.step.queue import WindowQueue
+from headway.engine.vllm.model_free import ScriptedRequest, to_request
 from headway.policies.batching import Batching
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order

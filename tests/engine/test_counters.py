@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headway.core.job import Job
 from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
-from headway.engine.counters import Counters
+from headway.engine.step.counters import Counters
 from tests.strategies import UNTIMED
 
 

@@ -6,10 +6,10 @@ import pytest
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 
-from headway.engine.cpu_cores import overlooks_connector
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv.host import HostKv
-from headway.engine.model_free import engine_config
+from headway.engine.vllm.cpu_cores import overlooks_connector
+from headway.engine.vllm.model_free import engine_config
 
 pytestmark = pytest.mark.vllm
 

@@ -10,9 +10,10 @@ import zmq
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.platforms import current_platform
 
-from headway.engine import cpu_waits, vllm_seams
-from headway.engine.cpu_waits import waits_asleep
-from headway.engine.vllm_seams import CPU_WAITS, works
+from headway.engine.vllm import cpu_waits
+from headway.engine.vllm import seams as vllm_seams
+from headway.engine.vllm.cpu_waits import waits_asleep
+from headway.engine.vllm.seams import CPU_WAITS, works
 
 pytestmark = pytest.mark.vllm
 OWN_WAIT = getattr(SpinCondition.wait, "__wrapped__", SpinCondition.wait)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headway.core.record import Outcome
-from headway.gateway import ReplayOptions, replay
-from headway.gateway.client.explain import ask_about
+from headway.loadgen import ReplayOptions, replay
+from headway.loadgen.explain import ask_about
 from headway.results import read_records
 from headway.traces import TraceRequest
 from tests.engine.test_serve_demo import Serving, is_alive

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from headway.core.explain.explanation import Explanation, explain
-from headway.core.explain.trail import Trail
 from headway.core.length_estimate import LengthEstimate
-from headway.engine.explainer import MOST_ANSWERED, NOT_FOLLOWED, Explainer, tracks_of
-from headway.engine.model_free import ScriptedRequest
-from headway.engine.shadow_window import window
-from headway.experiments.shadow_feed import Feed
+from headway.engine.step.explainer import MOST_ANSWERED, NOT_FOLLOWED, Explainer, tracks_of
+from headway.engine.step.shadow_window import window
+from headway.engine.vllm.model_free import ScriptedRequest
+from headway.explain.explanation import Explanation, explain
+from headway.explain.trail import Trail
+from headway.lab.shadow_feed import Feed
 from tests.engine.scripts import HearingEngine, scheduler, stream
 
 pytestmark = pytest.mark.vllm

@@ -14,10 +14,10 @@ from starlette.routing import Route
 
 from headway.core.hint_headers import HINT_HEADERS
 from headway.core.hints import MAY_MOVE
-from headway.engine.questions import Endpoint
-from headway.gateway.api import APIS
-from headway.gateway.ask import read_ask
-from headway.gateway.refusal import Refusal
+from headway.engine.vllm.questions import Endpoint
+from headway.gateway.http.api import APIS
+from headway.gateway.http.refusal import Refusal
+from headway.gateway.request.ask import read_ask
 
 COMPLETIONS = "/v1/completions"
 

@@ -12,15 +12,15 @@ from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import SamplingParams
 
-from headway.engine import plugin as plugin_module
 from headway.engine import register
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.launching.server_command import SCHEDULER
-from headway.engine.metrics import HeadwayStatLogger
-from headway.engine.model_free import engine_config
-from headway.engine.plugin import CPU_ASYNC_SWITCH, SCHEDULES
-from headway.engine.questions import Endpoint
-from headway.engine.vllm_seams import ENDINGS, works
+from headway.engine.servers.server_command import SCHEDULER
+from headway.engine.vllm import plugin as plugin_module
+from headway.engine.vllm.metrics import HeadwayStatLogger
+from headway.engine.vllm.model_free import engine_config
+from headway.engine.vllm.plugin import CPU_ASYNC_SWITCH, SCHEDULES
+from headway.engine.vllm.questions import Endpoint
+from headway.engine.vllm.seams import ENDINGS, works
 
 pytestmark = pytest.mark.vllm
 
@@ -127,9 +127,9 @@ PROGRAM = """
 import json, sys
 from headway.engine import register
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.model_free import engine_config
-from headway.engine.start import scheduler_class
-from headway.engine.vllm_seams import PATCHES, changed
+from headway.engine.vllm.model_free import engine_config
+from headway.engine.vllm.start import scheduler_class
+from headway.engine.vllm.seams import PATCHES, changed
 
 register()
 register()

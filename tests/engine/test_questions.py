@@ -12,10 +12,10 @@ import pytest
 from starlette.applications import Starlette
 from vllm.v1.engine.core import EngineCore
 
-from headway.engine import questions
-from headway.engine.explainer import NOT_FOLLOWED
-from headway.engine.plugin import schedule_here
-from headway.engine.questions import EXPLAIN_PATH, PLUGINS, SHADOW_PATH, Endpoint, allow
+from headway.engine.step.explainer import NOT_FOLLOWED
+from headway.engine.vllm import questions
+from headway.engine.vllm.plugin import schedule_here
+from headway.engine.vllm.questions import EXPLAIN_PATH, PLUGINS, SHADOW_PATH, Endpoint, allow
 from tests.engine.scripts import HearingEngine, scheduler, stream
 
 pytestmark = pytest.mark.vllm

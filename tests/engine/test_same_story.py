@@ -20,11 +20,11 @@ from bench.conformance import (
     make_script,
     policy_of,
 )
-from headway.core.explain.explanation import explain
-from headway.core.explain.trail import Trail
 from headway.core.plan import StepOutcome
 from headway.core.record import Record
 from headway.engine.demo_model import ensure_demo_random
+from headway.explain.explanation import explain
+from headway.explain.trail import Trail
 from headway.sim.watcher import Sight, watched
 
 pytestmark = pytest.mark.vllm

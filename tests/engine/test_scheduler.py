@@ -23,9 +23,9 @@ from headway.core.job import Job
 from headway.core.plan import Departure, Fate, StepOutcome, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
-from headway.engine.model_free import ScriptedRequest, replay, to_request
-from headway.engine.self_check import compare_logs, run_script, stock_builder
-from headway.engine.watchdog import STALLED_STEPS
+from headway.engine.step.watchdog import STALLED_STEPS
+from headway.engine.vllm.model_free import ScriptedRequest, replay, to_request
+from headway.engine.vllm.self_check import compare_logs, run_script, stock_builder
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order

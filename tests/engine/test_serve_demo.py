@@ -18,7 +18,7 @@ import pytest
 from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.engine.demo_model import resolve_model
-from headway.gateway import ReplayOptions, replay
+from headway.loadgen import ReplayOptions, replay
 from headway.results import read_records
 from headway.results.records import records_so_far
 from headway.traces import TraceRequest, load_trace
@@ -276,7 +276,7 @@ def test_vllms_own_benchmark_client_runs_against_it(serving: Serving, tmp_path: 
     words += ["--tokenizer", resolve_model("demo"), "--dataset-name", "random", "--random-input-len", "20"]
     words += ["--random-output-len", "10", "--result-filename", str(tmp_path / "result.json")]
     done = subprocess.run(
-        [sys.executable, "-m", "headway.engine.launching.launcher", *words],
+        [sys.executable, "-m", "headway.engine.servers.launcher", *words],
         capture_output=True,
         text=True,
         check=False,

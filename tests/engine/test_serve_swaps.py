@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headway.core.record import Outcome
-from headway.gateway import ReplayOptions, replay
-from headway.gateway.client.scrape import scrape
+from headway.loadgen import ReplayOptions, replay
+from headway.loadgen.scrape import scrape
 from headway.results import read_records
 from headway.traces import TraceRequest
 from tests.engine.demo_kv import KV_BYTES_PER_TOKEN

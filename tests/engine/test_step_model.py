@@ -10,7 +10,7 @@ from vllm.config.compilation import CUDAGraphMode
 
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import StepOutcome, StepPlan
-from headway.engine.step_model import lesson, step_time_model
+from headway.engine.step.step_model import lesson, step_time_model
 from headway.predict.step_clock import StepClock
 from headway.predict.step_time import READY_STEPS, StepTimeModel
 from tests.predict.shapes import batch, decodes

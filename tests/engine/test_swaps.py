@@ -8,7 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRESS
@@ -23,8 +25,8 @@ from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.kv.host import HostKv
 from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
-from headway.engine.model_free import ScriptedRequest, replay
-from headway.engine.watchdog import PATIENCE_S
+from headway.engine.step.watchdog import PATIENCE_S
+from headway.engine.vllm.model_free import ScriptedRequest, replay
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.recompute import Recompute
 from headway.policies.order import Order
@@ -291,8 +293,8 @@ class FailingMirror(MirrorEngine):
     def _move(
         self,
         order: CopyOrder,
-        source: list[list[int]],
-        target: list[list[int]],
+        source: NDArray[np.int64],
+        target: NDArray[np.int64],
         sources: tuple[int, ...],
         targets: tuple[int, ...],
         report: CopyReport,

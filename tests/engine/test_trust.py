@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from headway.engine.counters import Counters
-from headway.engine.trust import TrustWatch
+from headway.engine.step.counters import Counters
+from headway.engine.step.trust import TrustWatch
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.on_time import OnTime
 

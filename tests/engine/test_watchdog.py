@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.engine.watchdog import CALM_STEPS, STALLED_STEPS, Remedy, Watchdog
+from headway.engine.step.watchdog import CALM_STEPS, STALLED_STEPS, Remedy, Watchdog
 from tests.strategies import UNTIMED
 
 

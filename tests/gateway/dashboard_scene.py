@@ -6,11 +6,11 @@ import aiohttp
 
 from headway.core.record import Outcome
 from headway.core.slo import Slo
-from headway.gateway.accounts import Accounts, Entry
-from headway.gateway.instances.fleet import Fleet, Member
-from headway.gateway.page.dashboard import Dashboard
-from headway.gateway.page.dashboard_state import DashboardState
-from headway.gateway.shadow_board import ShadowBoard
+from headway.gateway.book.accounts import Accounts, Entry
+from headway.gateway.book.dashboard import Dashboard
+from headway.gateway.book.dashboard_state import DashboardState
+from headway.gateway.book.shadow_board import ShadowBoard
+from headway.gateway.fleet.fleet import Fleet, Member
 from headway.routing.ascendra import Ascendra
 
 CHAT = Slo(ttft_s=1.0, tbt_s=0.1)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.engine.launching.server_process import ServerProcess
-from headway.gateway.endpoint import open_session
-from headway.gateway.instances.fleet import Fleet, FleetOptions, Member
+from headway.engine.servers.server_process import ServerProcess
+from headway.gateway.fleet.fleet import Fleet, FleetOptions, Member
+from headway.gateway.http.endpoint import open_session
 
 SCRIPT = Path(__file__).with_name("small_server.py")
 

@@ -16,10 +16,10 @@ import aiohttp
 
 from headway.core.job import PREFIX_BLOCK_TOKENS, Job
 from headway.core.record import Outcome, Record
-from headway.gateway.app import gateway_app
-from headway.gateway.endpoint import open_session
-from headway.gateway.instances.fleet import Fleet, Member
-from headway.gateway.options import GatewayOptions
+from headway.gateway.fleet.fleet import Fleet, Member
+from headway.gateway.http.app import gateway_app
+from headway.gateway.http.endpoint import open_session
+from headway.gateway.http.options import GatewayOptions
 from headway.routing import Router, build_router
 from headway.routing.pools import pool_of
 from headway.sim.cluster import Cluster

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headway.engine.launching.launcher import end_with_parent
+from headway.engine.servers.launcher import end_with_parent
 
 MODELS = '{"object": "list", "data": [{"id": "small", "max_model_len": 4096}]}'
 

@@ -7,7 +7,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS, Slo
-from headway.gateway.accounts import (
+from headway.gateway.book.accounts import (
     KEPT_REFUSALS,
     MAX_CLASSES,
     MAX_CLASSES_OF_A_TENANT,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headway.gateway.keys import Keys
-from headway.gateway.options import GatewayOptions
+from headway.gateway.http.keys import Keys
+from headway.gateway.http.options import GatewayOptions
 from tests.gateway.fleets import free_port
 from tests.gateway.named_upstream import BREAK, FAULT, MODEL
 from tests.gateway.openai_upstream import gateway

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from headway.core import hints as engine_hints
 from headway.core.slo import NO_TARGETS, Slo
-from headway.gateway.api import CHAT
-from headway.gateway.ask import MAX_FIELDS, MAX_XARGS_BYTES, Ask, count_sequences, read_ask
-from headway.gateway.refusal import Refusal
-from headway.gateway.resumable import resumable
+from headway.gateway.http.api import CHAT
+from headway.gateway.http.refusal import Refusal
+from headway.gateway.request.ask import MAX_FIELDS, MAX_XARGS_BYTES, Ask, count_sequences, read_ask
+from headway.gateway.request.resumable import resumable
 from headway.routing.prompt_blocks import prompt_blocks
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}

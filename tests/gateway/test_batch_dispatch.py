@@ -8,8 +8,8 @@ import pytest
 
 from headway.core.record import Outcome
 from headway.errors import ConfigError
-from headway.gateway import BatchPlan, ReplayOptions, replay_batches
-from headway.gateway.client.replay_book import BatchCounts
+from headway.loadgen import BatchPlan, ReplayOptions, replay_batches
+from headway.loadgen.replay_book import BatchCounts
 from headway.traces import TraceRequest
 from tests.gateway.batches import ROOMY, Times, Told, counts, name_of, requests, send
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headway.errors import UpstreamError
-from headway.gateway import ReplayOptions
-from headway.gateway.client.batch_profile import BatchLengths, ClockedTimes, continued_s, measured_times
-from headway.gateway.client.instance import KvMemory, ServedInstance
-from headway.gateway.endpoint import open_session
+from headway.gateway.http.endpoint import open_session
+from headway.loadgen import ReplayOptions
+from headway.loadgen.batch_profile import BatchLengths, ClockedTimes, continued_s, measured_times
+from headway.loadgen.instance import KvMemory, ServedInstance
 from headway.predict.batch_time import BatchTimeModel
 
 if TYPE_CHECKING:

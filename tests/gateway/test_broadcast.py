@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headway.gateway.api import RESPONSES
-from headway.gateway.instances.member import Condition
-from headway.gateway.keys import Keys
-from headway.gateway.refusal import Refusal
-from headway.gateway.stored_responses import StoredResponses, response_of_path
+from headway.gateway.fleet.member import Condition
+from headway.gateway.http.api import RESPONSES
+from headway.gateway.http.keys import Keys
+from headway.gateway.http.refusal import Refusal
+from headway.gateway.request.stored_responses import StoredResponses, response_of_path
 from tests.gateway.fleets import QUICK, until
 from tests.gateway.front import Answer, ask, gateway
 from tests.gateway.test_named_apis import BODIES, answering
@@ -285,7 +285,7 @@ async def test_a_response_is_its_tenants() -> None:
 
 
 def test_only_the_newest_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.stored_responses._MOST", 2)
+    monkeypatch.setattr("headway.gateway.request.stored_responses._MOST", 2)
     stored = StoredResponses()
     for name in ("resp_1", "resp_2", "resp_1", "resp_3"):
         stored.keep(name, "a", "blue")
@@ -293,7 +293,7 @@ def test_only_the_newest_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_tenants_many_responses_push_out_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.stored_responses._MOST_OF_A_TENANT", 2)
+    monkeypatch.setattr("headway.gateway.request.stored_responses._MOST_OF_A_TENANT", 2)
     stored = StoredResponses()
     stored.keep("blues", "a", "blue")
     for number in range(5):
@@ -308,7 +308,7 @@ def test_a_tenants_many_responses_push_out_its_own(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_asked_for_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.stored_responses._MOST", 2)
+    monkeypatch.setattr("headway.gateway.request.stored_responses._MOST", 2)
     stored = StoredResponses()
     stored.keep("old", "a", "")
     stored.keep("newer", "a", "")

@@ -10,7 +10,7 @@ from itertools import repeat
 
 import pytest
 
-from headway.gateway.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
+from headway.gateway.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
 from tests.gateway.fleets import until
 from tests.gateway.front import PROMPT, Front, gateway
 from tests.gateway.upstream import Turn, upstream
@@ -24,7 +24,7 @@ EVENT = b'data: {"choices": [{"text": "%b"}]}\n\n' % (b"w" * 2**16)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.connection.STALLED_S", STALLED_S)
+    monkeypatch.setattr("headway.gateway.http.connection.STALLED_S", STALLED_S)
 
 
 async def connected(front: Front) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -11,10 +11,10 @@ from starlette.applications import Starlette
 
 from headway.core.job import Job
 from headway.core.slo import Slo
-from headway.gateway.accounts import RefusalNote
-from headway.gateway.instances.fleet import Condition
-from headway.gateway.page.dashboard import MOST_CLASSES, dashboard_routes, slack_bands
-from headway.gateway.page.dashboard_state import SLACK_BANDS, DashboardState
+from headway.gateway.book.accounts import RefusalNote
+from headway.gateway.book.dashboard import MOST_CLASSES, dashboard_routes, slack_bands
+from headway.gateway.book.dashboard_state import SLACK_BANDS, DashboardState
+from headway.gateway.fleet.fleet import Condition
 from tests.gateway.dashboard_scene import WALL_S, Scene
 from tests.gateway.loopback import serving
 
@@ -192,7 +192,7 @@ async def test_it_is_served_with_all_it_needs_and_nothing_from_outside(scene: Sc
 
 @pytest.mark.parametrize("name", ["dashboard.html", "dashboard.css", "dashboard.js", "draw.js", "explain.js"])
 def test_pages_name_no_other_server_and_set_no_markup(name: str) -> None:
-    text = (resources.files("headway.gateway.page") / name).read_text()
+    text = (resources.files("headway.gateway.book") / name).read_text()
     assert re.findall(r"//[^\s/]+", text.replace("http://www.w3.org/2000/svg", "")) == []
     assert "innerHTML" not in text
     assert "insertAdjacentHTML" not in text

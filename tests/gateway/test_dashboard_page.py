@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from headway.core.explain.explanation import explain
 from headway.core.record import Outcome
 from headway.core.slo import Slo
-from headway.gateway.accounts import RefusalNote
-from headway.gateway.instances.fleet import Condition
-from headway.gateway.keys import Keys
-from headway.gateway.options import GatewayOptions
-from headway.gateway.page.dashboard import dashboard_routes
-from headway.results.explanation_text import told_data, told_text
+from headway.explain.explanation import explain
+from headway.explain.text import told_data, told_text
+from headway.gateway.book.accounts import RefusalNote
+from headway.gateway.book.dashboard import dashboard_routes
+from headway.gateway.fleet.fleet import Condition
+from headway.gateway.http.keys import Keys
+from headway.gateway.http.options import GatewayOptions
 from tests.core.trail_scene import displaced_scene
 from tests.gateway.chromium import Tab, chromium
 from tests.gateway.dashboard_scene import Scene

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.gateway import event_bytes
-from headway.gateway.event_bytes import Lines, PassedEvents
-from headway.gateway.events import Halt, halt_of
+from headway.gateway.http import event_bytes
+from headway.gateway.http.event_bytes import Lines, PassedEvents
+from headway.gateway.http.events import Halt, halt_of
 
 TRICKY = st.text(alphabet='ab\u2028\x85\n\r é😀\\"[]:,{}dt', max_size=12)
 TEXTS = st.one_of(

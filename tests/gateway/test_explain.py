@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from headway.core.explain.explanation import explain
 from headway.core.record import Outcome
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError, UpstreamError
-from headway.gateway.accounts import KEPT_ENDED, MAX_CLASSES, OTHER, Accounts
-from headway.gateway.client.explain import ask_about
-from headway.gateway.explain import EXPLAIN_PATHS
-from headway.gateway.keys import Keys
-from headway.results.explanation_text import told_data, told_text
+from headway.explain.explanation import explain
+from headway.explain.text import told_data, told_text
+from headway.gateway.book.accounts import KEPT_ENDED, MAX_CLASSES, OTHER, Accounts
+from headway.gateway.book.explain import EXPLAIN_PATHS
+from headway.gateway.http.keys import Keys
+from headway.loadgen.explain import ask_about
 from tests.core.trail_scene import displaced_scene
 from tests.gateway.fleets import free_port, until
 from tests.gateway.front import PROMPT, gateway

@@ -4,7 +4,7 @@ import asyncio
 from threading import Event, get_ident
 
 from headway.core.length_estimate import LengthEstimate
-from headway.gateway.client.foresight import Foresight
+from headway.loadgen.foresight import Foresight
 from headway.predict.length import RequestFacts
 from headway.traces import TraceRequest
 

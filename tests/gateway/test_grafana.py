@@ -76,7 +76,7 @@ async def test_the_gateway_has_every_metric_and_label_that_is_named(board: dict[
 
 
 def test_the_engines_have_every_metric_that_is_named(board: dict[str, Any]) -> None:
-    metrics = pytest.importorskip("headway.engine.metrics", reason="vLLM is not installed")
+    metrics = pytest.importorskip("headway.engine.vllm.metrics", reason="vLLM is not installed")
     tables = (metrics._SECONDS, metrics._LABELLED)
     known = {name for table in tables for name, _ in table.values()}
     known |= {f"headway_{name}" for name in metrics._TOTALS}

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from headway.gateway.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.losses import Losses
+from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
+from headway.gateway.request.losses import Losses
 
 
 async def started(seen: list[Cut]) -> tuple[Interrupt, asyncio.Task[Cut]]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from headway.core.record import Outcome
-from headway.gateway import ReplayOptions, replay
-from headway.gateway.client.openai_stream import ATTEMPTS
+from headway.loadgen import ReplayOptions, replay
+from headway.loadgen.openai_stream import ATTEMPTS
 from headway.traces import TraceRequest
 
 TRACE = [TraceRequest(str(number), 0.05 * number, 3, 1) for number in range(6)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.gateway.keys import NO_KEYS, Keys, read_keys
+from headway.gateway.http.keys import NO_KEYS, Keys, read_keys
 
 KEYS = Keys({b"k1": "", b"k2": "blue"})
 

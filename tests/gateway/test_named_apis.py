@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from headway.core.slo import Slo
-from headway.gateway.keys import Keys
+from headway.gateway.http.keys import Keys
 from tests.gateway.front import Answer, Front, gateway
 from tests.gateway.named_upstream import as_bytes, message_events, message_of, response_events, response_of
 from tests.gateway.test_serving import counts

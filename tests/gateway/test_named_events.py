@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.gateway.events import Halt
-from headway.gateway.named_events import NamedEvents, named_whole
+from headway.gateway.http.events import Halt
+from headway.gateway.http.named_events import NamedEvents, named_whole
 from tests.gateway.named_upstream import as_bytes, message_events, message_of, response_events, response_of
 
 STREAMS = [pytest.param(message_events, id="messages"), pytest.param(response_events, id="responses")]

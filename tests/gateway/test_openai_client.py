@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from headway.gateway.keys import Keys
-from headway.gateway.options import GatewayOptions
+from headway.gateway.http.keys import Keys
+from headway.gateway.http.options import GatewayOptions
 from tests.gateway.fleets import free_port
 from tests.gateway.named_upstream import BREAK, HOLD, MODEL
 from tests.gateway.openai_upstream import gateway

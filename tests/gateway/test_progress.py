@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from headway.gateway.endpoint import open_session
-from headway.gateway.instances.fleet import Member
-from headway.gateway.instances.progress import Progress
+from headway.gateway.fleet.fleet import Member
+from headway.gateway.fleet.progress import Progress
+from headway.gateway.http.endpoint import open_session
 from tests.gateway.fleets import SmallServer, running, until
 
 PATIENCE_S = 100.0

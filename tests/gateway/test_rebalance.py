@@ -14,9 +14,9 @@ import pytest
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
-from headway.gateway.accounts import Accounts
-from headway.gateway.instances.fleet import Fleet
-from headway.gateway.instances.rebalance import rebalance, shares_left
+from headway.gateway.book.accounts import Accounts
+from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.fleet.rebalance import rebalance, shares_left
 from headway.routing.roles import Roles, RoleSettings
 from tests.gateway.fleets import HASTY, SmallServer, running, until
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.gateway.page.recent import Recent
+from headway.gateway.book.recent import Recent
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from aiohttp import web
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, RecordError, UpstreamError
-from headway.gateway import ReplayOptions, ReplayReport, replay
-from headway.gateway.client.replay import VANISHED
+from headway.loadgen import ReplayOptions, ReplayReport, replay
+from headway.loadgen.replay import VANISHED
 from headway.traces import TraceRequest
 
 if TYPE_CHECKING:

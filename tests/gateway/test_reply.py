@@ -7,7 +7,7 @@ import pytest
 
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
-from headway.gateway.client.openai_stream import MAX_REASON_CHARACTERS, Reply
+from headway.loadgen.openai_stream import MAX_REASON_CHARACTERS, Reply
 
 
 def taken(*events: dict[str, Any]) -> Reply:

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from headway.core.slo import Slo
-from headway.gateway.accounts import Totals
+from headway.gateway.book.accounts import Totals
 from tests.gateway import test_kept_connections
 from tests.gateway.fleets import until
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, ask, gateway
@@ -521,7 +521,7 @@ async def test_nobody_who_answers_is_a_502(how: Callable[[Turn], Awaitable[None]
 async def test_what_breaks_at_once_is_sent_again_on_another_connection(
     stale_shows_s: float, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.gateway.attempt._STALE_SHOWS_S", stale_shows_s)
+    monkeypatch.setattr("headway.gateway.request.attempt._STALE_SHOWS_S", stale_shows_s)
     async with upstream("a", act=abort) as only, gateway(only, max_tries=1) as front:
         assert (await front.post(PROMPT)).status == 502
         assert len(only.turns) == asked

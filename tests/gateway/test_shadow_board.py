@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from headway.errors import UpstreamError
-from headway.gateway.shadow_board import ShadowBoard
+from headway.gateway.book.shadow_board import ShadowBoard
 from tests.gateway.front import gateway
 from tests.gateway.shadow_reports import DOUBTED, REPORT
 from tests.gateway.upstream import upstream

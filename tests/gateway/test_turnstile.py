@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.gateway.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.refusal import Refusal
-from headway.gateway.turnstile import LONGEST_RETRY_S, Pace, Turnstile, Visit
+from headway.gateway.http.refusal import Refusal
+from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
+from headway.gateway.request.turnstile import LONGEST_RETRY_S, Pace, Turnstile, Visit
 
 
 class Site:

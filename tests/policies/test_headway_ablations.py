@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from headway.core.slo import NO_TARGETS, Slo
-from headway.experiments.engine_sizes import Sizes, engine_limits
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
-from headway.experiments.predictor_choice import length_source
+from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.predictor_choice import length_source
 from headway.policies.presets import known_presets
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape

@@ -6,8 +6,8 @@ import pytest
 
 from headway.core.record import Record
 from headway.core.slo import NO_TARGETS, Slo
-from headway.experiments.engine_sizes import Sizes, engine_limits
-from headway.experiments.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.results.metrics import met_targets

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 
 from headway.core.cost import UnknownCost
-from headway.core.explain.explanation import explain
 from headway.core.length_estimate import LengthEstimate
 from headway.core.plan import Fate
-from headway.results.explanation_text import told_data, told_text
+from headway.explain.explanation import explain
+from headway.explain.text import told_data, told_text
 from tests.core.trail_scene import Scene, displaced_scene
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError
-from headway.experiments.policy_choice import Parts, policy_factory
+from headway.lab.policy_choice import Parts, policy_factory
 from headway.sim.simulation import Result, System
 from headway.traces import TraceRequest
 from tests.sim.worlds import Linear, calibration, limits, request, run

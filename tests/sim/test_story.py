@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from headway.core.explain.explanation import Explanation
-from headway.core.explain.story import Chapter, Kind, Story
 from headway.core.plan import Fate
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
-from headway.results.story_text import MAX_LINES, story_data, story_text, verdicts
+from headway.explain.explanation import Explanation
+from headway.explain.story import Chapter, Kind, Story
+from headway.explain.story_text import MAX_LINES, story_data, story_text, verdicts
 from headway.sim.oracle import ORACLES
 from headway.sim.simulation import PolicyFactory
 from headway.sim.story import StoryWatcher

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headway.engine.demo_model import resolve_model
-from headway.engine.launching.server_command import SCHEDULER
+from headway.engine.servers.server_command import SCHEDULER
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 

@@ -81,9 +81,9 @@ def bench(
     from headway.cli.report import show_tables, show_verdicts
     from headway.core.slo import Slo
     from headway.engine.settings import EngineSettings
-    from headway.experiments.grid import parse_policies
-    from headway.experiments.policy_bench import PolicyBench
-    from headway.experiments.stream import Stream
+    from headway.lab.grid import parse_policies
+    from headway.lab.policy_bench import PolicyBench
+    from headway.lab.stream import Stream
     from headway.results import has_run, labelled_summaries, read_run, sections, to_json
     from headway.traces import scale_rate
 

@@ -35,7 +35,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as it is.")] = False,
 ) -> None:
     """Tell what a request waited for, behind whom, who displaced it, its slack, and what was predicted of it."""
-    from headway.gateway.client.explain import ask_about
+    from headway.loadgen.explain import ask_about
 
     answer = asyncio.run(ask_about(url, request_id, api_key))
     if as_json:
@@ -77,6 +77,6 @@ def _tell(answer: dict[str, Any]) -> None:
 
 
 def _seconds(value_s: float | None) -> str:
-    from headway.results.story_text import seconds
+    from headway.explain.story_text import seconds
 
     return "never" if value_s is None else seconds(value_s)

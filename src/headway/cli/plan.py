@@ -17,9 +17,9 @@ from headway.cli.trace_flags import TimeUnit, Trace
 from headway.errors import ConfigError, HeadwayError, UpstreamError
 
 if TYPE_CHECKING:
-    from headway.experiments.planning.ask import Prepared
-    from headway.experiments.planning.planner import Effort, Planned
-    from headway.experiments.planning.verify import Verified
+    from headway.planner.ask import Prepared
+    from headway.planner.planner import Effort, Planned
+    from headway.planner.verify import Verified
 
 EPILOG = """Examples:
 
@@ -107,10 +107,10 @@ def plan(
 ) -> None:
     """Find what serves a trace best on so many GPUs: policy, pools, TP, seats, token budget, host memory."""
     from headway.core.slo import Slo
-    from headway.experiments.grid import parse_policies
-    from headway.experiments.planning.ask import Ask, prepare
-    from headway.experiments.planning.planner import Effort
-    from headway.experiments.stream import Stream
+    from headway.lab.grid import parse_policies
+    from headway.lab.stream import Stream
+    from headway.planner.ask import Ask, prepare
+    from headway.planner.planner import Effort
     from headway.sim.kv_tier import parse_kv_tier
 
     seconds = _seconds_to_verify(verify_seconds, verify=verify)
@@ -162,21 +162,21 @@ def _seconds_to_verify(asked: float | None, *, verify: bool) -> float:
 
 
 def _check_verifiable(prepared: Prepared) -> None:
-    from headway.experiments.planning.verify import check_verifiable
+    from headway.planner.verify import check_verifiable
 
     check_verifiable(prepared)
 
 
 def _introduce(prepared: Prepared) -> None:
-    from headway.experiments.planning.introduction import introduction
+    from headway.planner.introduction import introduction
 
     typer.echo(introduction(prepared), err=True)
 
 
 def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Planned:
-    from headway.experiments.manifest import open_folder
-    from headway.experiments.planning.planner import make_plan
-    from headway.experiments.planning.runs import KeptPlanRuns
+    from headway.lab.manifest import open_folder
+    from headway.planner.planner import make_plan
+    from headway.planner.runs import KeptPlanRuns
 
     open_folder(root / QUESTION_FILE, prepared.manifest(), "plan")
     if kept:
@@ -196,15 +196,15 @@ def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Plan
 def _check_writable(out: Path) -> None:
     """Raise ConfigError if what the search comes to could not be written: before it, since it takes minutes."""
     from headway.cli.writable import check_replaceable
-    from headway.experiments.planning.pareto import FILE
+    from headway.planner.pareto import FILE
 
     for name in (DATA_FILE, FILE):
         check_replaceable("--out", out / name)
 
 
 def _verify(planned: Planned, root: Path, seconds: float, out: Path | None) -> Verified:
-    from headway.experiments.planning.verify import verify
-    from headway.experiments.planning.verify_text import verify_table
+    from headway.planner.verify import verify
+    from headway.planner.verify_text import verify_table
 
     try:
         with stdout_for_data():
@@ -224,7 +224,7 @@ def _verify(planned: Planned, root: Path, seconds: float, out: Path | None) -> V
 
 def _write(planned: Planned, out: Path) -> None:
     """Keep the plan before it is checked: a check may fail."""
-    from headway.experiments.planning.pareto import FILE, pareto_svg
+    from headway.planner.pareto import FILE, pareto_svg
 
     _write_data(planned, None, out)
     _write_file(out / FILE, pareto_svg(planned).encode())
@@ -250,8 +250,8 @@ def _write_file(path: Path, content: bytes) -> None:
 
 def _answer(planned: Planned, verified: Verified | None, as_json: bool) -> None:
     """What goes to stdout: no command where --fewest found that not even all GPUs hold the goodput."""
-    from headway.experiments.planning.deploy import command
-    from headway.experiments.planning.report import serve_arguments
+    from headway.planner.deploy import command
+    from headway.planner.report import serve_arguments
 
     if as_json:
         typer.echo(_json(planned, verified))
@@ -262,14 +262,14 @@ def _answer(planned: Planned, verified: Verified | None, as_json: bool) -> None:
 def _json(planned: Planned, verified: Verified | None) -> str:
     import json
 
-    from headway.experiments.planning.report import plan_data
+    from headway.planner.report import plan_data
 
     checked = None if verified is None else verified.to_dict()
     return json.dumps(plan_data(planned) | {"verify": checked}, indent=2)
 
 
 def _show(planned: Planned) -> None:
-    from headway.experiments.planning.report import plan_table
+    from headway.planner.report import plan_table
 
     _print(plan_table(planned))
 

@@ -123,7 +123,7 @@ def _measure(model: str, vllm_flags: list[str], plan: ProfilePlan) -> tuple[Meas
     measured: Measurements | None = None
     try:
         from headway.engine.profiling.profile import Measurements, measure
-        from headway.engine.stepped_engine import SteppedEngine
+        from headway.engine.vllm.stepped_engine import SteppedEngine
 
         typer.echo("starting vLLM", err=True)
         engine = SteppedEngine(model, vllm_flags)

@@ -33,7 +33,7 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.core.record import Record
-    from headway.gateway import BatchPlan, ReplayOptions, ReplayReport
+    from headway.loadgen import BatchPlan, ReplayOptions, ReplayReport
     from headway.traces import TraceRequest
 
 EPILOG = """Examples:
@@ -118,8 +118,8 @@ def replay(
     when the last has ended.
     """
     from headway.core.slo import Slo
-    from headway.experiments.stream import Stream
-    from headway.gateway import ReplayOptions
+    from headway.lab.stream import Stream
+    from headway.loadgen import ReplayOptions
     from headway.results import RecordWriter
     from headway.traces import scale_rate
 
@@ -192,8 +192,8 @@ def send_with_progress(
         TimeRemainingColumn,
     )
 
-    from headway.gateway import replay as replay_requests
-    from headway.gateway import replay_batches
+    from headway.loadgen import replay as replay_requests
+    from headway.loadgen import replay_batches
 
     console = Console(stderr=True)
     columns = (

@@ -13,8 +13,8 @@ import typer
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.gateway import BatchPlan
-    from headway.gateway.client.replay_book import BatchCounts
+    from headway.loadgen import BatchPlan
+    from headway.loadgen.replay_book import BatchCounts
     from headway.predict.length import LengthPredictor
 
 Batches = Annotated[
@@ -80,7 +80,7 @@ class BatchFlags:
     @contextmanager
     def plan(self, urls: Sequence[str]) -> Iterator[BatchPlan | None]:
         """The plan of a replay in batches, None of one without; its predictor learns until the end of the block."""
-        from headway.gateway import BatchPlan
+        from headway.loadgen import BatchPlan
         from headway.routing.magnus import WMA_LIMIT
 
         self.check(urls)

@@ -16,7 +16,7 @@ from headway.cli.out_folder import kept_or_temporary
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.experiments.paper import Paper, Request
+    from headway.lab.papers import Paper, Request
     from headway.results.study import Study
 
 EPILOG = """Examples:
@@ -67,8 +67,7 @@ def reproduce(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object on stdout.")] = False,
 ) -> None:
     """Repeat a paper's experiments and set its numbers beside ours."""
-    from headway.experiments.paper import Request
-    from headway.experiments.reproduce import ALL, papers
+    from headway.lab.papers import ALL, Request, papers
 
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs is {jobs}; accepted: 1 or more")

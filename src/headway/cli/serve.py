@@ -16,7 +16,7 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.engine.kv.host import HostKv
-    from headway.engine.launching.server_command import ServerCommand
+    from headway.engine.servers.server_command import ServerCommand
     from headway.engine.settings import EngineSettings
 
 EPILOG = """Examples:
@@ -211,9 +211,9 @@ def serve(
 
     Ends on Ctrl-C or SIGTERM with every process it started; a second one does not wait. All messages are on stderr.
     """
-    from headway.core.explain.trail import KEPT_ENDED
     from headway.engine.settings import EngineSettings
-    from headway.experiments.planning.threshold import rules_with
+    from headway.explain.trail import KEPT_ENDED
+    from headway.planner.threshold import rules_with
     from headway.policies.presets import POOLED
 
     def settings(preset: str) -> EngineSettings:
@@ -278,7 +278,7 @@ def _default_policy(pools: str | None) -> str:
 
 def _check_hands_off(policy: str, threshold: float) -> None:
     """Raise ConfigError for a threshold of a policy that hands nobody off by one."""
-    from headway.experiments.planning.threshold import hands_off
+    from headway.planner.threshold import hands_off
     from headway.policies.presets import POOLED, known_presets
 
     if not hands_off(policy):
@@ -292,8 +292,8 @@ def _serve_one(
     model: str, settings: EngineSettings, vllm_flags: Sequence[str], address: tuple[str, int]
 ) -> int:
     """Exit code of one server by itself."""
-    from headway.engine.launching.kept_records import put_aside
-    from headway.engine.launching.server_command import server_command
+    from headway.engine.servers.kept_records import put_aside
+    from headway.engine.servers.server_command import server_command
 
     check_address(*address)
     command = server_command(model, settings, address, vllm_flags)
@@ -324,7 +324,7 @@ def _serve_several(
 
 def _run(command: ServerCommand, address: tuple[str, int]) -> int:
     """Exit code of the server."""
-    from headway.engine.launching.server_process import GRACE_S, ServerProcess, run_until_signalled
+    from headway.engine.servers.server_process import GRACE_S, ServerProcess, run_until_signalled
 
     grace_s = GRACE_S + command.drain_s
     code = run_until_signalled(lambda: ServerProcess(command.arguments, address, grace_s=grace_s))

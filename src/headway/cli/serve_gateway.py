@@ -19,16 +19,16 @@ import uvloop
 from headway.cli.serve_layout import Place
 from headway.cli.serve_shadow import shadow_beside
 from headway.cli.serve_site import Site
-from headway.engine.launching.server_process import end_signals
-from headway.gateway.app import Gateway, gateway_app, serve
-from headway.gateway.endpoint import open_session
-from headway.gateway.instances.fleet import Fleet, Member
-from headway.gateway.instances.health import NO_FACTS
-from headway.gateway.instances.rebalance import rebalance
+from headway.engine.servers.server_process import end_signals
+from headway.gateway.fleet.fleet import Fleet, Member
+from headway.gateway.fleet.health import NO_FACTS
+from headway.gateway.fleet.rebalance import rebalance
+from headway.gateway.http.app import Gateway, gateway_app, serve
+from headway.gateway.http.endpoint import open_session
 from headway.routing import build_router
 
 if TYPE_CHECKING:
-    from headway.engine.launching.instances_command import LocalInstances
+    from headway.engine.servers.instances_command import LocalInstances
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from headway.errors import UpstreamError
-from headway.gateway.instances.fleet import Fleet
-from headway.gateway.shadow_board import ShadowBoard
+from headway.gateway.book.shadow_board import ShadowBoard
+from headway.gateway.fleet.fleet import Fleet
 from headway.with_parent import signal_with_parent
 
 _LOG = logging.getLogger(__name__)

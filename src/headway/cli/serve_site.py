@@ -12,22 +12,22 @@ from headway.cli.serve import base_url, targets
 from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_layout import POLICY, Layout, Place, read_layout
 from headway.cli.writable import check_engine_files
-from headway.engine.launching.instances_command import (
+from headway.engine.servers.instances_command import (
     InstancesPlan,
     LocalInstances,
     bind_instances,
     check_kv_caches,
     check_memory,
 )
-from headway.engine.launching.server_command import ServerCommand
-from headway.engine.launching.vllm_flags import VllmFlag, parse_vllm_flags, value_of
+from headway.engine.servers.server_command import ServerCommand
+from headway.engine.servers.vllm_flags import VllmFlag, parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.experiments.grid import parse_policies
-from headway.gateway.endpoint import without_secrets
-from headway.gateway.instances.fleet import FleetOptions
-from headway.gateway.keys import Keys, read_keys
-from headway.gateway.options import MIB, Cors, GatewayOptions
+from headway.gateway.fleet.fleet import FleetOptions
+from headway.gateway.http.endpoint import without_secrets
+from headway.gateway.http.keys import Keys, read_keys
+from headway.gateway.http.options import MIB, Cors, GatewayOptions
+from headway.lab.grid import parse_policies
 from headway.policies.presets import find_preset, known_presets
 from headway.predict.length_choice import NONE
 from headway.routing.pools import STAGES

@@ -15,8 +15,8 @@ import typer
 from headway.errors import ConfigError, HeadwayError, UpstreamError
 
 if TYPE_CHECKING:
-    from headway.experiments.shadow_feed import Feed
-    from headway.gateway.shadow_board import ShadowFigures, ShadowState
+    from headway.gateway.book.shadow_board import ShadowFigures, ShadowState
+    from headway.lab.shadow_feed import Feed
 
 EPILOG = """Examples:
 
@@ -53,7 +53,7 @@ def shadow(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each report.")] = False,
 ) -> None:
     """Serve a running server's requests again under other policies, simulated, and report goodput and latency."""
-    from headway.experiments.grid import parse_policies
+    from headway.lab.grid import parse_policies
     from headway.policies.presets import find_preset
 
     names = parse_policies(policies, "--policies")
@@ -74,8 +74,8 @@ class _Shadowing:
     def __init__(
         self, urls: list[str], policies: Sequence[str], window_s: float, api_key: str | None, as_json: bool
     ) -> None:
-        from headway.experiments.shadow_feed import Feed
-        from headway.gateway.endpoint import root_of
+        from headway.gateway.http.endpoint import root_of
+        from headway.lab.shadow_feed import Feed
 
         self._feeds: dict[str, Feed] = {url: Feed(2 * window_s) for url in map(root_of, urls)}
         self._silent: set[str] = set()
@@ -86,8 +86,8 @@ class _Shadowing:
 
     async def run(self, every_s: float | None) -> None:
         """Report every so often, or once. Raises UpstreamError if no server answers the one time it is asked."""
-        from headway.gateway.client.explain import TIMEOUT_S
-        from headway.gateway.endpoint import open_session
+        from headway.gateway.http.endpoint import open_session
+        from headway.loadgen.explain import TIMEOUT_S
 
         async with open_session(self._api_key, TIMEOUT_S) as session:
             if every_s is None:
@@ -125,13 +125,13 @@ class _Shadowing:
 
     async def _ask(self, session: Any, url: str) -> None:
         """Ask a server for what is new."""
-        from headway.gateway.client.shadow import ask_window
+        from headway.loadgen.shadow import ask_window
 
         feed = self._feeds[url]
         feed.take(await ask_window(session, url, feed.next))
 
     def _report(self) -> ShadowState:
-        from headway.experiments.shadow import shadow_report
+        from headway.lab.shadow import shadow_report
 
         feeds = [feed for url, feed in self._feeds.items() if url not in self._silent]
         return shadow_report(feeds, self._policies, self._window_s, at=round(time.time(), 3))
@@ -145,7 +145,7 @@ class _Shadowing:
 
 def report_text(report: ShadowState) -> str:
     """One report for people."""
-    from headway.experiments.policy_choice import said_without_targets
+    from headway.lab.policy_choice import said_without_targets
     from headway.policies.presets import known_presets
 
     lines = [
@@ -176,7 +176,7 @@ def report_text(report: ShadowState) -> str:
 
 
 def _row(name: str, figures: ShadowFigures) -> str:
-    from headway.results.story_text import seconds
+    from headway.explain.story_text import seconds
 
     goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
     times = (figures.mean_jct_s, figures.mean_ttft_s, figures.p99_ttft_s)

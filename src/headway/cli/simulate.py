@@ -21,11 +21,11 @@ from headway.cli.written_command import written_command
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.experiments.cell_folder import CellFolder
-    from headway.experiments.grid import Cell
-    from headway.experiments.run_cells import Tick
-    from headway.experiments.simulation import CellResult
-    from headway.experiments.simulation_setup import Setup
+    from headway.lab.cell_folder import CellFolder
+    from headway.lab.grid import Cell
+    from headway.lab.run_cells import Tick
+    from headway.lab.simulation import CellResult
+    from headway.lab.simulation_setup import Setup
 
 EPILOG = """Examples:
 
@@ -164,11 +164,11 @@ def simulate(
 ) -> None:
     """Simulate policies on a trace: same decisions as on the engine, measured or published step times."""
     from headway.core.slo import Slo
-    from headway.experiments.engine_sizes import Sizes
-    from headway.experiments.grid import Grid, parse_loads, parse_policies
-    from headway.experiments.policy_choice import Parts
-    from headway.experiments.simulation_setup import Wish, set_up
-    from headway.experiments.stream import Stream
+    from headway.lab.engine_sizes import Sizes
+    from headway.lab.grid import Grid, parse_loads, parse_policies
+    from headway.lab.policy_choice import Parts
+    from headway.lab.simulation_setup import Wish, set_up
+    from headway.lab.stream import Stream
     from headway.routing import DEFAULT_ROUTER
     from headway.routing.pools import parse_pools
     from headway.sim.kv_tier import parse_kv_tier
@@ -269,9 +269,9 @@ def _introduce(setup: Setup) -> None:
 
 
 def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
-    from headway.experiments.cell_folder import CellFolder
-    from headway.experiments.run_cells import run_cells
-    from headway.experiments.sim_tables import tables, to_json
+    from headway.lab.cell_folder import CellFolder
+    from headway.lab.run_cells import run_cells
+    from headway.lab.sim_tables import tables, to_json
 
     with kept_or_temporary(out) as root:
         folder = CellFolder(root, setup.wish.grid)
@@ -316,7 +316,7 @@ def _say_failures(folder: CellFolder, results: list[CellResult]) -> None:
 
 
 def _draw(folder: CellFolder, results: list[CellResult]) -> None:
-    from headway.experiments.sim_tables import sweep_pictures
+    from headway.lab.sim_tables import sweep_pictures
 
     if len(folder.grid.loads) > 1:
         for name, svg in sweep_pictures(results).items():
@@ -329,8 +329,8 @@ def _draw(folder: CellFolder, results: list[CellResult]) -> None:
 
 def _explain(setup: Setup, request_id: str, as_json: bool) -> None:
     """One story a policy, under the same load and seed."""
-    from headway.experiments.watch_cell import explain
-    from headway.results.explanation_text import told_data, told_text
+    from headway.explain.text import told_data, told_text
+    from headway.lab.watch_cell import explain
 
     cells = _close_cells(setup, "--explain", one_policy=False)
     stories = {}
@@ -347,8 +347,8 @@ def _explain(setup: Setup, request_id: str, as_json: bool) -> None:
 
 
 def _trace(setup: Setup, path: Path, as_json: bool) -> None:
-    from headway.experiments.sim_tables import to_json
-    from headway.experiments.watch_cell import trace_schedule
+    from headway.lab.sim_tables import to_json
+    from headway.lab.watch_cell import trace_schedule
 
     [cell] = _close_cells(setup, "--chrome-trace", one_policy=True)
     with _progress(setup.num_requests) as tick:

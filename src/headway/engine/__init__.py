@@ -15,8 +15,8 @@ def HeadwayScheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     is final (a wrong base loses asynchronous scheduling, or hangs pipeline parallelism). Raises SeamError
     or ConfigError if this vLLM, or this combination of options, cannot work.
     """
-    from headway.engine.launching.last_words import reason_left
-    from headway.engine.start import build_scheduler
+    from headway.engine.servers.last_words import reason_left
+    from headway.engine.vllm.start import build_scheduler
 
     with reason_left():
         return build_scheduler(vllm_config, *args, **kwargs)
@@ -25,7 +25,7 @@ def HeadwayScheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
 def register() -> None:
     """vLLM's general plug-in hook, which vLLM calls unguarded in every process. Never raises."""
     try:
-        from headway.engine.plugin import install
+        from headway.engine.vllm.plugin import install
 
         install()
     except Exception as error:

@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from headway.engine.launching.server_command import is_cpu_build
+from headway.engine.servers.server_command import is_cpu_build
 
 
 def machine_name() -> str:

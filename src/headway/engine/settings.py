@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from headway.core.explain.trail import KEPT_ENDED
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.known_keys import check_keys
 from headway.engine.kv.host import HostKv
 from headway.errors import ConfigError
+from headway.explain.trail import KEPT_ENDED
 from headway.policies.presets import Preset, build_policy, find_preset
 from headway.predict.length_choice import DEFAULT_PREDICTOR, NONE
 

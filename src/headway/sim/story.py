@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headway.core.batch_shape import BatchShape, shape_of
-from headway.core.explain.explanation import Explanation, explain
-from headway.core.explain.story import (
+from headway.core.job import Job, JobState
+from headway.core.plan import StepOutcome
+from headway.core.record import Outcome, Record
+from headway.explain.explanation import Explanation, explain
+from headway.explain.story import (
     IN_QUEUE,
     LOOK_AHEAD,
     UNDER_WAY,
@@ -19,11 +22,8 @@ from headway.core.explain.story import (
     hull,
     whole_story,
 )
-from headway.core.explain.telling import chapters
-from headway.core.explain.trail import Trail
-from headway.core.job import Job, JobState
-from headway.core.plan import StepOutcome
-from headway.core.record import Outcome, Record
+from headway.explain.telling import chapters
+from headway.explain.trail import Trail
 from headway.sim.watcher import Sight
 
 _KEPT_ENDED = 10_000

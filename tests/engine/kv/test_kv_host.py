@@ -25,7 +25,7 @@ from headway.engine.kv.host import (
     why_not,
     worker_block_bytes,
 )
-from headway.engine.model_free import engine_config
+from headway.engine.vllm.model_free import engine_config
 from headway.errors import ConfigError
 
 pytestmark = pytest.mark.vllm

@@ -20,8 +20,8 @@ from headway.engine.demo_model import ensure_demo_random
 from headway.engine.lengths.facts import DECODED_TOKENS
 from headway.engine.lengths.forecasts import Forecasts
 from headway.engine.lengths.metrics import LengthMetrics
-from headway.engine.model_free import engine_config
-from headway.engine.plugin import schedule_here
+from headway.engine.vllm.model_free import engine_config
+from headway.engine.vllm.plugin import schedule_here
 from headway.predict.length import RequestFacts
 from headway.predict.shared_prefix import SharedPrefix
 

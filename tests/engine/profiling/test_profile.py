@@ -15,7 +15,7 @@ from headway.engine.profiling.profile import (
     measure,
 )
 from headway.engine.profiling.result import Identity, conclude, unbiased
-from headway.engine.stepped_engine import SteppedStep
+from headway.engine.vllm.stepped_engine import SteppedStep
 from headway.errors import ConfigError
 from headway.predict.cost_file import load_cost_file, write_cost_file
 from headway.predict.step_fit import fit_step_time

@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from headway.engine.kv.host import HostKv, most_layers, why_not
 from headway.engine.kv.orders import CopyOrders
-from headway.engine.launching.last_words import reason_left
+from headway.engine.servers.last_words import reason_left
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -15,7 +15,7 @@ from headway.engine.kv.connector import HeadwayConnector
 from headway.engine.kv.host import HostKv, most_layers, why_not
 from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
 from headway.engine.kv.requests import KvRequests
-from headway.engine.watchdog import PATIENCE_S
+from headway.engine.step.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

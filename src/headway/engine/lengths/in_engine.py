@@ -20,11 +20,11 @@ from headway.core.length_estimate import LengthEstimate
 from headway.engine.lengths.facts import facts_of_ids
 from headway.engine.lengths.forecasts import MAX_QUEUED, Arrival
 from headway.engine.lengths.service import LengthService, open_service
-from headway.engine.plugin import has_rust_front_end
-from headway.engine.vllm_seams import LENGTHS, NOTICING, works
+from headway.engine.vllm.plugin import has_rust_front_end
+from headway.engine.vllm.seams import LENGTHS, NOTICING, works
 
 if TYPE_CHECKING:
-    from headway.engine.scheduler import PolicyScheduler
+    from headway.engine.step.scheduler import PolicyScheduler
 
 
 def engine_lengths_of(scheduler: PolicyScheduler) -> EngineLengths | None:

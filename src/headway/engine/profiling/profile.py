@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from headway.core.batch_shape import BatchShape, StepKind
 from headway.engine.kv.block_copies import Direction, TimedCopy, measure_copies
 from headway.engine.profiling.grid import Scene, prompts_of, scenes, warm_up
-from headway.engine.stepped_engine import EngineSizes, SteppedStep
+from headway.engine.vllm.stepped_engine import EngineSizes, SteppedStep
 from headway.errors import ConfigError
 from headway.predict.residuals import quantile
 from headway.predict.step_fit import MIN_ROWS

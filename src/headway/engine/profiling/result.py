@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from headway.core.batch_shape import BatchShape, StepKind
 from headway.engine.kv.block_copies import Direction
-from headway.engine.launching.vllm_flags import parse_vllm_flags
 from headway.engine.profiling.profile import Measurements
+from headway.engine.servers.vllm_flags import parse_vllm_flags
 from headway.errors import ConfigError
 from headway.predict.cost_file import CostFile, EngineDefaults, measured_step
 from headway.predict.residuals import Errors, errors_of

@@ -1,0 +1,1 @@
+"""Four papers repeated: their experiments on Headway, their numbers beside ours."""

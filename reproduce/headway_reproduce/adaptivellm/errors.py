@@ -1,0 +1,148 @@
+"""How wrong the recompute and the swap analyser are about times measured on a real engine (section 4.5)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from headway.errors import VLLM_COMES_BY, ConfigError
+from headway.json_file import read_json, write_json
+from headway.lab.papers import Request, Tell
+from headway.predict.recompute_rows import RecomputeRows, load_rows, write_rows
+from headway.results.study import StudyPart, StudyTable, Value
+from headway_reproduce.adaptivellm.setting import PAPER_RECOMPUTE_ERROR, PAPER_SWAP_ERROR
+
+NEEDED = {"vllm": VLLM_COMES_BY, "sklearn": "pip install 'headway[fit]'"}
+"""Modules that measuring and fitting need, and what brings each."""
+
+QUICK_SECONDS, FULL_SECONDS = 35.0, 660.0
+"""About how long measuring and fitting take on two cores."""
+
+
+class RecomputeError(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean absolute relative error of the fitted recompute analyser; on prompts held out, and on a shape held out."""
+
+    value: float | None = None
+    measured_on: str | None = None
+    held_out_rows: int = 0
+    held_out_shape: float | None = None
+    regressor: str | None = None
+    degree: int | None = None
+
+
+class SwapError(msgspec.Struct, frozen=True, kw_only=True, rename={"into": "in"}):
+    """The same of copies of KV blocks, back to the device and out to the host."""
+
+    into: float | None = None
+    out: float | None = None
+    measured_on: str | None = None
+
+
+class PredictorErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """Both analysers' errors; empty where nothing was measured, with the `reason`."""
+
+    recompute_error: RecomputeError = RecomputeError()
+    swap_error: SwapError = SwapError()
+    machine: str = ""
+    rows: int = 0
+    reason: str = ""
+
+    def data(self) -> dict[str, object]:
+        """What scripts read."""
+        return {"recompute_error": self.recompute_error, "swap_error": self.swap_error}
+
+    def part(self) -> StudyPart:
+        """The errors beside the paper's."""
+        recompute, swap = self.recompute_error, self.swap_error
+        rows: list[list[Value]] = [
+            ["recompute", recompute.value, *PAPER_RECOMPUTE_ERROR.values()],
+            ["recompute, shape not seen", recompute.held_out_shape, None, None],
+            ["swap in", swap.into, *PAPER_SWAP_ERROR["in"]],
+            ["swap out", swap.out, *PAPER_SWAP_ERROR["out"]],
+        ]
+        table = StudyTable(
+            name="predictors",
+            title="Mean absolute relative error of predicted times",
+            measured_on=f"real engine, {self.machine}" if self.machine else "not measured",
+            headings=["predictor", "ours", "paper: OPT, Llama-13B", "paper: Llama, Llama-32.5B"],
+            rows=rows,
+            note="On times held out. The paper's are of GPUs: OPT and Llama for recompute, Llama-13B and Llama-32.5B "
+            "for copies.",
+            decimals=4,
+        )
+        return StudyPart(title="Predictor errors (section 4.5)", text=[self._said()], tables=[table])
+
+    def _said(self) -> str:
+        if self.reason:
+            return self.reason
+        found = self.recompute_error
+        return (
+            f"Best of the paper's regressors here: {found.regressor}, degree {found.degree}, fitted to measured "
+            f"prefills of models made on this machine and judged on {found.held_out_rows} of {self.rows}."
+        )
+
+
+def errors_seconds(request: Request) -> float:
+    """About how long `predictor_errors` will take."""
+    if _missing() or _file(request, "predictors").exists():
+        return 0.0
+    return QUICK_SECONDS if request.quick else FULL_SECONDS
+
+
+def predictor_errors(request: Request, tell: Tell) -> PredictorErrors:
+    """What the folder keeps, else measured on this machine's engine, fitted and kept, with the measured rows.
+
+    Quick: one model, three degrees, so no shape is held out. Without vLLM or scikit-learn empty, with the reason.
+    """
+    path = _file(request, "predictors")
+    kept = read_json(path, PredictorErrors)
+    if kept is not None:
+        return kept
+    missing = _missing()
+    if missing:
+        return PredictorErrors(reason=f"Not measured: needs {' and '.join(missing)}.")
+    found = _judged(_rows(request, tell), request, tell)
+    write_json(path, found)
+    return found
+
+
+def _missing() -> list[str]:
+    return [install for module, install in NEEDED.items() if find_spec(module) is None]
+
+
+def _file(request: Request, stem: str) -> Path:
+    return request.root / f"{stem}{'-quick' if request.quick else ''}.json"
+
+
+def _rows(request: Request, tell: Tell) -> RecomputeRows:
+    from headway.engine.profiling.recompute_grid import FULL, GLIMPSE, GridMeasurements, measure_grid
+
+    path, plan = _file(request, "recompute-rows"), GLIMPSE if request.quick else FULL
+    if path.exists():
+        return load_rows(path)
+    tell(f"real engine: measuring {plan.num_rows:,} prefills of {len(plan.recipes())} models")
+    measured = GridMeasurements()
+    measure_grid(plan, measured, lambda share, what: None)
+    rows = measured.rows(plan)
+    write_rows(path, rows)
+    return rows
+
+
+def _judged(rows: RecomputeRows, request: Request, tell: Tell) -> PredictorErrors:
+    from headway.predict.recompute_regressors import DEGREES, QUICK_DEGREES
+    from headway.predict.recompute_verdict import judge
+
+    tell("fitting the recompute analyser")
+    degrees = QUICK_DEGREES if request.quick else DEGREES
+    try:
+        verdict = judge(rows, lambda share, what: None, degrees=degrees).to_dict()
+    except ConfigError as error:
+        return PredictorErrors(reason=f"Measured, but not enough to judge by: {error}.")
+    return PredictorErrors(
+        recompute_error=msgspec.convert(verdict["recompute_error"], RecomputeError),
+        swap_error=msgspec.convert(verdict["swap_error"], SwapError),
+        machine=f"{rows.machine}, vLLM {rows.vllm_version}",
+        rows=len(rows.steps),
+    )

@@ -1,0 +1,197 @@
+"""AdaptiveLLM's experiments: the workload, the engine and the policies, fixed before the first run.
+
+Source: Liang et al., "Inference Optimization for Large Models Based on Adaptive Tensor Swapping and
+Recomputation" (2025), sections 4.1 to 4.6. What the paper leaves open is marked "ours".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from headway.sim.limits import EngineLimits
+from headway_reproduce.study_runs import StudyRun
+
+# ---- what the paper ran on (section 4.1) ---------------------------------------------------------------
+
+HARDWARE = "a800-80g-pcie"
+"""A800 80 GB PCIe, one for each model."""
+
+SIMULATED = "simulated, A800 PCIe 80 GB"
+"""What tables of simulated runs say of themselves."""
+
+MODELS = {
+    "OPT-13B": "facebook/opt-13b",
+    "OPT-30B": "facebook/opt-30b",
+    "Llama-13B": "huggyllama/llama-13b",
+    "Llama-32.5B": "huggyllama/llama-30b",
+}
+"""The paper's name -> hub name; fp16."""
+
+DATA_SETS = {
+    "Chatbot": "adaptivellm-chatbot",
+    "Alpaca": "adaptivellm-alpaca",
+    "Summary": "adaptivellm-summary",
+}
+"""The paper's name -> length laws of `traces.catalogue`: the published mean prompts (17.02, 19.66 and 340.48
+tokens); the laws of outputs are ours, the paper gives none."""
+
+GPU_BLOCKS, HOST_BLOCKS, BLOCK_TOKENS = 128, 64, 16
+"""KV blocks as the paper limits them; 16 tokens is vLLM 0.2.5's default."""
+
+TOKENS_A_STEP = 2048
+"""Prompt tokens of one step. Source: vLLM 0.2.5, SchedulerConfig: the longer of 2048 and the model's context."""
+
+WATERMARK_BLOCKS = 1
+"""Blocks left free when a request is admitted: 1 % of them. Source: vLLM 0.2.5, BlockSpaceManager."""
+
+REQUESTS = 1000
+"""Drawn for each group, all of them at 0 s (Algorithm 2, line 1)."""
+
+# ---- what is varied ------------------------------------------------------------------------------------
+
+OUTPUT_LIMITS = (16, 32, 64, 128, 256)
+"""Longest outputs, in tokens. The paper's axis (Fig. 3) shows 64 and 256; the others are ours."""
+
+TABLE_LIMIT = 64
+"""The longest output of Table 3; ours for the experiments whose limit the paper does not give."""
+
+SEATS = 256
+"""Batch cap of the throughput runs: vLLM's default."""
+
+BATCH_CAPS = (8, 16, 32, 64, 128)
+"""Batch caps of the latency runs (Fig. 4). The paper's axis shows 64 and 128; the others are ours."""
+
+LOAD = 0.9
+"""Poisson arrivals, in shares of capacity (ours): what the same requests, all at once, got through `BASELINE`."""
+
+SEEDS = 3
+"""Of the throughput runs and the ablations; everything else, and all of `--quick`, has one."""
+
+LARGE_HOST_BLOCKS = 10_000
+SLOW_COPIES_BYTES_PER_S = 12e9
+"""For the question of what falls short, and why (ours): a host that never is full; half the blocks on the device, as
+many as the host has; and copies as fast as block by block and layer by layer, not in one piece."""
+
+# ---- who is compared -----------------------------------------------------------------------------------
+
+BASELINE = "vllm-v0"
+"""vLLM 0.2.5: recompute always."""
+SWAP, SWAP_FALLBACK = "vllm-s", "vllm-s-fallback"
+"""The paper's vLLM_s, swap always; and the same recomputing where the host is full."""
+ADAPTIVE, PLUS = "adaptivellm", "adaptivellm-plus"
+"""As published, and with our improvements."""
+TODAY = "vllm"
+"""vLLM as it is now."""
+FAIRNESS_ONLY, MEMORY_ONLY, PREDICT_ONLY = (
+    "adaptivellm-fairness",
+    "adaptivellm-memory",
+    "adaptivellm-predict-only",
+)
+"""Ablations: its start scheduling with recompute always; its choice of swap or recompute, in order of arrival;
+and `vllm-v0` that predicts both costs, and recomputes all the same (section 4.6)."""
+
+MAIN = (BASELINE, SWAP, SWAP_FALLBACK, ADAPTIVE, PLUS, TODAY)
+ABLATIONS = (FAIRNESS_ONLY, MEMORY_ONLY, PREDICT_ONLY)
+LATENCY = (BASELINE, SWAP, SWAP_FALLBACK, ADAPTIVE, PLUS)
+OVERHEAD = (BASELINE, PREDICT_ONLY, ADAPTIVE)
+REAL = (BASELINE, SWAP, ADAPTIVE)
+"""On the real engine."""
+
+# ---- what the paper reports ----------------------------------------------------------------------------
+
+PAPER_TABLE_3 = {
+    "OPT-13B/Chatbot": (1.38, 2.46),
+    "OPT-13B/Alpaca": (1.36, 2.55),
+    "OPT-13B/Summary": (1.15, 2.50),
+    "OPT-30B/Chatbot": (1.27, 1.98),
+    "OPT-30B/Alpaca": (1.22, 1.99),
+    "OPT-30B/Summary": (1.11, 1.64),
+    "Llama-13B/Chatbot": (1.28, 2.28),
+    "Llama-13B/Alpaca": (1.40, 2.37),
+    "Llama-13B/Summary": (1.17, 2.12),
+    "Llama-32.5B/Chatbot": (1.28, 1.95),
+    "Llama-32.5B/Alpaca": (1.23, 2.13),
+    "Llama-32.5B/Summary": (1.09, 2.18),
+}
+"""Throughput over that of vLLM and of vLLM_s, longest output 64 (Table 3)."""
+
+PAPER_CUT_VLLM, PAPER_CUT_VLLM_S = (0.2, 0.4), (0.2, 0.6)
+"""How much shorter the mean weighted turnaround is, least and most, at batch caps 64 and 128 (section 4.4)."""
+PAPER_CAPS = (64, 128)
+PAPER_RECOMPUTE_ERROR = {"OPT": 0.0176, "Llama": 0.0130}
+"""Mean relative error of predicted prefill times on rows held out (section 4.5)."""
+PAPER_SWAP_ERROR = {"in": (0.015, 0.011), "out": (0.010, 0.012)}
+"""The same of copies, Llama-13B and Llama-32.5B (section 4.5)."""
+PAPER_OVERHEAD = (0.001, 0.01)
+"""Predicting over run time, least and most (section 4.6)."""
+
+
+class Group(NamedTuple):
+    """One of the twelve: a model and a data set, by the paper's names."""
+
+    model: str
+    data: str
+
+    def __str__(self) -> str:
+        return f"{self.model}/{self.data}"
+
+
+GROUPS = tuple(Group(model, data) for model, data in product(MODELS, DATA_SETS))
+QUICK_GROUPS = (Group("OPT-13B", "Chatbot"), Group("OPT-13B", "Summary"))
+"""Short prompts and long ones; a data set's schedule depends little on the model, and Alpaca's is much as Chatbot's."""
+
+NATURAL, EXACT = "natural", "exact"
+"""Outputs as long as their law says, up to the limit; as a control, exactly the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One setting of one group that policies are compared at; `rate_rps` 0 is all requests at once."""
+
+    group: Group
+    limit: int = TABLE_LIMIT
+    lengths: str = NATURAL
+    cap: int = SEATS
+    rate_rps: float = 0.0
+    gpu_blocks: int = GPU_BLOCKS
+    host_blocks: int = HOST_BLOCKS
+    copy_bytes_per_s: float | None = None
+
+    def __str__(self) -> str:
+        load = f"{self.rate_rps:.4g} req/s" if self.rate_rps else "all at once"
+        return f"{self.group}, {self.lengths} outputs up to {self.limit}, batch cap {self.cap}, {load}"
+
+    def law(self) -> str:
+        """The name of its length laws."""
+        return DATA_SETS[self.group.data]
+
+    def trace(self) -> str:
+        """The workload as `headway simulate --trace` takes it."""
+        law = self.law()
+        arrivals = f"poisson:rate={self.rate_rps:.4g}" if self.rate_rps else "at-once"
+        output = law if self.lengths == NATURAL else f"constant:tokens={self.limit}"
+        return f"gen:{arrivals}/input={law}/output={output}/count={REQUESTS}/max_output={self.limit}"
+
+    def run(self, policy: str, seed: int, *, every_step: bool = False) -> StudyRun:
+        """This setting under one policy."""
+        return StudyRun(
+            hardware=HARDWARE,
+            model=MODELS[self.group.model],
+            trace=self.trace(),
+            policy=policy,
+            seed=seed,
+            max_output_tokens=self.limit,
+            limits=EngineLimits(
+                num_blocks=self.gpu_blocks,
+                host_blocks=self.host_blocks,
+                block_size=BLOCK_TOKENS,
+                max_num_seqs=self.cap,
+                max_num_batched_tokens=TOKENS_A_STEP,
+                watermark_blocks=WATERMARK_BLOCKS,
+                prefix_caching=False,
+            ),
+            copy_bytes_per_s=self.copy_bytes_per_s,
+            every_step=every_step,
+        )

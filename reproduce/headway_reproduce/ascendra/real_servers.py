@@ -1,0 +1,203 @@
+"""Real instances on this machine, each on cores of its own, and a gateway in front of them for each system."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headway.engine.demo_model import DEMO
+from headway.engine.servers.core_binding import Workers, bind_cores, usable_cores
+from headway.engine.servers.server_command import server_command
+from headway.engine.servers.server_process import ServerProcess
+from headway.engine.settings import EngineSettings
+from headway.errors import UpstreamError
+from headway.lab.papers import Tell
+from headway.lab.policy_bench import START_TIMEOUT_S, free_port, why_not_ready
+from headway.routing.pools import instance_names, pool_of
+from headway.with_parent import signal_with_parent
+from headway_reproduce.ascendra.real_systems import SERVICES, SYSTEMS, Service, System, pool_sizes
+
+VLLM_FLAGS = ("--no-enable-prefix-caching", "--kv-cache-memory-bytes", str(256 << 20))
+"""Everything else is vLLM's default. A stream is sent to the same instances more than once, so no prefix is kept."""
+GATEWAY_START_S = 60.0
+GATEWAY_END_S = 30.0
+SETTLE_S = 30.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A running server: where it is, and the process that it and its descendants are."""
+
+    url: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What runs: the instances of each service by name, and the gateway of each system."""
+
+    instances: Mapping[str, Mapping[str, Place]]
+    gateways: Mapping[str, Place]
+
+
+@contextmanager
+def fleet(systems: Iterable[str], instances: int, logs: Path, tell: Tell) -> Iterator[Fleet]:
+    """Start what the systems need, side by side; everything ends with the block.
+
+    Instances that are not asked anything are idle, so all stay up while the systems take turns. Each instance
+    computes on cores of its own, shared only where there are fewer cores than instances of one service. What the
+    servers say goes to files in `logs`. Raises UpstreamError if one does not start.
+    """
+    chosen = {name: SYSTEMS[name] for name in systems}
+    with ExitStack() as stack:
+        started = {
+            name: start_instances(stack, name, SERVICES[name], instances, logs)
+            for name in {system.service: None for system in chosen.values()}
+        }
+        for name, servers in started.items():
+            for server in servers.values():
+                server.wait_ready(START_TIMEOUT_S)
+            tell(f"{name}: {', '.join(servers)} serve")
+        running = {
+            name: {instance: Place(server.url, server.pid) for instance, server in servers.items()}
+            for name, servers in started.items()
+        }
+        gateways = {
+            name: stack.enter_context(gateway(name, system, running[system.service], logs))
+            for name, system in chosen.items()
+        }
+        yield Fleet(running, gateways)
+
+
+def start_instances(
+    stack: ExitStack,
+    name: str,
+    service: Service,
+    count: int,
+    logs: Path,
+    vllm_flags: Sequence[str] = VLLM_FLAGS,
+) -> dict[str, ServerProcess]:
+    """Servers that were started and are not ready yet, by the names that a gateway gives those that join."""
+    binding = bind_cores(Workers(count), usable_cores())
+    started: dict[str, ServerProcess] = {}
+    for index, instance in enumerate(instance_names(pool_sizes(service, count))):
+        settings = EngineSettings(policy=service.presets[pool_of(instance)], leaving=service.leaving)
+        address = ("127.0.0.1", free_port())
+        command = server_command(DEMO, settings, address, vllm_flags)
+        log = stack.enter_context((logs / f"{name}-{instance}.log").open("wb"))
+        started[instance] = stack.enter_context(
+            ServerProcess(command.arguments, address, environment=binding.environment(index), log=log)
+        )
+    return started
+
+
+@contextmanager
+def gateway(name: str, system: System, instances: Mapping[str, Place], logs: Path) -> Iterator[Place]:
+    """A gateway over these instances, once it is ready. Raises UpstreamError if it does not get ready."""
+    port = free_port()
+    command = gateway_command(system, instances, port)
+    path = logs / f"{name.replace(' ', '-')}-gateway.log"
+    with path.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=partial(signal_with_parent, signal.SIGTERM),
+        )
+        try:
+            place = Place(f"http://127.0.0.1:{port}", process.pid)
+            wait_until_ready(place, process, len(instances), path)
+            yield place
+        finally:
+            process.terminate()
+            try:
+                process.wait(GATEWAY_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def gateway_command(system: System, instances: Mapping[str, Place], port: int) -> Sequence[str]:
+    """`headway serve` with everything joined: it launches nothing itself."""
+    joined: list[str] = []
+    for name, place in instances.items():
+        pool = pool_of(name)
+        joined += ["--join", f"{pool}={place.url}" if pool else place.url]
+    return [
+        *(sys.executable, "-m", "headway.cli", "serve", *joined),
+        *("--router", system.router, "--port", str(port)),
+    ]
+
+
+def wait_until_ready(place: Place, process: subprocess.Popen[bytes], instances: int, log: Path) -> None:
+    """Return when the gateway serves with as many instances as there are. Raises UpstreamError if it does not."""
+    deadline_s = time.monotonic() + GATEWAY_START_S
+    while ready_instances(place.url) < instances:
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise UpstreamError(why_not_ready(f"the gateway at {place.url} did not get ready", log))
+        time.sleep(_POLL_S)
+
+
+class GatewayInstance(msgspec.Struct):
+    """An instance as its gateway sees it: `served` requests got their answer there, `in_flight` wait for it."""
+
+    name: str
+    condition: str
+    in_flight: int
+    served: int
+
+
+class HandOffs(msgspec.Struct):
+    """Requests that one instance gave up and another took."""
+
+    total: int
+
+
+class GatewayState(msgspec.Struct):
+    """What a gateway says of itself on `/dashboard/state`, as far as it is of interest here."""
+
+    instances: list[GatewayInstance]
+    hand_offs: list[HandOffs]
+
+
+def gateway_state(url: str) -> GatewayState | None:
+    """What a gateway says of itself; None where it does not answer."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5.0)
+    try:
+        connection.request("GET", "/dashboard/state")
+        return msgspec.json.decode(connection.getresponse().read(), type=GatewayState)
+    except (OSError, http.client.HTTPException, msgspec.DecodeError):
+        return None
+    finally:
+        connection.close()
+
+
+def settled_state(url: str) -> GatewayState:
+    """What a gateway says of itself once nothing is in flight there. Raises UpstreamError if that does not come."""
+    deadline_s = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline_s:
+        state = gateway_state(url)
+        if state is not None and not any(each.in_flight for each in state.instances):
+            return state
+        time.sleep(_POLL_S)
+    raise UpstreamError(f"the gateway at {url} does not come to rest within {SETTLE_S:g} s")
+
+
+def ready_instances(url: str) -> int:
+    """How many instances a gateway says are ready; 0 where it does not answer."""
+    state = gateway_state(url)
+    return 0 if state is None else sum(each.condition == "ready" for each in state.instances)

@@ -1,0 +1,214 @@
+"""Which of Ascendra's experiments are run: all of them, or the fixed part of `--quick`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from headway_reproduce.ascendra.run import AscendraRun
+from headway_reproduce.ascendra.setting import (
+    ASCENDRA,
+    BASELINES,
+    BUSY_LOADS,
+    CASES,
+    CHANGED_LOADS,
+    CHANGES,
+    COUNT,
+    ERROR_S,
+    FIGURE_2_INSTANCES,
+    FIGURE_2_LOAD,
+    FIRST_COME,
+    FIXED,
+    LIGHT_LOAD,
+    LOADS,
+    LP_TOKENS_TRIED,
+    MAIN,
+    NO_HAND_OFF,
+    NO_TICKET,
+    OVERLOAD_S,
+    OVERLOADS,
+    PURE_EDF,
+    QWEN,
+    SCALE_RATES,
+    SCALES,
+    SEEDS,
+    SHAREGPT,
+    SHORTEST,
+    SJF,
+    SPLIT_LOAD,
+    SPLITS,
+    SYSTEMS,
+    THRESHOLDS,
+    TODAY,
+    TRIED_LOADS,
+    TRIED_SEED,
+    Case,
+    Service,
+    with_order,
+    with_threshold,
+    with_tokens,
+)
+
+QUICK_CASES = (MAIN, Case(QWEN, SHAREGPT))
+QUICK_LOADS = (0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7)
+QUICK_BUSY_LOADS = (1.1, 1.3)
+QUICK_OVERLOADS = (1.0, 1.5)
+QUICK_SCALES = (0.4, 0.7, 1.0)
+
+ABLATED = (FIXED, SJF, PURE_EDF, NO_HAND_OFF, NO_TICKET)
+"""Compared with Ascendra at the busy loads."""
+
+Reference = Callable[[Case], float]
+"""Requests a second that the loads of a case are shares of."""
+
+_ABOUT_REFERENCE_RPS, _ABOUT_CAPACITY_RPS = 7.0, 7.93
+"""Of the main case: no share of one is a share of the other, as is so of what they really are."""
+_SECONDS_A_REQUEST = 0.0012
+"""About how long simulating one takes on one core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much is run, given what `TODAY` gets through and what Ascendra's capacity in the main case is.
+
+    The quick part has one seed: the main case and Qwen-14B with ShareGPT at seven of the loads; in the main case the
+    ablations at loads 1.1 and 1.3, targets at three factors, and overload at 1.0 and 1.5 of capacity; neither Figure
+    2, nor the sweeps of the hand-off's threshold and of the LP instances' tokens, nor what changes the gains.
+    """
+
+    quick: bool = False
+
+    @property
+    def seeds(self) -> range:
+        """Each is another draw of arrivals and lengths, and of the clock's noise."""
+        return range(1 if self.quick else SEEDS)
+
+    @property
+    def cases(self) -> Sequence[Case]:
+        """Models with data."""
+        return QUICK_CASES if self.quick else CASES
+
+    @property
+    def loads(self) -> Sequence[float]:
+        """Rates of the sweep, as shares of the reference."""
+        return QUICK_LOADS if self.quick else LOADS
+
+    @property
+    def busy_loads(self) -> Sequence[float]:
+        """Where ablations are compared."""
+        return QUICK_BUSY_LOADS if self.quick else BUSY_LOADS
+
+    @property
+    def overloads(self) -> Sequence[float]:
+        """Shares of Ascendra's capacity."""
+        return QUICK_OVERLOADS if self.quick else OVERLOADS
+
+    @property
+    def scales(self) -> Sequence[float]:
+        """Factors on both targets."""
+        return QUICK_SCALES if self.quick else SCALES
+
+    # ---- single runs ---------------------------------------------------------------------------------
+
+    def reference_run(self, case: Case) -> AscendraRun:
+        """The run that a case's loads are shares of."""
+        return AscendraRun(case=case, service=TODAY, rate_rps=0.0, count=COUNT, seed=0)
+
+    def run(self, case: Case, service: Service, rate_rps: float, seed: int) -> AscendraRun:
+        """A run as all are, but for what is asked about."""
+        return AscendraRun(
+            case=case, service=service, rate_rps=float(f"{rate_rps:.5g}"), count=COUNT, seed=seed
+        )
+
+    def overload_run(self, service: Service, rate_rps: float, seed: int) -> AscendraRun:
+        """Ten minutes of arrivals, every instance dropping what is past its first target."""
+        run = self.run(MAIN, service.shedding(), rate_rps, seed)
+        return replace(run, count=round(OVERLOAD_S * run.rate_rps))
+
+    def error_run(self, rate_rps: float) -> AscendraRun:
+        """Ten minutes of arrivals, every predicted step held against what it took."""
+        run = self.run(MAIN, ASCENDRA, rate_rps, 0)
+        return replace(run, count=round(ERROR_S * run.rate_rps), errors=True)
+
+    # ---- all runs ------------------------------------------------------------------------------------
+
+    def reference_runs(self) -> list[AscendraRun]:
+        """The runs that the rates of all others depend on."""
+        return [self.reference_run(case) for case in self.cases]
+
+    def sweep_runs(self, reference: Reference) -> list[AscendraRun]:
+        """Goodput against rate, which Ascendra's capacity is read from."""
+        return [
+            self.run(case, service, load * reference(case), seed)
+            for case, load, service, seed in product(self.cases, self.loads, SYSTEMS, self.seeds)
+        ]
+
+    def further_runs(self, reference: Reference, capacity_rps: float) -> list[AscendraRun]:
+        """All others, those of the most requests first."""
+        main_rps = reference(MAIN)
+        found = [
+            *self._overload_runs(capacity_rps),
+            self.error_run(BUSY_LOADS[0] * main_rps),
+            *self._scale_runs(capacity_rps),
+            *self._ablation_runs(main_rps),
+        ]
+        if not self.quick:
+            found += [
+                *self._choice_runs(main_rps),
+                *self._changed_runs(main_rps),
+                *self._figure_2_runs(main_rps),
+            ]
+        return sorted(dict.fromkeys(found), key=lambda run: -run.count)
+
+    def _overload_runs(self, capacity_rps: float) -> Iterable[AscendraRun]:
+        for over, service, seed in product(self.overloads, SYSTEMS, self.seeds):
+            yield self.overload_run(service, over * capacity_rps, seed)
+
+    def _scale_runs(self, capacity_rps: float) -> Iterable[AscendraRun]:
+        """Who does not go by targets is run once, and asked which it would have met."""
+        for share, seed in product(SCALE_RATES, self.seeds):
+            for service in BASELINES:
+                yield self.run(MAIN, service, share * capacity_rps, seed)
+            for scale in self.scales:
+                yield replace(self.run(MAIN, ASCENDRA, share * capacity_rps, seed), slo_scale=scale)
+
+    def _ablation_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        for seed in self.seeds:
+            for load, service in product(self.busy_loads, ABLATED):
+                yield self.run(MAIN, service, load * main_rps, seed)
+            yield self.run(MAIN, NO_TICKET, LIGHT_LOAD * main_rps, seed)
+            for service in SPLITS.values():
+                share = service.instances / ASCENDRA.instances
+                yield self.run(MAIN, service, share * SPLIT_LOAD * main_rps, seed)
+
+    def _choice_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        services = [*map(with_tokens, LP_TOKENS_TRIED), *map(with_threshold, THRESHOLDS)]
+        for load, service in product(TRIED_LOADS, services):
+            yield self.run(MAIN, service, load * main_rps, TRIED_SEED)
+
+    def _changed_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        for change, load, service in product(CHANGES, CHANGED_LOADS, SYSTEMS):
+            yield replace(self.run(MAIN, service, load * main_rps, 0), change=change)
+
+    def _figure_2_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        for name, instances in product((FIRST_COME, SHORTEST), FIGURE_2_INSTANCES):
+            yield self.run(MAIN, with_order(name, instances), FIGURE_2_LOAD * main_rps, 0)
+
+    def num_runs(self) -> int:
+        """All runs together."""
+        return len(self._all())
+
+    def seconds_a_run(self) -> float:
+        """About how long a run takes on one core, in the mean."""
+        runs = self._all()
+        return _SECONDS_A_REQUEST * sum(run.count for run in runs) / len(runs)
+
+    def _all(self) -> set[AscendraRun]:
+        """Every run, at about the rates they will have."""
+        further = self.further_runs(_about, _ABOUT_CAPACITY_RPS)
+        return {*self.reference_runs(), *self.sweep_runs(_about), *further}
+
+
+def _about(case: Case) -> float:
+    return _ABOUT_REFERENCE_RPS

@@ -1,0 +1,288 @@
+"""Ascendra's experiments: the models, the data, the targets and who serves, fixed before the first run.
+
+Source: Ikram et al., "Ascendra: Dynamic Request Prioritization for Efficient LLM Serving" (arXiv 2504.20828v2, 2025).
+What the paper leaves open is marked "ours"; adr/0022 says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headway.core.slo import Slo
+from headway.lab.policy_choice import OWN_PARTS, Parts
+from headway.sim.limits import EngineLimits
+
+# ---- what the paper ran on -----------------------------------------------------------------------------
+
+HARDWARE, INSTANCES = "a100-80g", 3
+"""Three A100 80 GB, an instance each."""
+SIMULATED = "simulated, 3 x A100 80 GB"
+"""What tables of simulated runs say of themselves."""
+
+BLOCK_TOKENS = 16
+SEATS, TOKENS_A_STEP = 256, 8192
+"""Of every engine (ours): vLLM's own seats, and as many tokens as the longest prompts have, since `vllm-v0` computes
+prompts whole."""
+TODAY_TOKENS_A_STEP = 2048
+"""What vLLM 0.32 serves with on an A100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model, and the KV blocks of an instance of it."""
+
+    title: str
+    name: str
+    kv_blocks: int
+
+    def limits(self) -> EngineLimits:
+        """An instance's sizes; steps are scheduled one at a time, as by the engines of the paper's time."""
+        return EngineLimits(
+            num_blocks=self.kv_blocks,
+            block_size=BLOCK_TOKENS,
+            max_num_seqs=SEATS,
+            max_num_batched_tokens=TOKENS_A_STEP,
+            prefix_caching=False,
+            asynchronous=False,
+        )
+
+
+MISTRAL = Model("Mistral-7B", "mistralai/Mistral-7B-v0.1", 25_000)
+LLAMA = Model("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", 25_000)
+QWEN = Model("Qwen-14B", "Qwen/Qwen-14B", 3_000)
+MODELS = (MISTRAL, LLAMA, QWEN)
+
+# ---- what is asked for ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Lengths by a law that ships with the package, and the longest answer policies see."""
+
+    title: str
+    law: str
+    longest_output: int
+    stand_in: bool = False
+
+
+SHAREGPT = Data("ShareGPT", "sharegpt-turns", 1024)
+"""Each turn of a conversation is a request of its own, with all that was said before it."""
+LONGBENCH = Data("LongBench (stand-in)", "arxiv-summarization", 4096, stand_in=True)
+"""Papers to summarise, of arXiv: not the paper's data set, and named a stand-in wherever it is shown."""
+DATA = (SHAREGPT, LONGBENCH)
+
+TBT_S = 0.15
+TTFT_S = {
+    (MISTRAL, SHAREGPT): 1.0,
+    (MISTRAL, LONGBENCH): 2.5,
+    (LLAMA, SHAREGPT): 1.0,
+    (LLAMA, LONGBENCH): 2.5,
+    (QWEN, SHAREGPT): 1.5,
+    (QWEN, LONGBENCH): 3.0,
+}
+"""Targets for the first token; the paper's table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model serving a data set."""
+
+    model: Model
+    data: Data
+
+    def __str__(self) -> str:
+        return f"{self.model.title}/{self.data.title}"
+
+    @property
+    def slo(self) -> Slo:
+        """The paper's targets."""
+        return Slo(ttft_s=TTFT_S[self.model, self.data], tbt_s=TBT_S)
+
+
+CASES = tuple(Case(model, data) for model in MODELS for data in DATA)
+MAIN = Case(MISTRAL, SHAREGPT)
+"""Where all but the sweep of rates is asked: the case the paper reports the largest gain for."""
+
+# ---- who serves ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """Equal instances of one policy; `pool` is empty where they are all there is."""
+
+    count: int
+    policy: str
+    pool: str = ""
+    parts: Parts = OWN_PARTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """Instances behind a router."""
+
+    name: str
+    engines: tuple[Engines, ...]
+    router: str
+
+    @property
+    def instances(self) -> int:
+        """Of all pools together."""
+        return sum(engines.count for engines in self.engines)
+
+    def shedding(self) -> Service:
+        """The same, every instance of which drops what still waits when its first token is due."""
+        return replace(self, engines=tuple(map(_shedding, self.engines)))
+
+
+EXPIRED, AT_RISK = "expired", "at-risk"
+
+
+def _shedding(engines: Engines) -> Engines:
+    rules = (*(engines.parts.leaving or ()), EXPIRED)
+    return replace(engines, parts=replace(engines.parts, leaving=rules))
+
+
+def equal(policy: str, instances: int = INSTANCES, parts: Parts = OWN_PARTS) -> Service:
+    """Equal instances, each taking the next request in turn."""
+    return Service(
+        name=policy,
+        engines=(Engines(count=instances, policy=policy, parts=parts),),
+        router="round-robin",
+    )
+
+
+LP_TOKENS_TRIED = (256, 512, 1024, 2048)
+TRIED_LOADS = (1.0, 1.2)
+"""Token budgets of an LP instance's step, and where their goodput in the main case was compared. The best is the
+budget of every LP instance, `TOKEN_BUDGET`."""
+TRIED_SEED = 100
+"""Its own, so that what is reported was not chosen on the requests it is reported for."""
+
+
+def pooled(
+    name: str,
+    *,
+    lp: int = 2,
+    hp: int = 1,
+    lp_policy: str = "ascendra-lp",
+    lp_tokens: int | None = None,
+    hp_policy: str = "ascendra-hp",
+    hand_off: str | None = AT_RISK,
+    router: str = "ascendra",
+) -> Service:
+    """Ascendra's pools, whose requests leave an instance only for the other pool; with `lp_tokens`, another budget."""
+    parts = Parts(
+        batching=None if lp_tokens is None else f"within-budgets:token_budget={lp_tokens}",
+        leaving=() if hand_off is None else (hand_off,),
+    )
+    low = Engines(count=lp, policy=lp_policy, pool="lp", parts=parts)
+    high = Engines(count=hp, policy=hp_policy, pool="hp", parts=Parts(leaving=()))
+    return Service(name=name, engines=(low, high), router=router)
+
+
+VLLM_V0 = equal("vllm-v0")
+SARATHI = equal("sarathi")
+TODAY = equal("vllm", parts=Parts(batching=f"decode-first:token_budget={TODAY_TOKENS_A_STEP}"))
+"""The paper's two baselines, and vLLM as it is now."""
+ASCENDRA = pooled("ascendra")
+"""2 LP instances and 1 HP: the paper's default."""
+BASELINES = (VLLM_V0, SARATHI, TODAY)
+SYSTEMS = (ASCENDRA, *BASELINES)
+
+PURE_EDF = pooled("ascendra-edf", lp_policy="ascendra-lp-edf")
+SJF = pooled("ascendra-sjf", lp_policy="ascendra-lp-sjf")
+"""Other values of a request: its deadline alone, and its prompt's length."""
+FIXED = pooled("ascendra-fixed", hp_policy="ascendra-hp-fixed")
+NO_TICKET = pooled("ascendra-no-ticket", router="ascendra-no-ticket")
+NO_HAND_OFF = pooled("ascendra-no-hand-off", hand_off=None)
+"""Ablations."""
+SPLITS = {"2L1H": ASCENDRA, "1L2H": pooled("1L2H", lp=1, hp=2), "1L1H": pooled("1L1H", lp=1, hp=1)}
+
+THRESHOLDS = (-0.1, 0.0, 0.05, 0.1, 0.2, 0.3)
+"""Of the hand-off, in shares of the target for the first token; 0.05 is the default."""
+
+
+def with_threshold(threshold: float) -> Service:
+    """Ascendra that hands off earlier or later."""
+    return pooled(f"threshold {threshold:g}", hand_off=f"{AT_RISK}:threshold={threshold:g}")
+
+
+def with_tokens(tokens: int) -> Service:
+    """Ascendra whose LP instances have so many tokens a step."""
+    return pooled(f"{tokens} tokens a step", lp_tokens=tokens)
+
+
+FIRST_COME, SHORTEST = "FCFS", "SJF"
+"""Of the paper's second figure."""
+
+
+def with_order(name: str, instances: int) -> Service:
+    """The vLLM of the paper's time, first come, first served or the shortest prompt first."""
+    order = "shortest-prompt" if name == SHORTEST else "arrival"
+    return replace(equal("vllm-v0", instances, Parts(order=order)), name=name)
+
+
+FIGURE_2_INSTANCES = (1, 2, 3, 4)
+
+# ---- how much, and at which rates ----------------------------------------------------------------------
+
+COUNT = 1500
+"""Requests of a run; each is run to the last finish."""
+LOADS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 1.9)
+"""Rates, in shares of what `TODAY` gets through of a case's requests, all at once (the first nine tenths of them)."""
+SEEDS = 3
+LIGHT_LOAD, BUSY_LOADS = 0.5, (0.9, 1.1, 1.3)
+"""Where tickets are compared; and where the other ablations are."""
+BREAKDOWN_LOAD, SPLIT_LOAD, FIGURE_2_LOAD = 0.9, 1.1, 0.5
+OVERLOADS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
+"""Rates of the runs in overload, in shares of Ascendra's capacity."""
+OVERLOAD_S = 600.0
+SCALE_RATES = (0.5, 0.8, 1.0)
+"""Shares of Ascendra's capacity at which targets are made tighter."""
+SCALES = (0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.4, 2.0)
+"""Factors on both targets."""
+ERROR_S = 600.0
+"""Of the run in which predicted step times are held against what steps took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What differs from the paper's setting, for every system, to find the reason of a figure (ours).
+
+    `more_host_s` is added to every step, `tbt_factor` is on the target between tokens alone, `kv_share` on the blocks.
+    """
+
+    name: str = "as it stands"
+    more_host_s: float = 0.0
+    tbt_factor: float = 1.0
+    kv_share: float = 1.0
+
+
+UNCHANGED = Change()
+CHANGES = (
+    UNCHANGED,
+    Change(name="a third of the time between tokens", tbt_factor=1 / 3),
+    Change(name="20 ms more of the host's time a step", more_host_s=0.02),
+    Change(name="a quarter of the KV blocks", kv_share=0.25),
+)
+CHANGED_LOADS = (0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7)
+
+
+# ---- what the paper reports ----------------------------------------------------------------------------
+
+PAPER_GAINS = {
+    Case(MISTRAL, SHAREGPT): (1.191, 1.174),
+    Case(LLAMA, LONGBENCH): (1.154, 1.154),
+    Case(QWEN, SHAREGPT): (2.8 / 2.55, 1.0),
+}
+"""Gains in goodput over vLLM and Sarathi; no other case has a number."""
+PAPER_IN_SLO_GAIN, PAPER_LOSS_RATIO = 1.74, 0.5
+"""In overload: requests within their targets over the others'; dropped and late ones over theirs ("nearly halved")."""
+PAPER_TIGHTER = 4.0
+"""Up to so many times tighter targets are held by nine in ten."""
+PAPER_TICKET_GAIN, PAPER_DELAY_RATIO = 1.5, 4.0
+"""Use of the HP instances with tickets over without; LP's wait over HP's."""
+PAPER_MODEL_ERROR = 0.10
+"""The relative error of predicted step times stays below it, mostly."""
+GOOD = 0.9
+"""Share of requests within their targets that capacity is defined by."""

@@ -1,0 +1,188 @@
+"""How well answer lengths are predicted, measured on rows that were not trained on, against simpler ways."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import StatisticsError, correlation, median
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headway.core.prediction_quality import kendall_tau
+from headway.json_file import read_json, write_json
+from headway.lab.papers import Request, Tell
+from headway.predict.encoders import text_encoder
+from headway.predict.length_forest import LengthForest, Tokens
+from headway.predict.magnus_features import USER_GROUPS, MagnusFeatures
+from headway_reproduce.magnus.data import (
+    DataSource,
+    TaskData,
+    TaskRow,
+    data_digest,
+    load_natural,
+    load_tasks,
+)
+from headway_reproduce.magnus.forecasts import ENCODER, SETTINGS, features
+
+MOST_ROWS = 1500
+"""Of each task, or natural log, that errors are measured on; none of them is trained on."""
+_QUICK_SECONDS, _FULL_SECONDS = 8.0, 25.0
+_TIMED_REQUESTS = 200
+
+FOREST, INPUT_ONLY, MEAN = "magnus", "input length only", "mean of the application"
+WITH_INSTRUCTION = "input length and instruction"
+WAYS = (FOREST, WITH_INSTRUCTION, INPUT_ONLY, MEAN)
+
+
+class Errors(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of predicting on one set of answers, in tokens; tau is Kendall's."""
+
+    way: str
+    rmse: float
+    mae: float
+    tau: float
+
+
+class SetAccuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """One task or log: how long its answers are, how they go with the input, and each way's errors."""
+
+    name: str
+    natural: bool
+    rows: int
+    mean_tokens: float
+    deviation_tokens: float
+    correlation: float | None
+    errors: tuple[Errors, ...]
+
+
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it, on rows of the digest `data`.
+
+    `predict_us` is this machine's time for one request, its text encoded and the forest asked.
+    """
+
+    data: str
+    rows_of: str
+    sets: tuple[SetAccuracy, ...]
+    predict_us: float
+
+
+def accuracy_seconds(request: Request) -> float:
+    """About how long `accuracy` will take."""
+    if _file(request).exists():
+        return 0.0
+    return _QUICK_SECONDS if request.quick else _FULL_SECONDS
+
+
+def accuracy(request: Request, source: DataSource, tell: Tell) -> Accuracy:
+    """What the folder keeps, else measured now and kept. Quick: the tasks alone.
+
+    Raises RecordError if what is kept cannot be read.
+    """
+    path = _file(request)
+    kept = read_json(path, Accuracy)
+    if kept is not None and kept.data == data_digest(source):
+        return kept
+    tell("predictor: errors on rows that were not trained on")
+    sets, predict_us = _of_tasks(source)
+    if not request.quick:
+        sets += [_of_log(log) for log in load_natural(source)]
+    found = Accuracy(data=data_digest(source), rows_of=source.title, sets=tuple(sets), predict_us=predict_us)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, found)
+    return found
+
+
+def _file(request: Request) -> Path:
+    return request.root / f"magnus-accuracy{'-quick' if request.quick else ''}.json"
+
+
+# ---- measuring -----------------------------------------------------------------------------------------
+
+
+def _of_tasks(source: DataSource) -> tuple[list[SetAccuracy], float]:
+    """One predictor for all tasks, as in the paper, judged on all and on each; and its time for a request."""
+    tasks = load_tasks(source)
+    train = [row for task in tasks for row in task.training]
+    test = [row for task in tasks for row in task.workload[:MOST_ROWS]]
+    answers = _answers(train, test)
+    names = np.array([row.task for row in test])
+    found = [_judged("all tasks", test, np.ones(len(test), dtype=bool), answers)]
+    found += [_judged(task.name, test, names == task.name, answers) for task in tasks]
+    return found, _seconds_a_request(train, test) * 1e6
+
+
+def _of_log(log: TaskData) -> SetAccuracy:
+    """A predictor of its own: of answers to anything that people ask."""
+    test = log.workload[:MOST_ROWS]
+    return _judged(log.name, test, np.ones(len(test), dtype=bool), _answers(log.training, test), natural=True)
+
+
+def _answers(train: Sequence[TaskRow], test: Sequence[TaskRow]) -> dict[str, Tokens]:
+    """Way -> what it predicts, (test,). The simpler ways are the same forest on some of the columns, and means."""
+    seen, unseen, tokens = features(train), features(test), _outputs(train)
+    found: dict[str, Tokens] = {}
+    for way, first in {FOREST: 0, WITH_INSTRUCTION: USER_GROUPS, INPUT_ONLY: seen.shape[1] - 1}.items():
+        found[way] = LengthForest(seen[:, first:], tokens, SETTINGS).ask(unseen[:, first:])[:, 1]
+    trained = np.array([row.task for row in train])
+    means = {name: float(tokens[trained == name].mean()) for name in set(trained)}
+    found[MEAN] = np.array([means[row.task] for row in test])
+    return found
+
+
+def _judged(
+    name: str,
+    test: Sequence[TaskRow],
+    chosen: npt.NDArray[np.bool_],
+    answers: dict[str, Tokens],
+    *,
+    natural: bool = False,
+) -> SetAccuracy:
+    rows = [row for row, taken in zip(test, chosen, strict=True) if taken]
+    tokens = _outputs(rows)
+    return SetAccuracy(
+        name=name,
+        natural=natural,
+        rows=len(rows),
+        mean_tokens=float(tokens.mean()),
+        deviation_tokens=float(tokens.std()),
+        correlation=_correlation(rows),
+        errors=tuple(_errors(way, answers[way][chosen], tokens) for way in WAYS),
+    )
+
+
+def _errors(way: str, predicted: Tokens, tokens: Tokens) -> Errors:
+    off = predicted - tokens
+    return Errors(
+        way=way,
+        rmse=float(np.sqrt(np.mean(off * off))),
+        mae=float(np.mean(np.abs(off))),
+        tau=kendall_tau(zip(predicted.tolist(), tokens.tolist(), strict=True)),
+    )
+
+
+def _correlation(rows: Sequence[TaskRow]) -> float | None:
+    """Pearson's, of the user's input and the answer; None where one of them never varies."""
+    try:
+        return correlation([row.input_tokens for row in rows], [row.output_tokens for row in rows])
+    except StatisticsError:
+        return None
+
+
+def _outputs(rows: Sequence[TaskRow]) -> Tokens:
+    return np.array([row.output_tokens for row in rows], dtype=np.float64)
+
+
+def _seconds_a_request(train: Sequence[TaskRow], test: Sequence[TaskRow]) -> float:
+    """The median, one request at a time."""
+    forest = LengthForest(features(train), _outputs(train), SETTINGS)
+    maker = MagnusFeatures(text_encoder(ENCODER))
+    times_s = []
+    for row in test[:: max(1, len(test) // _TIMED_REQUESTS)]:
+        started_s = time.perf_counter()
+        forest.ask(maker.rows([row.facts()]))
+        times_s.append(time.perf_counter() - started_s)
+    return median(times_s)

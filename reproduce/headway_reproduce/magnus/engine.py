@@ -1,0 +1,160 @@
+"""The engine Magnus ran on: Hugging Face's `generate` with ChatGLM-6B on a V100, as a law of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from headway.core.batch_shape import BatchShape
+from headway.core.job import Job
+from headway.predict.calibration import Calibration, StepSeconds
+from headway.predict.hardware import catalogue, hardware
+from headway.predict.known_models import model_shape
+from headway.sim.clock import Clock
+from headway.sim.loop import EventLoop
+from headway.sim.static_instance import StaticInstance
+from headway_reproduce.magnus.setting import (
+    CAPACITY_TOKENS,
+    HARDWARE,
+    MODEL,
+    PAPER_TOY_VS_S,
+    TOY_LARGE,
+    TOY_SMALL,
+    VS,
+    VS_BATCH,
+    VSQ,
+)
+
+_NO_NOISE = (1.0,)
+_DEQUANTISING = 0.3
+"""A step on four-bit weights takes so much longer, each weight being widened when it is used (0.2 to 0.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagerStep:
+    """A step of an eager engine: the device's time, what its cache costs to copy, and a constant.
+
+    `compute` stretches the device's time, as dequantising weights does. The engine appends to its KV cache by
+    concatenation, so that every decode reads all of it and writes it anew: `copy_token_s` for each token of context.
+    """
+
+    device: StepSeconds
+    overhead_s: float
+    copy_token_s: float = 0.0
+    compute: float = 1.0
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of one step of this shape."""
+        copied_s = self.copy_token_s * shape.decode_context_tokens
+        return self.overhead_s + copied_s + self.compute * self.device.step_s(shape)
+
+
+def engine_costs(policy: str, overhead_s: float, *, copies: bool = True) -> Calibration:
+    """What an instance costs under a policy; without `copies` its KV cache is written in place, as by vLLM.
+
+    Without noise: the V100's law is derived, and no residuals of it were measured.
+    """
+    base = _device()
+    step = EagerStep(
+        base.step,
+        overhead_s,
+        copy_token_s=_copy_token_s() if copies else 0.0,
+        compute=1 + _DEQUANTISING if policy == VSQ else 1.0,
+    )
+    return replace(base, step=step, residuals=_NO_NOISE)
+
+
+@lru_cache(maxsize=1)
+def _device() -> Calibration:
+    return hardware(HARDWARE).calibrate(model_shape(MODEL))
+
+
+def _copy_token_s() -> float:
+    """Seconds of reading and writing the KV of one token, at the rate of the device's elementwise kernels."""
+    found = hardware(HARDWARE)
+    kernels = catalogue().kernels[found.kernels]
+    return kernels.elementwise_s(found.peaks, 0, 2 * model_shape(MODEL).kv_bytes_per_token)
+
+
+# ---- batches, one after another ------------------------------------------------------------------------
+
+Lengths = Sequence[tuple[int, int]]
+"""Prompt and output tokens of each member."""
+
+
+def batches_seconds(batches: Sequence[Lengths], step: StepSeconds) -> float:
+    """Seconds that one instance takes for these batches, one after another; they fit its memory."""
+    loop = EventLoop()
+    pending = [_jobs(number, lengths) for number, lengths in enumerate(batches)]
+
+    def serve_next() -> None:
+        if pending:
+            instance.serve(pending.pop(0))
+
+    instance = StaticInstance(
+        Clock(step),
+        loop,
+        kv_capacity_tokens=CAPACITY_TOKENS,
+        on_end=lambda record: None,
+        on_idle=serve_next,
+        on_out_of_memory=_impossible,
+    )
+    serve_next()
+    loop.run()
+    return loop.now_s
+
+
+def _jobs(batch: int, lengths: Lengths) -> list[tuple[Job, int]]:
+    return [
+        (
+            Job(id=f"{batch}.{number}", arrival_s=0.0, num_prompt_tokens=prompt, max_output_tokens=output),
+            output,
+        )
+        for number, (prompt, output) in enumerate(lengths)
+    ]
+
+
+def _impossible(jobs: Sequence[Job]) -> None:
+    raise AssertionError(f"{len(jobs)} requests do not fit the instance")
+
+
+# ---- the toy -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Toy:
+    """21 requests on one instance, first as vs batches them, then as Magnus does."""
+
+    vs_s: float
+    magnus_s: float
+    fitted_overhead_s: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long vs takes."""
+        return self.vs_s / self.magnus_s
+
+
+@lru_cache(maxsize=2)
+def toy(*, copies: bool = True) -> Toy:
+    """The toy with the one constant fitted: the overhead of a step that makes vs take the paper's time.
+
+    Time is linear in the overhead, so two points give it. Source: Magnus section II; the arrangement is ours: each
+    batch of vs holds one large request and six small ones.
+    """
+    large, small = TOY_LARGE.count, TOY_SMALL.count
+    mixed = [_toy_batch(1, small // large)] * large
+    sorted_out = [_toy_batch(0, small), _toy_batch(large, 0)]
+    assert len(mixed[0]) == VS_BATCH, "a batch of vs is full"
+
+    def seconds(batches: Sequence[Lengths], overhead_s: float) -> float:
+        return batches_seconds(batches, engine_costs(VS, overhead_s, copies=copies).step)
+
+    free_s = seconds(mixed, 0.0)
+    overhead_s = (PAPER_TOY_VS_S - free_s) / (seconds(mixed, 1.0) - free_s)
+    return Toy(seconds(mixed, overhead_s), seconds(sorted_out, overhead_s), overhead_s)
+
+
+def _toy_batch(large: int, small: int) -> Lengths:
+    return [(TOY_LARGE.tokens, TOY_LARGE.tokens)] * large + [(TOY_SMALL.tokens, TOY_SMALL.tokens)] * small

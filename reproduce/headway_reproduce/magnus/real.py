@@ -1,0 +1,176 @@
+"""Magnus against vs and vLLM on this machine's own engine: a real server, whole batches sent to it, real lengths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from random import Random
+from tempfile import TemporaryFile
+
+from headway.engine.demo_model import DEMO
+from headway.engine.servers.server_command import server_command
+from headway.engine.servers.server_process import ServerProcess
+from headway.engine.settings import EngineSettings
+from headway.errors import SimulationError
+from headway.lab.papers import Request, Tell
+from headway.lab.policy_bench import START_TIMEOUT_S, free_port
+from headway.loadgen import BatchPlan, ReplayOptions, replay, replay_batches
+from headway.predict.length import RequestFacts
+from headway.predict.length_choice import length_predictor
+from headway.predict.shared_prefix import SharedPrefix
+from headway.results import Summary, summarize
+from headway.traces import TraceRequest
+from headway.traces.demo_tasks import prompt_text
+from headway_reproduce.magnus.data import LONGEST_OUTPUT, DataSource, TaskRow, load_tasks
+from headway_reproduce.magnus.setting import MAGNUS, TODAY, VS, VS_BATCH
+from headway_reproduce.measured_once import read_current
+from headway_reproduce.real_study import (
+    RealColumn,
+    RealResult,
+    RealRuns,
+    keep_runs,
+)
+
+FILE = "magnus-real-engine.json"
+POLICIES = (VS, MAGNUS, TODAY)
+ROUNDS = 2
+REQUESTS_A_TASK = 30
+WARM_UP = 8
+SECONDS = 150.0
+"""About how long all of it takes on two cores."""
+SERVER_FLAGS = ("--max-num-seqs", "256", "--no-enable-prefix-caching")
+PREDICTOR = "hash:forest=rf,trees=20"
+NEEDED = ("vllm", "lightgbm", "aiohttp")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the table says."""
+
+    columns: Sequence[RealColumn] = (
+        RealColumn(key="throughput_rps", heading="req/s", over=True),
+        RealColumn(key="mean_jct_s", heading="mean response time, s", over=True),
+        RealColumn(key="p99_jct_s", heading="99th percentile, s", over=True),
+        RealColumn(key="output_tps", heading="valid tokens/s"),
+    )
+    what: str = "of the demo model's tasks, all at once"
+    note: str = (
+        "Over vs less than 1 is shorter, or less. One server; the model ends its answers itself. vLLM runs a batch as "
+        "its requests come, without padding, and returns each answer when it is complete, so what is left of a batch's "
+        "cost is the wait for its longest. vllm is sent every request when it comes."
+    )
+    model: str = "the demo, which was trained to do these tasks"
+
+
+REAL_SHOWN = _Shown()
+
+
+def magnus_real_seconds(request: Request) -> float:
+    """About how long `magnus_real_runs` will take. Raises RecordError as it does."""
+    if request.quick or read_current(request.root / FILE, RealRuns) or _missing():
+        return 0.0
+    return SECONDS
+
+
+def magnus_real_runs(request: Request, tell: Tell) -> RealRuns | None:
+    """What the folder keeps of these releases, else measured now and kept; None for --quick, or without what is needed.
+
+    Raises UpstreamError if the server does not start, RecordError if what is kept cannot be read.
+    """
+    path = request.root / FILE
+    if request.quick:
+        return None
+    kept = read_current(path, RealRuns)
+    if kept is not None:
+        return kept
+    if _missing():
+        return None
+    training, requests = real_rows()
+    address = ("127.0.0.1", free_port())
+    command = server_command(DEMO, EngineSettings(policy=TODAY), address, SERVER_FLAGS)
+    tell("real engine: starting vLLM")
+    with TemporaryFile() as log, ServerProcess(command.arguments, address, log=log) as server:
+        server.wait_ready(START_TIMEOUT_S)
+        results = serve_policies(server.url, training, requests, tell)
+    return keep_runs(path, len(requests), results)
+
+
+def _missing() -> list[str]:
+    return [module for module in NEEDED if find_spec(module) is None]
+
+
+def real_rows(count: int = REQUESTS_A_TASK) -> tuple[list[TaskRow], list[TraceRequest]]:
+    """The demo's training rows, and as many requests of each of its tasks, in random order, all at 0 s."""
+    tasks = load_tasks(DataSource())
+    rows = [row for task in tasks for row in task.workload[:count]]
+    Random("magnus on a real engine").shuffle(rows)
+    training = [row for task in tasks for row in task.training]
+    return training, [_request(f"{number}", row) for number, row in enumerate(rows)]
+
+
+def _request(name: str, row: TaskRow) -> TraceRequest:
+    return TraceRequest(
+        name,
+        0.0,
+        row.prompt_tokens,
+        row.output_tokens,
+        max_output_tokens=LONGEST_OUTPUT,
+        tenant=row.task,
+        prompt=prompt_text(row.instruction, row.user_input),
+    )
+
+
+def serve_policies(
+    url: str,
+    training: Sequence[TaskRow],
+    requests: Sequence[TraceRequest],
+    tell: Tell = lambda line: None,
+    rounds: int = ROUNDS,
+) -> tuple[RealResult, ...]:
+    """The same requests under one policy after another, `rounds` times, on a running server.
+
+    A few are served before, unrecorded. Raises SimulationError if a request does not finish.
+    """
+    options = ReplayOptions(url=url, own_stops=True)
+    longest = max(request.input_tokens + request.output_tokens for request in requests)
+    first = [replace(request, id=f"warm-up-{request.id}") for request in requests[:WARM_UP]]
+    asyncio.run(replay(first, options))
+    found: dict[str, list[Summary]] = {policy: [] for policy in POLICIES}
+    for number in range(rounds):
+        for policy in POLICIES:
+            tell(f"real engine: {policy}, round {number + 1} of {rounds}")
+            found[policy].append(_served(policy, requests, training, options, VS_BATCH * longest))
+    return tuple(RealResult(policy=policy, summaries=tuple(rounds)) for policy, rounds in found.items())
+
+
+def _served(
+    policy: str,
+    requests: Sequence[TraceRequest],
+    training: Sequence[TaskRow],
+    options: ReplayOptions,
+    kv_tokens: int,
+) -> Summary:
+    """One policy's round; memory is planned for 7 of the longest requests, as in the simulated part."""
+    if policy == TODAY:
+        report = asyncio.run(replay(requests, options))
+    else:
+        predictor = length_predictor(PREDICTOR, inline=False) if policy == MAGNUS else None
+        if predictor is not None:
+            predictor.learn_from(taught(training))
+        plan = BatchPlan(batches=policy, kv_tokens=kv_tokens, predictor=predictor)
+        report = asyncio.run(replay_batches(requests, options, plan))
+    summary = summarize(report.records)
+    if summary.finished < len(requests):
+        raise SimulationError(f"{policy} finished {summary.finished} of {len(requests)} requests")
+    return summary
+
+
+def taught(training: Iterable[TaskRow]) -> Iterable[tuple[RequestFacts, int]]:
+    """What the dispatcher would have known of each training row, and its answer's tokens."""
+    prefixes = SharedPrefix()
+    for row in training:
+        instruction, user_input = prefixes.split(prompt_text(row.instruction, row.user_input))
+        facts = row.facts()
+        yield replace(facts, instruction=instruction, user_input=user_input), row.output_tokens

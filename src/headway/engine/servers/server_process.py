@@ -1,0 +1,212 @@
+"""One vLLM server and all of its processes: started, waited for, and ended together."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import IO, Self
+
+from headway.engine.servers.labelled_output import LabelledOutput
+from headway.engine.servers.launcher import PARENT_FLAG
+from headway.errors import UpstreamError
+
+LAUNCHER = (sys.executable, "-m", "headway.engine.servers.launcher")
+
+GRACE_S = 30.0
+"""How long a server may take to end by itself."""
+
+CHILDREN_GRACE_S = 5.0
+"""How long its children may take once the server itself has ended."""
+
+_POLL_S = 0.2
+
+
+class ServerProcess:
+    """A running `vllm serve`, in a session of its own so that a terminal's Ctrl-C reaches only its owner.
+
+    vLLM ignores SIGTERM until it serves, and ends its engine by itself only when the signal goes to the API
+    server alone; `ask_to_stop` knows both. Used as a context manager it never leaves a process behind.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        address: tuple[str, int],
+        *,
+        environment: Mapping[str, str] | None = None,
+        log: int | IO[bytes] | None = None,
+        label: str | None = None,
+        grace_s: float = GRACE_S,
+        program: Sequence[str] = LAUNCHER,
+    ) -> None:
+        """Start `vllm ARGUMENTS`, which must listen on `address`; its output goes to `log` (default: stderr).
+
+        With a `label` it goes there line by line, each with the label in front, and `last_words` can be heard. Raises
+        OSError if it cannot be started.
+        """
+        self.address = address
+        self._grace_s = grace_s
+        self._ended = False
+        output = sys.stderr.fileno() if log is None else log
+        self._output = None if label is None else LabelledOutput(label, output)
+        try:
+            self._process = subprocess.Popen(
+                [*program, PARENT_FLAG, str(os.getpid()), *arguments],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output if self._output is None else self._output.pipe,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError:
+            if self._output is not None:  # it is tried again and again
+                self._output.abandon()
+            raise
+        if self._output is not None:
+            self._output.start()
+
+    @property
+    def url(self) -> str:
+        """Base URL of the server."""
+        host, port = self.address
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the API server, which is also its session's and its process group's."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Exit code of the server if it has ended, without waiting."""
+        return self._process.poll()
+
+    def last_words(self) -> str:
+        """Why it ended, as far as its output says so; empty if it does not, or has no label."""
+        return "" if self._output is None else self._output.last_words()
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Exit code of the server once it has ended (negative: the signal that ended it)."""
+        code = self._process.wait(timeout_s)
+        if not self._ended:
+            self._end_children()
+            self._ended = True
+        return code
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when the server answers `/health`.
+
+        Raises UpstreamError if it ends first or is not ready in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._is_healthy():
+            if (code := self._process.poll()) is not None:
+                raise UpstreamError(f"the server at {self.url} ended with code {code} before it was ready")
+            if time.monotonic() > deadline:
+                raise UpstreamError(f"the server at {self.url} was not ready within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+
+    def ask_to_stop(self) -> None:
+        """Have the server end by itself; after the grace period whatever is left is killed."""
+        with suppress(ProcessLookupError):
+            if self._is_listening():
+                os.kill(self.pid, signal.SIGTERM)
+            else:
+                os.killpg(self.pid, signal.SIGINT)
+        timer = threading.Timer(self._grace_s, self.kill)
+        timer.daemon = True
+        timer.start()
+
+    def stop(self) -> int:
+        """End the server, wait for it, and return its exit code."""
+        if self._process.poll() is None:
+            self.ask_to_stop()
+        return self.wait()
+
+    def kill(self) -> None:
+        """End every process of the server at once; nothing once it has been waited for."""
+        if self._ended:  # its group's number may belong to others by now
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _end_children(self) -> None:
+        """End what outlived the server; Python's resource tracker, deaf to SIGTERM, first frees shared memory."""
+        deadline = time.monotonic() + CHILDREN_GRACE_S
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGTERM)
+            while time.monotonic() < deadline:
+                os.killpg(self.pid, 0)
+                time.sleep(_POLL_S / 10)
+        self.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _is_listening(self) -> bool:
+        with suppress(OSError), socket.create_connection(_reachable(self.address), timeout=1.0):
+            return True
+        return False
+
+    def _is_healthy(self) -> bool:
+        connection = http.client.HTTPConnection(*_reachable(self.address), timeout=5.0)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.client.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def end_signals() -> list[signal.Signals]:
+    """SIGINT, SIGTERM, and SIGHUP unless it is ignored: what `nohup` has started outlives its terminal."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
+def run_until_signalled(start: Callable[[], ServerProcess]) -> int:
+    """Exit code for the shell once the started server has ended, by itself or by one of the `end_signals`.
+
+    The first signal asks it to stop, a second one kills it. Interrupted: 130; terminated cleanly: 0.
+    """
+    received: list[int] = []
+    servers: list[ServerProcess] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        for server in servers:
+            if len(received) == 1:
+                server.ask_to_stop()
+            else:
+                server.kill()
+
+    for number in end_signals():
+        signal.signal(number, on_signal)
+    with start() as server:
+        servers.append(server)
+        if received:  # while it was being started
+            server.ask_to_stop()
+        code = server.wait()
+    if received:
+        return 128 + signal.SIGINT if received[0] == signal.SIGINT else 0
+    return code if code >= 0 else 128 - code
+
+
+def _reachable(address: tuple[str, int]) -> tuple[str, int]:
+    """Address by which this machine itself reaches a server listening on `address`."""
+    host, port = address
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port

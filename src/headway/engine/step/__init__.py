@@ -1,0 +1,1 @@
+"""What one step of the engine computes: the scheduler and what it knows."""

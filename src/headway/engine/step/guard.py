@@ -1,0 +1,155 @@
+"""A policy that may fail without taking the engine with it."""
+
+from __future__ import annotations
+
+import dis
+import logging
+import signal
+from functools import partial
+from traceback import walk_tb
+from types import CodeType
+
+from headway.core.job import Job
+from headway.core.ledger import Ledger
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.plan_check import check_plan
+from headway.core.view import StepView
+from headway.engine.step.counters import Counters
+from headway.engine.step.steady_plan import SteadyPlan
+from headway.engine.step.trust import TrustWatch
+from headway.policies.policy import Policy
+from headway.policies.presets import PRESETS, build_policy
+
+logger = logging.getLogger(__name__)
+_RAISE = dis.opmap["RAISE_VARARGS"]
+
+
+def stock_policy(*, priority_first: bool = False) -> Policy:
+    """The policy an instance falls back to: vLLM's own order, of arrival or by priority."""
+    return build_policy(PRESETS["vllm"], priority_first=priority_first)
+
+
+class GuardedPolicy:
+    """Passes calls to a policy; the first that raises is logged and the stock policy takes over for good.
+
+    A plan against the rules of `check_plan` counts as raising. So do `SystemExit`, `KeyboardInterrupt` and their like
+    where the policy raises them by itself; those that a signal raises end the server (`_raised_by_signal`).
+
+    The ledger is up to date before each call, so the stock policy starts from its waiting jobs and nothing is lost.
+    With `steady` a policy that would make its last plan again is not asked.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        counters: Counters,
+        steady: SteadyPlan | None = None,
+        *,
+        priority_first: bool = False,
+    ) -> None:
+        self.policy = policy
+        self.priority_first = priority_first
+        self._steady = steady
+        self._trust: TrustWatch | None = TrustWatch(policy.order, counters)
+        self._ledger = ledger
+        self._counters = counters
+        self.fell_back = False
+        """Whether the stock policy has taken over."""
+        self.repeated = False
+        """Whether the last plan was the one before it, unchanged."""
+
+    def add(self, job: Job) -> None:
+        """A job starts to wait."""
+        try:
+            self.policy.add(job)
+        except BaseException as error:
+            self._take_over("add", error)
+
+    def end(self, job: Job, *, finished: bool) -> None:
+        """A job is gone, its answer `finished` or not; called before the ledger marks it so."""
+        try:
+            self.policy.end(job, finished=finished)
+        except BaseException as error:
+            self._take_over("end", error)
+            self.policy.end(job, finished=finished)
+
+    def touch(self, job: Job) -> None:
+        """A job's rank may have changed: its first token is out, or it waits and is not as it was."""
+        try:
+            self.policy.touch(job)
+        except BaseException as error:
+            self._take_over("touch", error)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """A step was filled."""
+        try:
+            self.policy.observe(outcome)
+        except BaseException as error:
+            self._take_over("observe", error)
+
+    def plan(self, view: StepView) -> StepPlan:
+        """The policy's plan, or the stock one if it raises or returns what is no plan."""
+        plan = None if self._steady is None else self._steady.again(view)
+        self.repeated = plan is not None
+        if plan is None:
+            plan = self._made(view)
+        self._counters.planned_steps += 1
+        if self._trust is not None:
+            try:
+                self._trust.planned()
+            except BaseException as error:
+                self._take_over("whether it trusts predictions", error)
+        return plan
+
+    def _made(self, view: StepView) -> StepPlan:
+        try:
+            plan = self.policy.plan(view)
+            check_plan(plan, view, self._ledger)
+            if self._steady is not None:
+                self._steady.note(plan, view, self.policy)
+        except BaseException as error:
+            self._take_over("plan", error)
+            plan = self.policy.plan(view)
+        return plan
+
+    def _take_over(self, call: str, error: BaseException) -> None:
+        """Fall back, unless a signal ends the server. A part's own `SystemExit` is a fault like any other."""
+        if _raised_by_signal(error):
+            raise error
+        self._counters.policy_faults += 1
+        self.fall_back(f"policy {self.policy.name!r} raised in {call}", exc_info=True)
+
+    def fall_back(self, why: str, *, exc_info: bool = False) -> None:
+        """Serve in stock order from now on, starting with the jobs that wait."""
+        logger.error("%s; serving goes on in stock order", why, exc_info=exc_info)
+        self.policy = stock_policy(priority_first=self.priority_first)
+        self.fell_back = True
+        self._trust = self._steady = None
+        queued = [*self._ledger.waiting.values(), *self._ledger.swapped.values()]
+        by_arrival = sorted(queued, key=lambda job: (job.arrival_s, job.id))
+        # Each preempted job goes to the front of the queue, so the oldest of them has to come last.
+        preempted = [job for job in reversed(by_arrival) if job.num_preemptions]
+        for job in [*preempted, *(job for job in by_arrival if not job.num_preemptions)]:
+            self.policy.add(job)
+
+
+def _raised_by_signal(error: BaseException) -> bool:
+    """Whether a signal handler raised this error, such as the operator's Ctrl-C, and not the code it interrupted.
+
+    Python runs a handler between two instructions of the main thread. A handler written in Python is itself in the
+    traceback. Python's own handler of Ctrl-C is not: its `KeyboardInterrupt` appears where no `raise` stands.
+    """
+    frames = [(frame.f_code, frame.f_lasti) for frame, _ in walk_tb(error.__traceback__)]
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    if not {code for code, _ in frames}.isdisjoint(map(_code, handlers)):
+        return True
+    if not isinstance(error, KeyboardInterrupt) or signal.default_int_handler not in handlers:
+        return False
+    return bool(frames) and frames[-1][0].co_code[frames[-1][1]] != _RAISE
+
+
+def _code(handler: object) -> CodeType | None:
+    while isinstance(handler, partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None)

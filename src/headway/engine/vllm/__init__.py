@@ -1,0 +1,1 @@
+"""At home in vLLM: patches, start, self-check, metrics."""

@@ -1,0 +1,107 @@
+"""Targets, tenant and priority in a request's headers, for a server without a gateway.
+
+vLLM reads such hints from the body (`vllm_xargs`) and the priority from the header `X-Vllm-Priority`. This middleware
+writes them there. The endpoint plug-in adds it to vLLM's app, below the check of API keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headway.core.hint_headers import HINT_HEADERS, PRIORITY_HEADER, Hints, hints_of_request
+from headway.core.hints import TENANT, target_hints
+from headway.engine.vllm.asgi import App, Receive, Scope, Send, send_error
+from headway.errors import HintError
+
+_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
+"""Where a body may have `vllm_xargs`; the gateway reads the headers of the same ones."""
+_REWRITTEN = HINT_HEADERS | {b"content-length", b"transfer-encoding"}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class _Said(msgspec.Struct):
+    """What a body says of itself; numbers may be texts, as in vLLM."""
+
+    vllm_xargs: dict[str, Any] | None = None
+    priority: int | None = None
+
+
+_decode_said = msgspec.json.Decoder(_Said, strict=False).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class HintHeaders:
+    """ASGI middleware: a request with hint headers becomes one that says the same where vLLM reads it.
+
+    A value that is not accepted, and a header that contradicts the body, is a 400. Other requests pass untouched.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if not _has_hints(scope):
+            await self._app(scope, receive, send)
+            return
+        body = await _whole_body(receive)
+        if body is None:
+            return
+        try:
+            scope, body = _told(scope, body)
+        except HintError as error:
+            await send_error(send, 400, str(error), error.where)
+            return
+        pieces = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Any:
+            return pieces.pop() if pieces else await receive()
+
+        await self._app(scope, replay, send)
+
+
+def _has_hints(scope: Scope) -> bool:
+    return (
+        scope["type"] == "http"
+        and scope["method"] == "POST"
+        and scope["path"].removeprefix(scope.get("root_path", "")) in _PATHS
+        and not HINT_HEADERS.isdisjoint(name for name, _ in scope["headers"])
+    )
+
+
+async def _whole_body(receive: Receive) -> bytes | None:
+    """The body; None if the client left before all of it had come."""
+    parts: list[bytes] = []
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def _told(scope: Scope, body: bytes) -> tuple[Scope, bytes]:
+    """The request with its hints where vLLM reads them. Raises HintError for hints that are not accepted."""
+    try:
+        text = body.removeprefix(_BYTE_ORDER_MARK)
+        fields, said = _decode_fields(text), _decode_said(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HintError("body", f"the body cannot be read ({error}); accepted: a JSON object") from None
+    hints = hints_of_request(scope["headers"], said.vllm_xargs or {}, said.priority)
+    added = _xargs(hints)
+    if added:
+        fields["vllm_xargs"] = msgspec.Raw(msgspec.json.encode({**(said.vllm_xargs or {}), **added}))
+        body = msgspec.json.encode(fields)
+    headers = [each for each in scope["headers"] if each[0] not in _REWRITTEN]
+    headers.append((b"content-length", b"%d" % len(body)))
+    if hints.priority is not None:
+        headers.append((PRIORITY_HEADER.encode(), b"%d" % hints.priority))
+    return {**scope, "headers": headers}, body
+
+
+def _xargs(hints: Hints) -> dict[str, Any]:
+    return {**target_hints(hints.slo), **({TENANT: hints.tenant} if hints.tenant else {})}

@@ -1,0 +1,345 @@
+"""The real engine, stepped by hand: vLLM's engine core and workers without a server in front."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headway.core.batch_shape import BatchShape
+from headway.core.record import Record
+from headway.engine.servers.launcher import answer_for_missing_distribution
+from headway.engine.servers.server_command import SCHEDULER, is_cpu_build, server_command
+from headway.engine.servers.vllm_flags import parse_vllm_flags
+from headway.engine.settings import EngineSettings
+from headway.engine.step.step_model import graphed_tokens
+from headway.errors import ConfigError, HeadwayError
+
+Hints = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """What the engine reports of itself; `num_blocks` counts usable KV blocks, without vLLM's null block.
+
+    `kv_bytes_per_token` is of the whole instance, all its workers together. `asynchronous`: whether it is scheduled so
+    where it is served; stepped by hand it is not.
+    """
+
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    graphed_tokens: int
+    prefix_caching: bool
+    asynchronous: bool
+    kv_bytes_per_token: int
+    tensor_parallel: int
+    dtype: str
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens whose KV fits the device."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteppedStep:
+    """One step that had work: its shape, its whole time on the host's clock, and the part before the device.
+
+    `seconds` is schedule, model, sampling and update together: what a serving engine's loop spends on it.
+    `copy_wait_s` of it the step waited for copies of KV.
+    """
+
+    shape: BatchShape
+    seconds: float
+    schedule_s: float
+    copy_wait_s: float = 0.0
+
+
+class SteppedEngine:
+    """vLLM's engine core in this process, its workers where serving has them; `step` is one turn of its loop.
+
+    Requests are handed to the core as token ids, as the process behind an API server gets them. Scheduling is
+    synchronous, so a step's start and end are those of its own work. While idle, the scheduler can be put in
+    anew under another policy; the model stays loaded.
+    """
+
+    def __init__(self, model: str, vllm_flags: Sequence[str] = (), settings: EngineSettings | None = None):
+        """Start it as `headway serve` would: 10 s and more.
+
+        Raises ConfigError for a model, policy or flag that is not accepted, or if the engine does not start.
+        """
+        settings = settings or EngineSettings()
+        self._core = start_core(model, vllm_flags, settings, asynchronous=False)
+        if self._core.batch_queue is not None:
+            self.close()
+            raise ConfigError(
+                "several steps in flight cannot be timed one by one; use --pipeline-parallel-size 1"
+            )
+        self._served_asynchronously = not is_cpu_build() and not _is_synchronous(vllm_flags)
+        self._scheduled: Any = None
+        self._schedule_s = 0.0
+        self._serial = 0
+        self._listen()
+
+    @property
+    def sizes(self) -> EngineSizes:
+        """Sizes and limits of this engine."""
+        config, pool = self._core.vllm_config, self.scheduler.kv_cache_manager.block_pool
+        parallel = config.parallel_config
+        return EngineSizes(
+            block_size=self.scheduler.block_size,
+            num_blocks=pool.num_gpu_blocks - 1,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            graphed_tokens=graphed_tokens(config),
+            prefix_caching=bool(config.cache_config.enable_prefix_caching),
+            asynchronous=self._served_asynchronously,
+            kv_bytes_per_token=_kv_bytes_per_token(self.scheduler) * parallel.world_size,
+            tensor_parallel=parallel.tensor_parallel_size,
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return int(self._core.vllm_config.model_config.max_model_len)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """As `core_worker_pids`, of this engine."""
+        return core_worker_pids(self._core)
+
+    @property
+    def scheduler(self) -> Any:
+        """Headway's scheduler, as the core has it."""
+        return self._core.scheduler
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would have something to do."""
+        return bool(self.scheduler.has_requests())
+
+    def schedule_with(self, settings: EngineSettings) -> None:
+        """Put in a new scheduler with an empty prefix cache; the engine must be idle. Takes milliseconds."""
+        assert not self.busy
+        config, old = self._core.vllm_config, self.scheduler
+        config.additional_config = {"headway": asdict(settings)}
+        self._core.scheduler = config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=old.kv_cache_config,
+            structured_output_manager=self._core.structured_output_manager,
+            log_stats=False,
+            block_size=old.block_size,
+            hash_block_size=old.hash_block_size,
+        )
+        self._listen()
+
+    def fresh_id(self) -> str:
+        """A request id not given out before."""
+        self._serial += 1
+        return f"request-{self._serial}"
+
+    def make_request(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        output_tokens: int,
+        hints: Hints | None = None,
+        *,
+        own_stop: bool = False,
+    ) -> Any:
+        """As `core_request`, of this engine."""
+        return core_request(self._core, request_id, prompt, output_tokens, hints, own_stop=own_stop)
+
+    def token_ids(self, prompt: str) -> list[int]:
+        """As `prompt_tokens`, of this engine's model."""
+        return prompt_tokens(self._core, prompt)
+
+    def add(self, request: Any) -> None:
+        """Queue a request made by `make_request`."""
+        self._core.add_request(request)
+
+    def step(self) -> SteppedStep | None:
+        """Take one turn of the engine's loop; None if nothing was computed in it."""
+        self._scheduled = None
+        waited_s = self.scheduler.counters.copy_wait_s
+        started = time.perf_counter()
+        self._core.step_fn()
+        seconds = time.perf_counter() - started
+        output = self._scheduled
+        if output is None or not output.total_num_scheduled_tokens:
+            return None
+        return SteppedStep(
+            shape=_shape(output),
+            seconds=seconds,
+            schedule_s=self._schedule_s,
+            copy_wait_s=self.scheduler.counters.copy_wait_s - waited_s,
+        )
+
+    def hear_records(self, on_record: Callable[[Record], None]) -> None:
+        """Have each request's record handed to `on_record` as it ends, until the next `schedule_with`."""
+        ledger = self.scheduler.ledger
+        end = ledger.end
+
+        def ended(*args: Any) -> Record:
+            record: Record = end(*args)
+            on_record(record)
+            return record
+
+        ledger.end = ended
+
+    def on_workers(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What `function(worker, *args)` returns on each worker; it must be importable there."""
+        answers: list[Any] = self._core.collective_rpc(function, args=args)
+        return answers
+
+    def close(self) -> None:
+        """Stop the workers and free the device."""
+        self._core.shutdown()
+
+    def _listen(self) -> None:
+        """Keep each step's scheduler output, and how long it took to make."""
+        schedule = self.scheduler.schedule
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            self._scheduled = schedule(*args, **kwargs)
+            self._schedule_s = time.perf_counter() - started
+            return self._scheduled
+
+        self.scheduler.schedule = noted
+
+
+def start_core(
+    model: str, vllm_flags: Sequence[str], settings: EngineSettings, *, asynchronous: bool | None = None
+) -> Any:
+    """vLLM's engine core in this process, as `headway serve` starts it: 10 s and more.
+
+    `asynchronous` None: scheduled as the flags say, or as vLLM chooses itself. Raises ConfigError for a model,
+    policy or flag that is not accepted, or if the engine does not start.
+    """
+    command = server_command(model, settings, ("127.0.0.1", 1), vllm_flags)
+    answer_for_missing_distribution()
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    try:
+        from vllm.entrypoints.common.cli_args import make_arg_parser  # type: ignore[import-not-found]
+    except ModuleNotFoundError:  # before vLLM 0.33
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
+
+    assert SCHEDULER in command.arguments
+    # The server's own parser and usage, so that every default is the one serving has.
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(list(command.arguments[1:]))
+    arguments.model = arguments.model_tag or arguments.model
+    if asynchronous is not None:
+        arguments.async_scheduling = asynchronous
+    try:
+        engine_arguments = AsyncEngineArgs.from_cli_args(arguments)
+        config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        return EngineCore(config, Executor.get_class(config), log_stats=False)
+    except HeadwayError:
+        raise
+    except Exception as error:  # a model without heads is a ZeroDivisionError to vLLM
+        raise ConfigError(f"vLLM does not start with model {model!r}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in one line; of a configuration's errors, which begin with a count, the first.
+
+    Of one that is not made for people its kind is said too.
+    """
+    from pydantic import ValidationError
+
+    text = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        text = ": ".join([*map(str, first["loc"]), first["msg"].removeprefix("Value error, ")])
+    lines = text.strip().splitlines()
+    if not lines:
+        return repr(error)
+    made_for_people = isinstance(error, OSError | ValueError | RuntimeError)
+    return lines[0] if made_for_people else f"{type(error).__name__}: {lines[0]}"
+
+
+def core_worker_pids(core: Any) -> list[int]:
+    """The processes of an engine core's workers; none where the worker is in this one."""
+    return [worker.proc.pid for worker in getattr(core.model_executor, "workers", ())]
+
+
+def core_request(
+    core: Any,
+    request_id: str,
+    prompt: Sequence[int],
+    output_tokens: int,
+    hints: Hints | None = None,
+    *,
+    own_stop: bool = False,
+) -> Any:
+    """vLLM's request for exactly so many greedy tokens; with `own_stop` at most so many, until the model stops.
+
+    Its blocks are hashed now, not when it is added. It arrives now; `arrival_time` (wall clock) may be set until
+    it is added.
+    """
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    sampling = SamplingParams(
+        max_tokens=output_tokens, ignore_eos=not own_stop, temperature=0.0, extra_args=hints or None
+    )
+    if own_stop:
+        model = core.vllm_config.model_config
+        sampling.update_from_generation_config(
+            model.try_get_generation_config(), _tokenizer(core).eos_token_id
+        )
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=sampling,
+        pooling_params=None,
+        block_hasher=core.request_block_hasher,
+    )
+
+
+def prompt_tokens(core: Any, prompt: str) -> list[int]:
+    """The tokens of a text as the completions API makes them."""
+    ids: list[int] = _tokenizer(core).encode(prompt)
+    return ids
+
+
+def _tokenizer(core: Any) -> Any:
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    return cached_tokenizer_from_config(core.vllm_config.model_config)
+
+
+def _shape(output: Any) -> BatchShape:
+    """The shape of a step, from vLLM's scheduler output. O(jobs)."""
+    granted = output.num_scheduled_tokens
+    shape = BatchShape()
+    for new in output.scheduled_new_reqs:
+        shape.add(granted[new.req_id], new.num_computed_tokens)
+    cached = output.scheduled_cached_reqs
+    for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        shape.add(granted[request_id], computed)
+    return shape
+
+
+def _is_synchronous(vllm_flags: Sequence[str]) -> bool:
+    return any(flag.name == "--no-async-scheduling" for flag in parse_vllm_flags(vllm_flags))
+
+
+def _kv_bytes_per_token(scheduler: Any) -> int:
+    """Bytes of KV one worker keeps for one token, rounded up."""
+    config = scheduler.kv_cache_config
+    size = sum(int(tensor.size) for tensor in config.kv_cache_tensors)
+    tokens = int(config.num_blocks) * int(scheduler.block_size)
+    return -(-size // tokens)

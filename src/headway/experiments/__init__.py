@@ -1,1 +1,0 @@
-"""Experiments: what is run against what, and how it is made comparable."""

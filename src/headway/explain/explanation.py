@@ -1,0 +1,198 @@
+"""Why a request took as long as it did: for what and behind whom it waited, who displaced it, its slack over time,
+what of its KV was moved, and what was predicted beside what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.core.job import Job
+from headway.explain.slack import SlackPoint, slack_points
+from headway.explain.story import UNDER_WAY, Story
+from headway.explain.telling import NOT_KEPT, tell, waited_s
+from headway.explain.track import Displacement, Track
+from headway.explain.trail import Trail
+
+MOST_BEHIND = 5
+_RESOLUTION_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """Seconds of waiting for one reason."""
+
+    why: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A request that held a seat for `seconds` of another's waiting; `overtook`: it came later and started first."""
+
+    id: str
+    seconds: float
+    overtook: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What was expected beside what came; None where nothing was, or nothing has come yet.
+
+    `prefill_s` is what its prompt takes alone by what steps cost now; it took so long from its first start to its
+    first token. `judged_steps` are those of its time on the engine whose seconds were predicted before they were
+    known; the two means are over them.
+    """
+
+    output_tokens: float | None
+    low_tokens: float | None
+    high_tokens: float | None
+    came_tokens: int
+    prefill_s: float | None
+    took_prefill_s: float | None
+    judged_steps: int
+    step_s: float | None
+    took_step_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """KV of one request, in blocks copied to the host and back, and tokens computed again; bytes where known."""
+
+    to_host_blocks: int
+    to_device_blocks: int
+    recomputed_tokens: int
+    to_host_bytes: int | None
+    to_device_bytes: int | None
+    recomputed_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything that is known of one request.
+
+    `waited_s` is all of its waiting, which `waited` parts by reason (the same sum); `behind` names those who held
+    seats meanwhile, longest first, `num_behind` counts them all, `num_overtook` those who came later and started
+    first. `displaced` are the first of `num_displaced` times that its KV left the device.
+    """
+
+    story: Story
+    waited_s: float
+    waited: Sequence[Waited]
+    behind: Sequence[Behind]
+    num_behind: int
+    num_overtook: int
+    displaced: Sequence[Displacement]
+    num_displaced: int
+    slack: Sequence[SlackPoint]
+    moved: Moved
+    predicted: Predicted
+
+
+def explain(trail: Trail, id_: str, now_s: float, block_bytes: int = 0) -> Explanation | None:
+    """The explanation of a request that the trail still has; None for another.
+
+    `block_bytes` are those of a KV block, 0 where not known. O(tracks kept + its own marks + judged steps):
+    about 2 ms with 1,800 tracks.
+    """
+    track = trail.find(id_)
+    if track is None:
+        return None
+    end_s = track.until_s(now_s)
+    total_s = track.waited_until(end_s)
+    behind = _behind(trail, track, now_s)
+    return Explanation(
+        story=tell(trail, track, now_s),
+        waited_s=total_s,
+        waited=_waited(trail, track, now_s, total_s),
+        behind=behind[:MOST_BEHIND],
+        num_behind=len(behind),
+        num_overtook=sum(one.overtook for one in behind),
+        displaced=tuple(track.displacements),
+        num_displaced=track.num_displacements,
+        slack=slack_points(track, end_s, trail.cost.prefill_s(track.job.num_prompt_tokens)),
+        moved=_moved(track, trail.block_size, block_bytes),
+        predicted=_predicted(trail, track, end_s),
+    )
+
+
+def _waited(trail: Trail, track: Track, now_s: float, total_s: float) -> list[Waited]:
+    """The waiting by reason, longest first; what is not kept makes up the sum."""
+    spent_s = waited_s(trail, track, now_s)
+    rest_s = total_s - sum(spent_s.values())
+    if rest_s > _RESOLUTION_S:
+        spent_s[UNDER_WAY if track.found is None else NOT_KEPT] = rest_s
+    found = [Waited(why, seconds) for why, seconds in spent_s.items() if seconds > 0]
+    return sorted(found, key=lambda one: (-one.seconds, one.why))
+
+
+def _behind(trail: Trail, track: Track, now_s: float) -> list[Behind]:
+    """Who held a seat while it waited, for how long of that, longest first. O(tracks + their changes)."""
+    waits = track.waits(track.until_s(now_s))
+    if not waits:
+        return []
+    found: list[Behind] = []
+    for other in trail.tracks:
+        until_s = other.until_s(now_s)
+        if other is track or other.job.first_scheduled_s is None or until_s <= waits[0][0]:
+            continue
+        seconds = _overlap_s(waits, other.stays(until_s))
+        if seconds > 0:
+            found.append(Behind(other.job.id, seconds, _overtook(other.job, track.job)))
+    return sorted(found, key=lambda one: (-one.seconds, one.id))
+
+
+def _overlap_s(waits: Sequence[tuple[float, float]], stays: Sequence[tuple[float, float]]) -> float:
+    """Seconds that lie in both, each in the order of time. O(n + m)."""
+    seconds, wait, stay = 0.0, 0, 0
+    while wait < len(waits) and stay < len(stays):
+        (wait_start, wait_end), (stay_start, stay_end) = waits[wait], stays[stay]
+        seconds += max(0.0, min(wait_end, stay_end) - max(wait_start, stay_start))
+        if wait_end < stay_end:
+            wait += 1
+        else:
+            stay += 1
+    return seconds
+
+
+def _overtook(other: Job, job: Job) -> bool:
+    if other.arrival_s <= job.arrival_s or other.first_scheduled_s is None:
+        return False
+    return job.first_scheduled_s is None or other.first_scheduled_s < job.first_scheduled_s
+
+
+def _moved(track: Track, block_size: int, block_bytes: int) -> Moved:
+    job = track.job
+    known = block_bytes > 0
+    return Moved(
+        to_host_blocks=job.swapped_blocks,
+        to_device_blocks=track.restored_blocks,
+        recomputed_tokens=job.recomputed_tokens,
+        to_host_bytes=job.swapped_blocks * block_bytes if known else None,
+        to_device_bytes=track.restored_blocks * block_bytes if known else None,
+        recomputed_bytes=job.recomputed_tokens * block_bytes // block_size if known else None,
+    )
+
+
+def _predicted(trail: Trail, track: Track, end_s: float) -> Predicted:
+    job, estimate = track.job, track.job.predicted_length
+    stays = track.stays(end_s)
+    judged = [
+        step
+        for step in trail.judged
+        if step.predicted_s > 0 and any(start_s <= step.at_s <= until_s for start_s, until_s in stays)
+    ]
+    took_prefill_s = None
+    if job.first_scheduled_s is not None and job.first_token_s is not None:
+        took_prefill_s = job.first_token_s - job.first_scheduled_s
+    return Predicted(
+        output_tokens=None if estimate is None else estimate.tokens,
+        low_tokens=None if estimate is None else estimate.low_tokens,
+        high_tokens=None if estimate is None else estimate.high_tokens,
+        came_tokens=job.num_output_tokens,
+        prefill_s=trail.cost.prefill_s(job.num_prompt_tokens) or None,
+        took_prefill_s=took_prefill_s,
+        judged_steps=len(judged),
+        step_s=sum(step.predicted_s for step in judged) / len(judged) if judged else None,
+        took_step_s=sum(step.took_s for step in judged) / len(judged) if judged else None,
+    )

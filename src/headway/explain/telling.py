@@ -1,0 +1,176 @@
+"""From what a trail wrote down of a request to the chapters of its story."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from headway.core.record import Outcome, record_of
+from headway.explain.step_log import Change, ChangeLog
+from headway.explain.story import (
+    IN_QUEUE,
+    LASTING,
+    UNDER_WAY,
+    Chapter,
+    Kind,
+    Story,
+    joined,
+    whole_story,
+)
+from headway.explain.track import KEPT_FIRST, Mark, Track
+from headway.explain.trail import Trail
+
+ON_ITS_WAY = "it was on its way to the scheduler"
+NOT_KEPT = "not kept: too many changes"
+MOST_TURNS = 8
+"""Reasons in turn that a stretch is told in as many chapters; where they alternated more often, it is one."""
+_NAMED = 3
+_RUNNING = frozenset({Kind.PREFILL, Kind.DECODE})
+
+
+def tell(trail: Trail, track: Track, now_s: float) -> Story:
+    """The story of a request that has ended, or so far. O(its marks + what everybody waited for meanwhile)."""
+    live = track.record is None
+    record = track.record or record_of(track.job, Outcome.CANCELLED, now_s)
+    return whole_story(chapters(trail, track, now_s), record, live=live)
+
+
+def chapters(trail: Trail, track: Track, now_s: float) -> list[Chapter]:
+    """What is known of a request but for its first token and its end."""
+    told = [*_beginning(trail, track)]
+    for number, (mark, following) in enumerate(_spans(trail, track, now_s)):
+        if mark.kind not in LASTING:
+            told.append(_instant(track, mark))
+        if lasting := _lasting(track, number, mark):
+            told += _stretch(trail, lasting, following)
+    return joined(told)
+
+
+def waited_s(trail: Trail, track: Track, now_s: float) -> dict[str, float]:
+    """Seconds of its waiting by reason, as far as they are kept; waiting on the host is told apart."""
+    found = track.found
+    if found is None:
+        return {}
+    spent_s = defaultdict(float, {ON_ITS_WAY: track.entered_s - track.job.arrival_s})
+    spent_s[UNDER_WAY] = found.at_s - track.entered_s
+    for number, (mark, following) in enumerate(_spans(trail, track, now_s)):
+        lasting = _lasting(track, number, mark)
+        if lasting is None or lasting.kind not in IN_QUEUE:
+            continue
+        place = "on the host: " if lasting.kind is Kind.SWAPPED else ""
+        for why, seconds in _reasons_s(trail, lasting, following).items():
+            spent_s[place + why] += seconds
+    return spent_s
+
+
+# ---- stretches --------------------------------------------------------------------------------------------
+
+
+def _spans(trail: Trail, track: Track, now_s: float) -> Iterator[tuple[Mark, Mark]]:
+    """Each mark with the one that follows it, from the first step it saw, which found it waiting, to its end or now."""
+    found = track.found
+    if found is None:
+        return
+    began = Mark(found.at_s, found.step, 0, 0, Kind.WAITED)
+    step = trail.steps.count if track.end_step is None else track.end_step
+    end = Mark(track.until_s(now_s), step, track.computed, track.job.num_output_tokens, Kind.ENDED)
+    yield from pairwise([began, *track.marks, end])
+
+
+def _lasting(track: Track, number: int, mark: Mark) -> Mark | None:
+    """What was true from the `number`-th mark on, None if that is unknown. After the first ones there may be a gap."""
+    if track.not_kept and number == KEPT_FIRST:
+        return mark._replace(kind=Kind.NOT_KEPT, why=f"{track.not_kept:,} changes")
+    if mark.kind in LASTING:
+        return mark
+    return None if mark.then is None else mark._replace(kind=mark.then, why="")
+
+
+def _log(trail: Trail, mark: Mark) -> ChangeLog | None:
+    """Where the reason of a stretch is written that has none of its own; None where none is wanted."""
+    if mark.kind in _RUNNING or mark.why:
+        return None
+    return trail.waiting_for if mark.kind in IN_QUEUE else trail.pausing_for
+
+
+def _reasons_s(trail: Trail, mark: Mark, following: Mark) -> dict[str, float]:
+    """Seconds of a stretch by reason."""
+    log = _log(trail, mark)
+    if log is None:
+        return {mark.why: following.at_s - mark.at_s}
+    return log.spent_s(mark.at_s, following.at_s)
+
+
+# ---- chapters ---------------------------------------------------------------------------------------------
+
+
+def _beginning(trail: Trail, track: Track) -> Iterator[Chapter]:
+    """Its arrival, and what passed until the next step was planned."""
+    job, found = track.job, track.found
+    why = ""
+    if found is not None:
+        where = f", at instance {trail.name}" if trail.name else ""
+        why = (
+            f"{job.num_prompt_tokens:,} prompt tokens{where}: {found.others_waiting:,} "
+            f"other{'' if found.others_waiting == 1 else 's'} waiting, "
+            f"{found.residents:,} of {found.max_resident:,} seats taken, {found.free_blocks:,} blocks free"
+        )
+    yield Chapter(kind=Kind.ARRIVED, start_s=job.arrival_s, end_s=job.arrival_s, why=why)
+    if found is not None:
+        yield Chapter(kind=Kind.WAITED, start_s=job.arrival_s, end_s=track.entered_s, why=ON_ITS_WAY)
+        yield Chapter(kind=Kind.WAITED, start_s=track.entered_s, end_s=found.at_s, why=UNDER_WAY)
+
+
+def _instant(track: Track, mark: Mark) -> Chapter:
+    by: list[str] = []
+    if mark.kind is Kind.PREEMPTED:
+        by = [id_ for gone in track.displacements if gone.at_s == mark.at_s for id_ in gone.by]
+    return Chapter(kind=mark.kind, start_s=mark.at_s, end_s=mark.at_s, why=mark.why, by=by)
+
+
+def _stretch(trail: Trail, mark: Mark, following: Mark) -> Iterator[Chapter]:
+    """A stretch in which a request ran, waited or paused; one without a reason of its own by the others' reasons."""
+    log = _log(trail, mark)
+    changes = [] if log is None else log.between(mark.at_s, following.at_s)
+    if log is None or not changes:
+        yield _chapter(trail, mark, following)
+    elif len(changes) > MOST_TURNS:
+        yield _chapter(trail, mark._replace(why=_in_turn(log.spent_s(mark.at_s, following.at_s))), following)
+    else:
+        yield from _turns(trail, mark, following, changes)
+
+
+def _turns(trail: Trail, mark: Mark, following: Mark, changes: Sequence[Change]) -> Iterator[Chapter]:
+    """A chapter for each reason of a stretch."""
+    begins = [mark._replace(at_s=max(mark.at_s, one.at_s), step=max(mark.step, one.step)) for one in changes]
+    if begins[0].at_s > mark.at_s:
+        yield _chapter(trail, mark._replace(why=NOT_KEPT), begins[0])
+    for change, (begun, ended) in zip(changes, pairwise([*begins, following]), strict=True):
+        yield _chapter(trail, begun._replace(why=change.why), ended, [change.by] if change.by else [])
+
+
+def _in_turn(spent_s: dict[str, float]) -> str:
+    """Reasons that alternated, the one that took longest first."""
+    longest = sorted(spent_s, key=lambda why: (-spent_s[why], why))
+    others = len(longest) - _NAMED
+    more = f" and {others} other reason{'' if others == 1 else 's'}" if others > 0 else ""
+    return f"in turn: {'; '.join(longest[:_NAMED])}{more}"
+
+
+def _chapter(trail: Trail, mark: Mark, following: Mark, by: Sequence[str] = ()) -> Chapter:
+    runs = mark.kind in _RUNNING
+    beside = None
+    if runs or mark.kind is Kind.PAUSED:
+        widths = trail.steps.widths(mark.step, following.step)
+        beside = None if widths is None else (widths[0] - runs, widths[1] - runs)
+    return Chapter(
+        kind=mark.kind,
+        start_s=mark.at_s,
+        end_s=following.at_s,
+        why=mark.why,
+        steps=following.step - mark.step,
+        tokens=max(0, following.computed - mark.computed) if runs or mark.kind is Kind.NOT_KEPT else 0,
+        beside=beside,
+        by=list(by),
+    )

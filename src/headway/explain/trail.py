@@ -1,0 +1,273 @@
+"""Writes down what happens to every request of one engine, so that it can be explained when somebody asks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain, filterfalse
+from typing import NamedTuple
+
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import CostModel, UnknownCost
+from headway.core.job import Job, JobState, is_decode
+from headway.core.plan import Fate, StepOutcome
+from headway.core.record import Record
+from headway.core.view import StepView
+from headway.explain.reasons import (
+    who_displaced,
+    why_all_waited,
+    why_others_ran,
+    why_paused,
+    why_preempted,
+    why_waiting,
+)
+from headway.explain.step_log import ChangeLog, StepLog
+from headway.explain.story import Kind
+from headway.explain.track import Displacement, Mark, Surroundings, Track
+
+KEPT_ENDED = 500
+"""Ended requests that can still be explained."""
+KEPT_JUDGED = 1024
+
+
+# Looking a member up in its enumeration is not free, and these are wanted for every request.
+_QUEUED = (JobState.WAITING, JobState.SWAPPED)
+_RESIDENT = JobState.RESIDENT
+_ADMITTED, _PREFILL, _DECODE = Kind.ADMITTED, Kind.PREFILL, Kind.DECODE
+
+
+class JudgedStep(NamedTuple):
+    """A step that was over at `at_s`: its shape, the seconds predicted before they were known (0: none), and they."""
+
+    at_s: float
+    shape: BatchShape
+    predicted_s: float
+    took_s: float
+
+
+class Trail:
+    """Follows every job from arrival to end, by its changes: nothing is written of a job for which a step is like
+    the one before. What all who wait (or pause) wait for is written once for all of them.
+
+    Told of each step after the ledger has followed it, with the view it was planned on; changes no job. Costs: O(1)
+    a step in which every resident runs and nobody comes or goes; else O(jobs that change + jobs in prefill +
+    passed over), and O(residents) in a step in which some pause. Memory: the tracks of live jobs and of the last
+    `kept` ended ones, and logs of fixed length. Read with `explain` (`explanation.py`), which asks `cost` what things
+    take by what is known then.
+    """
+
+    def __init__(self, *, kept: int = KEPT_ENDED, cost: CostModel | None = None, name: str = "") -> None:
+        self.name = name
+        self.live: dict[str, Track] = {}
+        self.ended: deque[Track] = deque(maxlen=kept)
+        self.steps = StepLog()
+        self.waiting_for = ChangeLog()
+        self.pausing_for = ChangeLog()
+        self.judged: deque[JudgedStep] = deque(maxlen=KEPT_JUDGED)
+        self.num_ended = 0
+        self.num_judged = 0
+        self.block_size = 1
+        self.cost: CostModel = cost or UnknownCost()
+        self._fresh: list[Track] = []
+        self._in_prefill: dict[Job, Track] = {}
+        self._paused: dict[Job, str] = {}
+        self._passed_over: dict[Job, str] = {}
+
+    # ---- what it is told -----------------------------------------------------------------------------
+
+    def arrived(self, job: Job, now_s: float) -> None:
+        """A job has come; nothing if it is followed already."""
+        if job.id in self.live:
+            return
+        track = self.live[job.id] = Track(job, now_s, job.arrival_s)
+        self._fresh.append(track)
+
+    def stepped(self, view: StepView, outcome: StepOutcome) -> None:
+        """A step was filled, and the ledger has followed it."""
+        self.block_size = view.block_size
+        for job in outcome.admitted:
+            if job.id not in self.live:
+                self.arrived(job, outcome.now_s)
+        if self._fresh:
+            self._look_round(view, outcome)
+        if outcome.preempted:
+            self._follow_preempted(view, outcome)
+        if self._in_prefill:
+            self._follow_prefills(outcome)
+        if outcome.admitted:
+            self._follow_admitted(outcome)
+        self._follow_paused(view, outcome)
+        if outcome.passed_over or self._passed_over:
+            self._follow_passed_over(outcome)
+        if len(view.waiting) or len(view.swapped):
+            self.waiting_for.note(outcome.now_s, self.steps.count, *why_all_waited(view, outcome))
+        if outcome.tokens:
+            self.steps.add(outcome.now_s, len(outcome.tokens))
+
+    def judge(self, at_s: float, shape: BatchShape, predicted_s: float, took_s: float) -> None:
+        """A step is over whose time could have been predicted."""
+        self.num_judged += 1
+        self.judged.append(JudgedStep(at_s, shape, predicted_s, took_s))
+
+    def finished(self, record: Record) -> None:
+        """A request has ended, or left for another instance."""
+        track = self.live.pop(record.id, None)
+        if track is None:
+            return
+        assert record.finished_s is not None, "a request ended at no time"
+        if track.waits_from_s is not None:
+            track.waited_s, track.waits_from_s = track.waited_until(record.finished_s), None
+        track.record, track.end_step = record, self.steps.count
+        self._in_prefill.pop(track.job, None)
+        self._paused.pop(track.job, None)
+        self._passed_over.pop(track.job, None)
+        self.num_ended += 1
+        self.ended.append(track)
+
+    def find(self, id_: str) -> Track | None:
+        """The track of a request, live or among the last that ended, the newest of that id. O(kept)."""
+        ended = (track for track in reversed(self.ended) if track.job.id == id_)
+        return self.live.get(id_) or next(ended, None)
+
+    @property
+    def tracks(self) -> Iterator[Track]:
+        """All that are kept."""
+        return chain(self.live.values(), self.ended)
+
+    # ---- one step ------------------------------------------------------------------------------------
+
+    def _mark(
+        self,
+        track: Track,
+        now_s: float,
+        kind: Kind,
+        why: str = "",
+        *,
+        granted: int = 0,
+        then: Kind | None = None,
+    ) -> None:
+        """From this step on, in which it was `granted` tokens, something else is true of a job."""
+        job = track.job
+        computed, lost = track.computed - granted, job.recomputed_tokens
+        track.add(Mark(now_s, self.steps.count, computed, job.num_output_tokens, kind, why, then, lost))
+
+    def _look_round(self, view: StepView, outcome: StepOutcome) -> None:
+        """Note what those found who have come since the last step."""
+        found = Surroundings(
+            outcome.now_s,
+            self.steps.count,
+            len(view.waiting) + len(outcome.admitted) - 1,
+            len(view.residents),
+            view.max_resident,
+            view.free_blocks,
+        )
+        for track in self._fresh:
+            if track.record is None:
+                track.found = found
+        self._fresh.clear()
+
+    def _follow_preempted(self, view: StepView, outcome: StepOutcome) -> None:
+        now_s = outcome.now_s
+        for job, fate in outcome.preempted.items():
+            track = self.live.get(job.id)
+            if track is None:
+                continue
+            swapped = fate is Fate.SWAP
+            moved = job.num_computed_tokens if swapped else job.recomputed_tokens - track.lost_tokens
+            track.lost_tokens = job.recomputed_tokens
+            why, by = why_preempted(job, view, outcome), tuple(who_displaced(job, view, outcome))
+            track.displace(Displacement(now_s, moved, swapped, why, by))
+            track.waits_from_s = now_s
+            self._mark(track, now_s, Kind.PREEMPTED, f"{why} ({moved:,} tokens)", then=_queued(job))
+            self._in_prefill.pop(job, None)
+            self._paused.pop(job, None)
+
+    def _follow_admitted(self, outcome: StepOutcome) -> None:
+        now_s, step = outcome.now_s, self.steps.count
+        for job in outcome.admitted:
+            track, granted = self.live[job.id], outcome.tokens.get(job, 0)
+            kept = job.num_computed_tokens - granted
+            why = self._follow_kept(track, kept, outcome.cached_tokens.get(job, 0)) if kept else ""
+            lost = track.lost_tokens = job.recomputed_tokens
+            if track.waits_from_s is not None:
+                track.waited_s += now_s - track.waits_from_s
+                track.waits_from_s = None
+            then = self._kind_of_run(job, track, granted) if granted else None
+            track.add(Mark(now_s, step, kept + lost, job.num_output_tokens, _ADMITTED, why, then, lost))
+            if self._passed_over:
+                self._passed_over.pop(job, None)
+
+    def _follow_kept(self, track: Track, kept: int, cached: int) -> str:
+        """Where the KV that a job starts with comes from: what it does not find on the device is on the host."""
+        found = f"{cached:,} of {track.job.num_tokens:,} tokens found in the prefix cache" if cached else ""
+        if kept <= cached:
+            return found
+        track.restored_blocks += -(-kept // self.block_size) - cached // self.block_size
+        return "its KV is copied back" + (f", but for {found}" if found else "")
+
+    def _kind_of_run(self, job: Job, track: Track, granted: int) -> Kind:
+        """What a job does with its first tokens; a prompt is watched until it is through."""
+        if is_decode(job, granted):
+            return _DECODE
+        self._in_prefill[job] = track
+        return _PREFILL
+
+    def _follow_prefills(self, outcome: StepOutcome) -> None:
+        """See which prompts are through."""
+        tokens = outcome.tokens
+        through = [
+            (job, granted)
+            for job in self._in_prefill
+            if (granted := tokens.get(job, 0)) and is_decode(job, granted)
+        ]
+        for job, granted in through:
+            self._mark(self._in_prefill.pop(job), outcome.now_s, _DECODE, granted=granted)
+
+    def _follow_paused(self, view: StepView, outcome: StepOutcome) -> None:
+        """See who of the residents has no tokens, and who has some again."""
+        tokens = outcome.tokens
+        expected = len(view.residents) - len(outcome.preempted) + len(outcome.admitted)
+        if len(tokens) == expected and not self._paused:
+            return
+        residents = chain(view.residents, outcome.admitted)
+        paused = {
+            job: why_paused(job, view, outcome)
+            for job in filterfalse(tokens.__contains__, residents)
+            if job.state is _RESIDENT
+        }
+        before, self._paused = self._paused, paused
+        now_s = outcome.now_s
+        for job, why in paused.items():
+            if before.get(job) != why and job.id in self.live:
+                self._in_prefill.pop(job, None)
+                self._mark(self.live[job.id], now_s, Kind.PAUSED, why)
+        for job in before:
+            if job not in paused and job in tokens and job.id in self.live:
+                track, granted = self.live[job.id], tokens[job]
+                self._mark(track, now_s, self._kind_of_run(job, track, granted), granted=granted)
+        if paused:
+            self.pausing_for.note(now_s, self.steps.count, why_others_ran(outcome))
+
+    def _follow_passed_over(self, outcome: StepOutcome) -> None:
+        """See who of those who wait has a reason of its own, and who has none any more."""
+        now = {
+            job: why_waiting(job, outcome)
+            for job in outcome.passed_over
+            if job.state is not _RESIDENT and job not in outcome.preempted
+        }
+        before, self._passed_over = self._passed_over, now
+        for job, why in now.items():
+            if before.get(job) != why and job.id in self.live:
+                self._mark(self.live[job.id], outcome.now_s, _queued(job), why)
+        for job in before:
+            if (
+                job not in now
+                and job.state in _QUEUED
+                and job not in outcome.preempted
+                and job.id in self.live
+            ):
+                self._mark(self.live[job.id], outcome.now_s, _queued(job))
+
+
+def _queued(job: Job) -> Kind:
+    return Kind.SWAPPED if job.state is JobState.SWAPPED else Kind.WAITED

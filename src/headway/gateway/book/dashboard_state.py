@@ -1,0 +1,146 @@
+"""What `/dashboard/state` says, as types: the page reads it, and the API description is made of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.gateway.book.shadow_board import ShadowState
+
+SLACK_BANDS = ("late", "under 25 %", "25 to 50 %", "50 to 75 %", "75 % or more", "no target")
+"""Shares of the first token's target that a waiting request has left."""
+
+SPARK_STEP_S = 5.0
+SPARK_STEPS = 60
+
+
+class InstanceState(msgspec.Struct, kw_only=True):
+    """One instance: `condition` for `for_s` seconds and why; `waiting` are those of its requests without a token.
+
+    First-token times are the gateway's, None before the first; `ticket` is whether it may be given the next
+    new request although it is kept free for urgent ones.
+    """
+
+    name: str
+    pool: str
+    condition: str
+    for_s: float
+    reason: str
+    in_flight: int
+    waiting: int
+    served: int
+    failures: int
+    restarts: int
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    ticket: bool
+
+
+class Span(msgspec.Struct, kw_only=True):
+    """Requests that came or ended within a time: `accounts.Totals`. `goodput` is None where none was judged."""
+
+    offered: int
+    finished: int
+    met: int
+    expired: int
+    shed: int
+    failed: int
+    cancelled: int
+    rejected: int
+    goodput: float | None
+
+
+class ClassState(msgspec.Struct, kw_only=True):
+    """Requests with the same targets from one tenant; `spark` is goodput in steps of 5 s over five minutes."""
+
+    slo: str
+    tenant: str
+    minute: Span
+    five_minutes: Span
+    spark: list[float | None]
+
+
+class SlackBand(msgspec.Struct):
+    """How many waiting requests have this much left of the time their first token may take."""
+
+    name: str
+    waiting: int
+
+
+class DoorState(msgspec.Struct, kw_only=True):
+    """Requests that wait in the gateway because no instance may take them yet, and how long the first has."""
+
+    waiting: int
+    oldest_s: float | None
+
+
+class Refusal(msgspec.Struct, kw_only=True):
+    """A request that was not served: when (seconds since 1970), with which status, and why."""
+
+    at_s: float
+    status: int
+    code: str
+    reason: str
+    slo: str
+    tenant: str
+
+
+class HandOff(msgspec.Struct, kw_only=True):
+    """Requests that one instance gave up unstarted and another took, since the start and in the last minute."""
+
+    source: str
+    target: str
+    total: int
+    minute: int
+
+
+class RecentRequest(msgspec.Struct, kw_only=True):
+    """A request that ended: when it came (seconds since 1970), where it was, how it ended and how long that took."""
+
+    id: str
+    at_s: float
+    tenant: str
+    instances: list[str]
+    outcome: str
+    met: bool
+    ttft_s: float | None
+    lasted_s: float
+    tokens: int
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """Rates over the last minute, or the time there is, and in steps of 5 s over five minutes."""
+
+    requests_per_s: float
+    output_tokens_per_s: float
+    requests_spark: list[float]
+    output_tokens_spark: list[float]
+
+
+class DashboardState(msgspec.Struct, kw_only=True):
+    """Everything the page shows. `at_s` is the gateway's wall clock, `up_s` how long it has run.
+
+    `max_queue` is how many requests may be without their first token, `in_time_so_far` are requests in flight that
+    have missed no target yet, `resumed` streams that went on elsewhere when their instance was lost, `prefills` where
+    prompts were computed since the start if prefill and decode are parted (`account_rows.Prefill`), `shadow` the last
+    report of what another policy would have come to.
+    """
+
+    version: str
+    model: str
+    at_s: float
+    up_s: float
+    load: Load
+    overall: ClassState
+    instances: list[InstanceState]
+    max_queue: int | None
+    door: DoorState
+    slack: list[SlackBand]
+    classes: list[ClassState]
+    classes_left_out: int
+    hand_offs: list[HandOff]
+    in_time_so_far: int
+    resumed: int
+    prefills: dict[str, int]
+    refusals: list[Refusal]
+    recent: list[RecentRequest]
+    shadow: ShadowState | None

@@ -1,0 +1,191 @@
+"""Why one request took as long as it did: what the gateway saw of it, and what its instances say."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.gateway.book.accounts import Accounts, Entry
+from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.http.api import RESPONSES
+from headway.gateway.http.edge import KEY_TENANT
+from headway.gateway.http.endpoint import api_url
+from headway.gateway.http.refusal import Refusal, message_of, refused
+
+EXPLAIN_PATHS = ("/explain", "/v1/explain")
+"""The second is where a single Headway server answers too."""
+_NAMES_OTHERS = "what it tells names requests of other tenants; accepted: a key without a tenant"
+MOST_LISTED = 50
+_UNKNOWN = "no such request among the live ones and the last that ended; accepted: an answer's id, or its x-request-id"
+_ANSWER_ID = re.compile("^(chat)?cmpl-")
+_TIMEOUT_S = 5.0
+_DECIMALS = 6
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """What the gateway saw of a request. Times are seconds since it came, `at` is when that was, since 1970.
+
+    `prefill` is where its prompt was computed (`Prefill`), None where prefill and decode are not parted; `prefill_s`
+    is when a prefill instance had computed it.
+    """
+
+    id: str
+    at: float
+    outcome: str
+    met: bool | None
+    instances: list[str]
+    prefill: str | None
+    prefill_s: float | None
+    ttft_s: float | None
+    tbt_s: float | None
+    lasted_s: float
+    tokens: int
+    moves: int
+    resumes: int
+    slo: str
+    tenant: str
+
+
+class Unanswered(msgspec.Struct):
+    """An instance that could not tell of a request, and why."""
+
+    instance: str
+    why: str
+
+
+class Explained(msgspec.Struct):
+    """A request at the gateway (None: it does not know it any more), and what instances say, each in its own words."""
+
+    gateway: Seen | None
+    requests: list[dict[str, Any]]
+    unanswered: list[Unanswered]
+
+
+class Explaining:
+    """Answers who asks about requests. Instances are asked only then; those that are not Headway's cannot say."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        fleet: Fleet,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._accounts = accounts
+        self._fleet = fleet
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    async def explain(self, request_id: str, tenant: str = "") -> Explained | None:
+        """All that is known of a request, by its own id or its answer's; None for an unknown request.
+
+        A tenant is told of its own requests, and of those what the gateway saw: an instance's words name others.
+        """
+        ids = (request_id, _ANSWER_ID.sub("", request_id), f"{RESPONSES.id_prefix}{request_id}")
+        entry = next(filter(None, (self._accounts.find(each, tenant) for each in ids)), None)
+        if tenant:
+            if entry is None:
+                return None
+            silent = [Unanswered(name, _NAMES_OTHERS) for name in dict.fromkeys(entry.places)]
+            return Explained(self.seen(entry), [], silent)
+        asked, places = request_id, self._fleet.names()
+        if entry is not None:
+            asked, places = entry.id, tuple(dict.fromkeys(entry.places))
+        said = await asyncio.gather(*(self._ask(name, asked) for name in places))
+        requests = [one for each in said if isinstance(each, list) for one in each]
+        if entry is None and not requests:
+            return None
+        unanswered = [] if entry is None else [each for each in said if isinstance(each, Unanswered)]
+        return Explained(None if entry is None else self.seen(entry), requests, unanswered)
+
+    def seen(self, entry: Entry) -> Seen:
+        """One request, as the gateway saw it."""
+        now_s = self._clock()
+        lasted_s = (now_s if entry.ended_s is None else entry.ended_s) - entry.arrival_s
+        outcome = "rejected" if entry.rejected else str(entry.outcome or "live")
+        return Seen(
+            id=entry.id,
+            at=round(self._wall_clock() - (now_s - entry.arrival_s), 3),
+            outcome=outcome,
+            met=None if entry.outcome is None else entry.met,
+            instances=list(entry.places),
+            prefill=entry.prefill,
+            prefill_s=_rounded(entry.prefill_s),
+            ttft_s=_rounded(entry.ttft_s),
+            tbt_s=_rounded(entry.tbt_s),
+            lasted_s=round(lasted_s, _DECIMALS),
+            tokens=entry.tokens,
+            moves=entry.moves,
+            resumes=entry.resumes,
+            slo=entry.key.slo,
+            tenant=entry.tenant,
+        )
+
+    def last(self, tenant: str = "") -> list[Seen]:
+        """The last requests that ended, newest first; a tenant is told of its own."""
+        return [self.seen(entry) for entry in islice(self._accounts.newest_ended(tenant), MOST_LISTED)]
+
+    async def _ask(self, name: str, request_id: str) -> list[dict[str, Any]] | Unanswered:
+        """What an instance says of a request, or why it says nothing."""
+        try:
+            member = self._fleet.member(name)
+        except KeyError:
+            return Unanswered(name, "it is no longer there")
+        if not member.facts.is_headway:
+            return Unanswered(name, "it does not schedule with Headway")
+        url = api_url(member.url, f"explain/{quote(request_id, safe='')}")
+        try:
+            limit = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+            async with self._fleet.session.get(url, timeout=limit, allow_redirects=False) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return Unanswered(name, f"{type(error).__name__}: {error}".removesuffix(": "))
+        if response.status != 200:
+            return Unanswered(name, message_of(body) or f"it answered HTTP {response.status}")
+        try:
+            found = msgspec.json.decode(body, type=_Answer).requests
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return Unanswered(name, "it answered with what is no explanation")
+        return [{**one, "instance": name} for one in found]
+
+
+class _Answer(msgspec.Struct):
+    requests: list[dict[str, Any]]
+
+
+def _rounded(value_s: float | None) -> float | None:
+    return None if value_s is None else round(value_s, _DECIMALS)
+
+
+def explain_routes(explaining: Explaining) -> list[Route]:
+    """`GET /explain/ID` and `GET /explain` (the last requests), under both EXPLAIN_PATHS."""
+
+    async def one(request: Request) -> Response:
+        found = await explaining.explain(request.path_params["request_id"], request.scope[KEY_TENANT])
+        if found is None:
+            return refused(Refusal(404, "unknown_request", _UNKNOWN))
+        return _json(found)
+
+    async def last(request: Request) -> Response:
+        return _json({"requests": explaining.last(request.scope[KEY_TENANT])})
+
+    lists = [Route(path, last) for path in EXPLAIN_PATHS]
+    return [*lists, *(Route(f"{path}/{{request_id:path}}", one) for path in EXPLAIN_PATHS)]
+
+
+def _json(answer: object) -> Response:
+    return Response(
+        msgspec.json.encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"}
+    )

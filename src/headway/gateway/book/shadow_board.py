@@ -1,0 +1,132 @@
+"""What shadows said last, for the dashboard, Prometheus and whoever asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.errors import UpstreamError
+from headway.gateway.http.refusal import Refusal, refused
+
+PATH = "/shadow"
+ENGINE_PATH = "/v1/shadow"
+"""Where an instance tells a shadow what it has not told yet: each instance has counts of its own, so that nothing
+sensible could be passed on.
+"""
+_PREFIX = "headway_shadow_"
+_FIGURES = {
+    "goodput": ("goodput_ratio", "Share of the judged requests within their targets, by policy"),
+    "mean_jct_s": (
+        "mean_jct_seconds",
+        "Mean completion time of those finished under all policies, by policy",
+    ),
+    "mean_ttft_s": ("mean_ttft_seconds", "Mean time to first token, by policy"),
+    "p99_ttft_s": ("p99_ttft_seconds", "99th percentile of the time to first token, by policy"),
+}
+
+
+class ShadowFigures(msgspec.Struct, kw_only=True):
+    """What one policy came to over the judged requests; None where nothing could be measured.
+
+    `mean_jct_s` is over those that finished under every policy.
+    """
+
+    goodput: float | None
+    mean_jct_s: float | None
+    finished: int
+    mean_ttft_s: float | None
+    p99_ttft_s: float | None
+
+
+class ShadowState(msgspec.Struct, kw_only=True):
+    """The last report: made at `at` (seconds since 1970), of the `requests` of `window_s` that were judged.
+
+    `figures` are by policy: `live` what really came, and the simulated ones, the live policy's own first. `assumed`
+    requests did not finish live, `missed` ones ended between two questions and were not told of. `step_error` is by how
+    much simulated steps are off (median); `failed` says which policy has no figures and why. `known_s` is how far back
+    all requests are known where that is too little for the window asked for: `window_s` is then the later half of them.
+    `cannot_judge` says how the live policy simulated is too far from `live`; `figures` has no other policy then.
+    """
+
+    at: float
+    window_s: float
+    requests: int
+    assumed: int
+    missed: int
+    step_error: float
+    figures: dict[str, ShadowFigures]
+    failed: dict[str, str]
+    known_s: float | None = None
+    cannot_judge: str | None = None
+
+
+class ShadowReply(msgspec.Struct):
+    """What `GET /shadow` answers; nothing as long as there is no report."""
+
+    report: ShadowState | None
+
+
+class ShadowBoard(Collector):
+    """Holds the last report of `headway shadow`; the serving path has nothing to do with it."""
+
+    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
+        self.report: ShadowState | None = None
+        self._wall_clock = wall_clock
+
+    def take(self, line: bytes) -> None:
+        """A report, as the command prints it. Raises UpstreamError for a line that is none."""
+        try:
+            self.report = msgspec.json.decode(line, type=ShadowState)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UpstreamError(f"a shadow reported what is not understood: {error}") from None
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures of the last report, by policy, and how old it is."""
+        report = self.report
+        if report is None:
+            return
+        for key, (name, about) in _FIGURES.items():
+            family = GaugeMetricFamily(f"{_PREFIX}{name}", about, labels=("policy",))
+            for policy, figures in report.figures.items():
+                value = getattr(figures, key)
+                if value is not None:
+                    family.add_metric((policy,), value)
+            yield family
+        singles = {
+            "requests": ("Requests that the last report judged", float(report.requests)),
+            "step_error_ratio": ("Median error of simulated step times", report.step_error),
+            "can_judge": (
+                "1 where the live policy simulated is near what was seen; 0: no other policy has figures",
+                float(report.cannot_judge is None),
+            ),
+            "age_seconds": ("Since the last report", max(0.0, self._wall_clock() - report.at)),
+        }
+        for name, (about, value) in singles.items():
+            yield GaugeMetricFamily(f"{_PREFIX}{name}", about, value=value)
+
+
+def shadow_routes(board: ShadowBoard) -> list[Route]:
+    """`GET /shadow`: the last report; and who wants to shadow a gateway is sent to its instances."""
+
+    async def last(_request: Request) -> Response:
+        body = msgspec.json.encode(ShadowReply(board.report))
+        return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+    async def engines(_request: Request) -> Response:
+        return refused(
+            Refusal(
+                404,
+                "ask_an_instance",
+                "a gateway has several queues to shadow; accepted: the URL of an instance, or `headway serve --shadow`",
+            )
+        )
+
+    return [Route(PATH, last), Route(f"{ENGINE_PATH}/{{counts:path}}", engines)]

@@ -1,0 +1,141 @@
+"""The instances behind the gateway: which there are, which can serve, and who is told when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+import aiohttp
+
+from headway.errors import ConfigError
+from headway.gateway.fleet.health import NO_FACTS, Facts, probing_session
+from headway.gateway.fleet.member import Condition, Launch, Member
+from headway.gateway.fleet.watch import FleetOptions, Watch
+
+__all__ = ["Condition", "Fleet", "FleetOptions", "Launch", "Member"]
+
+_POLL_S = 0.05
+_DEFAULTS = FleetOptions()
+
+
+class Fleet:
+    """Instances by name, in a fixed order.
+
+    `run` launches and watches them until it is cancelled; `close`, before that, ends what was launched. All of it
+    happens on one event loop and in its thread, where launching must stay: Linux ends a server whose parent ended when
+    the thread that started it does.
+    """
+
+    def __init__(
+        self,
+        members: Iterable[Member],
+        *,
+        session: aiohttp.ClientSession,
+        options: FleetOptions = _DEFAULTS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises ConfigError for two instances of one name, or one that is neither launched nor joined by a URL."""
+        self.options = options
+        self.session = session
+        self._clock = clock
+        self._facts = NO_FACTS
+        self._watches: dict[str, Watch] = {}
+        for member in members:
+            if member.name in self._watches:
+                raise ConfigError(f"two instances are named {member.name!r}; accepted: each name once")
+            if member.launch is None and not member.url:
+                raise ConfigError(f"instance {member.name!r} has no URL; accepted: one to launch, or a URL")
+            self._watches[member.name] = Watch(member, options, clock)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All instances, whatever their condition."""
+        return tuple(watch.member for watch in self._watches.values())
+
+    def names(self) -> tuple[str, ...]:
+        """The instances that may be sent requests, in the order of `members`. Cost: O(n), n instances.
+
+        Those that are READY; if none is, those that were and did not answer in time: where all are that busy, a slow
+        answer is better than none.
+        """
+        watches = self._watches.items()
+        ready = tuple(name for name, watch in watches if watch.member.condition is Condition.READY)
+        return ready or tuple(name for name, watch in watches if watch.is_slow)
+
+    def member(self, name: str) -> Member:
+        """The instance of that name; KeyError if there is none (any more)."""
+        return self._watches[name].member
+
+    @property
+    def facts(self) -> Facts:
+        """What the first READY instance says of itself; while there is none, what was said last."""
+        for watch in self._watches.values():
+            if watch.member.condition is Condition.READY:
+                self._facts = watch.member.facts
+                break
+        return self._facts
+
+    @property
+    def models(self) -> bytes:
+        """The answer of the first READY instance to `/v1/models`; empty until one has answered."""
+        return self.facts.models
+
+    def lost(self, name: str) -> asyncio.Event:
+        """Set once the instance is LOST or STOPPED. Its next life has another event: ask for it with each request."""
+        return self.member(name).loss
+
+    def suspect(self, name: str) -> None:
+        """A request saw its connection break: look at the instance now."""
+        if name in self._watches:
+            self._watches[name].suspect()
+
+    def garbage(self, name: str) -> None:
+        """An answer was no answer; `garbage_in_a_row` of them, with none served between them, pause the instance."""
+        if name in self._watches:
+            self._watches[name].garbage()
+
+    def learn_again(self, name: str) -> None:
+        """It was changed: ask anew what it says of itself, which models it has for one."""
+        if name in self._watches:
+            self._watches[name].learn_again()
+
+    async def run(self) -> None:
+        """Launch and watch the instances until they are closed."""
+        async with probing_session(self.session) as session, asyncio.TaskGroup() as group:
+            for watch in self._watches.values():
+                group.create_task(watch.run(session))
+
+    async def until_settled(self) -> None:
+        """Return once every instance has been READY, or has failed to be."""
+        while any(member.condition is Condition.STARTING for member in self.members):
+            await asyncio.sleep(_POLL_S)
+
+    async def drain(self, name: str) -> bool:
+        """Send nothing new there and wait for what runs there, `drain_s` at most; whether all of it came to its end."""
+        watch = self._watches[name]
+        member = watch.member
+        if member.condition in (Condition.READY, Condition.UNWELL):
+            watch.become(Condition.DRAINING, "no new requests")
+        deadline_s = self._clock() + self.options.drain_s
+        while member.in_flight and member.condition is Condition.DRAINING and self._clock() < deadline_s:
+            await asyncio.sleep(_POLL_S)
+        return not member.in_flight
+
+    async def recast(self, name: str, new_name: str, pool: str) -> None:
+        """Drain a launched instance and launch it again under another name, in another pool.
+
+        Returns when its new process was launched. Raises ConfigError for one that was joined, or a name that is taken.
+        """
+        watch = self._watches[name]
+        if watch.member.process is None:
+            raise ConfigError(f"{name} was not launched here; accepted: an instance that was")
+        if new_name in self._watches:
+            raise ConfigError(f"there is an instance {new_name!r} already; accepted: a name that is free")
+        await self.drain(name)
+        self._watches = {(new_name if key == name else key): known for key, known in self._watches.items()}
+        await watch.recast(new_name, pool)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End what was launched and wait for it; let go of what was joined. `at_once`: without asking first."""
+        await asyncio.gather(*(watch.close(at_once=at_once) for watch in self._watches.values()))

@@ -1,0 +1,160 @@
+"""Whether a server is well, and what it says of itself."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from headway.gateway.http.endpoint import api_url, root_of, without_secrets
+
+_OK = 200
+_LONGEST_BODY_BYTES = 4 << 20
+"""vLLM's metrics are about 100 kB; what goes on for ever is no answer."""
+
+
+class _Card(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a server says of itself.
+
+    `models` is its answer to `/v1/models` as it came, `model` the first one there. `max_model_len` is the tokens that
+    prompt and answer may have together, None if it does not say. `version` is vLLM's, None if it is no vLLM.
+    """
+
+    models: bytes = b""
+    model: str = ""
+    max_model_len: int | None = None
+    version: str | None = None
+    is_headway: bool = False
+
+    @property
+    def is_vllm(self) -> bool:
+        """Whether it told a version as vLLM does."""
+        return self.version is not None
+
+
+NO_FACTS = Facts()
+
+_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+"""This process has no file or port to ask with."""
+
+
+class _TooLong(aiohttp.ClientPayloadError):
+    """An answer without an end that is worth waiting for."""
+
+
+def probing_session(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
+    """A session for health checks, with the headers of the one that requests go out on.
+
+    It keeps no connection: one from before may be closed by now, which says nothing of the server.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True), headers=session.headers
+    )
+
+
+async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: float) -> str | None:
+    """Why a server is not well, for people; None if it is: `/health` answers 200 within `timeout_s`.
+
+    A server without `/health` (404) is well, as it answers. So is one that nobody could ask, since this process has
+    no file or port left for the question. Raises TimeoutError if there is no answer in time.
+    """
+    try:
+        status, _ = await _get(session, f"{root_of(url)}/health", timeout_s)
+    except TimeoutError:
+        raise
+    except aiohttp.ClientConnectorError as error:
+        return None if error.errno in _NOTHING_LEFT else f"nobody listens at {without_secrets(url)}"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return f"/health: {type(error).__name__}: {error}"
+    return None if status in (_OK, 404) else f"/health answered HTTP {status}"
+
+
+async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Facts | str:
+    """What a server says of itself; or why it is no server that can be used, for people.
+
+    It is asked once in its life, so a question that it leaves open is not taken for a no.
+    """
+    path = "/v1/models"
+    try:
+        status, models = await _get(session, api_url(url, "models"), timeout_s)
+        card = msgspec.json.decode(models, type=_Models).data[0]
+        path = "/metrics"
+        metrics = await _optional(session, f"{root_of(url)}/metrics", timeout_s)
+        path = "/version"
+        version = await _optional(session, f"{root_of(url)}/version", timeout_s)
+    except TimeoutError:
+        return f"no answer to {path} within {timeout_s:g} s"
+    except (aiohttp.ClientError, OSError) as error:
+        return f"{path}: {type(error).__name__}: {error}"
+    except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
+        return f"/v1/models answered HTTP {status}, and not with a list of models: {models[:80]!r}"
+    return Facts(
+        models=models,
+        model=card.id,
+        max_model_len=card.max_model_len,
+        version=_version(version),
+        is_headway=b"\nheadway_" in metrics,
+    )
+
+
+async def read_metrics(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bytes:
+    """What a server says on `/metrics`; nothing if it does not answer."""
+    try:
+        return await _optional(session, f"{root_of(url)}/metrics", timeout_s)
+    except (aiohttp.ClientError, OSError, ValueError):
+        return b""
+
+
+async def is_paused(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bool:
+    """Whether somebody paused a server's engine or laid it to sleep; no from one that does not tell."""
+    for flag in ("is_paused", "is_sleeping"):
+        try:
+            said = msgspec.json.decode(await _optional(session, f"{root_of(url)}/{flag}", timeout_s))
+        except (aiohttp.ClientError, OSError, ValueError):
+            continue
+        if isinstance(said, dict) and said.get(flag) is True:
+            return True
+    return False
+
+
+def _version(body: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(body, type=_Version).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+async def _optional(session: aiohttp.ClientSession, address: str, timeout_s: float) -> bytes:
+    """The body that is there, or nothing where there is none, or no end of it."""
+    try:
+        status, body = await _get(session, address, timeout_s)
+    except _TooLong:
+        return b""
+    return body if status == _OK else b""
+
+
+async def _get(session: aiohttp.ClientSession, address: str, timeout_s: float) -> tuple[int, bytes]:
+    limit = aiohttp.ClientTimeout(total=timeout_s)
+    async with session.get(address, timeout=limit, allow_redirects=False) as response:
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > _LONGEST_BODY_BYTES:
+                raise _TooLong(f"more than {_LONGEST_BODY_BYTES} bytes")
+        return response.status, bytes(body)

@@ -1,0 +1,65 @@
+"""One instance behind the gateway: where it is, how it is, and what it is busy with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headway.gateway.fleet.fleet_process import LaunchedServer
+from headway.gateway.fleet.health import NO_FACTS, Facts
+
+
+class Condition(StrEnum):
+    """How an instance is. READY alone gets new requests."""
+
+    STARTING = "starting"
+    """It has not answered yet."""
+    READY = "ready"
+    """It answers."""
+    UNWELL = "unwell"
+    """It missed a health check, or answered garbage: nothing new goes there, what runs there goes on."""
+    DRAINING = "draining"
+    """It finishes what it has."""
+    LOST = "lost"
+    """It is gone or frozen: the requests there are cut off."""
+    STOPPED = "stopped"
+    """It was ended, and is not started again."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An instance as the gateway knows it.
+
+    `launch` starts its process; None for one that was joined by its URL. `since_s` is when its condition began and
+    `reason` why, for people; `last_loss` is why it was last lost, whatever has been tried since. `in_flight` and
+    `served` (sequences of the requests there now; requests it answered) are counted by the serving path, `failures`
+    (lost, or garbage answered) and `restarts` by the fleet.
+    """
+
+    name: str
+    pool: str = ""
+    url: str = ""
+    launch: Launch | None = None
+    condition: Condition = Condition.STARTING
+    since_s: float = 0.0
+    reason: str = ""
+    last_loss: str = ""
+    in_flight: int = 0
+    served: int = 0
+    failures: int = 0
+    restarts: int = 0
+    process: LaunchedServer | None = None
+    facts: Facts = NO_FACTS
+    loss: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is lost; another one for its next life."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has a process, and that has ended."""
+        return self.process is not None and self.process.poll() is not None
+
+
+Launch = Callable[[Member], LaunchedServer]
+"""Starts the server of a member (of its name and pool); may block for a moment, and raise OSError or HeadwayError."""

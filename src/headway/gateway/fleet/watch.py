@@ -1,0 +1,289 @@
+"""One instance's life: launched, asked for its health, lost, and launched again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import aiohttp
+
+from headway.errors import ConfigError, HeadwayError
+from headway.gateway.fleet.fleet_process import Backoff, how_it_ended, kill_process, stop_process
+from headway.gateway.fleet.health import NO_FACTS, health_problem, read_facts
+from headway.gateway.fleet.member import Condition, Member
+from headway.gateway.fleet.progress import Progress
+
+_LOG = logging.getLogger(__name__)
+_SERVING = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How instances are watched.
+
+    Each is asked for its health every `interval_s` and has `timeout_s` to answer; one miss makes it UNWELL, `misses` in
+    a row make it LOST: a joined one from the start, as it may be down for good. A launched one may take `start_s` to
+    answer for the first time, and is launched anew when it has been LOST for `frozen_s` although its process is there.
+    One that has requests and has taken no step for `stalled_s` is not well either.
+    `garbage_in_a_row` answers that were none make an instance UNWELL for `garbage_pause_s`. Between launches lie
+    `backoff_s`, doubled up to `longest_backoff_s`. An instance that is drained has `drain_s` for the requests it has.
+    """
+
+    interval_s: float = 1.0
+    timeout_s: float = 5.0
+    misses: int = 3
+    start_s: float = 3600.0
+    frozen_s: float = 30.0
+    stalled_s: float = 300.0
+    garbage_in_a_row: int = 3
+    garbage_pause_s: float = 10.0
+    backoff_s: float = 1.0
+    longest_backoff_s: float = 60.0
+    drain_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        seconds = (
+            "interval_s",
+            "timeout_s",
+            "start_s",
+            "frozen_s",
+            "stalled_s",
+            "garbage_pause_s",
+            "backoff_s",
+        )
+        for name in seconds:
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: more than 0 seconds")
+        for name in ("misses", "garbage_in_a_row"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+        if not 0 <= self.drain_s < float("inf"):
+            raise ConfigError(f"drain_s is {self.drain_s}; accepted: 0 or more seconds")
+        if not self.backoff_s <= self.longest_backoff_s < float("inf"):
+            raise ConfigError(
+                f"longest_backoff_s is {self.longest_backoff_s}; accepted: backoff_s ({self.backoff_s}) or more"
+            )
+
+
+class Watch:
+    """Keeps one member's condition true, and a launched one's process alive.
+
+    Every change of condition goes through `become`. While it is `parting` (stopped, or about to be launched in another
+    role) an answer to a health check says nothing.
+    """
+
+    def __init__(self, member: Member, options: FleetOptions, clock: Callable[[], float]) -> None:
+        self.member = member
+        self.closing = False
+        self.parting = False
+        self._is_late = False
+        self._is_changed = False
+        self._options = options
+        self._clock = clock
+        self._backoff = Backoff(options.backoff_s, options.longest_backoff_s, options.longest_backoff_s)
+        self._woken = asyncio.Event()
+        self._progress = Progress(options.stalled_s, clock)
+        self._misses = 0
+        self._garbage = 0
+        self._served_before = 0
+        self._paused_until_s = 0.0
+        self._ready_s: float | None = None
+        member.since_s = clock()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether all that is known against it is that it did not answer the last health check in time."""
+        unwell = self.member.condition is Condition.UNWELL
+        return unwell and self._is_late and self._clock() >= self._paused_until_s
+
+    async def run(self, session: aiohttp.ClientSession) -> None:
+        """Launch it, if it is ours to launch, and watch it, until it is closed; health checks go out on `session`."""
+        if self.member.launch is not None:
+            await self._lives(session)
+            return
+        while not self.closing:
+            await self._check(session)
+            await self._rest()
+
+    def suspect(self) -> None:
+        """A request saw its connection break: look now."""
+        process = self.member.process
+        code = None if process is None else process.poll()
+        if code is not None and self.member.condition in _SERVING:
+            self.lose(how_it_ended(code))
+        self._woken.set()
+
+    def learn_again(self) -> None:
+        """What it said of itself may not be so any more: ask now."""
+        self._is_changed = True
+        self._woken.set()
+
+    def garbage(self) -> None:
+        """An answer was none. Enough of them, with no good one between, and nothing is sent there for a while."""
+        served = self.member.served
+        self._garbage = 1 if served != self._served_before else self._garbage + 1
+        self._served_before = served
+        if self._garbage < self._options.garbage_in_a_row:
+            return
+        self._garbage = 0
+        self.member.failures += 1
+        self._paused_until_s = self._clock() + self._options.garbage_pause_s
+        if self.member.condition is Condition.READY:
+            self.become(Condition.UNWELL, "it answers garbage")
+
+    def lose(self, reason: str) -> None:
+        """Cut off the requests there."""
+        self.member.failures += not self.parting
+        self.member.facts = NO_FACTS
+        self.member.last_loss = reason
+        self.become(Condition.LOST, reason)
+
+    def become(self, condition: Condition, reason: str) -> None:
+        """Change its condition; nothing brings a stopped one back."""
+        member = self.member
+        if member.condition is Condition.STOPPED:
+            return
+        if condition is not member.condition:
+            member.since_s = self._clock()
+            level = logging.WARNING if condition in (Condition.UNWELL, Condition.LOST) else logging.INFO
+            _LOG.log(level, "%s is %s%s", member.name, condition, f": {reason}" if reason else "")
+        member.condition, member.reason = condition, reason
+        if condition in (Condition.LOST, Condition.STOPPED):
+            member.loss.set()
+        elif condition is Condition.READY and member.loss.is_set():
+            member.loss = asyncio.Event()
+
+    async def recast(self, name: str, pool: str) -> None:
+        """End its process and launch it again as another; returns when that is being done."""
+        member, process = self.member, self.member.process
+        assert process is not None
+        self.parting = True
+        self.lose(f"it is started again as {name}")
+        member.name, member.pool = name, pool
+        await stop_process(process)
+        while self.parting and not self.closing:
+            await asyncio.sleep(self._options.interval_s / 10)
+
+    async def close(self, *, at_once: bool) -> None:
+        """End what was launched, with or without asking first, and wait for it."""
+        self.closing = True
+        self.become(Condition.STOPPED, "the gateway ended")
+        self._woken.set()
+        if self.member.process is not None:
+            await (kill_process if at_once else stop_process)(self.member.process)
+
+    # ---- launched ones ------------------------------------------------------------------------------------------
+
+    async def _lives(self, session: aiohttp.ClientSession) -> None:
+        """One process after the other."""
+        while not self.closing:
+            self._ready_s = None
+            try:
+                await self._live(session)
+            except (OSError, HeadwayError) as error:
+                self.lose(f"cannot be launched: {error}")
+            if self.closing or self.parting:
+                continue
+            served_s = 0.0 if self._ready_s is None else self._clock() - self._ready_s
+            wait_s = self._backoff.ended(served_s)
+            _LOG.warning("%s is launched again in %g s: %s", self.member.name, wait_s, self.member.reason)
+            await asyncio.sleep(wait_s)
+            self.member.restarts += 1
+
+    async def _live(self, session: aiohttp.ClientSession) -> None:
+        """Launch it, and watch it until its process has ended. Raises what launching raises."""
+        member = self.member
+        assert member.launch is not None
+        self.parting, self._misses = False, 0
+        self._progress.begin()
+        process = member.launch(member)
+        member.process, member.url, member.facts = process, process.url, NO_FACTS
+        self.become(Condition.STARTING, f"launched as process {process.pid}")
+        while (code := process.poll()) is None:
+            await self._check(session)
+            if self._is_hopeless():
+                silent_s = self._clock() - member.since_s
+                self.lose(f"not well for {silent_s:.0f} s ({member.reason}), so it was killed")
+                await kill_process(process)
+                return
+            await self._rest()
+        if member.condition is not Condition.LOST:
+            self.lose(how_it_ended(code))
+        # Its requests know already; its children may take seconds to end, and its last words to come.
+        await asyncio.to_thread(process.wait)
+        if not self.parting:
+            member.reason = member.last_loss = how_it_ended(code, await asyncio.to_thread(process.last_words))
+
+    def _is_hopeless(self) -> bool:
+        """Whether a process that is there has been silent for so long that another one is the better chance."""
+        limits_s = {Condition.STARTING: self._options.start_s, Condition.LOST: self._options.frozen_s}
+        limit_s = limits_s.get(self.member.condition, float("inf"))
+        return self._clock() - self.member.since_s >= limit_s and not self.parting
+
+    async def _rest(self) -> None:
+        """Wait until the next check is due, or somebody suspects something."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), self._options.interval_s)
+        self._woken.clear()
+
+    # ---- health -------------------------------------------------------------------------------------------------
+
+    async def _check(self, session: aiohttp.ClientSession) -> None:
+        """Ask once, and let the condition follow from the answer."""
+        late = False
+        try:
+            problem = await health_problem(session, self.member.url, self._options.timeout_s)
+        except TimeoutError:
+            problem, late = f"no answer to /health within {self._options.timeout_s:g} s", True
+        self._is_late = late
+        if problem is None:
+            problem = await self._stalled(session)
+        if problem is None and (self.member.facts is NO_FACTS or self._is_changed):
+            problem = await self._learn_facts(session)
+        process = self.member.process
+        if self.parting or (process is not None and process.poll() is not None):
+            return
+        if problem is None:
+            self._is_well()
+        else:
+            self._is_ill(problem)
+
+    async def _stalled(self, session: aiohttp.ClientSession) -> str | None:
+        """Why its engine does not get on, if so."""
+        member = self.member
+        return await self._progress.problem(
+            session, member.url, self._options.timeout_s, busy=member.in_flight > 0
+        )
+
+    async def _learn_facts(self, session: aiohttp.ClientSession) -> str | None:
+        """Hear what it says of itself; why that is nothing to go by, if so."""
+        changed, self._is_changed = self._is_changed, False
+        facts = await read_facts(session, self.member.url, self._options.timeout_s)
+        if isinstance(facts, str):
+            self._is_changed = self._is_changed or changed
+            return facts
+        self.member.facts = replace(facts, is_headway=facts.is_headway or self.member.launch is not None)
+        return None
+
+    def _is_well(self) -> None:
+        self._misses = 0
+        condition = self.member.condition
+        if condition in (Condition.READY, Condition.DRAINING) or self._clock() < self._paused_until_s:
+            return
+        if self._ready_s is None:
+            self._ready_s = self._clock()
+        self.become(Condition.READY, "")
+
+    def _is_ill(self, problem: str) -> None:
+        self._misses += 1
+        condition = self.member.condition
+        joining = condition is Condition.STARTING and self.member.launch is None
+        if (condition in _SERVING or joining) and self._misses >= self._options.misses:
+            self.lose(problem)
+        elif condition is Condition.READY:
+            self.become(Condition.UNWELL, problem)
+        elif condition is not Condition.DRAINING:
+            self.member.reason = problem

@@ -1,0 +1,85 @@
+"""One line of JSON for each request that ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+
+from headway.errors import ConfigError
+from headway.gateway.book.accounts import Entry
+from headway.gateway.request.ask import Ask
+
+_LOG = logging.getLogger(__name__)
+_DECIMALS = 3
+
+
+class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A request: when it came (seconds since 1970), what it wanted, where it was served, how it ended and why."""
+
+    at: float
+    id: str
+    path: str
+    status: int
+    outcome: str
+    ms: float
+    ttft_ms: float | None = None
+    tokens: int = 0
+    stream: bool = False
+    slo: str = "none"
+    met: bool = False
+    tenant: str = ""
+    instance: str = ""
+    moves: int = 0
+    resumes: int = 0
+    prefill: str = ""
+    prefill_ms: float | None = None
+    reason: str = ""
+
+
+class AccessLog:
+    """Appends to a file, one write a line, so that a reader sees whole lines. A full disk costs lines, no requests."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError if the file cannot be written."""
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"the access log cannot be written to {path}: {error}") from None
+
+    def write(self, entry: Entry, ask: Ask, status: int, now_s: float, reason: str) -> None:
+        """One request's line, as it ends at `now_s` of the entry's clock."""
+        line = Line(
+            at=round(time.time() - (now_s - entry.arrival_s), _DECIMALS),
+            id=entry.id,
+            path=ask.path,
+            status=status,
+            outcome="rejected" if entry.rejected else str(entry.outcome),
+            ms=_ms(now_s - entry.arrival_s),
+            ttft_ms=None if entry.ttft_s is None else _ms(entry.ttft_s),
+            tokens=entry.tokens,
+            stream=ask.stream,
+            slo=entry.key.slo,
+            met=entry.met,
+            tenant=entry.key.tenant,
+            instance=entry.instance,
+            moves=entry.moves,
+            resumes=entry.resumes,
+            prefill=entry.prefill or "",
+            prefill_ms=None if entry.prefill_s is None else _ms(entry.prefill_s),
+            reason=reason,
+        )
+        try:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            _LOG.error("the access log: %s", error)
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        self._file.close()
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, _DECIMALS)

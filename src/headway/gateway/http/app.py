@@ -1,0 +1,298 @@
+"""The gateway as an ASGI app, and the server that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from uuid import uuid4
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.core.slo import NO_TARGETS
+from headway.errors import ConfigError
+from headway.gateway.book.dashboard import Dashboard, dashboard_routes
+from headway.gateway.book.explain import EXPLAIN_PATHS, Explaining, explain_routes
+from headway.gateway.book.shadow_board import ENGINE_PATH, ShadowBoard, shadow_routes
+from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.http.access_log import AccessLog
+from headway.gateway.http.api import APIS
+from headway.gateway.http.body_reader import BodyReader
+from headway.gateway.http.broadcast import Broadcast, goes_to_all
+from headway.gateway.http.connection import Connection
+from headway.gateway.http.edge import (
+    API_KEY,
+    KEY_TENANT,
+    Client,
+    ClientGone,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    watch_client,
+)
+from headway.gateway.http.metrics import CONTENT_TYPE, GatewayMetrics, build_registry, exposition
+from headway.gateway.http.openapi import openapi_route
+from headway.gateway.http.options import GatewayOptions
+from headway.gateway.http.passthrough import PassThrough
+from headway.gateway.http.refusal import Refusal, no_instance, refused
+from headway.gateway.http.rights import check_key
+from headway.gateway.request.ask import MAX_ID_CHARACTERS
+from headway.gateway.request.interrupt import Interrupt, WaitCut
+from headway.gateway.request.serving import Serving
+from headway.routing import Router
+
+_LOG = logging.getLogger(__name__)
+
+_OPEN = ("/health", "/ready")
+_OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
+_KEEP_ALIVE_S = 75
+"""Longer than load balancers keep theirs, so that it is they who close."""
+_LAST_WORDS_S = 1.0
+"""Between the end of the drain time, when clients are told, and the end of their connections."""
+
+
+class Gateway:
+    """The ASGI app: what asks for tokens by the serving path, its own pages, and all the rest to an instance."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        router: Router,
+        options: GatewayOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        log = None if options.access_log is None else AccessLog(options.access_log)
+        self.serving = Serving(fleet, router, options, clock=clock, log=log)
+        self._fleet = fleet
+        self._options = options
+        self._clock = clock
+        self._bodies = BodyReader()
+        self._passthrough = PassThrough(self.serving, self._bodies)
+        self._broadcast = Broadcast(self.serving)
+        self.shadows = ShadowBoard()
+        cors = options.cors
+        self._answering = self._answer if cors is None else CORSMiddleware(self._answer, **asdict(cors))
+        self._own = self._own_pages(router)
+        self._paths = {route.path for route in self._own.routes if isinstance(route, Route)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; or run the app's lifespan."""
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._own(scope, receive, send)
+        elif kind == "http":
+            await self._answering(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": "accepted: HTTP"})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, client = scope["path"], Client(send)
+        try:
+            tenant = "" if path in _OPEN else self._tenant(scope["headers"])
+            if path in APIS and scope["method"] == "POST":
+                await self._serve(scope, receive, client, tenant)
+                return
+            check_key(path, tenant)
+            if path in self._paths or path.startswith(_OWN_PREFIXES):
+                scope[KEY_TENANT] = tenant
+                await self._own(scope, receive, send)
+            elif goes_to_all(scope):
+                await self._broadcast(scope, receive, client)
+            else:
+                await self._passthrough(scope, receive, client, tenant)
+        except Refusal as refusal:
+            if client.began:
+                raise
+            await self.serving.refuse(client, refusal, NO_TARGETS, "")
+        except ClientGone:
+            pass
+
+    async def _serve(self, scope: Scope, receive: Receive, client: Client, tenant: str) -> None:
+        arrival_s, headers = self._clock(), scope["headers"]
+        client.request_id = _request_id(headers)
+        body = await read_body(headers, receive, self._options.max_body_bytes)
+        query = scope["query_string"].decode("latin-1")
+        interrupt = Interrupt()
+        watcher = asyncio.create_task(watch_client(receive, interrupt))
+        try:
+            reading = self._bodies.read(
+                f"{scope['path']}?{query}" if query else scope["path"],
+                headers,
+                body,
+                request_id=client.request_id.decode("latin-1"),
+                default_slo=self._options.slo,
+                key_tenant=tenant,
+            )
+            ask = await interrupt.wait(reading)
+            client.request_id = _as_header(ask.request_id)
+            if ask.previous_id is not None:
+                self.serving.stored.check(ask.previous_id, tenant)
+            await self.serving.serve(ask, client, headers, interrupt, arrival_s)
+        except WaitCut:
+            raise ClientGone from None
+        finally:
+            watcher.cancel()
+
+    def _tenant(self, headers: Headers) -> str:
+        """The tenant of the request's key, empty without one. Raises Refusal (401) for a missing or unknown key."""
+        keys = self._options.keys
+        if not keys:
+            return ""
+        shown = dict(headers)
+        given = [shown.get(b"authorization", b""), b"Bearer " + shown.get(API_KEY, b"")]
+        tenant = next((found for key in given if (found := keys.tenant_of(key)) is not None), None)
+        if tenant is None:
+            raise Refusal(
+                401,
+                "invalid_api_key",
+                "no API key, or one that is not known; accepted: Authorization: Bearer KEY, or x-api-key: KEY",
+            )
+        return tenant
+
+    def _own_pages(self, router: Router) -> Starlette:
+        serving = self.serving
+        explaining = Explaining(serving.accounts, self._fleet, clock=self._clock)
+        dashboard = Dashboard(
+            serving.accounts,
+            self._fleet,
+            router,
+            max_queue=self._options.max_queue,
+            shadows=self.shadows,
+            clock=self._clock,
+        )
+        registry = build_registry(
+            GatewayMetrics(serving.accounts, serving.turnstile, self._fleet, clock=self._clock)
+        )
+        registry.register(self.shadows)
+
+        async def metrics(_request: Request) -> Response:
+            return Response(exposition(registry), headers={"content-type": CONTENT_TYPE.decode()})
+
+        @asynccontextmanager
+        async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+            sampling = asyncio.create_task(dashboard.run())
+            yield
+            sampling.cancel()
+            serving.close()
+            self._bodies.close()
+
+        routes = [
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/v1/models", self._models),
+            Route("/metrics", metrics),
+            openapi_route(),
+            *explain_routes(explaining),
+            *shadow_routes(self.shadows),
+            *dashboard_routes(dashboard),
+        ]
+        return Starlette(routes=routes, lifespan=lifespan)
+
+    async def _health(self, _request: Request) -> Response:
+        return Response()
+
+    async def _ready(self, _request: Request) -> Response:
+        if self.serving.closing or not self._fleet.names():
+            return refused(no_instance())
+        return Response()
+
+    async def _models(self, _request: Request) -> Response:
+        models = self._fleet.models
+        if not models:
+            return refused(no_instance())
+        return Response(models, media_type="application/json")
+
+
+def gateway_app(
+    fleet: Fleet,
+    router: Router,
+    options: GatewayOptions,
+    clock: Callable[[], float] = time.monotonic,
+) -> Gateway:
+    """The app. Raises ConfigError if the access log cannot be written."""
+    return Gateway(fleet, router, options, clock)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket to serve on; port 0 takes a free one. Raises ConfigError if the address cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048, reuse_port=False)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without hands on the process's signals: whoever runs it says when it stops."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield
+
+
+async def serve(app: Gateway, host: str, port: int, stop: asyncio.Event) -> None:
+    """Serve there until `stop` is set. Raises ConfigError if the address cannot be had. See `serve_on`."""
+    await serve_on(app, listen(host, port), stop)
+
+
+async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set; then take nothing new, and give what runs the drain time before it is cut off.
+
+    Returns when every connection is closed: a client that neither sends nor reads on is hung up on.
+    """
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http=Connection,
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        backlog=2048,
+    )
+    server = _Server(config)
+    ending = asyncio.create_task(_end(app, server, stop))
+    try:
+        with listener:  # uvicorn leaves it open if it is told to stop while it starts
+            await server.serve(sockets=[listener])
+    finally:
+        ending.cancel()
+
+
+async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> None:
+    await stop.wait()
+    server.should_exit = True
+    await asyncio.sleep(app.serving.options.drain_s)
+    _LOG.warning("%d requests are cut off after %g s", len(app.serving.running), app.serving.options.drain_s)
+    app.serving.cut_all()
+    await asyncio.sleep(_LAST_WORDS_S)
+    # Who has not sent its request whole, or reads none of its answer, cannot be told: no interrupt lands there.
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+
+
+def _request_id(headers: Headers) -> bytes:
+    """The client's name for its request, if it is one that can be written down; else a new one."""
+    given = next((value for name, value in headers if name == b"x-request-id"), b"")
+    fits = 0 < len(given) <= MAX_ID_CHARACTERS and given.isascii() and given.decode().isprintable()
+    return given if fits else uuid4().hex.encode()
+
+
+def _as_header(request_id: str) -> bytes:
+    """A request's name, which its body may have said; empty if it is not for a header."""
+    return request_id.encode() if request_id.isascii() else b""

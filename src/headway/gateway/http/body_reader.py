@@ -1,0 +1,121 @@
+"""Reads requests for tokens without keeping the event loop: large bodies are decoded in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from headway.gateway.http.api import APIS
+from headway.gateway.http.edge import Headers
+from headway.gateway.http.refusal import Refusal
+from headway.gateway.request.ask import Ask, count_sequences, read_ask
+from headway.with_parent import signal_with_parent
+
+T = TypeVar("T")
+
+MAX_BYTES_HERE = 2**20
+MAX_COMMAS_HERE = 2**15
+"""A body of more bytes, or of more values (which commas separate), is decoded in the other process."""
+
+
+class BodyReader:
+    """Decodes small bodies at once, and larger ones in a process that the first of them starts.
+
+    A thread would not help: the decoder holds the interpreter's lock until it has decoded a body.
+    """
+
+    def __init__(self) -> None:
+        self._processes: ProcessPoolExecutor | None = None
+
+    async def read(self, path: str, headers: Headers, body: bytes, **options: Any) -> Ask:
+        """Return `read_ask(path, headers, body, **options)`, and raise what that raises.
+
+        Also raises Refusal (503) if the process ends before it has answered.
+        """
+        if _is_small(body):
+            return read_ask(path, headers, body, **options)
+        ask, places = await self._apart(_read, path, list(headers), body, options)
+        ask.api = APIS[ask.api.path]
+        view = memoryview(body)
+        ask.fields = {name: msgspec.Raw(view[start:end]) for name, (start, end) in places.items()}
+        return ask
+
+    async def count(self, body: bytes) -> int:
+        """Return `count_sequences(body)`. Raises Refusal (503) as `read` does."""
+        if body.startswith(b"--"):
+            return 1  # a form, with sound in it
+        return count_sequences(body) if _is_small(body) else await self._apart(count_sequences, body)
+
+    async def _apart(self, function: Callable[..., T], *arguments: object) -> T:
+        if self._processes is None:
+            self._processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
+        processes = self._processes
+        try:
+            return await _submit(processes, function, *arguments)
+        except BrokenProcessPool:
+            # All that waited fail, one after another: another request may have a new process by now.
+            if self._processes is processes:
+                self.close()
+            raise Refusal(
+                503, "body_not_read", "the body's reader ended; try again later", retry_after_s=1
+            ) from None
+
+    def close(self) -> None:
+        """End the process."""
+        if self._processes is not None:
+            self._processes.shutdown(wait=False, cancel_futures=True)
+            self._processes = None
+
+
+def _is_small(body: bytes) -> bool:
+    return len(body) <= MAX_BYTES_HERE and body.count(b",") <= MAX_COMMAS_HERE
+
+
+def _submit(
+    processes: ProcessPoolExecutor, function: Callable[..., T], *arguments: object
+) -> asyncio.Future[T]:
+    """Start the call, and the process for the first one.
+
+    The process inherits what is blocked, so that the gateway alone answers Ctrl-C and SIGTERM from the outset.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        return asyncio.get_running_loop().run_in_executor(processes, function, *arguments)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin() -> None:
+    """Let the process end with the gateway, which may have ended while the process started."""
+    signal_with_parent(signal.SIGKILL)
+    gateway = multiprocessing.parent_process()
+    if gateway is None or not gateway.is_alive():
+        os._exit(1)
+
+
+def _read(
+    path: str, headers: Headers, body: bytes, options: dict[str, Any]
+) -> tuple[Ask, dict[str, tuple[int, int]]]:
+    """An `Ask` without its fields, and where each field lies in the body: the gateway has the body already."""
+    ask = read_ask(path, headers, body, **options)
+    origin = _address(body)
+    places = {}
+    for name, raw in ask.fields.items():
+        start = _address(raw) - origin
+        places[name] = (start, start + memoryview(raw).nbytes)
+    ask.fields = {}
+    return ask, places
+
+
+def _address(data: bytes | msgspec.Raw) -> int:
+    address: int = np.frombuffer(data, np.uint8).ctypes.data
+    return address

@@ -1,0 +1,203 @@
+"""One client's connection: limits on request heads, and on clients that neither send nor read."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from headway.gateway.http.edge import STALLED_S
+from headway.gateway.http.refusal import Refusal, bad_request, head_too_large, no_upgrade, url_too_long
+
+MAX_HEAD_BYTES = 64 * 2**10
+MAX_HEADERS = 100
+MAX_PIPELINED = 100
+"""Requests of one connection that may wait for the answer to an earlier one."""
+_PIECE_BYTES = 16 * 2**10
+"""The parser is fed pieces of this size, so it runs past a limit by one piece at most."""
+_SEPARATOR_BYTES = 4
+"""A colon, a space and the end of the line."""
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, which limits only the idle time after an answer, with more limits.
+
+    A request whose head is too large is refused, and the connection ends. The head is everything that is not body:
+    URL, headers, trailers, chunk lines with their extensions. It may have MAX_HEAD_BYTES and MAX_HEADERS in all. Chunk
+    lines are free as long as they are no longer than their chunks. A connection with over MAX_PIPELINED requests that
+    wait for the answer to an earlier one is cut.
+
+    A request to upgrade the connection is answered without the upgrade, and the connection ends. With a body it is
+    refused, since the parser takes that body for the next request; so is one for a WebSocket.
+
+    A connection ends if a request's head is not complete STALLED_S after its first byte (after the connection's start
+    for the first request). It also ends if a client takes nothing of a waiting answer for STALLED_S; the request is
+    then cancelled. TCP keep-alive finds clients that have vanished.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.url = b""
+        self.headers = []
+        self._answered: RequestResponseCycle | None = None
+        self._refusal: Refusal | None = None
+        self._head_bytes = 0
+        self._unpaid_bytes = 0
+        self._head_due: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more, and tell the request that is being answered; uvicorn tells the newest one."""
+        self._head_is_here()
+        self._stop_looking()
+        if self._answered is not None and not self._answered.response_complete:
+            _disconnect(self._answered)
+        super().connection_lost(exc)
+
+    # ---- what a client sends ----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser in pieces. Bytes between two requests are the beginning of a head."""
+        if self._head_due is None and self.cycle is not None and self.cycle.response_complete:
+            self._await_head()
+        pieces = memoryview(data)
+        for start in range(0, len(data), _PIECE_BYTES):
+            piece = pieces[start : start + _PIECE_BYTES]
+            self._unpaid_bytes += len(piece)
+            super().data_received(piece)  # type: ignore[arg-type]
+            if self.transport.is_closing():
+                return
+            if self._unpaid_bytes > MAX_HEAD_BYTES:
+                self._refuse(self._too_large())
+                return
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header, or a trailer, and keep it."""
+        if len(self.headers) == MAX_HEADERS:
+            self._stop_parsing(self._too_large())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start the request. From now on its body has a time limit of its own (`edge.next_piece`)."""
+        headers_bytes = sum(len(name) + len(value) + _SEPARATOR_BYTES for name, value in self.headers)
+        self._head_bytes = len(self.url) + headers_bytes
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._stop_parsing(self._too_large())
+        if len(self.pipeline) == MAX_PIPELINED:
+            raise ConnectionAbortedError(f"over {MAX_PIPELINED} pipelined requests")
+        upgrades = self.parser.should_upgrade()
+        if upgrades and self._cannot_ignore_upgrade():
+            self._stop_parsing(no_upgrade())
+        self._head_is_here()
+        super().on_headers_complete()
+        if upgrades:
+            self.cycle.keep_alive = False
+        if 0 < len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()  # else the end of the connection would not be noticed
+        # Trailers are added to this copy: they count, and never become headers of the request.
+        self.headers = list(self.headers)
+
+    def on_body(self, body: bytes) -> None:
+        """A byte of the body pays for itself and for a byte of its chunk's line, never for the head."""
+        self._unpaid_bytes = max(self._head_bytes, self._unpaid_bytes - 2 * len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The next byte belongs to another request."""
+        self._unpaid_bytes = self._head_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request on which the parser stopped."""
+        self._refuse(self._refusal or bad_request("the request is not valid HTTP; accepted: HTTP/1.1"))
+
+    def _too_large(self) -> Refusal:
+        if 2 * len(self.url) > MAX_HEAD_BYTES:
+            return url_too_long(MAX_HEAD_BYTES)
+        return head_too_large(MAX_HEAD_BYTES, MAX_HEADERS)
+
+    def _stop_parsing(self, refusal: Refusal) -> None:
+        """Raise in a callback of the parser, which ends in `send_400_response`."""
+        self._refusal = refusal
+        raise refusal
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer and end the connection; only end it where the answer would follow, or break, another one."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            _disconnect(cycle)
+            if self.pipeline or cycle.response_started or not cycle.more_body:
+                self.transport.abort()
+                return
+        headers = [*refusal.headers, (b"connection", b"close")]
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        self.transport.write(b"".join([STATUS_LINE[refusal.status], *lines, b"\r\n", refusal.body]))
+        self.transport.close()
+
+    def _cannot_ignore_upgrade(self) -> bool:
+        said = dict(self.headers)
+        has_body = b"transfer-encoding" in said or said.get(b"content-length", b"0") != b"0"
+        return has_body or said.get(b"upgrade", b"").lower() == b"websocket"
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _await_head(self) -> None:
+        self._head_due = self.loop.call_later(STALLED_S, self.transport.abort)
+
+    def _head_is_here(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+    # ---- what a client reads -----------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """More lies here than fits: look now and then whether it becomes less."""
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        """It has become less."""
+        self._stop_looking()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No other request has come. Who has not even read the last answer is not waited for."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _look_later(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._looking = self.loop.call_later(STALLED_S, self._look)
+
+    def _look(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
+            self._look_later()
+        else:
+            self.transport.abort()
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    cycle.disconnected = True
+    cycle.message_event.set()

@@ -1,0 +1,196 @@
+"""The client's side of a request, in ASGI's terms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from headway.core.hint_headers import HINT_HEADERS, header_text
+from headway.gateway.http.endpoint import root_of
+from headway.gateway.http.refusal import Refusal, bad_request, stalled, too_large
+from headway.gateway.request.interrupt import Cut, Interrupt
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+KEY_TENANT = "headway.key_tenant"
+"""Where a request's scope has the tenant of its key, empty for a key without one."""
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_NOT_TO_INSTANCES = _HOP_BY_HOP | HINT_HEADERS | {b"host", b"content-length", b"accept-encoding", b"expect"}
+_CORS = {b"access-control-allow-origin", b"access-control-allow-credentials"}
+_NOT_TO_CLIENTS = _HOP_BY_HOP | _CORS | {b"date", b"server"}
+"""uvicorn writes its own date; which pages may read an answer is the gateway's to say (`options.Cors`)."""
+_NOT_DECODED = _NOT_TO_CLIENTS | {b"content-encoding", b"content-length"}
+"""What an instance sent compressed, although it was asked not to, is plain by now."""
+
+STALLED_S = 60.0
+"""A body of which nothing comes for so long is given up, and so are others that keep a connection waiting."""
+_REQUEST_ID = b"x-request-id"
+API_KEY = b"x-api-key"
+"""Where Anthropic's clients have their key."""
+_KEYS = (b"authorization", API_KEY)
+_LOCATION = b"location"
+EVENT_STREAM = b"text/event-stream"
+_EVENT_ENDS = (b"\n\n", b"\n\r\n")
+
+
+class ClientGone(Exception):
+    """The client closed its connection before its request had come whole, or had been read."""
+
+
+class Client:
+    """Where one request's answer goes. `began`: its head is out; `ended`: its end is.
+
+    What is passed on ends with a line, which need not be the last of its event (`end_event`).
+
+    Answers carry `request_id`, unless it is empty or the instance named one itself.
+    """
+
+    __slots__ = ("_last", "_send", "began", "ended", "request_id", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._last = b""
+        self.request_id = b""
+        self.began = False
+        self.ended = False
+        self.status = 0
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        """The head of the answer."""
+        self.began, self.status = True, status
+        if self.request_id and all(name != _REQUEST_ID for name, _ in headers):
+            headers = [*headers, (_REQUEST_ID, self.request_id)]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def pass_on(self, data: bytes) -> None:
+        """Some of its body."""
+        self._last = data
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_event(self) -> None:
+        """Write the empty line after an event that broke off before it: what comes next is another event."""
+        if self._last and not self._last.endswith(_EVENT_ENDS):
+            await self.pass_on(b"\n")
+
+    async def end(self, data: bytes = b"") -> None:
+        """The rest of its body."""
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """An error of the gateway's own, in place of an answer."""
+        await self.begin(refusal.status, refusal.headers)
+        await self.end(refusal.body)
+
+
+async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
+    """The whole body of a request.
+
+    Raises Refusal for a longer one (413) and for one that stalls (408), ClientGone if it breaks off.
+    """
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > limit_bytes:
+            raise too_large(limit_bytes)
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        piece, more = await next_piece(receive)
+        size += len(piece)
+        if size > limit_bytes:
+            raise too_large(limit_bytes)
+        parts.append(piece)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def next_piece(receive: Receive) -> tuple[bytes, bool]:
+    """Some of a body, and whether more of it is to come. Raises Refusal (408) and ClientGone as `read_body`."""
+    try:
+        async with asyncio.timeout(STALLED_S):
+            message = await receive()
+    except TimeoutError:
+        raise stalled(STALLED_S) from None
+    if message["type"] != "http.request":
+        raise ClientGone
+    return message.get("body", b""), message.get("more_body", False)
+
+
+async def watch_client(receive: Receive, interrupt: Interrupt) -> None:
+    """Cut the request short once the client has gone; returns then, or when its answer is over."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    interrupt.cut(Cut.GONE)
+
+
+def upstream_headers(
+    headers: Headers, *, with_key: bool, request_id: bytes | None = None
+) -> list[tuple[str, str]]:
+    """A client's headers for an instance: end-to-end ones, without what is said in the body or is the gateway's.
+
+    `with_key`: whether the client's key is for the instance, since the gateway asks for none. `request_id` stands in
+    place of the client's, since vLLM goes by the header before the body; empty: there is none, None: as it came.
+    """
+    left_out = _NOT_TO_INSTANCES | _named_hop_by_hop(headers)
+    found = [
+        (name.decode("latin-1"), header_text(value))
+        for name, value in headers
+        if name not in left_out
+        and (with_key or name not in _KEYS)
+        and (request_id is None or name != _REQUEST_ID)
+    ]
+    if request_id:
+        found.append((_REQUEST_ID.decode(), request_id.decode()))
+    found.append(("accept-encoding", "identity"))
+    return found
+
+
+def target_url(base_url: str, scope: Scope) -> URL:
+    """Where a request goes at an instance: its path and query as they came.
+
+    A `..` taken up here would lead to another path. Raises Refusal (400) unless it is a path: behind an instance's
+    address `*@host/` would name another host.
+    """
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    if not path.startswith("/"):
+        raise bad_request(f"the path is {path[:80]!r}; accepted: one that begins with /")
+    return URL(root_of(base_url) + path + (f"?{query}" if query else ""), encoded=True)
+
+
+def _named_hop_by_hop(headers: Headers) -> set[bytes]:
+    """Headers that a client's `Connection` says are for the next hop alone (RFC 9110, section 7.6.1)."""
+    named = [value.lower().split(b",") for name, value in headers if name == b"connection"]
+    return {name.strip() for names in named for name in names}
+
+
+def client_headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+    """An instance's headers for the client."""
+    left_out = _NOT_DECODED if "Content-Encoding" in response.headers else _NOT_TO_CLIENTS
+    return [
+        (lowered, _place_here(value, response) if lowered == _LOCATION else value)
+        for name, value in response.raw_headers
+        if (lowered := name.lower()) not in left_out
+    ]
+
+
+def _place_here(location: bytes, response: aiohttp.ClientResponse) -> bytes:
+    """Where an instance sends the client on to: at the instance's own address it is the gateway that can be reached."""
+    origin = str(response.url.origin()).encode()
+    return location.removeprefix(origin) if location.startswith(origin + b"/") else location

@@ -1,0 +1,171 @@
+"""Answers of the APIs whose events have names: passed on as they are, and what the gateway needs to know of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headway.core.plan import Departure
+from headway.errors import UpstreamError
+from headway.gateway.http.endpoint import FIRST_SERVER_FAULT
+from headway.gateway.http.event_bytes import Lines
+from headway.gateway.http.events import Events, Halt, Whole, is_end_mark, payload
+
+_NAME = b"event:"
+_BEFORE_TOKENS = frozenset(
+    {
+        b"message_start",
+        b"ping",
+        b"content_block_start",
+        b"response.created",
+        b"response.queued",
+        b"response.in_progress",
+        b"response.output_item.added",
+        b"response.content_part.added",
+    }
+)
+_ENDS = frozenset({b"message_stop", b"response.completed", b"response.incomplete"})
+_TELLING = frozenset({b"message_delta", b"response.completed", b"response.failed", b"error"})
+"""Those that are read; of all others the name says enough."""
+_COUNTS = b"message_delta"
+_MESSAGE = "message"
+"""What Anthropic's answer in one piece is called."""
+_REQUESTS_FAULT = "invalid_request_error"
+
+
+class _Usage(msgspec.Struct):
+    output_tokens: int | None = None
+
+
+class _Delta(msgspec.Struct):
+    stop_reason: str | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    type: str | None = None
+    code: int | str | None = None
+
+
+class _Response(msgspec.Struct):
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+class _Event(msgspec.Struct):
+    """A whole answer too has what is read here."""
+
+    type: str = ""
+    usage: _Usage | None = None
+    delta: _Delta | str | None = None
+    stop_reason: str | None = None
+    response: _Response = msgspec.field(default_factory=_Response)
+    error: _Error | str | None = None
+    code: int | str | None = None
+    message: object = ""
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+@dataclass(slots=True, kw_only=True)
+class NamedEvents(Events):
+    """The events of `/v1/responses` and `/v1/messages`. See `events.Events`; tokens are counted by their events.
+
+    In these APIs vLLM does not say that a policy ended a request. An answer without a token, or a message without a
+    reason for its end, is taken for `left`; as it is where that is None, of an instance that has no policy. O(bytes).
+    """
+
+    left: Departure | None = None
+    _begun: bool = False
+    _name: bytes = b""
+    _held: bytes = b""
+    """The line with the name of an event whose data have not come: both are passed on, or neither."""
+    _lines: Lines = field(default_factory=Lines)
+
+    def take(self, data: bytes) -> bytes:
+        """See `events.Events`."""
+        shown = bytearray()
+        for line in self._lines.take(data).splitlines(keepends=True):
+            if line.startswith(_NAME):
+                self._held, self._name = line, line[len(_NAME) :].strip()
+                continue
+            if line.startswith(b"data:"):
+                self._note(line)
+                self._name = b""
+            if self.halt is not None:
+                break
+            shown += self._held + line
+            self._held = b""
+        return bytes(shown)
+
+    def begins(self, data: bytes) -> bool:
+        """See `events.Events`."""
+        return self._begun
+
+    @property
+    def rest(self) -> bytes:
+        """See `events.Events`."""
+        return self._held + self._lines.rest
+
+    def _note(self, line: bytes) -> None:
+        """What an event says."""
+        found = payload(line)
+        if found is None:
+            self.done = self.done or is_end_mark(line)
+            return
+        event = _read(found) if self._name in _TELLING or not self._name else None
+        name = self._name or (event.type.encode() if event is not None else b"")
+        if event is not None and name in _TELLING:
+            self._judge(name, event)
+        if not name:
+            raise UpstreamError("the stream holds an event without a name")
+        if name in _BEFORE_TOKENS or self.halt is not None:
+            return
+        self._begun = True
+        self.tokens += name.endswith(b"delta") and name != _COUNTS
+        self.done = self.done or name in _ENDS
+
+    def _judge(self, name: bytes, event: _Event) -> None:
+        if name in (b"error", b"response.failed"):
+            self.halt = _fault(event)
+            self.refused = self.done = self.halt is None
+        elif name == _COUNTS and isinstance(event.delta, _Delta):
+            self.halt = _ended(event.usage, self.left, unexplained=event.delta.stop_reason is None)
+        elif not self._begun:
+            self.halt = _ended(event.response.usage, self.left)
+
+
+def named_whole(body: bytes, left: Departure | None) -> Whole:
+    """What an answer in one piece says; `left` as for `NamedEvents`. Raises UpstreamError for what is no answer."""
+    answer = _read(body)
+    usage = answer.usage
+    count = None if usage is None else usage.output_tokens
+    unexplained = answer.type == _MESSAGE and answer.stop_reason is None
+    return Whole(count or 0, _ended(usage, left, unexplained=unexplained))
+
+
+def _ended(usage: _Usage | None, left: Departure | None, *, unexplained: bool = False) -> Halt | None:
+    """Whether a policy ended it: any answer has a token, be it the one that ends it, and a message says why it ends."""
+    if left is None or usage is None or (usage.output_tokens != 0 and not unexplained):
+        return None
+    return Halt(left, "ended by the policy")
+
+
+def _fault(event: _Event) -> Halt | None:
+    """An error of the instance's own; an error in the request is the client's to see."""
+    error = event.error or event.response.error or _Error(message=str(event.message), code=event.code)
+    if isinstance(error, str):
+        return Halt(None, error)
+    code = error.code
+    if error.type == _REQUESTS_FAULT or (isinstance(code, int) and code < FIRST_SERVER_FAULT):
+        return None
+    return Halt(None, error.message)
+
+
+def _read(found: bytes) -> _Event:
+    try:
+        return _decode_event(found)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UpstreamError(f"the answer holds what is no event of one ({error})") from None

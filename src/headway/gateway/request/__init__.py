@@ -1,0 +1,1 @@
+"""One request, from arrival to its only end."""

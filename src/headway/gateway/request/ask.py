@@ -1,0 +1,339 @@
+"""A request for tokens, read once: what the gateway needs of it, the rest as the bytes that came."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from headway.core.hint_headers import Hints, hints_of_request
+from headway.core.hints import MAY_MOVE, TENANT, quoted, target_hints
+from headway.core.slo import NO_TARGETS, Slo
+from headway.errors import HintError
+from headway.gateway.http.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
+from headway.gateway.http.refusal import Refusal, bad_request
+from headway.routing.prompt_blocks import BYTES_PER_TOKEN, prompt_blocks
+
+T = TypeVar("T")
+
+MAX_ID_CHARACTERS = 256
+"""The longest name of a request: logs, records, pages and the instance all repeat it."""
+
+MAX_FIELDS = 1000
+"""Fields of a body: each costs the gateway time of its own. vLLM knows about a hundred."""
+MAX_XARGS_BYTES = 2**20
+"""vLLM's extra arguments, which are decoded and encoded again whole."""
+
+Fields = dict[str, msgspec.Raw]
+
+_BYTES_PER_ID = 6
+"""A token id with its comma is taken to have so many."""
+_BEFORE_PROMPT = ("model", "chat_template_kwargs", "cache_salt")
+"""Fields that decide, beside the prompt, what its KV is."""
+_BLOCKS_READ_BYTES = 2**21
+"""So much of a field is looked at for the names of blocks, which end before."""
+
+
+class _Kind(Generic[T]):
+    """What a field may be, apart from null; not `strict`: or what vLLM too reads as that, as 16.0 or "16" for 16.
+
+    Decoders are made once: making one costs more than using it.
+    """
+
+    def __init__(self, kind: Any, accepted: str, *, strict: bool = True) -> None:
+        decoder = msgspec.json.Decoder(kind | None, strict=strict)
+        self.decode: Callable[[msgspec.Raw], T | None] = decoder.decode
+        self.accepted = accepted
+
+
+_NUMBER: _Kind[int] = _Kind(
+    Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)], "a whole number of 64 bits", strict=False
+)
+_YES_OR_NO: _Kind[bool] = _Kind(bool, "true or false")
+_TEXT: _Kind[str] = _Kind(str, "a text")
+_OBJECT: _Kind[dict[str, Any]] = _Kind(dict[str, Any], "an object")
+_FIELDS: _Kind[Fields] = _Kind(Fields, "an object")
+
+_ATTRIBUTION = re.compile(rb'"x-anthropic-billing-header[^"]*')
+"""A text of Claude Code's with a hash of each request's own, which vLLM leaves out of the prompt."""
+
+whole_number = _NUMBER.decode
+"""Of a field that an instance has accepted."""
+_decode_fields = msgspec.json.Decoder(Fields).decode
+_decode_parts = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode = msgspec.json.encode
+_TRUE, _FALSE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"false"), msgspec.Raw(b"null")
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises, of a field too: of those that are kept as they came only the outline has been read."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Ask:
+    """What a client wants, in one of the APIs. `max_tokens` is None where it sets no limit.
+
+    `answers` is how many answers it gets (prompts times `n`), each of which is a sequence of the engine.
+    `prompt_tokens` is a guess unless the prompt came as token ids. `path` is the path with its query. `previous_id`
+    names the response that it goes on from. `wants_ids` and `wants_usage`: whether the client itself asked for token
+    ids, and for a last event with the token counts.
+    """
+
+    path: str
+    api: Api
+    fields: Fields
+    stream: bool
+    answers: int
+    prompt_tokens: int
+    max_tokens: int | None
+    request_id: str
+    previous_id: str | None
+    slo: Slo
+    tenant: str
+    priority: int | None
+    may_move: bool
+    wants_ids: bool
+    wants_usage: bool
+    xargs: dict[str, Any]
+
+    @property
+    def chat(self) -> bool:
+        """Whether its answer is a chat completion."""
+        return self.api is CHAT
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the instance that answers it keeps its response, for others to go on from."""
+        return self.api is RESPONSES and self.fields.get("store") != _FALSE
+
+    @property
+    def one_answer(self) -> bool:
+        """Whether it is one job of an engine, which can move, rather than several with one answer."""
+        return self.answers == 1
+
+    def body(self, *, hints: dict[str, Any] | None, request_id: bool, ids: bool) -> bytes:
+        """The body for an instance: the client's fields, with what this instance is told beside them.
+
+        `hints` are for Headway's `vllm_xargs` (None: none are understood there); `request_id`: whether it takes
+        one; `ids`: whether it is asked for token ids.
+        """
+        fields = dict(self.fields)
+        if hints is not None and (hints or self.xargs):
+            fields["vllm_xargs"] = _raw({**self.xargs, **hints})
+        if self.priority is not None and self.api.takes_priority:
+            fields["priority"] = _raw(self.priority)
+        if request_id and self.api.takes_id:
+            fields.setdefault("request_id", _raw(self.request_id))
+        if ids:
+            fields["return_token_ids"] = _TRUE
+        return _encode(fields)
+
+    def prefix_blocks(self) -> tuple[int, ...]:
+        """Names of the prompt's leading blocks, for routers. O(bytes), up to _BLOCKS_READ_BYTES a field."""
+        prompt = self._beginnings(self.api.prompt, b"")
+        if self.api is MESSAGES:
+            prompt = _ATTRIBUTION.sub(b'"', prompt)
+        before = self._beginnings(_BEFORE_PROMPT, b"\n")
+        by_ids = self.api is COMPLETIONS and _begins_with_id(prompt)
+        bytes_per_token = _BYTES_PER_ID if by_ids else BYTES_PER_TOKEN
+        return prompt_blocks(prompt, within=before, bytes_per_token=bytes_per_token)
+
+    def _beginnings(self, names: Sequence[str], between: bytes) -> bytes:
+        fields = (memoryview(self.fields.get(name, b"")) for name in names)
+        return between.join(field[:_BLOCKS_READ_BYTES] for field in fields)
+
+    def hints(self, slo: Slo, *, may_move: bool) -> dict[str, Any]:
+        """What Headway's scheduler is told: these targets, and whether another instance would take it."""
+        said: dict[str, Any] = {**target_hints(slo)}
+        if self.tenant:
+            said[TENANT] = self.tenant
+        said[MAY_MOVE] = int(may_move and self.may_move and self.one_answer)
+        return said
+
+
+def read_ask(
+    path: str,
+    headers: Sequence[tuple[bytes, bytes]],
+    body: bytes,
+    *,
+    request_id: str,
+    default_slo: Slo = NO_TARGETS,
+    key_tenant: str = "",
+) -> Ask:
+    """Read a request. A `request_id` of the body goes before the given one; a key's tenant before all others.
+
+    The path, which may have a query, is one of the APIs'. A response with a key's tenant gets a new id: who knows it
+    may ask for it, so none is to be guessed, nor given to two.
+
+    What is not Headway's is left for the instance to judge, as long as the gateway needs nothing of it. Raises
+    Refusal (400, or 403 for another tenant than the key's).
+    """
+    fields = _read_fields(body)
+    api = APIS[path.partition("?")[0]]
+    xargs = _xargs(fields)
+    hints = checked_hints(headers, xargs, _value(fields, "priority", _NUMBER), default_slo)
+    if api is RESPONSES and key_tenant:
+        fields.pop("request_id", None)
+        request_id = uuid4().hex
+    completion = api is COMPLETIONS
+    prompts, prompt_tokens = _prompts(fields) if completion else (1, _tokens(fields, api))
+    options = _value(fields, "stream_options", _OBJECT) or {}
+    return Ask(
+        path=path,
+        api=api,
+        fields=fields,
+        stream=_value(fields, "stream", _YES_OR_NO) or False,
+        answers=prompts * max(1, _value(fields, "n", _NUMBER) or 1) if api.several else 1,
+        prompt_tokens=prompt_tokens,
+        max_tokens=_limit(fields, api),
+        request_id=_name(fields, api, request_id),
+        previous_id=_value(fields, "previous_response_id", _TEXT) if api is RESPONSES else None,
+        slo=hints.slo,
+        tenant=tenant_of(hints.tenant, key_tenant),
+        priority=priority_of(hints.priority, key_tenant),
+        may_move=hints.may_move,
+        wants_ids=_value(fields, "return_token_ids", _YES_OR_NO) or False,
+        wants_usage=bool(options.get("include_usage")),
+        xargs=xargs,
+    )
+
+
+def count_sequences(body: bytes) -> int:
+    """Sequences that a body asks for on a path without an `Api`, such as /invocations or /v1/chat/completions/batch.
+
+    These are its prompts, or its conversations, times `n`, which may stand among `sampling_params`. A body that is no
+    JSON object counts as one. Raises Refusal (400) for an `n` that is no number.
+    """
+    fields = _fields_as_in_python(body)
+    nested = _value(fields, "sampling_params", _FIELDS) or {}
+    answers = max(1, *(_value(each, "n", _NUMBER) or 1 for each in (fields, nested)))
+    conversations, _ = _prompts_in(bytes(fields.get("messages", b"")))
+    return max(_prompts(fields)[0], conversations) * answers
+
+
+def _fields_as_in_python(body: bytes) -> Fields:
+    """The fields that vLLM finds; none if it finds no object. It reads JSON as Python does: UTF-16 and NaN too."""
+    try:
+        return _decode_fields(body)
+    except UNREADABLE:
+        pass
+    try:
+        found = json.loads(body, parse_constant=str)
+        return _decode_fields(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, *UNREADABLE):
+        return {}
+
+
+def checked_hints(
+    headers: Sequence[tuple[bytes, bytes]],
+    xargs: Mapping[str, Any],
+    priority: int | None,
+    default_slo: Slo = NO_TARGETS,
+) -> Hints:
+    """See `hints_of_request`. Raises Refusal (400) for hints that are not accepted."""
+    try:
+        return hints_of_request(headers, xargs, priority, default_slo)
+    except HintError as error:
+        raise bad_request(str(error), error.where) from None
+
+
+def _read_fields(body: bytes) -> Fields:
+    try:
+        fields = _decode_fields(body)
+    except UNREADABLE as error:
+        raise bad_request(f"the body is not a JSON object ({error}); accepted: an object") from None
+    if len(fields) > MAX_FIELDS:
+        raise bad_request(f"the body has {len(fields)} fields; accepted: up to {MAX_FIELDS}")
+    return fields
+
+
+def _xargs(fields: Fields) -> dict[str, Any]:
+    size = memoryview(fields.get("vllm_xargs", b"")).nbytes
+    if size > MAX_XARGS_BYTES:
+        raise bad_request(f"vllm_xargs has {size} bytes; accepted: up to {MAX_XARGS_BYTES}", "vllm_xargs")
+    return _value(fields, "vllm_xargs", _OBJECT) or {}
+
+
+def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:
+    """A field's value; None if it is absent or null."""
+    raw = fields.get(name)
+    if raw is None:
+        return None
+    try:
+        return kind.decode(raw)
+    except UNREADABLE:
+        shown = bytes(raw)[:80].decode(errors="replace")
+        raise bad_request(f"{name} is {shown}; accepted: {kind.accepted}", name) from None
+
+
+def _name(fields: Fields, api: Api, request_id: str) -> str:
+    """What the request is called: as its body says, if it may, else the given name as the API wants names to be."""
+    if not api.takes_id:
+        return request_id
+    name = _value(fields, "request_id", _TEXT)
+    if name is not None and (len(name) > MAX_ID_CHARACTERS or not name.isprintable()):
+        raise bad_request(
+            f"request_id is {quoted(name)}; accepted: up to {MAX_ID_CHARACTERS} printable characters",
+            "request_id",
+        )
+    return name or api.id_prefix + request_id.removeprefix(api.id_prefix)
+
+
+def _limit(fields: Fields, api: Api) -> int | None:
+    for name in api.limits:
+        limit = _value(fields, name, _NUMBER)
+        if limit is not None:
+            return limit
+    return api.default_max_tokens
+
+
+def _prompts(fields: Fields) -> tuple[int, int]:
+    """How many prompts a completion has, and how many tokens those have, roughly if they are text. O(bytes)."""
+    given = [raw for name in ("prompt", "prompt_embeds") if (raw := fields.get(name)) not in (None, _NULL)]
+    counted = [_prompts_in(bytes(raw)) for raw in given] or [(1, 0)]
+    return sum(prompts for prompts, _ in counted), sum(tokens for _, tokens in counted)
+
+
+def _prompts_in(text: bytes) -> tuple[int, int]:
+    inner = text[1:].lstrip()[:1]
+    if not text.startswith(b"[") or inner == b"]":
+        return 1, _guess(text)
+    if inner not in (b'"', b"["):
+        return 1, text.count(b",") + 1
+    prompts = len(_decode_parts(text))
+    return prompts, text.count(b",") + 1 if inner == b"[" else _guess(text)
+
+
+def _begins_with_id(prompt: bytes) -> bool:
+    return prompt.startswith(b"[") and prompt[:16].lstrip(b"[ \n")[:1].isdigit()
+
+
+def _tokens(fields: Fields, api: Api) -> int:
+    return sum(_guess(fields.get(name)) for name in api.prompt)
+
+
+def _guess(raw: msgspec.Raw | bytes | None) -> int:
+    return 0 if raw is None else max(1, len(bytes(raw)) // BYTES_PER_TOKEN)
+
+
+def tenant_of(named: str, of_key: str) -> str:
+    """Whose a request is: its key's, or as it says. Raises Refusal (403) where it names another than its key's."""
+    if of_key and named not in ("", of_key):
+        raise Refusal(
+            403,
+            "wrong_tenant",
+            f"the tenant is {named!r}, the key's is {of_key!r}; accepted: the key's, or none",
+        )
+    return of_key or named
+
+
+def priority_of(named: int | None, of_key: str) -> int | None:
+    """How urgent a request is, the lower the more: with a tenant's key it may come after others, not before them."""
+    return max(0, named) if named is not None and of_key else named
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(_encode(value))

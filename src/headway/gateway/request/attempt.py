@@ -1,0 +1,289 @@
+"""One request to one instance: its answer passed to the client as it comes, and how that ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from io import BytesIO
+
+import aiohttp
+
+from headway.core.plan import Departure
+from headway.errors import UpstreamError
+from headway.gateway.http.edge import EVENT_STREAM, Client, client_headers
+from headway.gateway.http.endpoint import FIRST_SERVER_FAULT, named
+from headway.gateway.http.events import Events, Halt, Whole, is_end_mark
+from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
+
+_OK = 200
+_LARGE_BYTES = 2**20
+"""Bodies above this are sent piece by piece, so that others are served in between."""
+_MAX_ANSWER_BYTES = 256 * 2**20
+_BODY_END_S = 5.0
+_STALE_SHOWS_S = 1.0
+"""A connection that was closed before the request came breaks within so long."""
+_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""Where nobody took the request."""
+
+
+class End(Enum):
+    """How an attempt ended."""
+
+    PASSED = "the client has the whole answer"
+    REFUSED = "the client has the instance's error (4xx)"
+    LEFT = "a policy ended it before its first token"
+    BROKEN = "the instance broke, or answered what is no answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How, and why for people.
+
+    `garbage`: the instance spoke, but not as one does; `refused`: it does not take it; `fell`: it broke off or
+    failed with the request, which may have brought that about. `body`: the answer, if it was kept.
+    """
+
+    end: End
+    reason: str = ""
+    departure: Departure | None = None
+    garbage: bool = False
+    refused: bool = False
+    fell: bool = False
+    fault: Fault | None = None
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An instance's own error (5xx), whole: the client gets it if nobody serves the request."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is sent to an instance."""
+
+    url: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class Attempt:
+    """Sends a call and passes its answer on.
+
+    The head and what came before the first token are held back, so that nothing of it is the client's until the
+    instance has begun: up to then another one can be asked. `on_tokens` is told how many tokens a piece of the
+    answer brought. Raises WaitCut if the interrupt cuts it short; the instance's connection is closed then.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        client: Client,
+        interrupt: Interrupt,
+        on_tokens: Callable[[int], None],
+    ) -> None:
+        self._session = session
+        self._client = client
+        self._interrupt = interrupt
+        self._on_tokens = on_tokens
+        self.first_events = b""
+        """The first events that the client got."""
+
+    async def run(
+        self, call: Call, events: Events, *, stream: bool, read_whole: Callable[[bytes], Whole]
+    ) -> Ending:
+        """Send it once. `stream`: whether events were asked for; `read_whole` reads an answer in one piece."""
+
+        async def pass_on(response: aiohttp.ClientResponse) -> Ending:
+            if response.headers.get("content-type", "").encode().startswith(EVENT_STREAM):
+                if not stream:
+                    return Ending(End.BROKEN, "a stream of events, which nobody asked for", garbage=True)
+                return await self._stream(response, events)
+            if self._client.began:
+                return await self._no_continuation(response)
+            return await self._whole(response, read_whole)
+
+        return await self._ask(call, pass_on)
+
+    async def keep(self, call: Call, read_whole: Callable[[bytes], Whole]) -> Ending:
+        """Send it once, and keep the answer, which is in one piece, from the client: see `Ending.body`."""
+
+        async def judge(response: aiohttp.ClientResponse) -> Ending:
+            body = await self._read(response)
+            if response.status != _OK:
+                return Ending(End.REFUSED, f"HTTP {response.status}", refused=True)
+            found = _judged(body, read_whole)
+            return found if isinstance(found, Ending) else Ending(End.PASSED, body=body)
+
+        return await self._ask(call, judge)
+
+    async def _ask(self, call: Call, take: Callable[[aiohttp.ClientResponse], Awaitable[Ending]]) -> Ending:
+        """Send it once, and `take` the answer unless it is an error of the instance's own."""
+        try:
+            response = await self._send(call)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _broken(error)
+        try:
+            if response.status >= FIRST_SERVER_FAULT:
+                return await self._fault(response)
+            return await take(response)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _broken(error)
+        except UpstreamError as error:
+            return Ending(End.BROKEN, str(error), garbage=True)
+        finally:
+            response.close()
+
+    async def _send(self, call: Call) -> aiohttp.ClientResponse:
+        """The head of the answer. A kept connection may have been closed meanwhile: then once more, on another.
+
+        That shows at once; what breaks later had been taken in, and is no stale connection's fault.
+        """
+        loop = asyncio.get_running_loop()
+        sent_s = loop.time()
+        try:
+            return await self._post(call)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if isinstance(error, _UNSENT) or loop.time() - sent_s > _STALE_SHOWS_S:
+                raise
+            try:
+                return await self._post(call)
+            except _UNSENT:
+                raise error from None  # it had been sent: whoever took it is gone since
+
+    async def _post(self, call: Call) -> aiohttp.ClientResponse:
+        body = call.body if len(call.body) <= _LARGE_BYTES else BytesIO(call.body)
+        return await self._interrupt.wait(
+            self._session.post(call.url, data=body, headers=call.headers, allow_redirects=False)
+        )
+
+    async def _fault(self, response: aiohttp.ClientResponse) -> Ending:
+        body = await self._read(response)
+        fault = Fault(response.status, client_headers(response), body)
+        return Ending(
+            End.BROKEN,
+            f"HTTP {response.status}: {body[:200].decode(errors='replace')}",
+            fell=True,
+            fault=fault,
+        )
+
+    async def _whole(self, response: aiohttp.ClientResponse, read_whole: Callable[[bytes], Whole]) -> Ending:
+        """An answer in one piece: read, judged, passed on."""
+        body = await self._read(response)
+        served = response.status == _OK
+        if served:
+            found = _judged(body, read_whole)
+            if isinstance(found, Ending):
+                return found
+            self._on_tokens(found.tokens)
+        await self._client.begin(response.status, _sized(client_headers(response), body))
+        await self._client.end(body)
+        return Ending(End.PASSED if served else End.REFUSED, f"HTTP {response.status}")
+
+    async def _no_continuation(self, response: aiohttp.ClientResponse) -> Ending:
+        """An answer in one piece, where a stream was to go on."""
+        body = await self._read(response)
+        reason = f"HTTP {response.status}: {body[:200].decode(errors='replace')}"
+        return Ending(End.BROKEN, reason, garbage=response.status == _OK, refused=response.status != _OK)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        parts, size = [], 0
+        while data := await self._interrupt.wait(response.content.readany()):
+            parts.append(data)
+            size += len(data)
+            if size > _MAX_ANSWER_BYTES:
+                raise UpstreamError(f"the answer is longer than {_MAX_ANSWER_BYTES} bytes")
+        return b"".join(parts)
+
+    async def _stream(self, response: aiohttp.ClientResponse, events: Events) -> Ending:
+        """An answer in events. Whatever ends it too early, the client has whole events."""
+        wait, read, client = self._interrupt.wait, response.content.readany, self._client
+        if not client.began:
+            ending = await self._until_begun(response, events)
+            if ending is not None:
+                return ending
+        tokens = events.tokens
+        try:
+            while not events.halt and (data := await wait(read())):
+                out = events.take(data)
+                if events.tokens != tokens:
+                    self._on_tokens(events.tokens - tokens)
+                    tokens = events.tokens
+                if out:
+                    await client.pass_on(out)
+        except WaitCut as cut:
+            if not events.done or cut.reason is not Cut.GONE:
+                raise
+            await _drained(response)  # many a client leaves at the end mark, and has its answer then
+        if events.halt is not None:
+            return _halted(events.halt)
+        if not events.done and not is_end_mark(events.rest):
+            return Ending(End.BROKEN, "the stream ended without its end mark", fell=True)
+        await client.end(events.rest)
+        return Ending(End.REFUSED, "an error in the request") if events.refused else Ending(End.PASSED)
+
+    async def _until_begun(self, response: aiohttp.ClientResponse, events: Events) -> Ending | None:
+        """Hold back everything up to the first token, and send it with that. An ending, if that comes first."""
+        held = b""
+        while data := await self._interrupt.wait(response.content.readany()):
+            out = events.take(data)
+            held += out
+            begun = bool(out) and events.begins(out)
+            if events.halt is not None and not begun:
+                return _left(events.halt)
+            if begun:
+                self.first_events = held
+                self._on_tokens(events.tokens)
+                await self._client.begin(response.status, _unsized(client_headers(response)))
+                await self._client.pass_on(held)
+                return None
+        return Ending(End.BROKEN, "the stream ended before its first token", fell=True)
+
+
+async def _drained(response: aiohttp.ClientResponse) -> None:
+    """Read what follows the end mark, which is the end of the body, so that the connection can be kept."""
+    with suppress(aiohttp.ClientError, TimeoutError, OSError):
+        async with asyncio.timeout(_BODY_END_S):
+            while await response.content.readany():
+                pass
+
+
+def _judged(body: bytes, read_whole: Callable[[bytes], Whole]) -> Whole | Ending:
+    """What an answer in one piece says, or how its attempt ended if it is none."""
+    if not body.lstrip().startswith(b"{"):
+        return Ending(End.BROKEN, f"an answer that is no JSON object: {body[:80]!r}", garbage=True)
+    found = read_whole(body)
+    return found if found.halt is None else _left(found.halt)
+
+
+def _left(halt: Halt) -> Ending:
+    end = End.BROKEN if halt.departure is None else End.LEFT
+    return Ending(end, halt.message, departure=halt.departure, fell=halt.departure is None)
+
+
+def _halted(halt: Halt) -> Ending:
+    """The end of a stream that had begun: whoever ended it, the answer is not whole."""
+    return Ending(End.BROKEN, halt.message, departure=halt.departure, fell=halt.departure is None)
+
+
+def _broken(error: Exception) -> Ending:
+    garbage = isinstance(error, aiohttp.ClientResponseError)
+    return Ending(
+        End.BROKEN, named(error), garbage=garbage, fell=not garbage and not isinstance(error, _UNSENT)
+    )
+
+
+def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
+    return [*_unsized(headers), (b"content-length", b"%d" % len(body))]
+
+
+def _unsized(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Whoever gathered a stream may say how long it is; what the client gets of it is not."""
+    return [each for each in headers if each[0] != b"content-length"]

@@ -1,0 +1,86 @@
+"""A request's prompt as a request of its own, for a prefill instance: vLLM's protocol for prefill and decode apart.
+
+The prefill instance is sent the request with a limit of one token and `do_remote_decode`. Its answer says where the KV
+of the prompt is (NIXL), or nothing where both instances read one storage (`ExampleConnector`). A decode instance is
+sent the whole request with what the answer said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from headway.core.hints import OF_ANSWERS
+from headway.core.slo import Slo
+from headway.errors import UpstreamError
+from headway.gateway.http.api import RESPONSES
+from headway.gateway.http.refusal import bad_request
+from headway.gateway.request.ask import Ask
+
+TRANSFER = "kv_transfer_params"
+
+_NULL, _FALSE, _ONE = msgspec.Raw(b"null"), msgspec.Raw(b"false"), msgspec.Raw(b"1")
+_NOTHING = (None, _NULL, _FALSE)
+_KEEP_KV = msgspec.Raw(
+    msgspec.json.encode(
+        {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        }
+    )
+)
+_OF_ANSWERS = ("stream", "stream_options", "min_tokens")
+"""Fields that ask for a stream, or for more than one token."""
+_WHOLE_PROMPT = ("prompt_logprobs", "echo", "use_beam_search", "prompt_embeds")
+"""Fields that no KV from elsewhere serves: log probabilities of the prompt come from its computation, vLLM sends no
+parameters with beams, and connectors count a prompt by its token ids."""
+
+
+class _Answer(msgspec.Struct):
+    kv_transfer_params: msgspec.Raw = _NULL
+
+
+def has_prompt_stage(ask: Ask) -> bool:
+    """Whether a prefill instance can compute the prompt; else the decode instance serves the whole request.
+
+    KV that is read once serves one answer, and of several prompts vLLM tells the parameters of one. A response may
+    build upon another, which only the instance that answered it has.
+
+    Raises Refusal (400) for a request with parameters of its own: they name addresses that the instance connects to.
+    """
+    if ask.fields.get(TRANSFER) not in _NOTHING:
+        raise bad_request(f"{TRANSFER} is given; accepted: none, since the gateway sets it", TRANSFER)
+    needs_all = any(ask.fields.get(name) not in _NOTHING for name in _WHOLE_PROMPT)
+    return ask.one_answer and ask.api is not RESPONSES and not needs_all
+
+
+def prompt_alone(ask: Ask) -> Ask:
+    """The request that has the prompt computed and its KV kept."""
+    fields = {name: raw for name, raw in ask.fields.items() if name not in _OF_ANSWERS}
+    limits = [name for name in ask.api.limits if name in fields] or ask.api.limits[-1:]
+    fields |= dict.fromkeys(limits, _ONE)
+    xargs = {name: value for name, value in ask.xargs.items() if name not in OF_ANSWERS}
+    return replace(ask, fields={**fields, TRANSFER: _KEEP_KV}, xargs=xargs, stream=False, max_tokens=1)
+
+
+def prompt_targets(left: Slo) -> Slo:
+    """Targets of the prompt: its end is due when the first token is. One token has no time between tokens."""
+    return replace(left, tbt_s=None)
+
+
+def read_transfer(body: bytes) -> msgspec.Raw:
+    """What the decode instance is told of the prompt's KV; `null` if nothing. Raises UpstreamError."""
+    try:
+        return msgspec.json.decode(body, type=_Answer).kv_transfer_params
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UpstreamError(f"the answer to a prompt is no object ({error})") from None
+
+
+def with_transfer(ask: Ask, transfer: msgspec.Raw) -> Ask:
+    """The request for the decode instance."""
+    return ask if transfer == _NULL else replace(ask, fields={**ask.fields, TRANSFER: transfer})

@@ -1,0 +1,174 @@
+"""Simulated runs that are done, in one file: each found by a digest of all that decides it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from importlib.metadata import version
+from io import BufferedWriter
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from headway.errors import ConfigError
+from headway.lab.run_cells import in_processes
+from headway.whole_file import write_whole
+
+
+class Digested(Protocol):
+    """All that decides a run."""
+
+    def digest(self) -> str:
+        """Tells apart any two runs that may differ, in what is asked for, the costs, or the release."""
+        ...
+
+
+FILE = "runs.jsonl"
+
+RunT = TypeVar("RunT", bound=Digested)
+ResultT = TypeVar("ResultT")
+
+
+class _Line(msgspec.Struct, Generic[ResultT], frozen=True):
+    """A line of the file."""
+
+    digest: str
+    result: ResultT
+
+
+@dataclass(slots=True)
+class Kept(Generic[RunT, ResultT]):
+    """Runs that are done, a line each, written as it ends, so that a kill loses none of them.
+
+    The same file serves any number of studies with results of one kind.
+    """
+
+    root: Path
+    file: str = FILE
+    done: dict[str, ResultT] = field(default_factory=dict)
+
+    def load(self, kind: type[ResultT]) -> None:
+        """Take in what the file holds; a last line cut short by a kill is dropped.
+
+        Raises ConfigError if the file holds anything else or cannot be read.
+        """
+        path = self.root / self.file
+        if not path.exists():
+            return
+        try:
+            content = path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            for line in whole.splitlines():
+                found = msgspec.json.decode(line, type=_Line[kind])  # type: ignore[valid-type]
+                self.done[found.digest] = found.result
+            if whole != content:
+                write_whole(path, whole)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{path} holds something else than runs ({error}); give another folder"
+            ) from error
+
+    def result(self, run: RunT) -> ResultT | None:
+        """What a run came to; None if it is not done."""
+        return self.done.get(run.digest())
+
+    @contextmanager
+    def adding(self) -> Iterator[Callable[[RunT, ResultT], None]]:
+        """A function that keeps one run more. Raises ConfigError if the folder cannot be written."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file: BufferedWriter = (self.root / self.file).open("ab")
+        except OSError as error:
+            raise ConfigError(f"{self.root}: cannot be written ({error.strerror})") from error
+
+        def add(run: RunT, result: ResultT) -> None:
+            digest = run.digest()
+            file.write(msgspec.json.encode(_Line(digest, result)) + b"\n")
+            file.flush()
+            self.done[digest] = result
+
+        with file:
+            yield add
+
+
+def run_kept(
+    runs: Sequence[RunT],
+    kept: Kept[RunT, ResultT],
+    work: Callable[[RunT], ResultT],
+    *,
+    jobs: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Do the runs that are not kept yet, in up to `jobs` processes (None: one a core), and keep them.
+
+    `work` is a function of a module. `tick` hears of each as it is kept. KeyboardInterrupt passes through with all
+    processes ended and what is done kept. The first run that raises ends the others.
+    """
+    todo = [run for run in runs if kept.result(run) is None]
+    run_groups([(run,) for run in todo], kept, partial(_only, work), jobs=jobs, tick=tick)
+
+
+def run_groups(
+    groups: Sequence[Sequence[RunT]],
+    kept: Kept[RunT, ResultT],
+    work: Callable[[Sequence[RunT], Sequence[ResultT]], ResultT],
+    *,
+    jobs: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """The same for groups of runs, in each of which one is done after another, since it may answer those behind it.
+
+    `work` is given a group and what the first of its runs came to, and says what the next one does.
+    """
+    jobs = jobs or os.cpu_count() or 1
+    do = partial(_one_more, work)
+    begun: list[_Begun[RunT, ResultT]] = [(group, ()) for group in groups]
+    alone = min(jobs, len(groups)) <= 1
+    found = _here(do, begun) if alone else in_processes(do, begun, jobs, then=_unless_done)
+    with kept.adding() as add, closing(found):
+        for runs, results in found:
+            add(runs[len(results) - 1], results[-1])
+            tick()
+
+
+_Begun = tuple[Sequence[RunT], Sequence[ResultT]]
+"""A group, and what the first of its runs came to."""
+
+
+def _only(work: Callable[[RunT], ResultT], runs: Sequence[RunT], results: Sequence[ResultT]) -> ResultT:
+    return work(runs[len(results)])
+
+
+def _one_more(
+    work: Callable[[Sequence[RunT], Sequence[ResultT]], ResultT], begun: _Begun[RunT, ResultT]
+) -> _Begun[RunT, ResultT]:
+    runs, results = begun
+    return runs, (*results, work(runs, results))
+
+
+def _unless_done(begun: _Begun[RunT, ResultT]) -> _Begun[RunT, ResultT] | None:
+    runs, results = begun
+    return begun if len(results) < len(runs) else None
+
+
+def _here(
+    do: Callable[[_Begun[RunT, ResultT]], _Begun[RunT, ResultT]], groups: Sequence[_Begun[RunT, ResultT]]
+) -> Generator[_Begun[RunT, ResultT], None, None]:
+    for group in groups:
+        begun = _unless_done(group)
+        while begun is not None:
+            done = do(begun)
+            yield done
+            begun = _unless_done(done)
+
+
+@lru_cache(maxsize=1)
+def release() -> str:
+    """The version of this package: another one's runs may differ."""
+    return version("headway")

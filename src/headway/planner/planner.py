@@ -1,0 +1,216 @@
+"""A whole plan: what is tried, searched, chosen, compared with the default on unseen samples, and how few GPUs do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from headway.errors import ConfigError
+from headway.planner.ask import BUDGET, Prepared
+from headway.planner.configuration import Configuration
+from headway.planner.halving import MOST_HALVINGS, sampled_s
+from headway.planner.intervals import Interval
+from headway.planner.objective import Finals, Gain, choose, gain
+from headway.planner.runner import RunCounts, Runner, Tell
+from headway.planner.runs import KeptPlanRuns
+from headway.planner.sampler import candidates
+from headway.planner.samples import sample
+from headway.planner.search import Field, Found, SearchPlan, search
+from headway.results import Summary
+
+PROBES = 3
+"""Configurations of each policy that are timed before a budget is made of minutes."""
+
+PROBE_SHARE = 1 / (1 << MOST_HALVINGS)
+"""Of the last window, the part that is timed: the window of the first of three rungs or more."""
+
+SAFETY = 0.8
+"""Of the minutes, the part that is planned with: what is tried first is not all there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is tried: so many configurations, or as many as will take so many minutes; in up to `jobs` processes."""
+
+    budget: int | None = None
+    minutes: float | None = None
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.minutes is not None:
+            raise ConfigError("budget and minutes are given; accepted: one of the two")
+        if self.budget is not None and self.budget < 1:
+            raise ConfigError(f"budget is {self.budget}; accepted: 1 configuration or more")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ConfigError(f"minutes is {self.minutes}; accepted: more than 0")
+        if self.jobs < 1:
+            raise ConfigError(f"jobs is {self.jobs}; accepted: 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fewest:
+    """The smallest number of GPUs whose best configuration holds the aim, on the samples that chose it and on others;
+    None if not even all of them do.
+
+    `goodput` is what it has there on samples that chose nothing; where all of them do not hold it, on those that it
+    fails. `sure` if the whole interval holds the aim.
+    """
+
+    gpus: int | None
+    aim: float
+    goodput: Interval | None
+
+    @property
+    def sure(self) -> bool:
+        """Whether the aim is held by all of the interval."""
+        return self.gpus is not None and self.goodput is not None and self.goodput.low >= self.aim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What a plan came to.
+
+    `best` is the best configuration on each number of GPUs, at the last rung; `choice` the answer, `default` stock
+    vLLM on as many GPUs. `unseen` is what these two came to on samples that chose nothing, and `gain` is of those.
+    """
+
+    prepared: Prepared
+    tried: int
+    found: Found
+    best: Mapping[int, Configuration]
+    choice: Configuration
+    default: Configuration
+    unseen: Mapping[Configuration, Sequence[Summary]]
+    gain: Gain
+    fewest: Fewest | None
+    runs: RunCounts
+    wall_s: float
+
+    @property
+    def is_too_few(self) -> bool:
+        """Whether not even all of the GPUs hold the goodput that was asked for."""
+        return self.fewest is not None and self.fewest.gpus is None
+
+
+def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell) -> Planned:
+    """Search, choose and compare. What is simulated is kept run by run, so that the same plan goes on after a kill."""
+    started_s = time.monotonic()
+    runner = Runner(prepared, kept, effort.jobs, tell)
+    budget = _budget(prepared, effort, runner)
+    tried = candidates(prepared.space, budget, even=prepared.ask.fewest)
+    plan = _search_plan(prepared)
+    runner.expect(tried, plan)
+    found = search(tried, prepared.space.default, plan, runner.measure)
+    best = _best(prepared, tried, found)
+
+    @cache
+    def on_unseen(gpus: int) -> dict[Configuration, list[Summary]]:
+        return _on_unseen([best[gpus], prepared.space.default[gpus]], plan, runner)
+
+    fewest = _fewest(prepared, best, found, on_unseen) if prepared.ask.fewest else None
+    gpus = fewest.gpus if fewest is not None and fewest.gpus is not None else prepared.ask.gpus
+    choice, default, unseen = best[gpus], prepared.space.default[gpus], on_unseen(gpus)
+    return Planned(
+        prepared=prepared,
+        tried=sum(map(len, tried.values())),
+        found=found,
+        best=best,
+        choice=choice,
+        default=default,
+        unseen=unseen,
+        gain=gain(prepared.objective, unseen[choice], unseen[default]),
+        fewest=fewest,
+        runs=runner.counts,
+        wall_s=time.monotonic() - started_s,
+    )
+
+
+def _search_plan(prepared: Prepared) -> SearchPlan:
+    return SearchPlan(
+        objective=prepared.objective,
+        samples=prepared.ask.seeds,
+        window_s=prepared.window_s,
+        drawn=prepared.task.stream.is_drawn,
+    )
+
+
+def _best(prepared: Prepared, tried: Field, found: Found) -> dict[int, Configuration]:
+    """Of those that were to be tried; the default is only compared with, unless it is one of them."""
+    return {
+        gpus: choose(
+            prepared.objective,
+            _holding(prepared, {each: finals[each] for each in finals if each in set(tried[gpus])}),
+            prepared.space.default[gpus],
+        )
+        for gpus, finals in found.finals.items()
+        if tried[gpus]
+    }
+
+
+def _holding(prepared: Prepared, finals: Finals) -> Finals:
+    """With `fewest` those that hold the aim, if any does: none is simple enough to miss it for that. Else all."""
+    if not prepared.ask.fewest:
+        return finals
+    return {each: found for each, found in finals.items() if _holds(prepared, found)} or finals
+
+
+def _holds(prepared: Prepared, summaries: Sequence[Summary]) -> bool:
+    goodput = prepared.objective.mean(summaries)
+    return goodput is not None and goodput.mean >= prepared.ask.least_goodput
+
+
+def _fewest(
+    prepared: Prepared,
+    best: Mapping[int, Configuration],
+    found: Found,
+    on_unseen: Callable[[int], Mapping[Configuration, Sequence[Summary]]],
+) -> Fewest:
+    """Number by number: what holds the aim on the samples that chose it may miss it on those that chose nothing."""
+    aim, goodput = prepared.ask.least_goodput, None
+    for gpus, configuration in best.items():
+        summaries = found.finals[gpus][configuration]
+        if _holds(prepared, summaries):
+            summaries = on_unseen(gpus)[configuration]
+            if _holds(prepared, summaries):
+                return Fewest(gpus=gpus, aim=aim, goodput=prepared.objective.mean(summaries))
+        goodput = prepared.objective.mean(summaries)
+    return Fewest(gpus=None, aim=aim, goodput=goodput)
+
+
+def _on_unseen(
+    configurations: Sequence[Configuration], plan: SearchPlan, runner: Runner
+) -> dict[Configuration, list[Summary]]:
+    different = list(dict.fromkeys(configurations))
+    pairs = [(each, part) for part in plan.unseen() for each in different]
+    seen: dict[Configuration, list[Summary]] = {each: [] for each in different}
+    for (each, _), summary in zip(pairs, runner.measure(pairs), strict=True):
+        seen[each].append(summary)
+    return seen
+
+
+# ---- how much is tried ---------------------------------------------------------------------------------
+
+
+def _budget(prepared: Prepared, effort: Effort, runner: Runner) -> int:
+    """Configurations to try. What is timed is kept with how long it took: a plan that goes on tries the same."""
+    if effort.minutes is None:
+        return BUDGET if effort.budget is None else effort.budget
+    window_s = PROBE_SHARE * prepared.window_s
+    first = sample(0, window_s, drawn=prepared.task.stream.is_drawn)
+    probes = candidates(prepared.space, PROBES * len(prepared.policies) * len(prepared.space.default))
+    pairs = [(each, first) for configurations in probes.values() for each in configurations]
+    took_s = sum(runner.timed(pairs)) / len(pairs)
+    seconds = SAFETY * effort.minutes * 60 * effort.jobs
+    return affordable(seconds, took_s / window_s, prepared.ask.seeds, prepared.window_s, prepared.space.size)
+
+
+def affordable(seconds: float, rate: float, samples: int, window_s: float, most: int) -> int:
+    """How many configurations can be searched in so many seconds of one core, at `rate` of them for each of the trace.
+
+    At least 1, at most `most`. One after another, since one configuration more may mean one rung more, with a shorter
+    first window, and so cost less. O(most).
+    """
+    counts = range(most, 1, -1)
+    return next((count for count in counts if rate * sampled_s(count, samples, window_s) <= seconds), 1)

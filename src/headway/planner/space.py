@@ -1,0 +1,205 @@
+"""What can be deployed: every setting of every policy on every number of GPUs, and why the rest cannot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from headway.errors import ConfigError
+from headway.lab.policy_choice import OWN_PARTS, is_pooled, uses_predictions
+from headway.planner.axes import TP_SIZES, Layout, Wanted, axes_of
+from headway.planner.configuration import Configuration
+from headway.planner.machine import Machine
+from headway.planner.threshold import presets_of
+from headway.policies.presets import build_policy, find_preset
+from headway.predict.length_choice import NONE
+from headway.routing.pools import HP, LP
+
+DEFAULT_POLICY = "vllm"
+"""What serves where nothing is chosen."""
+
+_GIB = 1 << 30
+
+Index = tuple[int, ...]
+"""A setting's place on each axis of a grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """All settings of one policy on one number of GPUs: `shape` is the length of each axis, `possible` what may run.
+
+    `plain` is the policy with vLLM's own sizes and nothing else changed, where that is possible.
+    """
+
+    gpus: int
+    policy: str
+    shape: tuple[int, ...]
+    possible: Mapping[Index, Configuration]
+    plain: Configuration | None
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What may be tried; `default` is stock vLLM on each number of GPUs, `impossible` counts the rest by reason."""
+
+    grids: tuple[Grid, ...]
+    default: Mapping[int, Configuration]
+    impossible: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """Configurations that are possible."""
+        return sum(len(grid.possible) for grid in self.grids)
+
+
+def build_space(machine: Machine, wanted: Wanted) -> Space:
+    """Everything that is possible, and how much is not.
+
+    Raises ConfigError for a policy that is not known, and where stock vLLM itself cannot serve on all of the GPUs; a
+    smaller number that cannot is left out. O(settings), some ten thousand for eight GPUs.
+    """
+    _check_policies(wanted.policies)
+    impossible: Counter[str] = Counter()
+    default: dict[int, Configuration] = {}
+    for gpus in wanted.gpus:
+        try:
+            default[gpus] = default_configuration(machine, gpus, wanted.longest_tokens)
+        except ConfigError:
+            if gpus == max(wanted.gpus):
+                raise
+    grids = [
+        _grid(machine, wanted, gpus, policy, impossible)
+        for gpus, policy in product(wanted.gpus, wanted.policies)
+    ]
+    return Space(tuple(grid for grid in grids if grid.gpus in default), default, dict(impossible))
+
+
+def _check_policies(policies: Sequence[str]) -> None:
+    """Raise ConfigError for a name that cannot be deployed: unknown, or of something that only simulations have."""
+    for policy in policies:
+        for preset in presets_of(policy).values():
+            build_policy(find_preset(preset))
+
+
+def default_configuration(machine: Machine, gpus: int, longest_tokens: int) -> Configuration:
+    """Stock vLLM on so many GPUs with the flags it takes by itself, on as many instances as can hold the model.
+
+    Raises ConfigError with the last reason where no layout can.
+    """
+    why = ""
+    for tp in TP_SIZES:
+        layout = Layout(tp, gpus // tp)
+        found = _why_no_layout(machine, gpus, layout, DEFAULT_POLICY, longest_tokens)
+        if found is None:
+            limits = machine.default_limits(tp)
+            return Configuration(
+                gpus=gpus,
+                policy=DEFAULT_POLICY,
+                tp=tp,
+                instances=layout.instances,
+                seats=limits.max_num_seqs,
+                tokens_a_step=limits.max_num_batched_tokens,
+            )
+        # The number of heads or GPUs says nothing of how much memory is missing.
+        why = why or found
+    raise ConfigError(f"{machine.model} cannot be served on {gpus} x {machine.hardware}: {why}")
+
+
+# ---- one grid ------------------------------------------------------------------------------------------
+
+
+def _grid(machine: Machine, wanted: Wanted, gpus: int, policy: str, impossible: Counter[str]) -> Grid:
+    axes = axes_of(machine, wanted, gpus, policy)
+    predictor = wanted.predictor if uses_predictions(policy, OWN_PARTS) else NONE
+    why_not = {
+        layout: _why_no_layout(machine, gpus, layout, policy, wanted.longest_tokens)
+        for layout in axes.layouts
+    }
+    found: dict[Index, Configuration] = {}
+    for index in product(*map(range, axes.shape)):
+        layout = axes.layouts[index[0]]
+        why = why_not[layout]
+        if why is None:
+            configuration = Configuration(
+                gpus=gpus,
+                policy=policy,
+                tp=layout.tp,
+                instances=layout.instances,
+                lp=layout.lp,
+                seats=axes.seats[index[1]],
+                tokens_a_step=axes.tokens[index[2]],
+                threshold=axes.thresholds[index[3]],
+                host_gib=_host_gib(machine, layout.tp, axes.host_shares[index[4]]),
+                kv_tier=axes.kv_tiers[index[5]],
+                predictor=predictor,
+            )
+            why = _why_no_sizes(machine, configuration)
+        if why is None:
+            found[index] = configuration
+        else:
+            impossible[why] += 1
+    return Grid(gpus, policy, axes.shape, found, _plain(machine, found))
+
+
+def _host_gib(machine: Machine, tp: int, share: float) -> float:
+    """So much of the KV memory of an instance's GPUs, rounded to two digits, in GiB."""
+    costs = machine.costs(tp)
+    return float(f"{share * costs.kv_capacity_tokens * costs.kv_bytes_per_token / _GIB:.2g}")
+
+
+def _plain(machine: Machine, found: Mapping[Index, Configuration]) -> Configuration | None:
+    """The first with nothing added and vLLM's own sizes, or those next to them."""
+    unchanged = [
+        each for each in found.values() if each.threshold is None and not (each.host_gib or each.kv_tier)
+    ]
+    if not unchanged:
+        return None
+
+    def distance(configuration: Configuration) -> tuple[object, ...]:
+        default = machine.default_limits(configuration.tp)
+        seats, tokens = default.max_num_seqs, default.max_num_batched_tokens
+        off = abs(configuration.seats - seats) + abs(configuration.tokens_a_step - tokens)
+        return (
+            configuration.tp,
+            off,
+            abs(2 * configuration.lp - configuration.instances),
+            configuration.place,
+        )
+
+    return min(unchanged, key=distance)
+
+
+# ---- why not -------------------------------------------------------------------------------------------
+
+
+def _why_no_layout(
+    machine: Machine, gpus: int, layout: Layout, policy: str, longest_tokens: int
+) -> str | None:
+    """Why GPUs cannot be shared out so; None if they can."""
+    if layout.tp > gpus or gpus % layout.tp:
+        return "TP does not divide the number of GPUs"
+    if is_pooled(policy) and layout.instances < len((LP, HP)):
+        return f"pools need {len((LP, HP))} instances or more"
+    try:
+        capacity = machine.costs(layout.tp).kv_capacity_tokens
+    except ConfigError as error:
+        return str(error)
+    if capacity < longest_tokens:
+        return (
+            f"the KV cache of TP {layout.tp} has no room for the longest request ({longest_tokens:,} tokens)"
+        )
+    return None
+
+
+def _why_no_sizes(machine: Machine, configuration: Configuration) -> str | None:
+    """Why an engine cannot have such sizes; None if it can."""
+    if configuration.seats > configuration.tokens_a_step:
+        return "more seats than tokens a step, which vLLM refuses"
+    if configuration.host_gib and configuration.kv_tier is not None:
+        return "host memory for swaps beside a KV tier, which is not simulated"
+    largest = machine.largest_measured()
+    if largest is not None and (configuration.seats > largest[0] or configuration.tokens_a_step > largest[1]):
+        return f"larger steps than the cost file was measured with ({largest[0]} jobs, {largest[1]} tokens)"
+    return None

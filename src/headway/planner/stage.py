@@ -1,0 +1,222 @@
+"""What is served to check a plan: a part of its trace fitted to this machine, and what is simulated of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from statistics import fmean
+
+from headway.core.batch_shape import BatchShape
+from headway.core.record import Record
+from headway.errors import ConfigError
+from headway.lab.predictor_choice import length_source
+from headway.planner.configuration import Configuration
+from headway.planner.in_engine import InEngine
+from headway.planner.machine import Machine, planned_policies
+from headway.planner.planner import Planned
+from headway.planner.runs import capacity_rps
+from headway.planner.scaled_down import MAX_OUTPUT_TOKENS, exchange, shortened
+from headway.predict.calibration import StepSeconds
+from headway.results.metrics import jct_s, measured, ttft_s
+from headway.sim.simulation import simulate
+from headway.traces import TraceRequest
+
+LOADS = (0.25, 0.125, 0.0625)
+"""Of what the choice gets through here by itself: a server and a client share its cores. High enough for requests to
+wait for one another; less where a trace comes in such bursts that a per cent in each step is ten in the waiting."""
+SLOWER, MOST_LONGER = 1.1, 1.2
+"""Where steps that are so many times as long make the mean JCT more times as long than this, less is served."""
+
+CLOCK_SEEDS = 3
+FEWEST_REQUESTS = 48
+ROUNDS = 6
+ALIKE = 0.1
+"""Times to the first token that differ by less of themselves say nothing of how steps are longer."""
+NEAR = 0.002
+"""Of the logarithm of the time in service: a fifth of a per cent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What serving adds to an engine's own steps on this machine: how many times as long they take while a server and
+    a client share its cores, what each takes besides, and seconds from a request's arrival to its first token beyond
+    those steps.
+    """
+
+    step_factor: float = 1.0
+    step_s: float = 0.0
+    first_token_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Longer:
+    """A step law with so much more in every step."""
+
+    law: StepSeconds
+    more_s: float
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of one step of this shape."""
+        return self.law.step_s(shape) + self.more_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What serves here, by which costs, and a part of the trace. Every other request is `telling`: it says how fast the
+    machine was meanwhile, so that the rest can be compared although a machine is never as fast as a minute ago.
+    """
+
+    machine: Machine
+    configuration: Configuration
+    requests: Sequence[TraceRequest]
+    rate_rps: float
+
+    @property
+    def telling(self) -> frozenset[str]:
+        """The ids of those that say how fast the machine was."""
+        return frozenset(request.id for request in self.requests[::2])
+
+    def simulated(self, requests: Sequence[TraceRequest], served: Served) -> list[list[Record]]:
+        """What the simulator says of requests, with each seed of its clock's noise."""
+        system = self.machine.system(self.configuration)
+        costs = system.calibration
+        slower = replace(
+            costs,
+            step=_Longer(costs.step, served.step_s / served.step_factor),
+            residuals=tuple(served.step_factor * residual for residual in costs.residuals),
+            host_s=served.step_factor * costs.host_s,
+        )
+        runs: list[list[Record]] = []
+        for seed in range(CLOCK_SEEDS):
+            records: list[Record] = []
+            simulate(
+                requests,
+                planned_policies(self.configuration),
+                replace(system, calibration=slower),
+                on_record=records.append,
+                max_output_tokens=MAX_OUTPUT_TOKENS,
+                seed=seed,
+                lengths=length_source(self.configuration.predictor, requests, seed),
+            )
+            runs.append([_later(record, served.first_token_s) for record in records])
+        return runs
+
+
+def _later(record: Record, seconds: float) -> Record:
+    def moved(time_s: float | None) -> float | None:
+        return None if time_s is None else time_s + seconds
+
+    return replace(
+        record,
+        first_scheduled_s=moved(record.first_scheduled_s),
+        first_token_s=moved(record.first_token_s),
+        finished_s=moved(record.finished_s),
+    )
+
+
+def check_requests(number: int) -> None:
+    """Raise ConfigError for so few requests that their means say nothing."""
+    if number < FEWEST_REQUESTS:
+        raise ConfigError(f"the trace has {number} requests; accepted with verify: {FEWEST_REQUESTS} or more")
+
+
+def set_stage(planned: Planned, here: Configuration, machine: Machine, seconds: float) -> Stage:
+    """The trace fitted to this machine: lengths, rate and targets. Raises ConfigError for a trace that is too short."""
+    task = planned.prepared.task
+    check_requests(planned.prepared.requests)
+    theirs = task.requests()
+    ours = shortened(theirs)
+    rates = exchange((task.machine, planned.choice.tp, theirs), machine, ours)
+    ours = [replace(request, slo=rates.targets(request.slo)) for request in ours]
+    ours_task = replace(task, machine=machine, max_output_tokens=MAX_OUTPUT_TOKENS)
+    most_rps = capacity_rps(ours_task, here, ours)
+    for load in LOADS:
+        count = max(FEWEST_REQUESTS, round(load * most_rps * seconds))
+        requests = at_rate(ours[:count], load * most_rps)
+        stage = Stage(machine=machine, configuration=here, requests=requests, rate_rps=load * most_rps)
+        if _times_longer(stage) <= MOST_LONGER:
+            break
+    return stage
+
+
+def _times_longer(stage: Stage) -> float:
+    """How many times as long the mean JCT is on a machine whose steps take SLOWER times as long."""
+    usual_s, slower_s = (
+        _told(stage, stage.simulated(stage.requests, Served(factor)), jct_s) for factor in (1.0, SLOWER)
+    )
+    return slower_s / usual_s
+
+
+def at_rate(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceRequest]:
+    """The requests from 0 s on, in their own rhythm, at this mean rate; all at once if they have no rhythm."""
+    first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s
+    stretch = len(requests) / rate_rps / (last_s - first_s) if last_s > first_s else 0.0
+    return [replace(request, arrival_s=(request.arrival_s - first_s) * stretch) for request in requests]
+
+
+def served_beyond(stage: Stage, came: InEngine) -> Served:
+    """What serving adds, from what came of the telling requests. Raises ConfigError where none was answered.
+
+    Their time in service says how much longer steps are: as a factor, or as so much more in each. Both happen, and the
+    time to the first token says how much of each, since prompts take longer steps than answers do; what it still lacks
+    then is beyond steps. Not the time between tokens: a policy that cuts prompts to keep a target there keeps it on a
+    slower machine too.
+    """
+    service_s = _told(stage, [came.records], _in_service_s)
+
+    def first_token_s(served: Served) -> float:
+        return _told(stage, stage.simulated(came.requests, served), ttft_s)
+
+    def off(served: Served) -> float:
+        return log(_told(stage, stage.simulated(came.requests, served), _in_service_s) / service_s)
+
+    off_0, came_s = off(Served()), _told(stage, [came.records], ttft_s)
+    log_factor = _root(lambda value: off(Served(exp(value))), off_0, -off_0)
+    found = Served(exp(log_factor))
+    if log_factor > 0:
+        token_s = service_s / fmean(request.output_tokens for request in came.requests)
+        added_s = max(
+            0.0, _root(lambda value: off(Served(step_s=max(0.0, value))), off_0, log_factor * token_s)
+        )
+        times_s = first_token_s(Served(step_s=added_s)), first_token_s(found)
+        share = _share(came_s, *times_s)
+        found = Served(1 + share * (found.step_factor - 1), (1 - share) * added_s)
+    return replace(found, first_token_s=max(0.0, came_s - first_token_s(found)))
+
+
+def _share(value: float, at_0: float, at_1: float) -> float:
+    """Where a value stands between two others, 0 to 1; 1 where they are about alike, so that it says nothing."""
+    if abs(at_1 - at_0) < ALIKE * value:
+        return 1.0
+    return min(1.0, max(0.0, (value - at_0) / (at_1 - at_0)))
+
+
+def _root(off: Callable[[float], float], off_0: float, guess: float) -> float:
+    """Where `off`, which is `off_0` at 0, is nothing, by secants: slower steps make larger batches, which are slower
+    still.
+    """
+    before, off_before, now = 0.0, off_0, guess
+    for _ in range(ROUNDS):
+        off_now = off(now)
+        if abs(off_now) < NEAR or off_now == off_before:
+            break
+        slope = (off_now - off_before) / (now - before)
+        before, off_before, now = now, off_now, now - off_now / slope
+    return now
+
+
+def _in_service_s(record: Record) -> float | None:
+    """Seconds from a request's first step to its end; None if it had none."""
+    if record.first_scheduled_s is None or record.finished_s is None:
+        return None
+    return record.finished_s - record.first_scheduled_s
+
+
+def _told(stage: Stage, runs: Sequence[Sequence[Record]], value: Callable[[Record], float | None]) -> float:
+    """The mean over the telling requests of all runs. Raises ConfigError where none has the value."""
+    telling = stage.telling
+    values = measured(value(record) for records in runs for record in records if record.id in telling)
+    if not values:
+        raise ConfigError("no request was answered, so nothing can be compared")
+    return fmean(values)

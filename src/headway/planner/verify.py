@@ -1,0 +1,195 @@
+"""The choice on this machine's own engine: what was predicted for it here, and what came."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from headway.core.record import Outcome, Record
+from headway.core.slo import NO_TARGETS
+from headway.errors import VLLM_COMES_BY, ConfigError, UpstreamError
+from headway.lab.policy_bench import free_port, warm_up, why_not_ready
+from headway.loadgen import ReplayOptions, ReplayReport, replay
+from headway.planner.ask import Prepared
+from headway.planner.configuration import Configuration
+from headway.planner.deploy import arguments, command, vllm_flags
+from headway.planner.deployed import deployed, records_of_engines
+from headway.planner.in_engine import InEngine, in_engine
+from headway.planner.machine import Machine
+from headway.planner.planner import Planned
+from headway.planner.scaled_down import MODEL, scaled_down
+from headway.planner.stage import Served, check_requests, served_beyond, set_stage
+from headway.predict.hardware import is_cost_file
+from headway.results import summarize
+from headway.results.metrics import measured
+from headway.results.records import read_records
+from headway.traces import TraceRequest
+
+PROFILE_SECONDS = 20
+KEYS = ("mean_jct_s", "p99_jct_s", "mean_ttft_s", "mean_tbt_s", "goodput")
+
+Tell = Callable[[str], None]
+Values = dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What came of it in the engine, of half of the requests, at the times at which they came to it. `predicted` is
+    with what serving adds, as the other half tells; `by_profile` without. Errors are predicted / achieved - 1, of
+    goodput the difference in points; None where not measured. `at_client` is what the client saw, whose time counts
+    from when a request was to be sent: it shares the cores, and was up to `client_late_s` late with that.
+    """
+
+    configuration: Configuration
+    words: tuple[str, ...]
+    requests: int
+    rate_rps: float
+    served: Served
+    predicted: Values
+    by_profile: Values
+    achieved: Values
+    at_client: Values
+    client_late_s: float
+
+    def errors(self, predicted: Mapping[str, float | None]) -> Values:
+        """How far from what came."""
+        return {key: _error(key, predicted[key], self.achieved[key]) for key in KEYS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What scripts read."""
+        return {
+            "configuration": asdict(self.configuration),
+            "command": command(self.words),
+            "requests": self.requests,
+            "rate_rps": self.rate_rps,
+            "served": asdict(self.served),
+            "predicted": self.predicted,
+            "achieved": self.achieved,
+            "at_client": self.at_client,
+            "client_late_s": self.client_late_s,
+            "errors": self.errors(self.predicted),
+            "by_profile": self.by_profile,
+            "errors_by_profile": self.errors(self.by_profile),
+        }
+
+
+def _error(key: str, predicted: float | None, achieved: float | None) -> float | None:
+    if predicted is None or achieved is None:
+        return None
+    if key == "goodput":
+        return predicted - achieved
+    return predicted / achieved - 1 if achieved else None
+
+
+def check_verifiable(prepared: Prepared) -> None:
+    """Raise ConfigError for a plan that could not be verified: before the search, which takes minutes."""
+    check_requests(prepared.requests)
+    if prepared.ask.kv_tier is not None:
+        raise ConfigError(
+            f"the KV tier is {prepared.ask.kv_tier} with verify; accepted: one of the two, since vLLM's offloading "
+            "needs a GPU"
+        )
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            f"vLLM is not installed, so nothing can be deployed here; accepted with verify: {VLLM_COMES_BY}"
+        )
+
+
+def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verified:
+    """Profile this machine (unless it is what was planned for), predict, deploy, replay, compare. Minutes.
+
+    Of a stream of about so many seconds every other request tells what serving adds, and the rest is compared. Raises
+    ConfigError as `check_verifiable`, UpstreamError if the deployment does not get ready or loses a request.
+    """
+    check_verifiable(planned.prepared)
+    if not seconds > 0:
+        raise ConfigError(f"verify_seconds is {seconds}; accepted: more than 0")
+    here = scaled_down(planned.choice)
+    machine = _machine(planned, here, folder, tell)
+    stage = set_stage(planned, here, machine, seconds)
+    words = arguments(MODEL, here, NO_TARGETS)
+    tell(f"deploying: {command(words)}")
+    records = folder / "verify-engine.jsonl"
+    with deployed(words, free_port(), folder / "verify-server.log", records) as url:
+        asyncio.run(warm_up(stage.requests, ReplayOptions(url=url)))
+        tell(f"serving {len(stage.requests)} requests, to compare")
+        client = _replayed(url, stage.requests)
+    came = _in_engine(stage.requests, records)
+    served = served_beyond(stage, came)
+    telling = stage.telling
+
+    def compared(*runs: Sequence[Record]) -> Values:
+        return _mean([[record for record in records if record.id not in telling] for records in runs])
+
+    return Verified(
+        configuration=here,
+        words=words,
+        requests=len(stage.requests),
+        rate_rps=stage.rate_rps,
+        served=served,
+        predicted=compared(*stage.simulated(came.requests, served)),
+        by_profile=compared(*stage.simulated(came.requests, Served())),
+        achieved=compared(came.records),
+        at_client=compared(client.records),
+        client_late_s=max(client.lateness_s, default=0.0),
+    )
+
+
+# ---- on this machine ------------------------------------------------------------------------------------
+
+
+def _machine(planned: Planned, here: Configuration, folder: Path, tell: Tell) -> Machine:
+    """This machine by what was planned with, if that is its own cost file; else profiled now with the same sizes."""
+    theirs = planned.prepared.task.machine
+    if is_cost_file(theirs.hardware) and theirs.model == MODEL:
+        return theirs
+    file = folder / "verify-cost.json"
+    words = [
+        *(sys.executable, "-m", "headway.cli", "profile", "--model", MODEL, "--out", str(file), "--force"),
+        *("--seconds", f"{PROFILE_SECONDS}", "--", *vllm_flags(here)),
+    ]
+    tell(f"profiling this machine for about {PROFILE_SECONDS} s")
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "verify-profile.log"
+    with log.open("wb") as output:
+        ended = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
+    if ended.returncode:
+        raise UpstreamError(why_not_ready("this machine could not be profiled", log))
+    return Machine(str(file), MODEL)
+
+
+# ---- what came -----------------------------------------------------------------------------------------
+
+
+def _in_engine(requests: Sequence[TraceRequest], records: Path) -> InEngine:
+    """What the engines, which write a request's record before they answer its end, say of requests answered."""
+    written = [file for file in records_of_engines(records) if file.stat().st_size]
+    return in_engine(requests, chain.from_iterable(map(read_records, written)))
+
+
+def _replayed(url: str, requests: Sequence[TraceRequest]) -> ReplayReport:
+    """The records of all requests, as their client saw them. Raises UpstreamError if one failed."""
+    report = asyncio.run(replay(requests, ReplayOptions(url=url)))
+    for record in report.records:
+        if record.outcome is Outcome.FAILED:
+            raise UpstreamError(f"request {record.id} failed: {record.error}; so nothing can be compared")
+    return report
+
+
+def _values(records: Sequence[Record]) -> Values:
+    summary = summarize(records)
+    return {key: getattr(summary, key) for key in KEYS}
+
+
+def _mean(runs: Sequence[Sequence[Record]]) -> Values:
+    found = [_values(records) for records in runs]
+    values = {key: measured(each[key] for each in found) for key in KEYS}
+    return {key: fmean(each) if each else None for key, each in values.items()}

@@ -1,0 +1,269 @@
+"""What is made of AdaptiveLLM's runs, from made-up results: every number can be worked out by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from headway_reproduce.adaptivellm.errors import (
+    PredictorErrors,
+    RecomputeError,
+    SwapError,
+    predictor_errors,
+)
+from headway_reproduce.adaptivellm.findings import Findings, turnaround
+from headway_reproduce.adaptivellm.overhead import overheads
+from headway_reproduce.adaptivellm.scope import Scope
+from headway_reproduce.adaptivellm.setting import (
+    ADAPTIVE,
+    BASELINE,
+    GROUPS,
+    PLUS,
+    PREDICT_ONLY,
+    SWAP,
+    SWAP_FALLBACK,
+    TODAY,
+    Group,
+    Point,
+)
+from headway_reproduce.adaptivellm.study import AdaptiveLlm
+from headway_reproduce.adaptivellm.throughput import ablations
+from headway_reproduce.policy_meter import Meter
+from headway_reproduce.study_findings import throughput_rps
+from headway_reproduce.study_runs import KeptRuns, RunResult, StudyRun
+
+from headway.core.record import Outcome, Record
+from headway.errors import VLLM_COMES_BY, RecordError, SimulationError
+from headway.lab.papers import Request, papers
+from headway.results import summarize
+from headway.results.study import Study
+from tests.results.examples import make, unfinished
+
+pytestmark = pytest.mark.slow
+
+CHAT = Group("OPT-13B", "Chatbot")
+SECONDS = {BASELINE: 12.0, SWAP: 30.0, SWAP_FALLBACK: 15.0, ADAPTIVE: 10.0, PLUS: 8.0, TODAY: 9.0}
+"""How long the two requests of every run take: so throughput is 2 over it."""
+ERRORS = PredictorErrors(
+    recompute_error=RecomputeError(value=0.05, measured_on="cpu-engine", held_out_rows=7),
+    swap_error=SwapError(into=0.01, out=0.03, measured_on="cpu-engine"),
+    machine="a test",
+    rows=30,
+)
+
+
+def result(run: StudyRun, lost: Sequence[Record] = ()) -> RunResult:
+    """Two requests at 0 s, first scheduled halfway through, done at the run's end: a second later for each seed."""
+    end_s = SECONDS.get(run.policy, 12.0) + run.seed
+    records = [make(id_, first_scheduled_s=end_s / 2, finished_s=end_s) for id_ in "ab"]
+    predicts = run.policy in (ADAPTIVE, PREDICT_ONLY)
+    meter = Meter(
+        swaps=30, recomputes=10 + run.seed, host_full=5, plans=100, plan_s=0.12 if predicts else 0.06
+    )
+    return RunResult(summary=summarize([*records, *lost]), end_s=end_s, steps=100, meter=meter)
+
+
+def kept(root: Path, scope: Scope) -> KeptRuns:
+    """Every run of a scope, done."""
+    found = KeptRuns.read(root)
+    with found.adding() as add:
+        for run in scope.first_runs():
+            add(run, result(run))
+        for run in scope.loaded_runs(Findings(found, scope).capacity_rps()):
+            add(run, result(run))
+    return found
+
+
+@pytest.fixture(scope="module")
+def quick_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("quick")
+    kept(root, Scope(quick=True))
+    (root / "predictors-quick.json").write_bytes(msgspec.json.encode(ERRORS))
+    return root
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    return Findings(kept(tmp_path_factory.mktemp("full"), Scope()), Scope())
+
+
+@pytest.fixture(scope="module")
+def study(quick_root: Path) -> Study:
+    """What is made of it."""
+
+    def never() -> None:
+        raise AssertionError("a run that is kept was made again")
+
+    return AdaptiveLlm().reproduce(Request(root=quick_root, jobs=1, quick=True), never, lambda line: None)
+
+
+# ---- findings ------------------------------------------------------------------------------------------
+
+
+def test_ratios_are_taken_seed_by_seed(full: Findings) -> None:
+    # 12 s, 13 s and 14 s over 10 s, 11 s and 12 s: 1.2, 1.1818 and 1.1667.
+    found = full.ratio(Point(group=CHAT), ADAPTIVE, BASELINE, throughput_rps)
+    assert found is not None
+    assert found.mean == pytest.approx((12 / 10 + 13 / 11 + 14 / 12) / 3)
+    assert found.deviation == pytest.approx(0.0167, abs=1e-4)
+    assert full.mean(Point(group=CHAT), BASELINE, throughput_rps) == pytest.approx(
+        (2 / 12 + 2 / 13 + 2 / 14) / 3
+    )
+
+
+def test_a_ratio_across_points_is_over_the_seeds_both_have(full: Findings) -> None:
+    # One seed at a cap of 8, three without: 12 s over 10 s.
+    capped = Point(group=CHAT, cap=8)
+    found = full.ratio_across(capped, ADAPTIVE, Point(group=CHAT), BASELINE, throughput_rps)
+    assert found == pytest.approx(1.2)
+
+
+def test_counts_are_means_and_one_seed_has_no_spread(full: Findings) -> None:
+    assert full.count(Point(group=CHAT), ADAPTIVE, "recomputes") == 11
+    capped = full.ratio(Point(group=CHAT, cap=8), ADAPTIVE, BASELINE, turnaround)
+    assert capped is not None
+    assert capped.mean == pytest.approx(1.0)
+    assert capped.deviation is None
+
+
+def test_a_cut_is_the_share_by_which_a_turnaround_is_shorter(full: Findings) -> None:
+    # Half of the time waiting: 2 for every policy, so nothing is cut.
+    assert full.mean(Point(group=CHAT), ADAPTIVE, turnaround) == pytest.approx(2.0)
+    assert full.cut(Point(group=CHAT, cap=8), ADAPTIVE, BASELINE) == pytest.approx(0.0)
+
+
+def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
+    findings = Findings(KeptRuns.read(tmp_path), Scope(quick=True))
+    with pytest.raises(
+        SimulationError, match="adaptivellm has not been run at OPT-13B/Chatbot, natural outputs"
+    ):
+        findings.results(Point(group=CHAT), ADAPTIVE)
+    with pytest.raises(SimulationError, match="step by step"):
+        overheads(findings)
+
+
+def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
+    runs, point = KeptRuns.read(tmp_path), Point(group=CHAT)
+    with runs.adding() as add:
+        add(point.run(SWAP, 0), result(point.run(SWAP, 0), [unfinished("c", Outcome.FAILED, 0.0, 1.0)]))
+        add(point.run(BASELINE, 0), result(point.run(BASELINE, 0)))
+    said = Findings(runs, Scope(quick=True)).unfinished([point], [BASELINE, SWAP])
+    assert said == [f"vllm-s at {point}: requests that did not finish: 1; it is not comparable."]
+
+
+# ---- the study -----------------------------------------------------------------------------------------
+
+
+def test_the_data_has_the_stable_keys_and_the_papers_numbers(study: Study) -> None:
+    data = msgspec.json.decode(msgspec.json.encode(study.data))
+    assert list(data) == [
+        *("quick", "cells_run", "cells_total", "seeds", "table3", "fig3", "weighted_turnaround_cut"),
+        *("decision_overhead", "recompute_error", "swap_error", "real_engine"),
+    ]
+    assert (data["quick"], data["seeds"], data["cells_run"]) == (True, 1, Scope(quick=True).num_runs())
+    assert data["cells_total"] == Scope().num_runs()
+    assert list(data["table3"]) == [str(group) for group in GROUPS]
+    assert data["table3"]["OPT-13B/Chatbot"] == {
+        "vs_recompute": 1.2,
+        "vs_swap": 3.0,
+        "vs_swap_fallback": 1.5,
+        "plus_vs_recompute": 1.5,
+        "vs_vllm_today": 0.9,
+        "plus_vs_vllm_today": 1.125,
+        "paper": [1.38, 2.46],
+        "swaps": 30.0,
+        "recomputes": 10.0,
+        "host_full": 5.0,
+    }
+    assert list(data["fig3"]["OPT-13B/Summary"]["natural"]) == ["16", "64", "256"]
+    assert data["weighted_turnaround_cut"]["OPT-13B/Summary"]["128"] == {"vs_vllm": 0.0, "vs_vllm_s": 0.0}
+    assert data["decision_overhead"] == pytest.approx(0.012)  # 0.12 s of plans in 10 s
+    assert data["recompute_error"]["value"] == 0.05
+    assert data["swap_error"] == {"in": 0.01, "out": 0.03, "measured_on": "cpu-engine"}
+
+
+def test_every_table_says_whether_it_was_simulated_or_measured(study: Study) -> None:
+    labels = {table.name: table.measured_on for table in study.tables}
+    assert labels["table3"] == "simulated, A800 PCIe 80 GB"
+    assert labels["predictors"] == "real engine, a test"
+    assert all(
+        label.startswith(("simulated", "real engine")) or "timed on this machine" in label
+        for label in labels.values()
+    )
+
+
+def test_reasons_are_read_from_the_runs(study: Study) -> None:
+    said = " ".join(sentence for part in study.parts for sentence in part.text)
+    assert "adaptivellm over vllm-v0: 1.20 to 1.20 times; in the paper 1.09 to 1.40." in said
+    assert "50% of adaptivellm's recomputes found the host full" in said
+    assert "shorter than that of vllm-v0 by 0% to 0%" in said
+    assert "Not run: --quick leaves it out." in said
+
+
+def test_everything_kept_leaves_nothing_to_run(quick_root: Path) -> None:
+    size = AdaptiveLlm().size(Request(root=quick_root, jobs=2, quick=True))
+    assert (size.kept, size.seconds) == (size.runs, 0.0)
+
+
+def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
+    quick = AdaptiveLlm().size(Request(root=tmp_path, jobs=2, quick=True))
+    everything = AdaptiveLlm().size(Request(root=tmp_path, jobs=2))
+    assert quick.kept == everything.kept == 0
+    assert 10 < quick.seconds < 240 < everything.seconds
+
+
+def test_ablations_belong_to_the_whole(full: Findings) -> None:
+    part = ablations(full)
+    assert part is not None
+    assert part.tables[0].rows[0][1:4] == pytest.approx([1.0, 1.0, 1.0])
+    assert ablations(Findings(full.kept, Scope(quick=True))) is None
+
+
+def test_overhead_is_of_the_same_run_and_predicting_apart(full: Findings) -> None:
+    first = overheads(full)[0]
+    assert first.group == CHAT
+    assert first.plan_s == pytest.approx(0.0012)
+    assert first.step_s == pytest.approx(0.1)
+    assert first.share == pytest.approx(0.12 / 10)
+    assert first.prediction_share == pytest.approx(0.06 / 12)
+
+
+# ---- predictor errors ----------------------------------------------------------------------------------
+
+
+def test_errors_that_are_kept_are_not_measured_again(quick_root: Path) -> None:
+    found = predictor_errors(Request(root=quick_root, jobs=1, quick=True), lambda line: None)
+    assert found == ERRORS
+    rows = found.part().tables[0].rows
+    assert rows[0] == ["recompute", 0.05, 0.0176, 0.0130]
+    assert rows[2] == ["swap in", 0.01, 0.015, 0.011]
+
+
+def test_kept_errors_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "predictors.json").write_text('{"rows": "many"}')
+    with pytest.raises(RecordError, match=r"predictors\.json"):
+        predictor_errors(Request(root=tmp_path, jobs=1), lambda line: None)
+
+
+def test_without_the_engine_the_reason_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway_reproduce.adaptivellm.errors.find_spec", lambda name: None)
+    found = predictor_errors(Request(root=tmp_path, jobs=1, quick=True), lambda line: None)
+    assert found.recompute_error.value is None
+    assert found.part().text == [f"Not measured: needs {VLLM_COMES_BY} and pip install 'headway[fit]'."]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_papers_are_found_by_name() -> None:
+    assert list(papers("adaptivellm")) == ["adaptivellm"]
+    assert list(papers("all")) == ["adaptivellm", "fastserve", "magnus", "ascendra"]
+
+
+@pytest.mark.parametrize("name", ["adaptivellm", "fastserve"])
+def test_what_is_simulated_alone_needs_no_http_library(name: str) -> None:
+    without = "import sys; sys.modules['aiohttp'] = None"
+    program = f"{without}; from headway.lab.papers import papers; papers({name!r})"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,234 @@
+"""Who serves, what a run is made of, and what is read from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from headway_reproduce.ascendra.findings import crossing, scale_at_good
+from headway_reproduce.ascendra.measures import PoolUse, measure, needed_scale
+from headway_reproduce.ascendra.run import AscendraRun, policies_of, simulate_ascendra, system_of
+from headway_reproduce.ascendra.scope import Scope
+from headway_reproduce.ascendra.setting import (
+    ASCENDRA,
+    CASES,
+    FIXED,
+    LONGBENCH,
+    MAIN,
+    NO_HAND_OFF,
+    PAPER_GAINS,
+    QWEN,
+    SARATHI,
+    SHAREGPT,
+    SPLITS,
+    SYSTEMS,
+    TODAY,
+    VLLM_V0,
+    Case,
+    Change,
+    with_threshold,
+    with_tokens,
+)
+
+from headway.core.batch_shape import StepKind
+from headway.core.cost import UnknownCost
+from headway.core.record import Outcome
+from headway.core.slo import Slo
+from headway.errors import TraceError
+from headway.policies.leaving.at_risk import AtRisk
+from headway.policies.leaving.expired import Expired
+from tests.results.examples import make, unfinished
+
+RUN = AscendraRun(case=MAIN, service=ASCENDRA, rate_rps=6.0, count=40, seed=0)
+TARGETS = Slo(ttft_s=1.0, tbt_s=0.5)
+
+
+# ---- who serves ----------------------------------------------------------------------------------------
+
+
+def test_there_are_six_cases_with_the_papers_targets() -> None:
+    assert len(CASES) == 6
+    assert {case.slo.ttft_s for case in CASES if case.data is SHAREGPT} == {1.0, 1.5}
+    assert {case.slo.ttft_s for case in CASES if case.data is LONGBENCH} == {2.5, 3.0}
+    assert {case.slo.tbt_s for case in CASES} == {0.15}
+    assert set(PAPER_GAINS) <= set(CASES)
+
+
+def test_a_stand_in_is_named_one() -> None:
+    assert [str(case) for case in CASES if case.data.stand_in] == [
+        "Mistral-7B/LongBench (stand-in)",
+        "Llama-3.1-8B/LongBench (stand-in)",
+        "Qwen-14B/LongBench (stand-in)",
+    ]
+
+
+def test_every_system_has_three_instances_of_the_papers_memory() -> None:
+    for service in SYSTEMS:
+        for case in CASES:
+            system = system_of(replace(RUN, case=case, service=service))
+            assert len(system.names) == 3
+            assert system.limits.num_blocks == (3_000 if case.model is QWEN else 25_000)
+    assert system_of(RUN).names == ("lp-0", "lp-1", "hp-0")
+    assert system_of(replace(RUN, service=SPLITS["1L1H"])).names == ("lp-0", "hp-0")
+
+
+def test_late_requests_are_dropped_in_overload_alone() -> None:
+    def leaving(service: object) -> list[list[type]]:
+        policies = policies_of(service, ())  # type: ignore[arg-type]
+        factories = policies.values() if isinstance(policies, Mapping) else [policies]
+        return [[type(rule) for rule in build(UnknownCost()).leaving] for build in factories]
+
+    assert leaving(ASCENDRA) == [[AtRisk], []]
+    assert leaving(ASCENDRA.shedding()) == [[AtRisk, Expired], [Expired]]
+    assert leaving(NO_HAND_OFF) == [[], []]
+    for service in (VLLM_V0, SARATHI, TODAY):
+        assert leaving(service) == [[]]
+        assert leaving(service.shedding()) == [[Expired]]
+
+
+def test_what_is_swept_reaches_the_parts() -> None:
+    policies = policies_of(with_tokens(256), ())
+    assert isinstance(policies, Mapping)
+    assert policies["lp"](UnknownCost()).batching.token_budget == 256  # type: ignore[attr-defined]
+    policies = policies_of(with_threshold(-0.1), ())
+    assert isinstance(policies, Mapping)
+    [rule] = policies["lp"](UnknownCost()).leaving
+    assert isinstance(rule, AtRisk)
+    assert rule.threshold == -0.1
+    policies = policies_of(FIXED, ())
+    assert isinstance(policies, Mapping)
+    assert not policies["hp"](UnknownCost()).batching.elastic  # type: ignore[attr-defined]
+
+
+# ---- a run ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_a_pure_function_of_what_it_is_given() -> None:
+    first = simulate_ascendra(RUN)
+    assert first == simulate_ascendra(RUN)
+    assert first.requests == first.finished == 40
+    assert set(first.pools) == {"lp", "hp"}
+    assert sum(pool.first_tokens for pool in first.pools.values()) == 40
+    assert first.step_errors == {}
+
+
+def test_its_digest_tells_apart_all_that_decides_it() -> None:
+    changed = [
+        RUN,
+        replace(RUN, case=Case(QWEN, SHAREGPT)),
+        replace(RUN, service=ASCENDRA.shedding()),
+        replace(RUN, service=with_tokens(512)),
+        replace(RUN, rate_rps=6.1),
+        replace(RUN, count=41),
+        replace(RUN, seed=1),
+        replace(RUN, slo_scale=0.5),
+        replace(RUN, errors=True),
+        replace(RUN, change=Change(more_host_s=0.02)),
+        replace(RUN, change=Change(kv_share=0.5)),
+    ]
+    assert len({run.digest() for run in changed}) == len(changed)
+    assert replace(RUN).digest() == RUN.digest()
+
+
+def test_targets_are_scaled_together_and_apart() -> None:
+    assert replace(RUN, slo_scale=0.5).slo == Slo(ttft_s=0.5, tbt_s=0.075)
+    assert replace(RUN, change=Change(tbt_factor=0.5)).slo == Slo(ttft_s=1.0, tbt_s=0.075)
+
+
+def test_an_error_names_the_run() -> None:
+    short = replace(MAIN, data=replace(SHAREGPT, longest_output=1))
+    with pytest.raises(TraceError, match=r"ascendra, Mistral-7B/ShareGPT, 6 req/s, seed 0: request 0 has"):
+        simulate_ascendra(replace(RUN, case=_Targeted(short.model, short.data)))
+
+
+class _Targeted(Case):
+    """A case that the paper's table does not have."""
+
+    slo = TARGETS
+
+
+def test_errors_of_predicted_times_are_found_for_every_kind_of_step() -> None:
+    found = simulate_ascendra(replace(RUN, count=150, errors=True))
+    assert set(found.step_errors) == set(StepKind)
+    plain = simulate_ascendra(replace(RUN, count=150))
+    assert replace(found, step_errors={}) == plain  # watching changes nothing
+    for errors in found.step_errors.values():
+        assert all(error is None or 0 <= error < 0.5 for error in errors)
+
+
+# ---- what is read from records -------------------------------------------------------------------------
+
+
+def test_requests_are_met_late_dropped_or_moved() -> None:
+    # a: first token after 0.5 s of 1, then (2 - 0.5) / 4 = 0.375 s a token of 0.5: within. b: first token at 2, late.
+    # c moved at 1 from lp-0 and was within at hp-0, first step there 0.25 s later. d was dropped.
+    records = [
+        make("a", slo=TARGETS, first_scheduled_s=0.25, first_token_s=0.5, finished_s=2.0, instance="lp-0"),
+        make("b", slo=TARGETS, first_scheduled_s=1.0, first_token_s=2.0, finished_s=3.0, instance="lp-0"),
+        unfinished("c", Outcome.HANDED_OFF, 0.5, 1.0, slo=TARGETS, instance="lp-0"),
+        make(
+            "c",
+            slo=TARGETS,
+            arrival_s=0.5,
+            first_scheduled_s=1.25,
+            first_token_s=1.5,
+            finished_s=2.0,
+            instance="hp-0",
+        ),
+        unfinished("d", Outcome.EXPIRED, 0.0, 1.0, slo=TARGETS, instance="lp-0"),
+    ]
+    use = {"lp": PoolUse(instances=1, busy_share=0.5), "hp": PoolUse(instances=1, busy_share=0.25)}
+    result = measure(records, use)
+    assert (result.requests, result.finished, result.met, result.late, result.dropped) == (4, 3, 2, 1, 1)
+    assert (result.moves, result.goodput) == (1, 0.5)
+    assert result.needed_scale is None  # nine in ten of four are all four, and one did not finish
+    low, high = result.pools["lp"], result.pools["hp"]
+    assert (low.first_tokens, low.delay_s, low.busy_share) == (2, (0.25 + 1.0) / 2, 0.5)
+    assert (high.first_tokens, high.delay_s, high.busy_share) == (1, 0.25, 0.25)
+    assert result.ttft_s[0] == 0.5
+    assert result.ttft_s[-1] == 2.0
+
+
+def test_the_factor_needed_is_of_the_worse_target() -> None:
+    # First token after 2 of 1 s: 2. Between tokens 0.25 of 0.5 s: 0.5, its first token after 0.25 s: 0.5 is the larger.
+    late = make("a", slo=TARGETS, first_token_s=2.0, finished_s=3.0)
+    early = make("b", slo=TARGETS, first_scheduled_s=0.1, first_token_s=0.25, finished_s=1.25)
+    assert needed_scale([late, early], 2, 0.5) == 0.5
+    assert needed_scale([late, early], 2, 0.9) == 2.0
+    assert needed_scale([late, early], 3, 0.9) is None
+
+
+def test_a_crossing_is_on_the_line_between_two_points() -> None:
+    # From 1.0 at 2 to 0.8 at 4: 0.9 at 3.
+    assert crossing([(1.0, 1.0), (2.0, 1.0), (4.0, 0.8), (5.0, 0.95)]) == pytest.approx(3.0)
+    assert crossing([(1.0, 0.89), (2.0, 1.0)]) is None
+    assert crossing([(1.0, 1.0), (2.0, 0.9)]) is None
+    assert crossing([]) is None
+
+
+def test_the_smallest_factor_is_on_the_line_between_two_points() -> None:
+    assert scale_at_good([(0.2, 0.5), (0.4, 0.7), (0.6, 1.1)]) == pytest.approx(0.5)
+    assert scale_at_good([(0.2, 0.95), (0.4, 1.0)]) == 0.2
+    assert scale_at_good([(0.2, 0.5), (0.4, 0.8)]) is None
+
+
+# ---- how much is run -----------------------------------------------------------------------------------
+
+
+def test_the_quick_part_is_a_part_of_the_whole() -> None:
+    def runs(scope: Scope) -> set[AscendraRun]:
+        found = scope.further_runs(lambda case: 7.0, 7.93)
+        return {*scope.reference_runs(), *scope.sweep_runs(lambda case: 7.0), *found}
+
+    quick, full = runs(Scope(quick=True)), runs(Scope())
+    assert len(quick) == Scope(quick=True).num_runs()
+    assert len(full) == Scope().num_runs()
+    assert quick < full
+
+
+def test_every_load_is_a_rate_of_its_own_case() -> None:
+    rates = {MAIN: 7.0, Case(QWEN, SHAREGPT): 1.5}
+    found = Scope(quick=True).sweep_runs(rates.__getitem__)
+    assert {run.rate_rps for run in found if run.case == MAIN} == {3.5, 4.9, 6.3, 7.7, 9.1, 10.5, 11.9}
+    assert max(run.rate_rps for run in found if run.case != MAIN) == 2.55

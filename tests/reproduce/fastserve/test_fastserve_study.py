@@ -1,0 +1,286 @@
+"""What is made of FastServe's runs, from made-up results: every number can be worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from headway_reproduce.fastserve.end_to_end import shortfall
+from headway_reproduce.fastserve.findings import Findings, sensitivity
+from headway_reproduce.fastserve.per_token import per_token_part
+from headway_reproduce.fastserve.real import REAL_PLAN
+from headway_reproduce.fastserve.scale import scale_part
+from headway_reproduce.fastserve.scheduler import scheduler_part
+from headway_reproduce.fastserve.scope import AXES, END_TO_END, Scope, loaded
+from headway_reproduce.fastserve.setting import (
+    DEFER,
+    FASTER_TRANSFORMER,
+    FASTSERVE,
+    FCFS,
+    ORACLE,
+    ORCA,
+    REACTIVE,
+    SINGLE,
+)
+from headway_reproduce.fastserve.study import FastServe
+from headway_reproduce.policy_meter import Meter
+from headway_reproduce.real_study import FILE as REAL_FILE
+from headway_reproduce.real_study import RealResult, RealRuns
+from headway_reproduce.study_runs import KeptRuns, RunResult, StudyRun
+
+from headway.core.record import Outcome
+from headway.errors import SimulationError
+from headway.lab.papers import Request
+from headway.results import summarize
+from headway.results.study import Study
+from tests.results.examples import make, unfinished
+
+pytestmark = pytest.mark.slow
+
+SECONDS = {ORCA: 12.0, FASTER_TRANSFORMER: 60.0, FASTSERVE: 6.0, ORACLE: 4.0, DEFER: 18.0, REACTIVE: 9.0}
+"""How long each of the two requests of every run takes: so gains over fastserve are multiples of 1/6."""
+SHORT_QUANTUM = "quantum_s=0.01217"
+"""Half a decode step of OPT-13B on one GPU."""
+
+
+def result(run: StudyRun) -> RunResult:
+    """Two requests at 0 s, both done at the run's end; half a quantum takes mlfq-preempt twice as long."""
+    end_s = SECONDS.get(run.policy, 12.0) + run.seed
+    if run.policy == "mlfq-preempt" and SHORT_QUANTUM in (run.parts.order or ""):
+        end_s *= 2
+    peak = 300 if run.policy == FASTSERVE else 100
+    meter = Meter(swaps=30, plans=100, plan_s=0.1, peak_kv_blocks=peak)
+    records = [make(id_, finished_s=end_s) for id_ in "ab"]
+    return RunResult(summary=summarize(records), end_s=end_s, steps=100, meter=meter)
+
+
+def kept(root: Path, scope: Scope) -> KeptRuns:
+    """Every run of a scope, done."""
+    found = KeptRuns.read(root)
+    with found.adding() as add:
+        for run in scope.capacity_runs():
+            add(run, result(run))
+        for run in scope.loaded_runs(Findings(found, scope).capacity_rps):
+            add(run, result(run))
+    return found
+
+
+def never() -> None:
+    raise AssertionError("a run that is kept was made again")
+
+
+@pytest.fixture(scope="module")
+def quick_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("quick")
+    kept(root, Scope(quick=True))
+    return root
+
+
+@pytest.fixture(scope="module")
+def study(quick_root: Path) -> Study:
+    return FastServe().reproduce(Request(root=quick_root, jobs=1, quick=True), never, lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def full_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("full")
+    kept(root, Scope())
+    runs = RealRuns(
+        hardware="2 x abacus",
+        requests=2,
+        results=tuple(
+            RealResult(policy=policy, summaries=(summarize([make(finished_s=SECONDS.get(policy, 8.0))]),))
+            for policy in REAL_PLAN.policies
+        ),
+    )
+    (root / REAL_FILE).write_bytes(msgspec.json.encode(runs))
+    return root
+
+
+@pytest.fixture(scope="module")
+def full(full_root: Path) -> Findings:
+    return Findings(KeptRuns.read(full_root), Scope())
+
+
+# ---- findings ------------------------------------------------------------------------------------------
+
+
+def test_capacity_is_what_orca_gets_through_in_the_mean(full: Findings) -> None:
+    # 2 requests in 12, 13 and 14 s.
+    assert full.capacity_rps(END_TO_END) == pytest.approx((2 / 12 + 2 / 13 + 2 / 14) / 3)
+
+
+def test_gains_are_taken_seed_by_seed(full: Findings) -> None:
+    # Seconds of five seeds: 12 to 16 over 6 to 10.
+    point = loaded(END_TO_END, 0.9, full.capacity_rps)
+    expected = sum((12 + seed) / (6 + seed) for seed in range(5)) / 5
+    assert full.gain(point, ORCA) == pytest.approx(expected)
+
+
+def test_sensitivity_is_most_over_least() -> None:
+    assert sensitivity([2.0, 3.0, None]) == 1.5
+    assert sensitivity([]) is None
+
+
+def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
+    findings = Findings(KeptRuns.read(tmp_path), Scope(quick=True))
+    with pytest.raises(SimulationError, match=r"orca has not been run at GPT-175B, 16 GPUs.*all at once"):
+        findings.capacity_rps(END_TO_END)
+
+
+def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
+    scope = Scope(quick=True)
+    findings = Findings(kept(tmp_path, scope), scope)
+    point = loaded(END_TO_END, 0.9, findings.capacity_rps)
+    run = point.run(ORCA, 0)
+    lost = unfinished("c", Outcome.FAILED, 0.0, 1.0)
+    with findings.kept.adding() as add:
+        add(run, RunResult(summary=summarize([make("a"), lost]), end_s=6.0, steps=1, meter=Meter()))
+    [said] = findings.unfinished([point], [ORCA, FASTSERVE])
+    assert said.startswith("orca at GPT-175B")
+    assert "did not finish: 1" in said
+
+
+# ---- the study -----------------------------------------------------------------------------------------
+
+
+def test_the_data_has_the_stable_keys(study: Study) -> None:
+    data = msgspec.json.decode(msgspec.json.encode(study.data))
+    assert list(data) == [
+        *(
+            "quick",
+            "cells_run",
+            "cells_total",
+            "seeds",
+            "max_mean_jct_gain_vs_orca",
+            "max_p99_jct_gain_vs_orca",
+        ),
+        *(
+            "gain_range",
+            "vs_fastertransformer",
+            "vs_vllm_today",
+            "equal_at_low_load",
+            "vs_defer",
+            "vs_reactive",
+        ),
+        *("gap_to_srpt", "quantum_sensitivity", "k_sensitivity", "slots_sweep", "peak_kv_vs_fcfs", "cells"),
+    ]
+    assert (data["quick"], data["seeds"]) == (True, 1)
+    assert data["cells_run"] == Scope(quick=True).num_runs() < data["cells_total"] == Scope().num_runs()
+
+
+def test_the_numbers_are_the_runs_own(study: Study) -> None:
+    data = msgspec.json.decode(msgspec.json.encode(study.data))
+    assert data["max_mean_jct_gain_vs_orca"] == data["max_p99_jct_gain_vs_orca"] == 2.0
+    assert data["gain_range"] == {axis: [2.0, 2.0] for axis in AXES}
+    assert data["vs_fastertransformer"] == {axis: [10.0, 10.0] for axis in AXES}
+    assert data["equal_at_low_load"] == 1.0
+    assert (data["vs_defer"], data["vs_reactive"], data["gap_to_srpt"]) == (3.0, 1.5, 1.5)
+    assert data["quantum_sensitivity"] == {"fastserve": 1.0, "mlfq-no-preempt": 1.0, "mlfq-preempt": 2.0}
+    assert data["slots_sweep"]["idle_jobs"] == {"0": 6.0, "64": 6.0}
+    assert (data["k_sensitivity"], data["peak_kv_vs_fcfs"]) == (1.0, 3.0)
+    cell = data["cells"][0]
+    assert (cell["axis"], cell["setting"], cell["gain_vs_orca"]) == ("rate", 0.5, 2.0)
+    assert cell[FASTER_TRANSFORMER] == {"mean_jct_s": 60.0, "p99_jct_s": 60.0}
+
+
+def test_the_papers_figures_stand_beside_ours(study: Study) -> None:
+    rows = {
+        row[0]: list(row[1:])
+        for row in next(table for table in study.tables if table.name == "headline").rows
+    }
+    assert rows["mean JCT, over orca"] == [2.0, 2.0, 1.0, 5.1]
+    assert rows["p99 JCT, over orca"] == [2.0, 2.0, None, 6.4]
+    assert rows["cv: mean JCT, over fastertransformer"] == [10.0, 10.0, 7.4, 12.2]
+
+
+def test_every_table_says_that_it_was_simulated(study: Study) -> None:
+    assert {table.measured_on for table in study.tables} == {"simulated, A100 40 GB"}
+
+
+def test_reasons_are_read_from_the_runs(study: Study) -> None:
+    said = " ".join(sentence for part in study.parts for sentence in part.text)
+    assert "orca's is 2.00 to 2.00 times as long, in the paper up to 5.1" in said
+    assert "Over defer: 3.00 to 3.00 times; in the paper up to 3.5." in said
+    assert "mlfq-preempt (simulator only) 2.00" in said
+    assert "Not run: --quick leaves it out." in said
+
+
+def test_what_quick_leaves_out_belongs_to_the_whole(study: Study, full: Findings) -> None:
+    titles = {part.title for part in study.parts}
+    for part in (shortfall(full), scale_part(full), per_token_part(full)):
+        assert part is not None
+        assert part.title not in titles
+    assert "orders" in {table.name for table in scheduler_part(full).tables}
+
+
+def test_the_whole_has_all_parts_and_runs_nothing_again(full_root: Path) -> None:
+    study = FastServe().reproduce(Request(root=full_root, jobs=1), never, lambda line: None)
+    names = {table.name for table in study.tables}
+    assert {"headline", "shortfall", "fig10-quanta", "orders", "fig11-rate", "fig11-cv", "slots"} < names
+    assert {"peak-kv", "scale", "per-token", "real-engine"} < names
+    real = next(table for table in study.tables if table.name == "real-engine")
+    assert real.measured_on == "real engine, 2 x abacus"
+    assert real.rows[-1][:3] == [FASTSERVE, 6.0, 0.5]
+    assert study.data["peak_kv_vs_fcfs"] == 3.0
+
+
+def test_the_curve_per_token_has_the_notebooks_numbers(full: Findings) -> None:
+    part = per_token_part(full)
+    assert part is not None
+    [table] = part.tables
+    assert list(table.headings[:3]) == ["req/s", "vllm-v0", "paper"]
+    row = next(row for row in table.rows if row[0] == "3")
+    # 12, 13 and 14 s for 5 tokens; fastserve 6, 7 and 8.
+    assert row[1:7] == pytest.approx([2.6, 0.972, 2.6, 0.849, 1.4, 0.063])
+    assert next(row for row in table.rows if row[0] == "1")[2] is None
+
+
+def test_reasons_for_gaps_are_read_from_the_runs(full: Findings) -> None:
+    part = shortfall(full)
+    assert part is not None
+    # Every run of three seeds or five: 12 over 6 s and so on, whatever is changed.
+    three, five = (sum((12 + seed) / (6 + seed) for seed in range(count)) / count for count in (3, 5))
+    assert part.text[0].startswith(
+        f"At load 0.9 the gain over orca is {five:.2f}. It depends on what orca can"
+    )
+    assert f"keep running: {three:.2f} if it shares one batch" in part.text[0]
+    assert [row[:2] for row in part.tables[0].rows[:2]] == [
+        ["0.9", "as it stands"],
+        ["0.9", "one batch for both stages"],
+    ]
+
+
+def test_machines_grow_by_a_node(full: Findings) -> None:
+    part = scale_part(full)
+    assert part is not None
+    assert [row[:2] for row in part.tables[0].rows] == [
+        [f"GPT-175B, {8 * stages} GPUs", stages] for stages in (2, 3, 4)
+    ]
+
+
+# ---- how much there is to run --------------------------------------------------------------------------
+
+
+def test_everything_kept_leaves_nothing_to_run(quick_root: Path) -> None:
+    size = FastServe().size(Request(root=quick_root, jobs=2, quick=True))
+    assert (size.kept, size.seconds) == (size.runs, 0.0)
+
+
+def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
+    quick = FastServe().size(Request(root=tmp_path, jobs=2, quick=True))
+    everything = FastServe().size(Request(root=tmp_path, jobs=2))
+    assert quick.kept == everything.kept == 0
+    assert 10 < quick.seconds < 120 < everything.seconds < 40 * 60
+
+
+def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
+    scope = Scope(quick=True)
+    found = kept(tmp_path, scope)
+    assert FCFS in {run.policy for run in scope.loaded_runs(Findings(found, scope).capacity_rps)}
+    assert SINGLE.model in {run.model for run in scope.capacity_runs()}
+    lines = (tmp_path / "runs.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "runs.jsonl").write_bytes(b"".join(lines[:-3]))
+    size = FastServe().size(Request(root=tmp_path, jobs=2, quick=True))
+    assert size.runs - size.kept == 3

@@ -1,0 +1,406 @@
+"""What is made of Magnus's runs, from made-up results: every number can be worked out by hand."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from headway_reproduce.magnus.accuracy import Accuracy, Errors, SetAccuracy, accuracy
+from headway_reproduce.magnus.data import DataSource, data_digest, find_data
+from headway_reproduce.magnus.findings import GAINS, Findings
+from headway_reproduce.magnus.rates import KEYS, overloaded
+from headway_reproduce.magnus.real import FILE as REAL_FILE
+from headway_reproduce.magnus.real import POLICIES as REAL_POLICIES
+from headway_reproduce.magnus.reasons import reasons_part
+from headway_reproduce.magnus.run import KeptMagnusRuns, MagnusResult, MagnusRun
+from headway_reproduce.magnus.scope import QUICK_LOADS, Point, Scope
+from headway_reproduce.magnus.setting import (
+    ABP,
+    CCB,
+    GLP,
+    LOADS,
+    MAGNUS,
+    PHI,
+    PHI_SEED,
+    PHIS,
+    POLICIES,
+    TODAY,
+    VS,
+    VSQ,
+)
+from headway_reproduce.magnus.study import Magnus
+from headway_reproduce.real_study import RealResult, RealRuns
+
+from headway.errors import ConfigError, RecordError, SimulationError
+from headway.lab.papers import Request
+from headway.results import summarize
+from headway.results.study import Study
+from tests.reproduce.magnus.magnus_rows import write_rows
+from tests.results.examples import make
+
+pytestmark = pytest.mark.slow
+
+CAPACITY_RPS = 10.0
+MOST_RPS = {VS: 10.0, VSQ: 12.0, CCB: 20.0, GLP: 15.0, ABP: 30.0, MAGNUS: 36.0, TODAY: 60.0}
+"""What each gets through at most; what comes, if that is less."""
+SECONDS = {VS: 20.0, VSQ: 16.0, CCB: 10.0, GLP: 12.0, ABP: 9.0, MAGNUS: 6.0, TODAY: 2.0}
+"""Mean response time at every rate; the 95th percentile is twice that."""
+
+
+def result(run: MagnusRun) -> MagnusResult:
+    """Ten valid tokens a request, and twenty in all for who pads; Phi above the default takes longer."""
+    rps = min(run.rate_rps or CAPACITY_RPS, MOST_RPS[run.policy])
+    mean_rt_s = SECONDS[run.policy] * (1 if run.phi == PHI else 2)
+    return MagnusResult(
+        requests=100,
+        finished=100,
+        throughput_rps=rps,
+        mean_rt_s=mean_rt_s,
+        p95_rt_s=2 * mean_rt_s,
+        valid_tps=10 * rps,
+        total_tps=(10 if run.policy in (CCB, TODAY) else 20) * rps,
+        oom=2 if run.policy == MAGNUS else 0,
+        mean_batch=7.0,
+        length_rmse=5.0,
+        join_us=3.0,
+        choose_us=30.0,
+    )
+
+
+ACCURACY = Accuracy(
+    data="a digest of rows",
+    rows_of="answers of an abacus",
+    predict_us=40.0,
+    sets=tuple(
+        SetAccuracy(
+            name=name,
+            natural=natural,
+            rows=10,
+            mean_tokens=30.0,
+            deviation_tokens=20.0,
+            correlation=0.9,
+            errors=tuple(
+                Errors(way=way, rmse=rmse, mae=rmse / 2, tau=0.5)
+                for way, rmse in zip(
+                    (
+                        "magnus",
+                        "input length and instruction",
+                        "input length only",
+                        "mean of the application",
+                    ),
+                    (10.0, 12.0, 14.0, 20.0),
+                    strict=True,
+                )
+            ),
+        )
+        for name, natural in (("all tasks", False), ("GC", False), ("chat", True))
+    ),
+)
+
+
+def keep_all(root: Path, scope: Scope) -> None:
+    """Every run of a scope, done, and the accuracy."""
+    kept = KeptMagnusRuns.read(root)
+    with kept.adding() as add:
+        for run in scope.capacity_runs():
+            add(run, result(run))
+        for run in scope.loaded_runs(Findings(kept, scope).capacity_rps):
+            add(run, result(run))
+    name = f"magnus-accuracy{'-quick' if scope.quick else ''}.json"
+    accuracy_of_rows = msgspec.structs.replace(ACCURACY, data=data_digest(scope.source))
+    (root / name).write_bytes(msgspec.json.encode(accuracy_of_rows))
+
+
+def never() -> None:
+    raise AssertionError("a run that is kept was made again")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def source(data: Path) -> DataSource:
+    return find_data(data)
+
+
+@pytest.fixture(scope="module")
+def quick_root(source: DataSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("quick")
+    keep_all(root, Scope(source=source, quick=True))
+    return root
+
+
+@pytest.fixture(scope="module")
+def study(quick_root: Path, data: Path) -> Study:
+    request = Request(root=quick_root, jobs=1, quick=True, data=data)
+    return Magnus().reproduce(request, never, lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def plain(study: Study) -> dict[str, object]:
+    found: dict[str, object] = msgspec.json.decode(msgspec.json.encode(study.data))
+    return found
+
+
+@pytest.fixture(scope="module")
+def findings(quick_root: Path, source: DataSource) -> Findings:
+    return Findings(KeptMagnusRuns.read(quick_root), Scope(source=source, quick=True))
+
+
+@pytest.fixture(scope="module")
+def full_root(source: DataSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("full")
+    keep_all(root, Scope(source=source))
+    runs = RealRuns(
+        hardware="2 x abacus",
+        requests=2,
+        results=tuple(
+            RealResult(policy=policy, summaries=(summarize([make(finished_s=SECONDS[policy])]),))
+            for policy in REAL_POLICIES
+        ),
+    )
+    (root / REAL_FILE).write_bytes(msgspec.json.encode(runs))
+    return root
+
+
+# ---- gains ---------------------------------------------------------------------------------------------
+
+
+def test_gains_by_hand(findings: Findings) -> None:
+    # At 4 times 10 req/s: 36 against 20 and 10; 6 s against 10 and 20; 720 tokens/s against 200 and 200.
+    point = Point(load=4.0)
+    assert findings.gain(point, MAGNUS, CCB, GAINS["throughput"]) == pytest.approx(0.8)
+    assert findings.gain(point, MAGNUS, VS, GAINS["throughput"]) == pytest.approx(2.6)
+    assert findings.gain(point, MAGNUS, CCB, GAINS["mean_rt_cut"]) == pytest.approx(0.4)
+    assert findings.gain(point, MAGNUS, VS, GAINS["p95_rt_cut"]) == pytest.approx(0.7)
+    assert findings.gain(point, MAGNUS, CCB, GAINS["total_tps"]) == pytest.approx(2.6)
+    assert findings.gain(point, MAGNUS, TODAY, GAINS["mean_rt_cut"]) == pytest.approx(-2.0)
+
+
+def test_ranges_are_over_all_baselines_and_rates(plain: dict[str, object]) -> None:
+    # At 0.8 all get 8 req/s through; at 1.5, 15 against 10, 12 and 15; at 4 as above, 36 against 12 being 2.
+    assert plain["gain_range_over_all_baselines"] == {
+        "throughput": [0.0, 2.6],
+        "mean_rt_cut": [0.4, 0.7],
+        "p95_rt_cut": [0.4, 0.7],
+        "valid_tps": [0.0, 2.6],
+        "total_tps": [0.0, 2.6],
+    }
+
+
+def test_overloaded_is_where_no_baseline_can_follow(findings: Findings, plain: dict[str, object]) -> None:
+    assert overloaded(findings, findings.scope.rates()) == [Point(load=4.0)]
+    ranges = plain["gain_range_where_all_are_overloaded"]
+    assert isinstance(ranges, dict)
+    assert ranges["throughput"] == [0.8, 2.6]
+
+
+def test_steps_are_put_beside_the_one_before(plain: dict[str, object]) -> None:
+    steps = plain["ablation"]
+    assert isinstance(steps, dict)
+    assert list(steps) == ["vs to glp", "glp to abp", "abp to magnus"]
+    # 36 over 30 at a load of 4; nothing where all can follow. 6 s for 9.
+    assert steps["abp to magnus"]["throughput"] == [0.0, 0.2]
+    assert steps["abp to magnus"]["mean_rt_cut"] == [0.3333, 0.3333]
+
+
+# ---- what scripts read ---------------------------------------------------------------------------------
+
+
+def test_the_data_has_the_stable_keys(plain: dict[str, object]) -> None:
+    assert {
+        *("quick", "cells_run", "cells_total", "seeds", "data", "rates", "gain_range_over_all_baselines"),
+        *("phi_sweep", "vs_vllm_today", "toy"),
+    } <= set(plain)
+    assert (plain["quick"], plain["seeds"], plain["data"]) == (True, 1, "shared")
+    ranges = plain["gain_range_over_all_baselines"]
+    assert isinstance(ranges, dict)
+    assert list(ranges) == ["throughput", "mean_rt_cut", "p95_rt_cut", "valid_tps", "total_tps"]
+    toy = plain["toy"]
+    assert isinstance(toy, dict)
+    assert list(toy) == ["vs_s", "magnus_s", "ratio", "fitted_overhead_s"]
+
+
+def test_each_rate_has_everybodys_numbers(plain: dict[str, object]) -> None:
+    rates = plain["rates"]
+    assert isinstance(rates, list)
+    assert [each["rate_over_vs_capacity"] for each in rates] == list(QUICK_LOADS)
+    assert list(rates[-1]) == ["rate_over_vs_capacity", *POLICIES]
+    assert rates[-1][MAGNUS] == {
+        "throughput_rps": 36.0,
+        "mean_rt_s": 6.0,
+        "p95_rt_s": 12.0,
+        "valid_tps": 360.0,
+        "total_tps": 720.0,
+        "oom": 2.0,
+    }
+    assert list(rates[0][VS]) == list(KEYS)
+
+
+def test_the_sweep_says_what_is_used(plain: dict[str, object]) -> None:
+    sweep = plain["phi_sweep"]
+    assert isinstance(sweep, dict)
+    assert (sweep["used"], sweep["seed"]) == (PHI, PHI_SEED)
+    assert sweep["by_load"]["4"][str(PHI)]["mean_rt_s"] == 6.0
+    assert sweep["by_load"]["4"]["200000"]["mean_rt_s"] == 12.0
+
+
+def test_vllm_today_is_told_apart(plain: dict[str, object], study: Study) -> None:
+    today = plain["vs_vllm_today"]
+    assert isinstance(today, dict)
+    assert today["4"]["mean_rt_s"] == 2.0
+    assert today["4"]["gains"]["throughput"] == pytest.approx(36 / 40 - 1)
+    said = " ".join(sentence for part in study.parts for sentence in part.text)
+    assert "vllm answers sooner than magnus at 3 of 3 rates" in said
+
+
+def test_predictors_are_beside_simpler_ones(plain: dict[str, object], study: Study) -> None:
+    predictor = plain["predictor"]
+    assert isinstance(predictor, dict)
+    assert predictor["GC"]["input length only"] == {"rmse": 14.0, "mae": 7.0, "tau": 0.5}
+    assert plain["correlation"] == {"all tasks": 0.9, "GC": 0.9, "chat": 0.9}
+    assert plain["overhead"] == {"predict_us": 40.0, "join_us": 3.0, "choose_us": 30.0}
+    said = " ".join(sentence for part in study.parts for sentence in part.text)
+    assert "mean of all answers is chat 0.50; over all tasks 0.50" in said
+
+
+# ---- tables --------------------------------------------------------------------------------------------
+
+
+def test_the_papers_figures_stand_beside_ours(study: Study) -> None:
+    rows = {
+        row[0]: list(row[1:])
+        for row in next(table for table in study.tables if table.name == "headline").rows
+    }
+    assert rows["more requests/s"] == pytest.approx([0.0, 2.6, 0.8, 2.6, 0.66, 2.34])
+    assert rows["more tokens/s, invalid ones too"][-2:] == [1.15, 4.89]
+
+
+def test_every_table_says_what_it_was_measured_on(study: Study) -> None:
+    assert {table.measured_on for table in study.tables} == {
+        "simulated, 8 x V100 32 GB",
+        "simulated, V100 32 GB",
+        "measured, answers of an abacus",
+        "timed on this machine",
+    }
+
+
+def test_the_toys_row_of_the_paper(study: Study) -> None:
+    rows = next(table for table in study.tables if table.name == "toy").rows
+    assert list(rows[0]) == ["paper", 242.0, 60.0, 4.0, None]
+
+
+def test_what_did_not_finish_is_said(source: DataSource, tmp_path: Path) -> None:
+    scope = Scope(source=source, quick=True)
+    keep_all(tmp_path, scope)
+    findings = Findings(KeptMagnusRuns.read(tmp_path), scope)
+    run = scope.run(Point(load=4.0), MAGNUS, 0, findings.capacity_rps)
+    with findings.kept.adding() as add:
+        add(run, replace(result(run), finished=98))
+    [said] = findings.unfinished([Point(load=4.0)], [MAGNUS, VS])
+    assert said.startswith("magnus at 4 of vs's capacity")
+    assert "did not finish: 2" in said
+
+
+def test_a_run_that_was_not_made_is_an_error(source: DataSource, tmp_path: Path) -> None:
+    findings = Findings(KeptMagnusRuns.read(tmp_path), Scope(source=source, quick=True))
+    with pytest.raises(SimulationError, match="vs has not been run at all at once"):
+        findings.capacity_rps()
+
+
+# ---- how much there is to run --------------------------------------------------------------------------
+
+
+def test_quick_runs_are_some_of_all(source: DataSource) -> None:
+    quick, everything = Scope(source=source, quick=True), Scope(source=source)
+
+    def runs(scope: Scope) -> set[MagnusRun]:
+        return {*scope.capacity_runs(), *scope.loaded_runs(lambda change: 10.0)}
+
+    assert runs(quick) < runs(everything)
+    assert len(runs(quick)) == quick.num_runs() == 3 + 3 * 7 + len(PHIS)
+
+
+def test_everybody_is_run_at_every_rate_of_the_paper(source: DataSource) -> None:
+    scope = Scope(source=source)
+    runs = scope.loaded_runs(lambda change: 10.0)
+    for policy in (*POLICIES, TODAY):
+        rates = {run.rate_rps for run in runs if run.policy == policy and run.seed == 0}
+        assert rates == {10 * load for load in LOADS}
+
+
+def test_the_sweep_has_a_seed_that_nothing_else_has(source: DataSource) -> None:
+    runs = Scope(source=source).loaded_runs(lambda change: 10.0)
+    assert {run.policy for run in runs if run.seed == PHI_SEED} == {MAGNUS}
+    assert {run.phi for run in runs if run.seed == PHI_SEED} == set(PHIS)
+    assert {run.phi for run in runs if run.seed != PHI_SEED} == {PHI}
+
+
+def test_everything_kept_leaves_nothing_to_run(quick_root: Path, data: Path) -> None:
+    size = Magnus().size(Request(root=quick_root, jobs=2, quick=True, data=data))
+    assert (size.kept, size.seconds) == (size.runs, 0.0)
+
+
+def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path, data: Path) -> None:
+    pytest.importorskip("lightgbm", reason="without it nothing is begun")
+    quick = Magnus().size(Request(root=tmp_path, jobs=2, quick=True, data=data))
+    everything = Magnus().size(Request(root=tmp_path, jobs=2, data=data))
+    assert quick.kept == everything.kept == 0
+    assert 10 < quick.seconds < 120 < everything.seconds < 40 * 60
+
+
+def test_the_whole_has_all_parts_and_runs_nothing_again(full_root: Path, data: Path) -> None:
+    study = Magnus().reproduce(Request(root=full_root, jobs=1, data=data), never, lambda line: None)
+    names = {table.name for table in study.tables}
+    assert {"headline", "rates", "ablation", "phi", "toy", "reasons", "vs-vllm-today", "accuracy"} < names
+    assert study.data["cells_run"] == study.data["cells_total"]
+    real = next(table for table in study.tables if table.name == "real-engine")
+    assert real.measured_on == "real engine, 2 x abacus"
+    # One request of 6 s with magnus and 20 with vs.
+    assert (real.rows[1][0], real.rows[1][3], real.rows[1][4]) == (MAGNUS, 6.0, 0.3)
+
+
+def test_reasons_are_gains_with_one_thing_changed(full_root: Path, source: DataSource) -> None:
+    found = Findings(KeptMagnusRuns.read(full_root), Scope(source=source))
+    part = reasons_part(found)
+    assert part is not None
+    assert part.text[0].startswith("Over vs at load 4: +260% requests/s and -70% response time as it stands;")
+    assert [row[0] for row in part.tables[0].rows[:3]] == ["as it stands", "as it stands", "true lengths"]
+    assert reasons_part(Findings(found.kept, Scope(source=source, quick=True))) is None
+
+
+def test_without_lightgbm_nothing_is_begun(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(ConfigError, match=r"accepted: pip install 'headway\[predict\]'"):
+        Magnus().size(Request(root=tmp_path, jobs=1, quick=True, data=data))
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- accuracy ------------------------------------------------------------------------------------------
+
+
+def test_accuracy_is_measured_once_and_kept(source: DataSource, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lightgbm", reason="lengths are learned through LightGBM")
+    request = Request(root=tmp_path, jobs=1, quick=True, data=data)
+    told: list[str] = []
+    found = accuracy(request, source, told.append)
+    assert [each.name for each in found.sets][:3] == ["all tasks", "MT en-zh", "MT zh-en"]
+    assert found.sets[0].rows == 8 * 30
+    errors = {error.way: error.rmse for error in found.sets[0].errors}
+    # Answers here grow with their inputs, which a mean does not see.
+    assert errors["magnus"] < errors["mean of the application"]
+    assert accuracy(request, source, told.append) == found
+    assert len(told) == 1
+
+
+def test_accuracy_that_cannot_be_read_is_refused(source: DataSource, tmp_path: Path) -> None:
+    (tmp_path / "magnus-accuracy-quick.json").write_text("{")
+    with pytest.raises(RecordError, match=r"magnus-accuracy-quick.json"):
+        accuracy(Request(root=tmp_path, jobs=1, quick=True), source, lambda line: None)
