@@ -83,7 +83,7 @@ def test_all_papers_have_a_folder_and_a_key_each(headway: Headway, tmp_path: Pat
 
 def test_what_is_not_accepted_is_named(refused: Refused, tmp_path: Path) -> None:
     assert refused("reproduce", "vidur") == (
-        "error: paper is 'vidur'; accepted: adaptivellm, fastserve, magnus, ascendra, all\n"
+        "error: paper is 'vidur'; accepted: adaptivellm, ascendra, fastserve, magnus, all\n"
     )
     assert "has no text/mt_en_zh.jsonl.gz" in refused("reproduce", "magnus", "--data", tmp_path)
     assert "--jobs is 0; accepted: 1 or more" in refused("reproduce", "adaptivellm", "--jobs", 0)
