@@ -40,43 +40,43 @@ soak: setup ## the long tests of the real engine: instances killed and frozen, s
 	$(BIN)/pytest -m long
 
 versions: setup ## every tested vLLM, without a model: presets x features, parity, conformance, tests; the README's table
-	$(BIN)/python bench/versions.py --readme
+	$(BIN)/python bench/right/versions.py --readme
 
 bench: setup ## every figure of our own
-	$(BIN)/python bench/parity.py --json
-	$(BIN)/python bench/conformance.py --json
-	$(BIN)/python bench/gpu_step_times.py --json
-	$(BIN)/python bench/e2e_runs.py --json
-	$(BIN)/python bench/sim_speed.py --json
-	$(BIN)/python bench/load_sweep.py --out $(OUT)/sweep --json
-	$(BIN)/python bench/fidelity.py --out $(OUT)/fidelity --json
-	$(BIN)/python bench/fidelity.py --swaps --out $(OUT)/fidelity-swaps --json
-	$(BIN)/python bench/swap.py --json
-	$(BIN)/python bench/fastserve_real.py --out $(OUT)/fastserve-real --json
-	$(BIN)/python bench/plan_overhead.py --json
-	$(BIN)/python bench/engine_overhead.py --json
-	$(BIN)/python bench/length.py --json
-	$(BIN)/python bench/predicted.py --json
-	$(BIN)/python bench/predicted_real.py --out $(OUT)/predicted-real --json
-	$(BIN)/python bench/fidelity.py --targets --out $(OUT)/fidelity-targets --json
-	$(BIN)/python bench/gateway_overhead.py --json
-	$(BIN)/python bench/gateway_real.py --out $(OUT)/gateway-real --json
-	$(BIN)/python bench/gateway_storm.py --json
-	$(BIN)/python bench/clients.py --json
-	$(BIN)/python bench/regret.py --race --json
-	$(BIN)/python bench/headway_real.py --out $(OUT)/headway-real --json
-	$(BIN)/python bench/headway_real.py --out $(OUT)/headway-real --broken --json
-	$(BIN)/python bench/shared_prefixes.py --json
-	$(BIN)/python bench/routers.py --json
-	$(BIN)/python bench/kv_tier.py --json
-	$(BIN)/python bench/routers_real.py --out $(OUT)/routers-real --json
-	$(BIN)/python bench/broken_predictions.py --json
-	$(BIN)/python bench/tenants.py --json
-	$(BIN)/python bench/long_prompt.py --out $(OUT)/long-prompt --json
-	$(BIN)/python bench/planner.py --json
-	$(BIN)/python bench/explain_overhead.py --json
-	$(BIN)/python bench/outputs.py --json
-	$(BIN)/python bench/soak.py --json
+	$(BIN)/python bench/right/parity.py --json
+	$(BIN)/python bench/right/conformance.py --json
+	$(BIN)/python bench/simulator/gpu_step_times.py --json
+	$(BIN)/python bench/simulator/e2e_runs.py --json
+	$(BIN)/python bench/cost/sim_speed.py --json
+	$(BIN)/python bench/gain/load_sweep.py --out $(OUT)/sweep --json
+	$(BIN)/python bench/simulator/fidelity.py --out $(OUT)/fidelity --json
+	$(BIN)/python bench/simulator/fidelity.py --swaps --out $(OUT)/fidelity-swaps --json
+	$(BIN)/python bench/gain/swap.py --json
+	$(BIN)/python bench/gain/fastserve_real.py --out $(OUT)/fastserve-real --json
+	$(BIN)/python bench/cost/plan_overhead.py --json
+	$(BIN)/python bench/cost/engine_overhead.py --json
+	$(BIN)/python bench/cost/length.py --json
+	$(BIN)/python bench/gain/predicted.py --json
+	$(BIN)/python bench/gain/predicted_real.py --out $(OUT)/predicted-real --json
+	$(BIN)/python bench/simulator/fidelity.py --targets --out $(OUT)/fidelity-targets --json
+	$(BIN)/python bench/cost/gateway_overhead.py --json
+	$(BIN)/python bench/gain/gateway_real.py --out $(OUT)/gateway-real --json
+	$(BIN)/python bench/right/gateway_storm.py --json
+	$(BIN)/python bench/right/clients.py --json
+	$(BIN)/python bench/gain/regret.py --race --json
+	$(BIN)/python bench/gain/headway_real.py --out $(OUT)/headway-real --json
+	$(BIN)/python bench/gain/headway_real.py --out $(OUT)/headway-real --broken --json
+	$(BIN)/python bench/gain/shared_prefixes.py --json
+	$(BIN)/python bench/gain/routers.py --json
+	$(BIN)/python bench/gain/kv_tier.py --json
+	$(BIN)/python bench/gain/routers_real.py --out $(OUT)/routers-real --json
+	$(BIN)/python bench/gain/broken_predictions.py --json
+	$(BIN)/python bench/gain/tenants.py --json
+	$(BIN)/python bench/gain/long_prompt.py --out $(OUT)/long-prompt --json
+	$(BIN)/python bench/gain/planner.py --json
+	$(BIN)/python bench/cost/explain_overhead.py --json
+	$(BIN)/python bench/right/outputs.py --json
+	$(BIN)/python bench/right/soak.py --json
 
 golden: setup ## rewrite the stored results; review the diff
 	$(BIN)/pytest tests/golden --rewrite-golden

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from datetime import date
+from multiprocessing.connection import Connection
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP, Signals
+from typing import Any, Literal, Self
 
-from bench.engine_time import EngineTime, WallTime
+from bench.command import say
 from headway.core.cost import CostModel
+from headway.engine.machine import machine_name, vllm_version
+from headway.engine.profiling.profile import Measurements, Profiler
+from headway.engine.profiling.result import Identity, conclude
 from headway.engine.settings import EngineSettings
 from headway.engine.step.guard import GuardedPolicy
 from headway.engine.vllm.stepped_engine import (
     Hints,
+    SteppedEngine,
     core_request,
     core_worker_pids,
     prompt_tokens,
@@ -22,8 +33,110 @@ from headway.engine.vllm.stepped_engine import (
 from headway.lab.real_engine import Prophet, made_requests
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy
+from headway.predict.cost_file import write_cost_file
 from headway.sim.length_source import LengthSource
 from headway.traces import TraceRequest
+
+# ---- What time it is for an engine that serves a stream: the machine's, or its own while several take turns
+
+
+NAP_S = 0.002
+"""How long an idle engine waits before it looks for arrivals again."""
+START_MARGIN_S = 0.1
+TURN_S = 0.1
+"""Of an engine's own time: long beside what it costs to find the caches full of another's weights, short beside what
+a machine's speed takes to change.
+"""
+
+
+class WallTime:
+    """The machine's: an idle engine sleeps."""
+
+    speed = 1.0
+
+    def __init__(self) -> None:
+        self._origin_s = 0.0
+
+    def begin(self) -> None:
+        """The stream begins soon."""
+        self._origin_s = time.perf_counter() + START_MARGIN_S
+
+    def now_s(self) -> float:
+        """Seconds of the stream."""
+        return time.perf_counter() - self._origin_s
+
+    def idle(self, until_s: float) -> None:
+        """Nobody asks for anything until then."""
+        time.sleep(NAP_S)
+
+    def stepped(self) -> None:
+        """A step is over."""
+
+
+class TurnTime:
+    """An engine's own: what it has worked, and the times between requests, which it does not wait for.
+
+    Whoever holds the turn works, the others stand still, and no clock but its own goes on. So engines that serve the
+    same stream are compared within tenths of a second, whatever the machine's speed does from one second to the next.
+    A turn is TURN_S or a step, whichever is longer; `turns` brings each, and is told at its end whether this engine
+    wants more. Its worker processes are stopped meanwhile: vLLM's look for work without a rest for a second after the
+    last. Used as a context: what is done before and after the stream needs the turn too. While the machine's clock
+    goes on by a second this one goes on by `speed`: half of one where the machine has become half as fast.
+    """
+
+    def __init__(self, turns: Connection, worker_pids: Sequence[int], speed: float = 1.0) -> None:
+        self.speed = speed
+        self._turns = turns
+        self._worker_pids = worker_pids
+        self._origin_s = 0.0
+        self._turn_ends_s = 0.0
+
+    def __enter__(self) -> Self:
+        """Wait for the first turn."""
+        self._turns.recv()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the rest to the others."""
+        self._turns.send(False)
+
+    def begin(self) -> None:
+        """The stream begins now."""
+        self._origin_s = time.perf_counter()
+        self._turn_ends_s = TURN_S
+
+    def now_s(self) -> float:
+        """Seconds of the stream, the others' turns left out."""
+        return (time.perf_counter() - self._origin_s) * self.speed
+
+    def idle(self, until_s: float) -> None:
+        """It is then at once."""
+        skipped_s = max(0.0, until_s - self.now_s())
+        self._origin_s -= skipped_s / self.speed
+        self._turn_ends_s += skipped_s
+
+    def stepped(self) -> None:
+        """A step is over, and perhaps the turn."""
+        now_s = self.now_s()
+        if now_s < self._turn_ends_s:
+            return
+        signal_all(self._worker_pids, SIGSTOP)
+        self._turns.send(True)
+        self._turns.recv()
+        signal_all(self._worker_pids, SIGCONT)
+        self._origin_s = time.perf_counter() - now_s / self.speed
+        self._turn_ends_s = now_s + TURN_S
+
+
+EngineTime = WallTime | TurnTime
+
+
+def signal_all(pids: Iterable[int], signal: Signals) -> None:
+    """Send a signal to those of the processes that are left."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal)
+
 
 Mistaken = Callable[[CostModel], CostModel]
 """Makes of what an engine has learned of cost what its policy is told."""
@@ -229,3 +342,42 @@ class ServingEngine:
     def close(self) -> None:
         """Stop the workers and free the device."""
         self.core.shutdown()
+
+
+# ---- What steps cost on a real engine, for the simulator beside it
+
+
+def profiled(
+    file: Path, model: str, vllm_flags: Sequence[str], settings: EngineSettings, seconds: float
+) -> Path:
+    """The cost file of an engine, measured for about so long unless it is there."""
+    if not file.exists():
+        say("profiling")
+        engine = SteppedEngine(model, vllm_flags, settings)
+        try:
+            measured = Measurements(engine.sizes)
+            profiler = Profiler(engine, measured, seconds=seconds)
+            profiler.prepare(lambda share, what: None)
+            profile_for(engine, profiler, seconds)
+            conclude_profile(measured, model, file)
+        finally:
+            engine.close()
+    return file
+
+
+def profile_for(engine: SteppedEngine, profiler: Profiler, seconds: float) -> None:
+    """Go on with the profile for about so long."""
+    engine.schedule_with(EngineSettings())
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        profiler.play_next()
+
+
+def conclude_profile(measured: Measurements, model: str, file: Path) -> None:
+    """Write what was measured as a cost file. Raises ConfigError if it is too little."""
+    identity = Identity(
+        machine=machine_name(), model=model, vllm_version=vllm_version(), measured_on=date.today().isoformat()
+    )
+    result = conclude(measured, identity)
+    write_cost_file(file, result.cost)
+    say(json.dumps(result.to_dict()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.conformance import (
+from bench.right.conformance import (
     HOST_BLOCKS,
     SHORT_BLOCKS,
     Case,

@@ -150,7 +150,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The shipped file: fitted numbers only, as `bench/fit_hardware.py` writes it."""
+    """The shipped file: fitted numbers only, as `bench/simulator/fit_hardware.py` writes it."""
 
     version: int = 1
     kernels: dict[str, Kernels]

@@ -23,7 +23,7 @@ import vllm
 logger = logging.getLogger(__name__)
 
 TESTED = frozenset({"0.32.0", "0.33.0"})
-"""The versions that the tests ran on (`bench/versions.py`). Any other is accepted if the self-check passes."""
+"""The versions that the tests ran on (`bench/right/versions.py`). Any other is accepted if the self-check passes."""
 
 LEFT_OUT = "HEADWAY_LEFT_OUT"
 """Names, to all processes of one server, the features of which one of them has warned."""

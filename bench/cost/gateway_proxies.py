@@ -1,0 +1,313 @@
+"""The proxies that `gateway_overhead` holds side by side, each started on a core of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import httptools
+
+from bench.cost.sse_stub import STAMP_DIGITS
+from headway.errors import UpstreamError
+
+# ---- A client for `sse_stub`, with as little of its own as possible: a raw protocol that notes when each chunk came
+
+
+_TEXT = b'"text":"'
+_DONE = b"data: [DONE]"
+MODEL = "stub"
+WORDS_OF_PROMPT = 200
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one request came to; times in nanoseconds of the machine's monotonic clock.
+
+    `first_ns` is when the first byte of its body came. `under_way_ns` are, for each chunk, from the upstream's write to
+    its coming here. `error` says what was wrong with the answer.
+    """
+
+    sent_ns: int
+    first_ns: int | None = None
+    ended_ns: int | None = None
+    under_way_ns: list[int] = field(default_factory=list)
+    error: str | None = None
+    whole: bool = False
+
+
+def completion(chunks: int, interval_s: float) -> bytes:
+    """The body that asks the stub for a stream."""
+    words = "word " * WORDS_OF_PROMPT
+    body = {
+        "model": MODEL,
+        "prompt": f"{round(interval_s * 1e6)} {words}",
+        "max_tokens": chunks,
+        "temperature": 0.0,
+        "stream": True,
+    }
+    return json.dumps(body).encode()
+
+
+class Line(asyncio.Protocol):
+    """One connection; one request at a time."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._heard: Heard | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._tail = b""
+        self._now_ns = 0
+        self.closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what is written to; uvloop's is no `asyncio.Transport` by class."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    async def ask(self, request: bytes, heard: Heard) -> None:
+        """Send a request and return when its answer has ended, whole or not."""
+        self._heard, self._tail = heard, b""
+        self._waiter = asyncio.get_running_loop().create_future()
+        heard.sent_ns = time.monotonic_ns()
+        self._transport.write(request)
+        await self._waiter
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Part of an answer."""
+        self._now_ns = time.monotonic_ns()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(f"no HTTP: {error}")
+            self._transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        """Events, the last of them perhaps cut."""
+        heard = self._heard
+        if heard is None:
+            return
+        if heard.first_ns is None:
+            heard.first_ns = self._now_ns
+        *events, self._tail = (self._tail + body).split(b"\n\n")
+        for each in events:
+            place = each.find(_TEXT)
+            if place >= 0:
+                start = place + len(_TEXT)
+                heard.under_way_ns.append(self._now_ns - int(each[start : start + STAMP_DIGITS]))
+            elif each.startswith(_DONE):
+                heard.whole = True
+
+    def on_message_complete(self) -> None:
+        """The answer has ended."""
+        status = self._parser.get_status_code()
+        self._end(None if status == 200 else f"HTTP {status}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more can be asked here."""
+        self.closed = True
+        self._end("the connection was closed")
+
+    def _end(self, error: str | None) -> None:
+        heard, waiter, self._heard = self._heard, self._waiter, None
+        if heard is None or waiter is None:
+            return
+        heard.ended_ns = self._now_ns
+        heard.error = error or (None if heard.whole else "the stream has no end")
+        waiter.set_result(None)
+
+
+@dataclass(slots=True)
+class Client:
+    """Sends streams to one server over kept connections; what came is in `heard`, in no order."""
+
+    url: str
+    heard: list[Heard] = field(default_factory=list)
+    _idle: list[Line] = field(default_factory=list)
+
+    async def one(self, body: bytes) -> Heard:
+        """Send one request and hear its answer out."""
+        heard = Heard(time.monotonic_ns())
+        line = await self._line()
+        await line.ask(self._request(body), heard)
+        self.heard.append(heard)
+        if not line.closed:
+            self._idle.append(line)
+        return heard
+
+    async def at_times(self, times_s: Sequence[float], body: bytes) -> None:
+        """Send a request at each of the times (from now, rising), whatever became of the others; hear all out."""
+        began_s = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for time_s in times_s:
+                await asyncio.sleep(time_s - (time.perf_counter() - began_s))
+                group.create_task(self.one(body))
+
+    async def in_turn(self, connections: int, seconds: float, body: bytes) -> None:
+        """On each of so many connections one request after another, for so long."""
+        until_s = time.perf_counter() + seconds
+
+        async def go_on() -> None:
+            while time.perf_counter() < until_s:
+                await self.one(body)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(connections):
+                group.create_task(go_on())
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        for line in self._idle:
+            line.close()
+        self._idle.clear()
+
+    async def _line(self) -> Line:
+        while self._idle:
+            line = self._idle.pop()
+            if not line.closed:
+                return line
+        parts = urlsplit(self.url)
+        loop = asyncio.get_running_loop()
+        _, made = await loop.create_connection(Line, parts.hostname or "", parts.port or 80)
+        return made
+
+    def _request(self, body: bytes) -> bytes:
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+FOLDER = Path(__file__).parent
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 20.0
+DIRECT, BARE, HEADWAY, PLAIN_HEADWAY, RUST = "direct", "bare", "headway", "headway-no-resume", "vllm-router"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that answers: where, and the process whose CPU time counts."""
+
+    url: str
+    pid: int
+
+
+def commands(upstream: str, rust: Path | None) -> dict[str, list[str]]:
+    """How each proxy is started before `upstream`, `{port}` left open; the Rust router only where it is."""
+    headway = [
+        *(sys.executable, "-m", "headway.cli", "serve", "--join", upstream),
+        *("--router", "round-robin", "--port", "{port}"),
+    ]
+    found = {
+        BARE: [sys.executable, str(FOLDER / "bare_proxy.py"), "{port}", upstream],
+        HEADWAY: headway,
+        PLAIN_HEADWAY: [*headway, "--no-resume"],
+    }
+    if rust is not None:
+        found[RUST] = [
+            *(str(rust), "--worker-urls", upstream, "--host", "127.0.0.1", "--port", "{port}"),
+            *("--policy", "round_robin", "--log-level", "error"),
+        ]
+    return found
+
+
+@contextmanager
+def running(core: int, rust: Path | None) -> Iterator[dict[str, Running]]:
+    """The stub beside this process, and every proxy on `core`; all end with the block.
+
+    Raises UpstreamError if one of them does not answer in time.
+    """
+    with ExitStack() as stack:
+        found = {DIRECT: stack.enter_context(stub())}
+        for name, words in commands(found[DIRECT].url, rust).items():
+            port = free_port()
+            with on_core(core):  # a process starts where the one that starts it is
+                command = [word.format(port=port) for word in words]
+                proxy = stack.enter_context(_process(command))
+            found[name] = Running(f"http://127.0.0.1:{port}", proxy.pid)
+            _wait_until_it_streams(name, found[name].url, proxy)
+        yield found
+
+
+@contextmanager
+def stub() -> Iterator[Running]:
+    """The upstream, in a process of its own. Raises UpstreamError if it does not answer in time."""
+    port = free_port()
+    with _process([sys.executable, str(FOLDER / "sse_stub.py"), str(port)]) as process:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_it_streams(DIRECT, url, process)
+        yield Running(url, process.pid)
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Run this process on one core, and after the block where it ran before."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ended with the block; what it says goes to stderr."""
+    process = subprocess.Popen(command, stdout=sys.stderr, env=_environment())
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _environment() -> Mapping[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(FOLDER.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+def _wait_until_it_streams(name: str, url: str, process: subprocess.Popen[bytes]) -> None:
+    request = Request(
+        f"{url}/v1/completions", data=completion(2, 0.0), headers={"Content-Type": "application/json"}
+    )
+    deadline_s, problem = time.monotonic() + START_TIMEOUT_S, "no answer"
+    while time.monotonic() < deadline_s and process.poll() is None:
+        try:
+            with urlopen(request, timeout=5.0) as answer:
+                if b"[DONE]" in answer.read():
+                    return
+                problem = "an answer without an end"
+        except (URLError, OSError) as error:
+            problem = str(error)
+        time.sleep(0.2)
+    raise UpstreamError(f"{name} does not stream ({problem})")
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

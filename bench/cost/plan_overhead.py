@@ -1,0 +1,364 @@
+"""CPU time Headway adds to stock vLLM's scheduling, per step: `python bench/cost/plan_overhead.py --json`.
+
+Stock's scheduler and ours run in turn in one process, without a model, on the same kind of stream: 256
+running, 1,000 or 10,000 waiting, `--arrivals` (10) arrivals and about as many finishes a step. A step is add_request
+for the arrivals, schedule and update_from_output; what is reported is the difference of process CPU time, ours
+minus stock's, step by step (in microseconds): `added_us` of all of it, `held_us` without what is done while the workers
+compute. Real engines spend milliseconds a step, and have few arrivals in most: with one a step answers are 256 tokens
+long in the mean. Of every order, or of the presets of `--preset` as a whole.
+
+`plans` is the CPU time of a policy's own part of it, `plan` and `observe`, with 1,000 and 10,000 waiting, on a clock on
+which a step takes some 25 ms, and more with more tokens, so that quanta end and step times are learned: every preset of
+`--plan` with as many worker slots as run, and, for those that swap, with twice as many and host memory, where most
+residents pause. Aim with 1,000 waiting: plan within 200 us (p50) and 500 us (p99).
+
+With `--tenants` each request of these names one of so many tenants.
+
+`light` is what a preset of `--light` adds where next to nothing is to be decided: some 8 running, nobody waiting, a
+step each 10 ms, targets, and host memory where the preset uses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from bench.command import preset_option
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.engine.demo_model import ensure_demo_random
+from headway.engine.kv.host import HostKv
+from headway.engine.step.guard import GuardedPolicy
+from headway.engine.vllm.model_free import (
+    ModelFreeEngine,
+    ScriptedRequest,
+    engine_config,
+    headway_builder,
+    make_scheduler,
+    to_request,
+)
+from headway.policies.order import ORDERS
+from headway.policies.presets import build_policy, find_preset
+
+RUNNING = 256
+WAITING = (1_000, 10_000)
+ARRIVALS_A_STEP = 10
+WARM_STEPS, WARM_ANSWERS = 250, 4
+"""So many steps, and as many as take so many answers: until as many end as come, and what orders learn of work has
+settled after a thousand that came at once."""
+NUM_BLOCKS = 8_000
+PLANNED = ("vllm", "fastserve")
+LIGHT = ("vllm", "headway")
+PLAN_TICK_S, TOKEN_S = 0.008, 15e-6
+"""Much as an H100 serving 8 billion parameters: some 25 ms for 256 decodes and ten prompts."""
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+HOST_BLOCKS = 600
+"""Room on the host for some 200 requests."""
+TTFT_CLASSES_MS = (200, 1_000, 5_000, 60_000)
+
+
+def main() -> None:
+    """Print `{"<order or preset>": {"added_us_256_1000": {"p50": a, "p99": b}, "held_us_256_1000": {...}, ...}}`."""
+    parser = options(__doc__)
+    parser.add_argument(
+        "--order", action="append", choices=sorted(ORDERS), metavar="ORDER", help="measure only this order"
+    )
+    preset_option(parser, "--preset", "measure all that these presets add")
+    parser.add_argument(
+        "--arrivals",
+        type=int,
+        default=ARRIVALS_A_STEP,
+        choices=range(1, RUNNING + 1),
+        metavar="N",
+        help=f"arrivals a step of --order, --preset and --plan (default {ARRIVALS_A_STEP})",
+    )
+    parser.add_argument(
+        "--tenants",
+        type=int,
+        default=0,
+        choices=range(1_000_001),
+        metavar="N",
+        help="requests of --order, --preset and --plan are each of one of N tenants (default 0: they name none)",
+    )
+    preset_option(parser, "--plan", "measure these presets'")
+    preset_option(parser, "--light", "measure these presets at light load")
+    arguments = parser.parse_args()
+    model = str(ensure_demo_random())
+    table: dict[str, Any] = {}
+    chosen = arguments.order or arguments.preset or arguments.plan or arguments.light
+    presets = arguments.plan or (() if chosen else PLANNED)
+    whole = {order: headway_builder(order=order) for order in arguments.order or (() if chosen else ORDERS)}
+    whole |= {preset: headway_builder(policy=preset) for preset in arguments.preset or ()}
+    for name, build in whole.items():
+        table[name] = {}
+        for waiting in WAITING:
+            print(f"{name}, {waiting} waiting ...", file=sys.stderr)
+            stock, ours = (
+                Lane(model, each, waiting, arrivals=arguments.arrivals, tenants=arguments.tenants)
+                for each in (Scheduler, build)
+            )
+            for kind, figures in warmed_quantiles(stock, ours, arguments.steps).items():
+                table[name][f"{kind}_us_{RUNNING}_{waiting}"] = figures
+    if presets:
+        table["plans"] = {
+            preset: plan_times(model, preset, arguments.steps, arguments.arrivals, arguments.tenants)
+            for preset in presets
+        }
+    light = arguments.light or (() if chosen else LIGHT)
+    if light:
+        table["light"] = {preset: light_times(model, preset, arguments.steps) for preset in light}
+    print(json.dumps(table))
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """What every bench of a step's overhead accepts."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--steps", type=int, default=400, help="measured steps per cell (default 400)")
+    return parser
+
+
+def plan_times(
+    model: str, preset: str, steps: int, arrivals: int, tenants: int
+) -> dict[str, dict[str, float]]:
+    """CPU times of a preset's plans, by how many of the residents run, and how many wait."""
+    layouts: dict[int, HostKv | None] = {RUNNING: None}
+    if build_policy(find_preset(preset)).uses_host:
+        layouts[2 * RUNNING] = HostKv(blocks=HOST_BLOCKS)
+    table = {}
+    for slots, host_kv in layouts.items():
+        for waiting in WAITING:
+            name = f"{RUNNING}_of_{slots}_{waiting}"
+            print(f"plans of {preset}, {name} ...", file=sys.stderr)
+            lane = _PlanLane(
+                model, preset, waiting, slots=slots, host_kv=host_kv, arrivals=arrivals, tenants=tenants
+            )
+            table[name] = lane.measure(steps)
+    return table
+
+
+def light_times(model: str, preset: str, steps: int) -> dict[str, dict[str, float]]:
+    """What a preset adds to a step where hardly anything is to be decided."""
+    print(f"{preset} at light load ...", file=sys.stderr)
+    host_kv = HostKv(blocks=HOST_BLOCKS) if build_policy(find_preset(preset)).uses_host else None
+    stock = _LightLane(model, Scheduler, 0)
+    ours = _LightLane(model, headway_builder(policy=preset), 0, host_kv=host_kv)
+    return {f"{kind}_us": figures for kind, figures in warmed_quantiles(stock, ours, steps).items()}
+
+
+class Added(NamedTuple):
+    """Microseconds more of one step: all, and without what is done while the workers compute."""
+
+    added: float
+    held: float
+
+
+def warmed_quantiles(without: Lane, with_it: Lane, steps: int) -> dict[str, dict[str, float]]:
+    """Quantiles of either kind of `Added`, over so many steps once both are warm."""
+    for lane in (without, with_it):
+        lane.warm()
+    found = list(added_us(without, with_it, steps))
+    return {kind: quantiles(getattr(step, kind) for step in found) for kind in Added._fields}
+
+
+def added_us(without: Lane, with_it: Lane, steps: int) -> Iterator[Added]:
+    """How much more each of so many steps takes one lane than the other, in turn."""
+    gc.collect()
+    gc.freeze()
+    for _ in range(steps):
+        all_s = with_it.step_s() - without.step_s()
+        beside_s = with_it.beside_s - without.beside_s
+        yield Added(all_s * 1e6, (all_s - beside_s) * 1e6)
+    gc.unfreeze()
+
+
+class Lane:
+    """One scheduler kept at the same load; `beside_s` of its last step's CPU time the workers would have computed."""
+
+    running = RUNNING
+    arrivals_a_step: float = ARRIVALS_A_STEP
+    beside_s = 0.0
+    _due = 0.0
+
+    def __init__(
+        self,
+        model: str,
+        build: Callable[..., Any],
+        waiting: int,
+        *,
+        slots: int = RUNNING,
+        host_kv: HostKv | None = None,
+        arrivals: int | None = None,
+        tenants: int = 0,
+    ) -> None:
+        if arrivals is not None:
+            self.arrivals_a_step = arrivals
+        config = engine_config(model, max_num_seqs=slots, max_num_batched_tokens=4096, host_kv=host_kv)
+        self.engine = ModelFreeEngine(make_scheduler(build, config, NUM_BLOCKS), copy_steps=1)
+        self.engine.scheduler.clock = time.monotonic  # decisions take real time here
+        self._random = random.Random(0)
+        self._tenants = tenants
+        self.count = 0
+        for _ in range(self.running + waiting):
+            self.engine.add(self.next())
+
+    def next(self) -> ScriptedRequest:
+        """The next request to come."""
+        self.count += 1
+        tokens = self._random.randint(8, 160)
+        return ScriptedRequest(
+            id=str(self.count),
+            arrival_step=0,
+            prompt_token_ids=range(self.count * 200, self.count * 200 + tokens),
+            output_tokens=self._random.randint(1, 2 * self._mean_output_tokens),
+            priority=self._random.randint(0, 3),
+            extra_args={**self.targets(), **self._tenant()},
+        )
+
+    @property
+    def _mean_output_tokens(self) -> int:
+        """With which as many end as come; 0 where nobody comes."""
+        return int(self.running / self.arrivals_a_step) if self.arrivals_a_step else 0
+
+    def targets(self) -> dict[str, Any]:
+        """What the next request asks for."""
+        return {"headway_ttft_ms": self._random.choice(TTFT_CLASSES_MS)}
+
+    def _tenant(self) -> dict[str, Any]:
+        return {"headway_tenant": str(self._random.randrange(self._tenants))} if self._tenants else {}
+
+    def step_s(self) -> float:
+        """CPU seconds of one step with its arrivals; making requests and tokens is not counted."""
+        self._due += self.arrivals_a_step
+        arrivals = [to_request(self.next()) for _ in range(int(self._due))]
+        self._due -= len(arrivals)
+        scheduler = self.engine.scheduler
+        started = time.process_time()
+        for request in arrivals:
+            scheduler.add_request(request)
+        output = scheduler.schedule()
+        scheduled = time.process_time()
+        scheduler.get_grammar_bitmask(output)
+        followed = time.process_time()
+        self.passes(output.total_num_scheduled_tokens)
+        computed = self.engine.compute(output)
+        resumed = time.process_time()
+        scheduler.update_from_output(output, computed)
+        self.beside_s = followed - scheduled
+        return time.process_time() - resumed + followed - started
+
+    def passes(self, num_tokens: int) -> None:
+        """What the workers take for a step of so many tokens: on the clock of this machine hardly anything."""
+
+    def warm(self) -> None:
+        """Steps until all is as it stays."""
+        for _ in range(max(WARM_STEPS, WARM_ANSWERS * self._mean_output_tokens)):
+            self.step_s()
+
+
+class _ClockedLane(Lane):
+    """The same on a clock of its own, on which the workers take `tick_s` for a step and TOKEN_S for each token."""
+
+    tick_s = PLAN_TICK_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.engine.scheduler.clock = lambda: self.engine.now_s
+
+    def passes(self, num_tokens: int) -> None:
+        """A step is over."""
+        self.engine.now_s += self.tick_s + TOKEN_S * num_tokens
+
+
+class _LightLane(_ClockedLane):
+    """A scheduler with little to do."""
+
+    tick_s = 0.01
+    running = 8
+    arrivals_a_step = running / 64
+
+    def targets(self) -> dict[str, Any]:
+        """Such as are kept easily."""
+        return {"headway_ttft_ms": 500, "headway_tbt_ms": 50}
+
+
+class _Timed(GuardedPolicy):
+    """A guard that notes what its policy's last calls took, in CPU seconds."""
+
+    plan_s = observe_s = 0.0
+
+    def plan(self, view: StepView) -> StepPlan:
+        """Plan, timed."""
+        started = time.process_time()
+        plan = super().plan(view)
+        self.plan_s = time.process_time() - started
+        return plan
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Observe, timed."""
+        started = time.process_time()
+        super().observe(outcome)
+        self.observe_s = time.process_time() - started
+
+
+class _PlanLane(_ClockedLane):
+    """A preset at the same load."""
+
+    def __init__(
+        self,
+        model: str,
+        preset: str,
+        waiting: int,
+        **load: Any,
+    ) -> None:
+        super().__init__(model, headway_builder(policy=preset, batch_width=RUNNING), waiting, **load)
+        scheduler = self.engine.scheduler
+        scheduler.guard = self._timed = _Timed(scheduler.guard.policy, scheduler.ledger, scheduler.counters)
+
+    def measure(self, steps: int) -> dict[str, float]:
+        """Quantiles over so many steps, and whom the last of them found."""
+        timed, ledger = self._timed, self.engine.scheduler.ledger
+        plans_us, observes_us, found = [], [], Counter[str]()
+        self.warm()
+        gc.collect()
+        gc.freeze()
+        for _ in range(steps):
+            self.step_s()
+            plans_us.append(timed.plan_s * 1e6)
+            observes_us.append(timed.observe_s * 1e6)
+            found.update(residents=len(ledger.residents), swapped=len(ledger.swapped))
+        gc.unfreeze()
+        return {
+            **{f"plan_us_{name}": value for name, value in quantiles(plans_us).items()},
+            **{f"observe_us_{name}": value for name, value in quantiles(observes_us).items()},
+            **{name: round(total / steps) for name, total in found.items()},
+        }
+
+
+def quantiles(values: Iterable[float]) -> dict[str, float]:
+    """The median and the 99th percentile, by name."""
+    ascending = sorted(values)
+    return {name: quantile(ascending, share) for name, share in QUANTILES.items()}
+
+
+def quantile(ascending: list[float], share: float) -> float:
+    """The value that this share of them is at or below."""
+    return round(ascending[min(len(ascending) - 1, int(share * len(ascending)))], 1)
+
+
+if __name__ == "__main__":
+    main()

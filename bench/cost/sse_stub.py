@@ -1,0 +1,150 @@
+"""A fast stand-in for a vLLM server that streams: `python bench/cost/sse_stub.py PORT`.
+
+A raw asyncio protocol on uvloop. A completion has `max_tokens` chunks like vLLM's, the first at once and the others as
+far apart as the prompt's first number says, in microseconds; 0 sends all in one write. The text of each chunk is the
+time at which it was written, in nanoseconds of the machine's monotonic clock, so that a client on the same machine
+knows how long each was under way. Token ids are there if the body asks for them. Prints `ready` when it listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import time
+from typing import cast
+
+import httptools
+import uvloop
+
+STAMP_DIGITS = 19
+MODEL = "stub"
+DONE = b"data: [DONE]\n\n"
+
+_MAX_TOKENS = re.compile(rb'"max_tokens":\s*(\d+)')
+_INTERVAL_US = re.compile(rb'"prompt":\s*"(\d+)')
+_WITH_IDS = re.compile(rb'"return_token_ids":\s*true')
+
+_HEAD = (
+    b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+_PLAIN = {
+    b"/health": b"",
+    b"/version": b'{"version":"0.32.0"}',
+    b"/v1/models": b'{"object":"list","data":[{"id":"stub","object":"model","created":0,"owned_by":"vllm",'
+    b'"max_model_len":4096}]}',
+    b"/metrics": b'# TYPE headway_steps_total counter\nheadway_steps_total{engine="0"} 1.0\n',
+}
+
+
+def event(stamp_ns: int, *, last: bool, first: bool, with_ids: bool) -> bytes:
+    """One chunk of a stream, as vLLM 0.32 writes it."""
+    prompt_ids = b"[1,2,3,4]" if first and with_ids else b"null"
+    return (
+        b'data: {"id":"cmpl-7f9f0c5c2b3e4d0f","object":"text_completion","created":1763764800,"model":"stub",'
+        b'"choices":[{"index":0,"text":"%0*d","logprobs":null,"finish_reason":%b,"stop_reason":null,'
+        b'"prompt_token_ids":%b,"token_ids":%b}]}\n\n'
+        % (
+            STAMP_DIGITS,
+            stamp_ns,
+            b'"length"' if last else b"null",
+            prompt_ids,
+            b"[271]" if with_ids else b"null",
+        )
+    )
+
+
+def framed(data: bytes) -> bytes:
+    """A piece of a body in HTTP's chunked encoding."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Upstream(asyncio.Protocol):
+    """One connection, kept from request to request."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._target, self._body = b"", b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what is written to; uvloop's is no `asyncio.Transport` by class."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Part of a request."""
+        self._parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        """A request begins."""
+        self._target, self._body = url, b""
+
+    def on_body(self, body: bytes) -> None:
+        """More of its body."""
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """Answer it."""
+        if self._target == b"/v1/completions":
+            self._stream(self._body)
+            return
+        found = _PLAIN.get(self._target)
+        status, body = (b"404 Not Found", b"") if found is None else (b"200 OK", found)
+        kind = b"text/plain" if self._target == b"/metrics" else b"application/json"
+        self._transport.write(
+            b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (status, kind, len(body), body)
+        )
+        if not self._parser.should_keep_alive():
+            self._transport.close()
+
+    def _stream(self, body: bytes) -> None:
+        asked, interval = _MAX_TOKENS.search(body), _INTERVAL_US.search(body)
+        chunks = int(asked[1]) if asked else 16
+        interval_s = int(interval[1]) / 1e6 if interval else 0.0
+        with_ids = _WITH_IDS.search(body) is not None
+        if interval_s == 0:
+            events = [self._event(place, chunks, with_ids) for place in range(chunks)]
+            self._transport.write(_HEAD + b"".join(events) + framed(DONE) + b"0\r\n\r\n")
+            return
+        self._transport.write(_HEAD + self._event(0, chunks, with_ids))
+        self._later(1, chunks, with_ids, interval_s, asyncio.get_running_loop().time())
+
+    def _later(self, place: int, chunks: int, with_ids: bool, interval_s: float, began_s: float) -> None:
+        """Write the event at `place` when it is due, and so on to the end."""
+        loop = asyncio.get_running_loop()
+
+        def write() -> None:
+            if self._transport.is_closing():
+                return
+            if place == chunks:
+                self._transport.write(framed(DONE) + b"0\r\n\r\n")
+                return
+            self._transport.write(self._event(place, chunks, with_ids))
+            self._later(place + 1, chunks, with_ids, interval_s, began_s)
+
+        loop.call_at(began_s + min(place, chunks - 1) * interval_s, write)
+
+    @staticmethod
+    def _event(place: int, chunks: int, with_ids: bool) -> bytes:
+        return framed(
+            event(time.monotonic_ns(), last=place == chunks - 1, first=place == 0, with_ids=with_ids)
+        )
+
+
+async def serve(port: int) -> None:
+    """Listen on this machine until cancelled."""
+    server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", port, backlog=1024)
+    print("ready", flush=True)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """Serve on a port."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("port", type=int)
+    uvloop.run(serve(parser.parse_args().port))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""One system against another over the seeds of a cell: how much better, and by how much behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from bench.serving_engine import Served
+from headway.core.record import Record
+from headway.core.slo import Slo
+from headway.predict.residuals import quantile
+from headway.results import Summary, met_targets, summarize
+from headway.results.metrics import ends
+
+GOODPUT, MEAN_JCT = "goodput", "mean_jct_s"
+METRICS = (GOODPUT, MEAN_JCT)
+SHOWN = (*METRICS, "p99_jct_s", "mean_ttft_s", "p99_ttft_s", "p99_tbt_s", "throughput_rps")
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """One system's runs of a cell: the records of each seed, in the order of the seeds."""
+
+    by_seed: Sequence[Sequence[Record]]
+
+    def summaries(self) -> list[Summary]:
+        """One for each seed."""
+        return [summarize(records) for records in self.by_seed]
+
+
+def values(summaries: Sequence[Summary], metric: str) -> list[float | None]:
+    """A metric, seed by seed."""
+    return [getattr(summary, metric) for summary in summaries]
+
+
+def mean(several: Sequence[float | None]) -> float | None:
+    """Of the values there are; None where there is none."""
+    known = [value for value in several if value is not None]
+    return fmean(known) if known else None
+
+
+def gain(metric: str, own: float | None, other: float | None) -> float | None:
+    """How many times as good: goodput over the other's, the other's time over ours; None where one is missing or 0."""
+    if not own or not other:
+        return None
+    return own / other if metric == GOODPUT else other / own
+
+
+def loss(metric: str, own: float | None, other: float | None) -> float | None:
+    """By how much behind: the difference in share, or the share of time more; below 0 where ahead."""
+    if own is None or other is None or (metric != GOODPUT and not other):
+        return None
+    return other - own if metric == GOODPUT else own / other - 1
+
+
+def versus(metric: str, own: Sequence[Summary], other: Sequence[Summary]) -> dict[str, Any]:
+    """Gain and loss of the means over the seeds, and by seed; `spread` is the largest gain less the smallest."""
+    ours, theirs = values(own, metric), values(other, metric)
+    by_seed = [gain(metric, *pair) for pair in zip(ours, theirs, strict=True)]
+    known = [each for each in by_seed if each is not None]
+    return {
+        "gain": gain(metric, mean(ours), mean(theirs)),
+        "by_seed": by_seed,
+        "spread": max(known) - min(known) if known else None,
+        "loss": loss(metric, mean(ours), mean(theirs)),
+        "loss_by_seed": [loss(metric, *pair) for pair in zip(ours, theirs, strict=True)],
+    }
+
+
+def figures(runs: Runs, classes: Mapping[Slo, str]) -> dict[str, Any]:
+    """One system's figures: means over the seeds, goodput and mean JCT by seed too, and goodput by class of clients.
+
+    `unanswered` is the share of requests that were shed, expired or failed: latencies are of the others alone.
+    """
+    summaries = runs.summaries()
+    return {
+        **{name: mean(values(summaries, name)) for name in SHOWN},
+        "by_seed": {name: values(summaries, name) for name in METRICS},
+        "unanswered": fmean(1 - summary.finished / summary.requests for summary in summaries),
+        "goodput_by_class": _by_class(runs, classes),
+    }
+
+
+def _by_class(runs: Runs, classes: Mapping[Slo, str]) -> dict[str, float]:
+    """The share that met its targets of each class that there is, over all seeds."""
+    met: dict[str, list[bool]] = {}
+    for records in runs.by_seed:
+        for record in ends(records):
+            if record.slo in classes:
+                met.setdefault(classes[record.slo], []).append(met_targets(record))
+    return {name: fmean(each) for name, each in met.items()}
+
+
+# ---- Completion times of the same requests under two systems
+
+
+QUARTERS = 4
+
+
+def p99(values: Sequence[float]) -> float:
+    """The 99th percentile."""
+    return quantile(sorted(values), 0.99)
+
+
+def latencies(jcts_s: Sequence[float]) -> dict[str, float]:
+    """Mean and tail of completion times."""
+    return {"mean_jct_s": fmean(jcts_s), "p99_jct_s": p99(jcts_s)}
+
+
+def who_pays(stock: Sequence[Served], own: Sequence[Served]) -> dict[str, Any]:
+    """The gain in mean JCT by quarter of the answers' lengths, and how many took longer, by how much at worst."""
+    pairs = sorted(zip(stock, own, strict=True), key=lambda pair: pair[0].output_tokens)
+    quarter = -(-len(pairs) // QUARTERS)
+    parts = [pairs[start : start + quarter] for start in range(0, len(pairs), quarter)]
+    return {
+        "mean_gain_by_quarter": [
+            fmean(theirs.jct_s for theirs, _ in part) / fmean(ours.jct_s for _, ours in part)
+            for part in parts
+        ],
+        "share_slower": fmean(ours.jct_s > theirs.jct_s for theirs, ours in pairs),
+        "worst_slowdown": max(ours.jct_s / theirs.jct_s for theirs, ours in pairs),
+    }

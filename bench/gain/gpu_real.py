@@ -1,0 +1,381 @@
+"""What `headway` is worth on a GPU: `python bench/gain/gpu_real.py --out DIR --json`.
+
+A cell of `bench/gain/regret.py` on the real thing: vLLM on this GPU with a model of the machine's shape and made
+weights, answers of the workload's lengths, arrivals over `--seconds` at shares of capacity, which is what vLLM's own
+scheduler gets through here when the first requests are all there at once. `stock` is vLLM's own scheduler with
+everything as vLLM chooses it (chunked prefill, prefix caching, asynchronous scheduling, compiled, CUDA graphs), once
+with vLLM's seats and once with each of `--seats`; each metric is compared with its best value of these. `headway` has
+vLLM's seats, and lengths that it learns as it serves. Stock never sees targets, so its runs serve all classes.
+Targets are the cell's, by the machine's cost sheet.
+
+`steps` has what lone prompts, batches of decodes and prompts beside these take here and what the sheet says;
+`beyond_sheet` what steps with prompts and those without take beyond it in stock's runs (`bench/gain/gpu_engine.py`);
+`cells` each system's figures, and beside them those of the simulator by the sheet, at the same streams; `gain` how
+many times as good as stock. `schedule_ms` is the scheduler's own time a step. What is in DIR already is not run
+again: without a GPU the report of a folder measured elsewhere can be made. One seed at two loads takes some eight
+minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from shlex import split
+from statistics import fmean, quantiles
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+import msgspec
+
+from bench.command import say
+from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, gain
+from bench.gain.gpu_engine import GpuRun, StepTime, Stream, beyond_sheet, serve, serving, step_times
+from bench.gain.headway_real_runs import STOCK, Contender, Run, records
+from bench.gain.regret_runs import contender
+from bench.gain.regret_workloads import (
+    CLASSES,
+    DATA,
+    MACHINES,
+    NONE,
+    ONE,
+    Machine,
+    Served,
+    known_workloads,
+    with_classes,
+)
+from bench.serving_engine import ServingEngine
+from headway.core.batch_shape import BatchShape
+from headway.core.record import Record
+from headway.engine.machine import machine_name, vllm_version
+from headway.engine.servers.server_command import is_cpu_build
+from headway.errors import ConfigError, HeadwayError
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.predictor_choice import length_source
+from headway.policies.presets import find_preset
+from headway.sim.simulation import simulate
+from headway.traces import TraceRequest
+from headway.whole_file import write_whole
+
+# ---- What `bench/gain/gpu_real.py` runs, and where what was measured is kept
+
+
+FACTS = "facts.json"
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured before any run, and of which engine."""
+
+    measured_on: str
+    vllm: str
+    workload: str
+    seconds: float
+    capacity_rps: float
+    num_blocks: int
+    worker_slots: int
+    tokens_a_step: int
+    asynchronous: bool
+    steps: list[StepTime]
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is asked for, and where it is kept."""
+
+    out: Path
+    machine: Machine
+    workload: Served
+    policy: str
+    seconds: float
+    seeds: int
+    loads: Sequence[float]
+    kinds: Sequence[str]
+    seats: Sequence[int]
+    vllm_flags: Sequence[str] = ()
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What was measured first. Raises ConfigError if it is of other streams."""
+        found = msgspec.json.decode((self.out / FACTS).read_bytes(), type=Facts)
+        if (found.workload, found.seconds) != (self.workload.name, self.seconds):
+            raise ConfigError(
+                f"{self.out} holds runs of {found.seconds:g} s of {found.workload}; accepted: the same, or another "
+                "folder"
+            )
+        return found
+
+    def runs(self) -> Iterator[Run]:
+        """All of them, load by load."""
+        slots, own = self.facts.worker_slots, contender(self.policy)
+        ours = Contender(own.name, own.preset, predictor=own.predictor)
+        for seed in range(1, self.seeds + 1):
+            for load in self.loads:
+                yield Run(STOCK, NONE, slots, load, seed)
+                for kind in self.kinds:
+                    yield Run(ours, kind, slots, load, seed)
+                for seats in self.seats:
+                    yield Run(STOCK, NONE, seats, load, seed)
+
+    def stream(self, load: float, seed: int, kind: str) -> list[TraceRequest]:
+        """The requests of a run, with the targets of a class."""
+        rate_rps = load * self.facts.capacity_rps
+        requests = self.workload.window(rate_rps, self.seconds, seed)
+        return with_classes(requests, self.workload, kind, seed)
+
+    def kept(self, run: Run) -> GpuRun:
+        """What a run that was done came to."""
+        return msgspec.json.decode(run.file(self.out).read_bytes(), type=GpuRun)
+
+
+# ---- What `bench/gain/gpu_real.py` prints of what was measured, beside what the simulator says of the same streams
+
+
+def report(study: Study) -> dict[str, Any]:
+    """All figures."""
+    facts = study.facts
+    cells: dict[str, dict[str, Any]] = {}
+    for load in study.loads:
+        for kind in study.kinds:
+            say(f"simulating {kind!r} at load {load:g}")
+            cells[f"{load:g} {kind}"] = cell(study, [run for run in study.runs() if run.load == load], kind)
+    return {
+        **{name: getattr(facts, name) for name in facts.__struct_fields__ if name != "steps"},
+        "seeds": study.seeds,
+        "steps": [against_sheet(study.machine, step) for step in facts.steps],
+        "beyond_sheet": beyond_sheet(study.machine.system(), stock_streams(study)),
+        "cells": cells,
+    }
+
+
+def stock_streams(study: Study) -> Iterator[Stream]:
+    """Each stream that stock served, and what came of it."""
+    for run in study.runs():
+        if run.contender is STOCK:
+            yield study.stream(run.load, run.seed, NONE), study.kept(run).served
+
+
+def against_sheet(machine: Machine, step: StepTime) -> dict[str, float]:
+    """A step's time, and what the sheet says over it."""
+    shape = BatchShape()
+    for _ in range(step.batch):
+        shape.add(step.new_tokens, step.context_tokens)
+    for _ in range(step.decodes):
+        shape.add(1, step.decode_context_tokens)
+    told_s = machine.system().step.step_s(shape)
+    return {**msgspec.structs.asdict(step), "sheet_s": told_s, "sheet_over_real": told_s / step.seconds}
+
+
+def cell(study: Study, runs: Sequence[Run], kind: str) -> dict[str, Any]:
+    """Each system's figures, real and simulated, and the gains over stock's best."""
+    systems: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.contender is STOCK or run.kind == kind:
+            systems.setdefault(f"{run.contender.name}-{run.seats}", []).append(run)
+    real = {name: Runs([real_records(study, run, kind) for run in its]) for name, its in systems.items()}
+    told = {name: Runs([told_records(study, run, kind) for run in its]) for name, its in systems.items()}
+    own = next(name for name, (run, *_) in systems.items() if run.contender is not STOCK)
+    return {
+        "gain": {metric: best_gain(real, own, metric) for metric in (GOODPUT, MEAN_JCT)},
+        "simulated_gain": {metric: best_gain(told, own, metric) for metric in (GOODPUT, MEAN_JCT)},
+        "real": {name: figures(each, {}) for name, each in real.items()},
+        "simulated": {name: figures(each, {}) for name, each in told.items()},
+        "schedule_ms": {name: schedule_ms(study, its) for name, its in systems.items()},
+        "pauses": sum(study.kept(run).counters["pauses"] for run in systems[own]),
+    }
+
+
+def best_gain(systems: dict[str, Runs], own: str, metric: str) -> float | None:
+    """Over the best of the others; None where a value is missing."""
+
+    def value(name: str) -> float | None:
+        found = [getattr(summary, metric) for summary in systems[name].summaries()]
+        return None if None in found else fmean(found)
+
+    others = [found for name in systems if name != own and (found := value(name)) is not None]
+    if not others:
+        return None
+    return gain(metric, value(own), max(others) if metric == GOODPUT else min(others))
+
+
+def real_records(study: Study, run: Run, kind: str) -> list[Record]:
+    """What became of the requests on the GPU, judged by the targets of a class."""
+    return records(study.stream(run.load, run.seed, kind), study.kept(run).served)
+
+
+def told_records(study: Study, run: Run, kind: str) -> list[Record]:
+    """What the simulator says of the same stream, by the sheet."""
+    requests, facts, system = study.stream(run.load, run.seed, kind), study.facts, study.machine.system()
+    limits = replace(
+        system.limits,
+        num_blocks=facts.num_blocks,
+        max_num_seqs=run.seats,
+        max_num_batched_tokens=facts.tokens_a_step,
+        max_cudagraph_capture_size=system.limits.graphed_tokens,  # one engine served all, whatever their seats
+        asynchronous=facts.asynchronous,
+        host_blocks=0,
+    )
+    found: list[Record] = []
+    predictor = run.contender.predictor
+    simulate(
+        requests,
+        policy_factory(run.contender.policy, OWN_PARTS, requests),
+        replace(system, limits=limits),
+        on_record=found.append,
+        max_output_tokens=study.machine.longest_tokens,
+        seed=run.seed,
+        lengths=None if predictor is None else length_source(predictor, requests, run.seed),
+    )
+    return found
+
+
+def schedule_ms(study: Study, runs: Sequence[Run]) -> dict[str, float]:
+    """The scheduler's own time a step, of all these runs together."""
+    times_s = [seconds for run in runs for seconds in study.kept(run).schedule_s]
+    cuts = quantiles(times_s, n=100)
+    return {"p50": cuts[49] * 1e3, "p99": cuts[98] * 1e3, "steps": len(times_s)}
+
+
+# ---- The part of `bench/gain/gpu_real.py` that needs the GPU: what is not measured yet is measured and kept
+
+
+BACKLOG = 600
+"""Requests whose throughput is capacity."""
+
+
+def measure(study: Study) -> None:
+    """Do what is not kept yet; the engine is started if anything is left."""
+    study.out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        engines: list[ServingEngine] = []
+
+        def engine() -> ServingEngine:
+            if not engines:
+                if is_cpu_build():
+                    raise ConfigError(
+                        f"vLLM computes on the CPU here, and not all runs are in {study.out}; accepted: vLLM for GPUs"
+                    )
+                say("starting vLLM")
+                engines.append(stack.enter_context(serving(study.machine, study.out, study.vllm_flags)))
+            return engines[0]
+
+        if not (study.out / FACTS).exists():
+            write_whole(study.out / FACTS, msgspec.json.encode(first_facts(study, engine())))
+        for run in study.runs():
+            file = run.file(study.out)
+            if not file.exists():
+                stream = study.stream(run.load, run.seed, run.kind)
+                found = serve(engine(), run.contender, run.seats, stream, run.seed)
+                write_whole(file, msgspec.json.encode(found))
+                last_s = max(each.finished_s for each in found.served)
+                say(f"{file.name}: {len(stream)} requests, the last ended after {last_s:.1f} s")
+
+
+def first_facts(study: Study, engine: ServingEngine) -> Facts:
+    """Steps alone, then capacity."""
+    steps = step_times(engine)
+    say(
+        "steps: "
+        + ", ".join(
+            f"{each.batch} x {each.new_tokens} beside {each.decodes}: {each.seconds * 1e3:.1f} ms"
+            for each in steps
+        )
+    )
+    backlog = [replace(request, id=f"{at}") for at, request in enumerate(study.workload.backlog()[:BACKLOG])]
+    served = serve(engine, STOCK, engine.worker_slots, backlog, 0).served
+    capacity_rps = len(served) / max(each.finished_s for each in served)
+    say(f"capacity: {capacity_rps:.2f} requests a second; {engine.num_blocks} KV blocks")
+    return Facts(
+        measured_on=machine_name(),
+        vllm=vllm_version(),
+        workload=study.workload.name,
+        seconds=study.seconds,
+        capacity_rps=capacity_rps,
+        num_blocks=engine.num_blocks,
+        worker_slots=engine.worker_slots,
+        tokens_a_step=engine.tokens_a_step,
+        asynchronous=engine.asynchronous,
+        steps=steps,
+    )
+
+
+# ---- The bench
+
+
+LOADS = (1.2, 0.5)
+SECONDS = 40.0
+
+
+def options() -> argparse.ArgumentParser:
+    """The command's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for what is measured; resumed if there"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--machine", choices=tuple(MACHINES), default="h100-llama-8b")
+    parser.add_argument(
+        "--workload", default="chat", help="of bench/gain/regret.py (default chat, which needs no file)"
+    )
+    parser.add_argument("--data", type=Path, default=DATA, help="the recorded traces")
+    parser.add_argument("--policy", default="headway", help="a preset (default headway)")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"of arrivals a run (default {SECONDS:g})"
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="streams of each load (default 1)")
+    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
+    parser.add_argument(
+        "--class", dest="kind", choices=CLASSES, action="append", help=f"of targets (default {ONE})"
+    )
+    parser.add_argument("--seats", type=int, action="append", help="of stock, beside vLLM's own")
+    parser.add_argument(
+        "--vllm-flags", default="", help="one text of further flags, the same for all systems"
+    )
+    parser.add_argument("--measure-only", action="store_true", help="leave the report to another machine")
+    return parser
+
+
+def study_of(arguments: argparse.Namespace) -> Study:
+    """What the options ask for. Raises ConfigError for what is not accepted."""
+    find_preset(arguments.policy)
+    known = known_workloads(arguments.data)
+    if arguments.workload not in known:
+        raise ConfigError(f"workload is {arguments.workload!r}; accepted: {', '.join(known)}")
+    machine = MACHINES[arguments.machine]
+    return Study(
+        out=arguments.out,
+        machine=machine,
+        workload=Served(arguments.workload, machine, arguments.data),
+        policy=arguments.policy,
+        seconds=arguments.seconds,
+        seeds=arguments.seeds,
+        loads=arguments.load or LOADS,
+        kinds=arguments.kind or (ONE,),
+        seats=arguments.seats or (),
+        vllm_flags=split(arguments.vllm_flags),
+    )
+
+
+def main() -> int:
+    """Measure what is missing and print the report."""
+    parser = options()
+    arguments = parser.parse_args()
+    try:
+        study = study_of(arguments)
+        measure(study)
+        if not arguments.measure_only:
+            print(json.dumps(report(study)))
+    except HeadwayError as error:
+        parser.exit(2, f"error: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,458 @@
+"""What `headway` is worth on the real CPU engine: `python bench/gain/headway_real.py --out DIR --json`.
+
+The demo model answers its own tasks and stops by itself; Poisson arrivals at 0.5, 0.8, 1.0 and 1.2 of capacity, three
+streams each, KV memory for some twenty-four requests. Three kinds of clients: without targets (`none`), all
+interactive (`one`), and seven in ten interactive, the others patient (`two`). The targets follow from what stock does
+at a light load (`targets.rule`), before anything is compared. Capacity is what stock gets through when all requests are
+there at once, at the best of 16, 32 and 64 seats. It is measured again before every stream: `speeds` says how many
+times as fast the machine was than at first, least first. All clocks go by that, so that a load is what it is called
+and targets ask for as much, on a machine that is half as fast an hour later. What it does during a stream hits all
+that are compared alike.
+
+Stock is vLLM's own scheduler on an engine with nothing of Headway in it: chunked prefill, prefix caching and
+asynchronous scheduling as vLLM decides. It is swept over `max_num_seqs` first, alone, at load 1, and each metric is
+compared with its best value of that sweep. `priority` is vLLM's own `--scheduling-policy priority`, as a user would set
+it: the interactive clients have the better priority. `--policy` (default headway) runs a batch as wide as stock's best,
+with lengths predicted by `hash`, taught with the half of the packaged tasks that no stream has. With --host-gib it has
+so much host memory to swap to, and vLLM a KV connector to serve in every step. All that is compared at a load and seed
+serves side by side, each on an engine and by a clock of its own, in turns of a tenth of a second, so that a machine's
+drift hits all alike; `stock again` is stock once more: `noise` is how far it is from itself. Stock never sees targets,
+so its runs serve all kinds.
+
+Per cell and system: goodput (share of all requests that met all their targets), mean and p99 JCT, TTFT, what was not
+answered. `over_stock`, `over_priority`: `gain` (times as good) and `loss` (behind by so much: goodput as a difference,
+time as a share) of the means, by seed, and `simulated`, the gain that the simulator predicts with costs profiled here,
+at the speed at which capacity was measured, and answers as long as they are packaged. `headline` has the gains over
+stock by kind and load; `losing_cells` names every cell with a gain below 1; `low_load_loss` is the worst loss to stock
+at loads up to 0.5. Aims: 1.5 times the goodput and half the mean JCT near saturation, a loss of 2 % at low load.
+
+`--broken`: the same streams with predictions made useless on purpose, random lengths and step times wrong by 3 times
+either way, against `fastserve` and `sarathi`: `behind` the better of the two, aim 0.03 at most; `governor` says what it
+went by, from when on. Loads 0.8 and 1.2, without targets and with two classes, unless told otherwise.
+
+About an hour with three seeds on 2 cores, `--broken` about as long again; what is in DIR already is not run again.
+Nothing else should run meanwhile. `--markdown` prints the table of docs/headway-real.md in place of the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+from bench.broken_ways import REFERENCES, broken_cell, broken_table, broken_verdicts
+from bench.command import say
+from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, versus
+from bench.gain.headway_real_runs import (
+    CONTROL,
+    PRIORITY,
+    STOCK,
+    SYSTEMS,
+    Engine,
+    Grid,
+    Memory,
+    Plan,
+    Run,
+    governor_of,
+    kept,
+    measure,
+    prepare,
+    records,
+    stock_name,
+)
+from bench.serving_engine import profiled
+from bench.streams import KINDS, NONE, TWO, rule_text
+from headway.core.slo import Slo
+from headway.engine.demo_model import DEMO
+from headway.engine.machine import machine_name, vllm_version
+from headway.errors import ConfigError, HeadwayError
+from headway.policies.presets import find_preset
+from headway.predict.cost_file import load_cost_file
+from headway.whole_file import write_whole
+
+# ---- From the runs of `headway_real` to its figures and its table
+
+
+LOW_LOAD, SATURATED_LOAD = 0.5, 1.0
+"""Low are loads up to the one, near saturation those from the other."""
+AIMS = {GOODPUT: 1.5, MEAN_JCT: 2.0}
+MOST_LOST = 0.02
+OVER = {STOCK.name: "over_stock", PRIORITY.name: "over_priority"}
+
+Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""By kind of clients and load."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellRuns:
+    """Every system's runs of a cell, and what the simulator says of them."""
+
+    real: Mapping[str, Runs]
+    simulated: Mapping[str, Runs]
+
+
+def cell_figures(
+    runs: CellRuns, own: str, best: Mapping[str, str], classes: Mapping[Slo, str]
+) -> dict[str, Any]:
+    """One cell: every system's figures, and what `own` has over stock, for each metric at stock's `best`.
+
+    `control`: what stock has over itself, in mean JCT.
+    """
+    found: dict[str, Any] = {"systems": {name: figures(each, classes) for name, each in runs.real.items()}}
+    if CONTROL.name in runs.real:
+        twice = (runs.real[name].summaries() for name in (CONTROL.name, best[MEAN_JCT]))
+        found["control"] = versus(MEAN_JCT, *twice)
+    if own not in runs.real:
+        return found
+    for system, key in OVER.items():
+        others = {metric: best[metric] if system == STOCK.name else system for metric in best}
+        compared = {metric: other for metric, other in others.items() if other in runs.real}
+        if compared:
+            found[key] = {metric: _over(runs, metric, own, other) for metric, other in compared.items()}
+    return found
+
+
+def _over(runs: CellRuns, metric: str, own: str, other: str) -> dict[str, Any]:
+    """What the one has over the other, and what the simulator says it has."""
+    said = versus(metric, *(runs.simulated[name].summaries() for name in (own, other)))
+    return {
+        "against": other,
+        **versus(metric, *(runs.real[name].summaries() for name in (own, other))),
+        "simulated": {"gain": said["gain"], "loss": said["loss"]},
+    }
+
+
+# ---- over all cells ------------------------------------------------------------------------------------
+
+
+def _comparisons(cells: Cells, key: str) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
+    for kind, loads in cells.items():
+        for load, cell in loads.items():
+            for metric, found in cell.get(key, {}).items():
+                yield kind, load, metric, found
+
+
+def verdicts(cells: Cells) -> dict[str, Any]:
+    """The gains over stock, whether the aims are reached, and every cell that is lost, to stock or to priority."""
+    over_stock = list(_comparisons(cells, OVER[STOCK.name]))
+    headline: dict[str, dict[str, dict[str, float | None]]] = {}
+    for kind, load, metric, found in over_stock:
+        headline.setdefault(kind, {}).setdefault(load, {})[metric] = found["gain"]
+    low = [found["loss"] for _, load, _, found in over_stock if float(load) <= LOW_LOAD]
+    known = [each for each in low if each is not None]
+    return {
+        "headline": headline,
+        "aims": {metric: _aim(over_stock, metric, least) for metric, least in AIMS.items()},
+        "low_load_loss": max(known) if known else None,
+        "low_load_aim": MOST_LOST,
+        "noise": _noise(cells),
+        "losing_cells": [cell for key in OVER.values() for cell in _lost(cells, key)],
+    }
+
+
+def _noise(cells: Cells) -> dict[str, float]:
+    """By load: how far stock is from itself in mean JCT, as a share."""
+    found: dict[str, float] = {}
+    for loads in cells.values():
+        for load, cell in loads.items():
+            lost = cell.get("control", {}).get("loss")
+            if lost is not None:
+                found[load] = max(abs(lost), found.get(load, 0.0))
+    return found
+
+
+def _aim(
+    over_stock: list[tuple[str, str, str, Mapping[str, Any]]], metric: str, least: float
+) -> dict[str, Any]:
+    """Near saturation: the aim, and by kind and load what was reached."""
+    reached = {
+        f"{kind}, load {load}": found["gain"]
+        for kind, load, name, found in over_stock
+        if name == metric and float(load) >= SATURATED_LOAD
+    }
+    held = [gain is not None and gain >= least for gain in reached.values()]
+    return {"at_least": least, "reached": reached, "holds": bool(held) and all(held)}
+
+
+def _lost(cells: Cells, key: str) -> list[dict[str, Any]]:
+    """The cells behind one of the others, the worst first."""
+    lost = [
+        {
+            "class": kind,
+            "load": float(load),
+            "metric": metric,
+            **{name: found[name] for name in ("against", "gain", "by_seed", "loss")},
+        }
+        for kind, load, metric, found in _comparisons(cells, key)
+        if found["loss"] is not None and found["loss"] > 0
+    ]
+    return sorted(lost, key=lambda cell: -cell["loss"])
+
+
+# ---- the table -----------------------------------------------------------------------------------------
+
+_HEAD = (
+    "| clients | load | goodput stock / priority / `{policy}` | gain (by seed) | simulated | mean JCT (s) stock / "
+    "priority / `{policy}` | gain (by seed) | simulated | p99 JCT (s) stock / `{policy}` | p99 TTFT (s) stock / "
+    "`{policy}` |"
+)
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The table of docs/headway-real.md, and the sentence before it."""
+    policy = found["policy"]
+    lines = [
+        f"Measured on {found['measured_on']}, vLLM {found['vllm']}: capacity {found['capacity_rps']:.1f} requests a "
+        f"second, and before the streams {_range(found['speeds'])} times as many, {found['kv_blocks']} KV blocks, "
+        f"{found['seeds']} stream{'s' * (found['seeds'] > 1)} of {found['seconds']:g} s a cell; stock's best seats: "
+        f"{_seats(found['best_seats'])}. Low-load loss {_percent(found['low_load_loss'])}; losing cells: "
+        f"{len(found['losing_cells'])}. Stock a second time is as far from itself in mean JCT: "
+        f"{_by_load(found['noise'])}.",
+        "",
+        _HEAD.format(policy=policy),
+        "|" + "---|" * 10,
+    ]
+    for kind, loads in found["cells"].items():
+        lines += [_row(kind, load, cell, policy) for load, cell in loads.items()]
+    return "\n".join(lines)
+
+
+def _range(ascending: Sequence[float]) -> str:
+    return f"{ascending[0]:.2f} to {ascending[-1]:.2f}"
+
+
+def _seats(best: Mapping[str, Mapping[str, int]]) -> str:
+    each = [f"{kind} {metric} {seats}" for kind, of in best.items() for metric, seats in of.items()]
+    return ", ".join(each)
+
+
+def _by_load(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{_percent(share)} at load {load}" for load, share in shares.items()) or "not measured"
+
+
+def _row(kind: str, load: str, cell: Mapping[str, Any], policy: str) -> str:
+    systems, stock = cell["systems"], cell.get("over_stock", {})
+
+    def of(metric: str, compared: str, *, priority: bool = True) -> str:
+        """A metric of stock (where it is best for the one compared), of priority, and ours."""
+        if compared not in stock:
+            return "–"
+        names = [stock[compared]["against"], *([PRIORITY.name] if priority else []), policy]
+        return " / ".join(_number(systems[name][metric]) for name in names if name in systems)
+
+    main = GOODPUT if GOODPUT in stock else MEAN_JCT
+    return (
+        f"| {kind} | {load} | {of(GOODPUT, GOODPUT)} | {_gain(stock, GOODPUT)} | {of(MEAN_JCT, MEAN_JCT)} | "
+        f"{_gain(stock, MEAN_JCT)} | {of('p99_jct_s', main, priority=False)} | "
+        f"{of('p99_ttft_s', main, priority=False)} |"
+    )
+
+
+def _gain(stock: Mapping[str, Any], metric: str) -> str:
+    """Two cells of the table: the gain with its range by seed, and the simulator's."""
+    if metric not in stock:
+        return "– | –"
+    found = stock[metric]
+    seeds = [each for each in found["by_seed"] if each is not None]
+    ends = f" ({min(seeds):.2f} to {max(seeds):.2f})" if seeds else ""
+    return f"{_number(found['gain'])}{ends} | {_number(found['simulated']['gain'])}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+# ---- The bench
+
+
+LOADS = (0.5, 0.8, 1.0, 1.2)
+BROKEN_LOADS, BROKEN_KINDS = (0.8, 1.2), (NONE, TWO)
+SEEDS, SECONDS = 3, 30.0
+KV_BLOCKS = 96
+_Value = TypeVar("_Value")
+
+
+def real_runs(plan: Plan, kind: str, runs: Sequence[Run]) -> Runs:
+    """The records of these runs, judged by the targets of a kind of clients."""
+    return Runs([records(plan.stream(kind, run.load, run.seed), kept(run, plan.out).served) for run in runs])
+
+
+def report(plan: Plan, profile_s: float) -> dict[str, Any]:
+    """All figures; runs what is missing."""
+    grid = plan.grid()
+    measure(plan, [run for cell in grid.values() for runs in cell.values() for run in runs])
+    engine = simulated_engine(plan, profile_s)
+    cells: dict[str, dict[str, Any]] = {kind: {} for kind in plan.kinds}
+    for (kind, load), cell in grid.items():
+        say(f"simulating clients {kind!r} at load {load:g}")
+        found = CellRuns(
+            real={name: real_runs(plan, kind, runs) for name, runs in cell.items()},
+            simulated={
+                name: Runs([engine.records(run, plan.stream(kind, load, run.seed)) for run in runs])
+                for name, runs in cell.items()
+            },
+        )
+        best = {metric: stock_name(seats) for metric, seats in plan.best(kind).items()}
+        cells[kind][f"{load:g}"] = cell_figures(found, plan.policy, best, plan.targets.classes)
+    return {**facts(plan, grid), **verdicts(cells), "cells": cells}
+
+
+def report_broken(plan: Plan) -> dict[str, Any]:
+    """All figures of `--broken`; runs what is missing."""
+    grid = plan.broken_grid()
+    measure(plan, [run for cell in grid.values() for runs in cell.values() for run in runs])
+    cells: dict[str, dict[str, Any]] = {kind: {} for kind in plan.kinds}
+    for (kind, load), cell in grid.items():
+        real = {name: real_runs(plan, kind, runs) for name, runs in cell.items()}
+        said = {
+            name: governor_of([kept(run, plan.out) for run in runs])
+            for name, runs in cell.items()
+            if name not in REFERENCES
+        }
+        metric = next(iter(plan.best(kind)))
+        cells[kind][f"{load:g}"] = broken_cell(metric, real, said, plan.targets.classes)
+    return {**facts(plan, grid), **broken_verdicts(cells), "cells": cells}
+
+
+def simulated_engine(plan: Plan, profile_s: float) -> Engine:
+    """The engine on a virtual clock, its costs measured now unless they are kept, and as fast as loads say."""
+    memory, found = plan.memory, plan.prepared
+    file = profiled(plan.out / "cost.json", DEMO, memory.flags(), memory.settings(), profile_s)
+    costs = load_cost_file(file).calibration()
+    engine = Engine(costs, memory, found.num_blocks, found.tokens_a_step, found.asynchronous)
+    return engine.at_capacity(found)
+
+
+def facts(plan: Plan, grid: Grid) -> dict[str, Any]:
+    """What was compared, and on what."""
+    found = plan.prepared
+    runs = {run for cell in grid.values() for runs in cell.values() for run in runs}
+    speeds = sorted({kept(run, plan.out).speed for run in runs})
+    return {
+        "measured_on": machine_name(),
+        "vllm": vllm_version(),
+        "model": DEMO,
+        "policy": plan.policy,
+        "seeds": plan.seeds,
+        "seconds": plan.seconds,
+        "capacity_rps": found.capacity_rps,
+        "speeds": speeds,
+        "asynchronous": found.asynchronous,
+        "kv_blocks": found.num_blocks,
+        "host_gib": plan.memory.host_gib,
+        "light": {"p50_ttft_s": found.light.p50_ttft_s, "mean_tbt_s": found.light.mean_tbt_s},
+        "targets": {"rule": rule_text(), **plan.targets.to_dict()},
+        "stock_by_seats": {
+            kind: {
+                seats: {metric: getattr(summary, metric) for metric in plan.best(kind)}
+                for seats, summary in swept.items()
+            }
+            for kind, swept in plan.swept.items()
+        },
+        "best_seats": {kind: plan.best(kind) for kind in plan.kinds},
+    }
+
+
+def options() -> argparse.ArgumentParser:
+    """The command's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for what is measured; resumed if there"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/headway-real.md instead")
+    parser.add_argument(
+        "--broken", action="store_true", help="predictions made useless, against fastserve and sarathi"
+    )
+    parser.add_argument("--policy", default="headway", help="a preset (default headway)")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"of arrivals a run (default {SECONDS:g})"
+    )
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"streams of each load (default {SEEDS})")
+    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
+    parser.add_argument(
+        "--class", dest="kind", choices=KINDS, action="append", help="of clients (default: all)"
+    )
+    parser.add_argument("--system", choices=SYSTEMS, action="append", help="default: all")
+    parser.add_argument(
+        "--kv-blocks",
+        type=int,
+        default=KV_BLOCKS,
+        help=f"of 32 tokens (default {KV_BLOCKS}); 0: as many as vLLM takes",
+    )
+    parser.add_argument(
+        "--host-gib", type=float, default=0.0, help="of host memory for the policy's KV (default 0: none)"
+    )
+    parser.add_argument(
+        "--profile-seconds", type=float, default=60.0, help="for the simulator's costs (default 60)"
+    )
+    return parser
+
+
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    """What the options ask for. Raises ConfigError for what is not accepted."""
+    find_preset(arguments.policy)
+    if arguments.policy in (PRIORITY.name, *(REFERENCES if arguments.broken else ())):
+        raise ConfigError(
+            f"--policy is {arguments.policy!r}, which it would be compared with; accepted: another preset"
+        )
+    for name, least in (("seconds", 1), ("seeds", 1), ("kv_blocks", 0), ("host_gib", 0)):
+        if getattr(arguments, name) < least:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is {getattr(arguments, name)}; accepted: {least} or more"
+            )
+    if arguments.broken and arguments.system:
+        raise ConfigError("--broken has systems of its own; accepted: it without --system")
+    loads = _once(arguments.load or (BROKEN_LOADS if arguments.broken else LOADS))
+    if min(loads) <= 0:
+        raise ConfigError(f"--load is {min(loads):g}; accepted: more than 0")
+    return Plan(
+        out=arguments.out,
+        seconds=arguments.seconds,
+        seeds=arguments.seeds,
+        loads=loads,
+        kinds=_once(arguments.kind or (BROKEN_KINDS if arguments.broken else KINDS)),
+        systems=_once(arguments.system or SYSTEMS),
+        policy=arguments.policy,
+        memory=Memory(arguments.kv_blocks, arguments.host_gib),
+    )
+
+
+def _once(values: Iterable[_Value]) -> tuple[_Value, ...]:
+    """Each of them once, however often it was said."""
+    return tuple(dict.fromkeys(values))
+
+
+def main() -> int:
+    """Print one JSON object, or the table; 2 for an option that is not accepted."""
+    arguments = options().parse_args()
+    try:
+        plan = plan_of(arguments)
+        plan.out.mkdir(parents=True, exist_ok=True)
+        prepare(plan)
+        measure(plan, plan.sweep())
+        found = report_broken(plan) if arguments.broken else report(plan, arguments.profile_seconds)
+    except HeadwayError as error:
+        say(f"headway_real: {error}")
+        return 2
+    name = "broken" if arguments.broken else "headway-real"
+    write_whole(plan.out / f"{name}.json", json.dumps(found).encode() + b"\n")
+    table = broken_table if arguments.broken else markdown
+    print(table(found) if arguments.markdown else json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

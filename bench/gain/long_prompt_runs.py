@@ -1,0 +1,447 @@
+"""The scene of `long_prompt`: streams under way, a long prompt among them, and the tokens' times that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import msgspec
+from headway_reproduce.mid_model import ensure_mid_model
+
+from bench.serving_engine import ServingEngine
+from headway.core.plan import StepOutcome
+from headway.core.record import Record
+from headway.core.slo import NO_TARGETS, Slo
+from headway.engine.settings import EngineSettings
+from headway.errors import SimulationError
+from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
+from headway.predict.hardware import calibration
+from headway.predict.known_models import model_shape
+from headway.predict.residuals import quantile
+from headway.sim.simulation import System, simulate
+from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from headway.whole_file import write_whole
+
+LONG = "long"
+STREAM = "stream"
+WARM = "warm"
+LONG_OUTPUT_TOKENS = 8
+WARM_OUTPUT_TOKENS, REHEARSAL_TOKENS = 4, 100
+WARM_SHARES = (1 / 64, 1 / 4, 1 / 16, 1 / 8)
+"""Of the long prompt's tokens: what the prompts before the scene have, so that what steps cost is known by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """`streams` decode; `settle_s` after they came a prompt of `long_tokens` arrives. Before them come `warm` others,
+    one every `warm_every_s`, and as many short streams, `rehearsal_s` ahead, as an engine that serves has seen.
+
+    The streams share the first `shared_blocks` times 512 tokens of their prompts, as with one system prompt, so that
+    what they read hardly changes while they go on. `window_s` is how long they are watched when they are left alone.
+    """
+
+    streams: int
+    long_tokens: int
+    stream_output_tokens: int
+    shared_blocks: int
+    own_tokens: int = 32
+    settle_s: float = 2.0
+    window_s: float = 4.0
+    warm: int = 12
+    warm_every_s: float = 1.0
+    rehearsal_s: float = 10.0
+
+    @property
+    def warm_s(self) -> float:
+        """When the short streams come."""
+        return self.warm * self.warm_every_s
+
+    @property
+    def streams_s(self) -> float:
+        """When the streams come."""
+        return self.warm_s + self.rehearsal_s
+
+    @property
+    def long_s(self) -> float:
+        """When the long prompt comes."""
+        return self.streams_s + self.settle_s
+
+    def requests(self, tbt_s: float | None, *, with_long: bool = True, seed: int = 0) -> list[TraceRequest]:
+        """In order of arrival; the streams have this target, nobody else has any.
+
+        The streams' own parts of their prompts are up to a quarter longer, by `seed`.
+        """
+        rng = Random(f"streams of {seed}")
+        slo = NO_TARGETS if tbt_s is None else Slo(tbt_s=tbt_s)
+        found = [self._warm(number) for number in range(self.warm)]
+        for number in range(self.streams):
+            found.append(
+                self._sharing(f"{WARM}-stream-{number}", self.warm_s, self.own_tokens, REHEARSAL_TOKENS)
+            )
+        for number in range(self.streams):
+            own_tokens = self.own_tokens + rng.randrange(self.own_tokens // 4 + 1)
+            stream = self._sharing(
+                f"{STREAM}-{number}", self.streams_s, own_tokens, self.stream_output_tokens
+            )
+            found.append(replace(stream, slo=slo))
+        if with_long:
+            found.append(_request(LONG, self.long_s, self.long_tokens, LONG_OUTPUT_TOKENS))
+        return found
+
+    def _warm(self, number: int) -> TraceRequest:
+        """The first has what the streams share, the others prompts of their own."""
+        name, arrival_s = f"{WARM}-{number}", number * self.warm_every_s
+        if not number:
+            return self._sharing(name, arrival_s, self.own_tokens, WARM_OUTPUT_TOKENS)
+        tokens = max(1, round(self.long_tokens * WARM_SHARES[number % len(WARM_SHARES)]))
+        return _request(name, arrival_s, tokens, WARM_OUTPUT_TOKENS)
+
+    def _sharing(self, name: str, arrival_s: float, own_tokens: int, output: int) -> TraceRequest:
+        tokens = MOONCAKE_BLOCK_TOKENS * self.shared_blocks + own_tokens
+        blocks = tuple(range(self.shared_blocks))
+        return replace(_request(name, arrival_s, tokens, output), prefix_blocks=blocks)
+
+
+def _request(name: str, arrival_s: float, tokens: int, output: int) -> TraceRequest:
+    return TraceRequest(name, arrival_s, tokens, output, max_output_tokens=output)
+
+
+@dataclass(slots=True)
+class TokenTimes:
+    """When each request's tokens came, in order."""
+
+    of: dict[str, list[float]] = field(default_factory=dict)
+
+    def came(self, request_id: str, tokens: int, now_s: float) -> None:
+        """So many tokens of a request have come now."""
+        self.of.setdefault(request_id, []).extend([now_s] * tokens)
+
+    @property
+    def streams(self) -> list[list[float]]:
+        """The streams' alone."""
+        return [times_s for name, times_s in self.of.items() if name.startswith(STREAM)]
+
+
+def gaps_s(streams: Sequence[Sequence[float]], from_s: float, until_s: float) -> list[float]:
+    """The times between tokens of the same stream that lie in this time, if only in part."""
+    return [
+        later - sooner
+        for times_s in streams
+        for sooner, later in pairwise(times_s)
+        if later > from_s and sooner < until_s
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Light:
+    """The streams without a long prompt: the median and the worst time between tokens, once it would have come."""
+
+    median_gap_s: float
+    worst_gap_s: float
+
+
+def light(scene: Scene, times: TokenTimes) -> Light:
+    """What the streams do when they are left alone. Raises SimulationError if they ended before."""
+    gaps = gaps_s(times.streams, scene.long_s, scene.long_s + scene.window_s)
+    if not gaps:
+        raise SimulationError(
+            "the streams ended before the long prompt would have come; they need more tokens"
+        )
+    return Light(median(gaps), max(gaps))
+
+
+def light_gap_s(alone: Sequence[Light]) -> float:
+    """What targets are multiples of: the first seed's median gap, so that more seeds do not change the targets."""
+    return alone[0].median_gap_s
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """How a long prompt went through: the streams' gaps from its arrival to its first token, and how long that took.
+
+    `before_gap_s`: their median gap in the second before it came (0 if they had none), which says how fast the machine
+    was just then. `amid_all`: every stream had begun and went on until then, so that the whole prompt was computed
+    among all of them.
+    """
+
+    before_gap_s: float
+    worst_gap_s: float
+    p99_gap_s: float
+    ttft_s: float
+    amid_all: bool
+
+
+def passage(scene: Scene, times: TokenTimes) -> Passage:
+    """Of one run of the scene."""
+    first_s = times.of[LONG][0]
+    gaps = sorted(gaps_s(times.streams, scene.long_s, first_s))
+    if not gaps:
+        raise SimulationError("the streams ended before the long prompt came; they need more tokens")
+    before = gaps_s(times.streams, scene.long_s - 1.0, scene.long_s)
+    return Passage(
+        before_gap_s=median(before) if before else 0.0,
+        worst_gap_s=gaps[-1],
+        p99_gap_s=quantile(gaps, 0.99),
+        ttft_s=first_s - scene.long_s,
+        amid_all=len(times.streams) == scene.streams and min(map(max, times.streams)) >= first_s,
+    )
+
+
+def passage_figures(passages: Sequence[Passage]) -> dict[str, Any]:
+    """Over the seeds: the worst gap of all, by seed too, and the mean of the rest."""
+    return {
+        "worst_gap_s": max(each.worst_gap_s for each in passages),
+        "worst_gap_by_seed_s": [each.worst_gap_s for each in passages],
+        "before_gap_s": max(each.before_gap_s for each in passages),
+        "p99_gap_s": sum(each.p99_gap_s for each in passages) / len(passages),
+        "long_ttft_s": sum(each.ttft_s for each in passages) / len(passages),
+        "amid_all": all(each.amid_all for each in passages),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One machine: the streams alone, under who knows no targets, under the policy by factor of its target; by seed."""
+
+    light: Sequence[Light]
+    deaf: Mapping[str, Sequence[Passage]]
+    policy: Mapping[float, Sequence[Passage]]
+
+
+# ---- The scene of `long_prompt` on the real CPU engine, scaled down
+
+
+REAL = "CPU, 46 M parameters"
+SCENE = Scene(
+    streams=12,
+    long_tokens=1_500,
+    stream_output_tokens=600,
+    shared_blocks=1,
+    settle_s=2.0,
+    window_s=4.0,
+    warm=8,
+    rehearsal_s=5.0,
+)
+REAL_BUDGETS = (16, 32, 64, 128, 256, 512)
+SEATS = 32
+FLAGS = ("--max-num-seqs", str(SEATS), "--block-size", "32", "--max-model-len", "4096", "--enforce-eager")
+NOTE = (
+    "scaled down: 1,500 tokens amid 12 streams for 20,000 amid 64, and budgets to match; the engine's other sizes as "
+    "vLLM chooses them"
+)
+
+
+@dataclass(slots=True)
+class Kept:
+    """Runs by name: those that are in the folder are read, the others made and put there, if there is a folder."""
+
+    folder: Path | None
+    say: Callable[[str], None]
+
+    def times(self, name: str, make: Callable[[], TokenTimes]) -> TokenTimes:
+        """When the tokens of a run came."""
+        file = None if self.folder is None else self.folder / f"{name}.json"
+        if file is not None and file.exists():
+            return TokenTimes(msgspec.json.decode(file.read_bytes(), type=dict[str, list[float]]))
+        self.say(f"long prompt: {name}")
+        times = make()
+        if file is not None:
+            write_whole(file, msgspec.json.encode(times.of))
+        return times
+
+
+@contextmanager
+def serving() -> Iterator[ServingEngine]:
+    """The engine of all runs, without host memory: vLLM's own scheduler serves on it too."""
+    engine = ServingEngine(str(ensure_mid_model()), FLAGS, EngineSettings())
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """An engine with a scene: each run is made at most once."""
+
+    engine: ServingEngine
+    kept: Kept
+    scene: Scene
+
+    def stock(self, seed: int, *, with_long: bool = True) -> TokenTimes:
+        """Under vLLM's own scheduler."""
+        name = f"vllm{'' if with_long else '-alone'}-{seed}"
+        return self.kept.times(name, lambda: self._run(None, None, seed, with_long=with_long))
+
+    def sarathi(self, budget: int, seed: int) -> TokenTimes:
+        """Under a fixed budget of tokens a step."""
+        settings = EngineSettings(policy="sarathi", batching=f"decode-first:token_budget={budget}")
+        return self.kept.times(f"sarathi-{budget}-{seed}", lambda: self._run(settings, None, seed))
+
+    def policy(self, policy: str, factor: float, gap_s: float, seed: int) -> TokenTimes:
+        """Under a policy, its target so many times the streams' gap."""
+        settings = EngineSettings(policy=policy)
+        return self.kept.times(
+            f"{policy}-{factor:g}-{seed}", lambda: self._run(settings, factor * gap_s, seed)
+        )
+
+    def _run(
+        self, settings: EngineSettings | None, tbt_s: float | None, seed: int, *, with_long: bool = True
+    ) -> TokenTimes:
+        if settings is None:
+            self.engine.use_stock("fcfs", SEATS)
+        else:
+            self.engine.use(settings)
+        times = TokenTimes()
+        requests = self.scene.requests(tbt_s, with_long=with_long, seed=seed)
+        self.engine.serve(requests, seed, on_tokens=times.came)
+        return times
+
+
+def measured_real(
+    policy: str,
+    factors: Sequence[float],
+    budgets: Sequence[int],
+    seeds: int,
+    kept: Kept,
+    scene: Scene = SCENE,
+) -> Measured:
+    """Everything; the streams alone first, since their gaps set the targets, then all in turn, seed by seed."""
+    every = range(seeds)
+    with serving() as engine:
+        stage = Stage(engine, kept, scene)
+        alone = [light(scene, stage.stock(seed, with_long=False)) for seed in every]
+        gap_s = light_gap_s(alone)
+        deaf: dict[str, list[Passage]] = {"vllm": [], **{f"sarathi {budget}": [] for budget in budgets}}
+        own: dict[float, list[Passage]] = {factor: [] for factor in factors}
+        for seed in every:
+            deaf["vllm"].append(passage(scene, stage.stock(seed)))
+            for budget in budgets:
+                deaf[f"sarathi {budget}"].append(passage(scene, stage.sarathi(budget, seed)))
+            for factor in factors:
+                own[factor].append(passage(scene, stage.policy(policy, factor, gap_s, seed)))
+    return Measured(light=alone, deaf=deaf, policy=own)
+
+
+# ---- The scene of `long_prompt` on simulated GPUs
+
+
+LONG_TOKENS, STREAMS, SHARED_BLOCKS = 20_000, 64, 2
+SIMULATED_BUDGETS = (256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A GPU, a model and a scene that fits its memory; `note` is what has to be said of it."""
+
+    hardware: str
+    model: str
+    scene: Scene
+    note: str = ""
+
+    def system(self) -> System:
+        """One engine, as vLLM serves by default there."""
+        costs = calibration(self.hardware, model_shape(self.model))
+        return System(limits=engine_limits(Sizes(), self.hardware, costs), calibration=costs)
+
+
+def _scene(stream_output_tokens: int) -> Scene:
+    return Scene(
+        streams=STREAMS,
+        long_tokens=LONG_TOKENS,
+        stream_output_tokens=stream_output_tokens,
+        shared_blocks=SHARED_BLOCKS,
+    )
+
+
+MACHINES = {
+    "H100, Llama-3.1-8B": Machine("h100", "Llama-3.1-8B", _scene(1_500)),
+    "A100 80 GB, OPT-13B": Machine(
+        "a100-80g",
+        "opt-13b",
+        _scene(480),
+        "the costs of its shape: OPT's own positions end at 2,048; the streams end where memory does",
+    ),
+    "A100 80 GB, Qwen2.5-14B": Machine("a100-80g", "Qwen2.5-14B", _scene(1_500)),
+}
+
+
+@dataclass(slots=True)
+class Heard:
+    """Follows a run and notes when each request's tokens came.
+
+    A step is told of before its output is processed, so what has grown since a job's last step came with that one.
+    """
+
+    times: TokenTimes = field(default_factory=TokenTimes)
+    _known: dict[str, int] = field(default_factory=dict)
+    _last_s: dict[str, float] = field(default_factory=dict)
+
+    def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
+        """The output of a step is about to be processed."""
+        for job in outcome.tokens:
+            if job.id in self._last_s:
+                self._grown(job.id, job.num_output_tokens, self._last_s[job.id])
+            self._last_s[job.id] = finished_s
+
+    def ended(self, record: Record) -> None:
+        """A request has ended with its last token."""
+        self._grown(record.id, record.output_tokens, record.finished_s or 0.0)
+
+    def _grown(self, request_id: str, output_tokens: int, at_s: float) -> None:
+        new = output_tokens - self._known.get(request_id, 0)
+        if new:
+            self._known[request_id] = output_tokens
+            self.times.came(request_id, new, at_s)
+
+
+def simulated(
+    machine: Machine, policy: str, parts: Parts, tbt_s: float | None, seed: int, *, with_long: bool = True
+) -> TokenTimes:
+    """When the tokens of the scene came under a policy, with this target for the streams."""
+    requests, heard = machine.scene.requests(tbt_s, with_long=with_long, seed=seed), Heard()
+    simulate(
+        requests,
+        policy_factory(policy, parts, requests),
+        machine.system(),
+        on_record=heard.ended,
+        max_output_tokens=max(request.output_tokens for request in requests),
+        seed=seed,
+        watch=heard.stepped,
+    )
+    return heard.times
+
+
+def measured_simulated(
+    machine: Machine, policy: str, factors: Sequence[float], budgets: Sequence[int], seeds: int
+) -> Measured:
+    """Everything of one machine: the streams alone first, since their gaps set the targets."""
+    scene, every = machine.scene, range(seeds)
+    alone = [
+        light(scene, simulated(machine, "vllm", OWN_PARTS, None, seed, with_long=False)) for seed in every
+    ]
+    gap_s = light_gap_s(alone)
+    deaf = {"vllm": ("vllm", OWN_PARTS)} | {
+        f"sarathi {budget}": ("sarathi", Parts(batching=f"decode-first:token_budget={budget}"))
+        for budget in budgets
+    }
+    return Measured(
+        light=alone,
+        deaf={
+            name: [passage(scene, simulated(machine, *who, None, seed)) for seed in every]
+            for name, who in deaf.items()
+        },
+        policy={
+            factor: [
+                passage(scene, simulated(machine, policy, OWN_PARTS, factor * gap_s, seed)) for seed in every
+            ]
+            for factor in factors
+        },
+    )

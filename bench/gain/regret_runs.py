@@ -1,0 +1,471 @@
+"""One run of `bench/gain/regret.py`: decided by plain data, what it came to by set of targets, and where it is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
+from statistics import fmean
+
+from bench.gain.regret_workloads import (
+    CLASSES,
+    DRAWN,
+    DRAWN_COUNT,
+    MACHINES,
+    NONE,
+    RULE,
+    TARGETED,
+    Served,
+    known_workloads,
+    with_classes,
+)
+from headway.core.cost import UnknownCost
+from headway.core.record import Outcome, Record
+from headway.core.slo import Slo
+from headway.errors import ConfigError, HeadwayError
+from headway.lab.kept_runs import Kept, release
+from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory, uses_predictions
+from headway.lab.policy_source import code_digest
+from headway.lab.predictor_choice import length_source
+from headway.policies.presets import POOLED, Preset, find_preset, known_presets
+from headway.predict.length_choice import DEFAULT_PREDICTOR
+from headway.predict.length_choice import NONE as NO_PREDICTOR
+from headway.results.metrics import ends, jct_s, met_targets
+from headway.sim.killed_steps import KILLING_ROWS
+from headway.sim.on_time_oracle import on_time_policy
+from headway.sim.simulation import PolicyFactory, simulate
+from headway.traces import TraceRequest
+
+# ---- Who serves the cells of `bench/gain/regret.py`: presets, and what clairvoyants would do
+
+
+EXACT = "noisy-oracle:tau=1"
+ON_TIME = "on-time-oracle"
+SUBJECT = "headway"
+STOCK = "vllm"
+
+SHORTEST = Parts(
+    order="predicted-remaining:give_way_s=1000000",
+    batching="top-jobs:reserve_confidence=0.5",
+    eviction="proactive",
+)
+"""Told the exact lengths it is shortest remaining work first, with room set aside.
+
+Indexed, unlike `srpt-oracle`, which sorts all that wait in every step: these queues are too long for that.
+"""
+
+BLIND_ORDERS = {
+    "arrival",
+    "shortest-prompt",
+    "longest-prompt",
+    "waited-over-length",
+    "skip-join-mlfq",
+    "predicted-remaining",
+    "hrrn",
+    "governed",
+}
+BLIND_BATCHINGS = {
+    "decode-first",
+    "prefill-first",
+    "iteration-level",
+    "request-level",
+    "swapped-or-waiting",
+    "top-jobs",
+    "elastic",
+}
+BLIND_EVICTIONS = {"recompute", "swap", "cheapest", "proactive"}
+"""Parts that look at nobody's targets or priority: a run of theirs is the same with any targets, and is made once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """What serves a cell. `predictor` says how long answers will be; `parts` stand in place of the preset's.
+
+    An `oracle` knows what no policy can; `blind`: its runs are the same whatever the targets.
+    """
+
+    name: str
+    preset: str
+    predictor: str
+    parts: Parts = OWN_PARTS
+    oracle: bool = False
+    blind: bool
+
+    def factory(self, requests: Sequence[TraceRequest]) -> PolicyFactory:
+        """Makes its policies; an oracle is told the lengths of `requests`."""
+        if self.preset == ON_TIME:
+            lengths = {request.id: request.output_tokens for request in requests}
+            return partial(on_time_policy, ON_TIME, lengths)
+        return policy_factory(self.preset, self.parts, requests)
+
+    def said(self) -> str:
+        """All that decides what it does, of one release: its row, and the code of its parts, as they are now."""
+        return _said(self)
+
+
+@cache
+def _said(each: Contender) -> str:
+    policy = each.factory(())(UnknownCost())
+    code = code_digest((policy.order, policy.batching, policy.eviction, *policy.leaving))
+    row = "" if each.preset == ON_TIME else str(find_preset(each.preset, **each.parts.given()))
+    return f"{row} {sorted(asdict(each).items())} {code}"
+
+
+def contender(name: str) -> Contender:
+    """A preset with what it would have in a server without prompts; ConfigError for an unknown name."""
+    if name in POOLED or name in KILLING_ROWS:
+        raise ConfigError(f"{name!r} {left_out()[name]}; accepted: presets that serve one engine")
+    predictor = DEFAULT_PREDICTOR if uses_predictions(name, OWN_PARTS) else NO_PREDICTOR
+    return Contender(name=name, preset=name, predictor=predictor, blind=is_blind(find_preset(name)))
+
+
+def rivals(subject: str) -> tuple[str, ...]:
+    """Every preset that runs on one engine of its own, but the subject, `headway` and its ablations, and doubles."""
+    out = {*left_out(), subject}
+    return tuple(name for name in known_presets() if name not in out and not _is_headway(name))
+
+
+def ablations(subject: str) -> tuple[str, ...]:
+    """The rows that switch one idea of the subject off: named as it is, and something more."""
+    return tuple(name for name in known_presets() if name.startswith(f"{subject}-"))
+
+
+def left_out() -> dict[str, str]:
+    """Presets that are no rivals, and why."""
+    found = dict.fromkeys(POOLED, "needs pools of several instances")
+    found |= dict.fromkeys(KILLING_ROWS, "kills steps, which needs an engine unlike the others'")
+    first: dict[tuple[str, ...], str] = {}
+    for name, row in known_presets().items():
+        parts = (row.order, row.batching, row.eviction, *row.leaving)
+        if parts in first:
+            found[name] = f"has the parts of {first[parts]}"
+        first.setdefault(parts, name)
+    return found
+
+
+def _is_headway(name: str) -> bool:
+    return name == SUBJECT or name.startswith(f"{SUBJECT}-")
+
+
+def clairvoyants(subject: str) -> list[Contender]:
+    """References that know every length: strong heuristics, and no proven bounds (adr/0012)."""
+    found = [
+        Contender(
+            name="shortest-oracle",
+            preset="predicted",
+            predictor=EXACT,
+            parts=SHORTEST,
+            oracle=True,
+            blind=True,
+        ),
+        Contender(name=ON_TIME, preset=ON_TIME, predictor=NO_PREDICTOR, oracle=True, blind=False),
+    ]
+    mine = contender(subject)
+    if mine.predictor != NO_PREDICTOR:
+        found.append(
+            Contender(
+                name=f"{subject} (exact lengths)",
+                preset=subject,
+                predictor=EXACT,
+                oracle=True,
+                blind=mine.blind,
+            )
+        )
+    return found
+
+
+def is_blind(row: Preset) -> bool:
+    """Whether a preset looks at nobody's targets: so for parts known to, and for no other."""
+    order, batching, eviction = (part.partition(":")[0] for part in (row.order, row.batching, row.eviction))
+    known = order in BLIND_ORDERS and batching in BLIND_BATCHINGS and eviction in BLIND_EVICTIONS
+    return known and not row.leaving
+
+
+FILE, CAPACITY_FILE = "regret-runs.jsonl", "regret-capacities.jsonl"
+ANY = "any"
+"""In place of a set of targets: the run is of a contender who looks at none, and counts for all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spell:
+    """A window: how long requests come, and how long the first of them are not measured."""
+
+    window_s: float = 600.0
+    warm_up_s: float = 60.0
+
+
+USUAL_SPELL = Spell()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegretRun:
+    """All that decides one run. `classes` is one of CLASSES or ANY; `data` is the folder of the shared traces.
+
+    With `tenants` requests name theirs, where the trace has some.
+    """
+
+    workload: str
+    machine: str
+    load: float
+    classes: str
+    seed: int
+    contender: Contender
+    rate_rps: float
+    data: Path
+    spell: Spell = USUAL_SPELL
+    tenants: bool = False
+
+    @property
+    def served(self) -> Served:
+        """What comes, to where."""
+        return Served(self.workload, MACHINES[self.machine], self.data)
+
+    def digest(self) -> str:
+        """As `Digested.digest`; where the data lies makes no difference."""
+        said = (self.classes, RULE, self.tenants, self.seed, self.rate_rps, self.spell, self.contender.said())
+        return _digest(self.machine, self.workload, said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegretResult:
+    """What a run came to, over the requests that came after the warm-up.
+
+    `goodput` is by set of targets, of those the run counts for; `mean_jct_s` is None where some did not finish.
+    `cpu_s` is what it took to simulate.
+    """
+
+    goodput: dict[str, float]
+    mean_jct_s: float | None
+    requests: int
+    preemptions: int
+    end_s: float
+    cpu_s: float
+
+    def value(self, classes: str) -> float | None:
+        """The metric under a set of targets: goodput, or mean JCT without targets."""
+        return self.mean_jct_s if classes == NONE else self.goodput.get(classes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityRun:
+    """The whole of a workload, all there at the start, under `vllm`."""
+
+    workload: str
+    machine: str
+    data: Path
+
+    def digest(self) -> str:
+        """As `Digested.digest`."""
+        return _digest(self.machine, self.workload, STOCK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Requests a second, and how many there were."""
+
+    rps: float
+    requests: int
+
+
+def _digest(machine: str, workload: str, said: object) -> str:
+    what = (release(), MACHINES[machine].fingerprint(), workload, DRAWN.get(workload), DRAWN_COUNT, said)
+    return sha256(repr(what).encode()).hexdigest()
+
+
+def measure_capacity(run: CapacityRun) -> Capacity:
+    """Throughput of `vllm` with everything queued at 0 s."""
+    served = Served(run.workload, MACHINES[run.machine], run.data)
+    backlog = served.backlog()
+    result = simulate(
+        backlog,
+        policy_factory(STOCK, OWN_PARTS, backlog),
+        served.machine.system(),
+        on_record=lambda record: None,
+        max_output_tokens=served.machine.longest_tokens,
+    )
+    return Capacity(rps=len(backlog) / result.end_s, requests=len(backlog))
+
+
+def measure(run: RegretRun) -> RegretResult:
+    """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
+    started_s = time.process_time()
+    requests = run.served.window(run.rate_rps, run.spell.window_s, run.seed)
+    asked = as_served(requests, run)
+    records: list[Record] = []
+    try:
+        result = simulate(
+            asked,
+            run.contender.factory(asked),
+            run.served.machine.system(),
+            on_record=records.append,
+            max_output_tokens=run.served.machine.longest_tokens,
+            seed=run.seed,
+            lengths=length_source(run.contender.predictor, asked, run.seed),
+        )
+    except HeadwayError as error:
+        where = f"{run.contender.name}, {run.workload} on {run.machine}, load {run.load:g}, seed {run.seed}"
+        raise type(error)(f"{where}: {error}") from error
+    measured = [record for record in ends(records) if record.arrival_s >= run.spell.warm_up_s]
+    return RegretResult(
+        goodput={
+            classes: goodput(measured, slos_of(run, requests, classes)) for classes in targeted(run.classes)
+        },
+        mean_jct_s=mean_jct_s(measured),
+        requests=len(measured),
+        preemptions=sum(record.preemptions for record in records),
+        end_s=result.end_s,
+        cpu_s=round(time.process_time() - started_s, 2),
+    )
+
+
+def as_served(requests: Sequence[TraceRequest], run: RegretRun) -> list[TraceRequest]:
+    """A window's requests with the targets of a run, and with their tenants if it has any."""
+    asked = with_classes(requests, run.served, NONE if run.classes == ANY else run.classes, run.seed)
+    return asked if run.tenants else [replace(request, tenant="") for request in asked]
+
+
+def targeted(classes: str) -> Sequence[str]:
+    """The sets of targets that a run counts for."""
+    return TARGETED if classes == ANY else tuple(each for each in TARGETED if each == classes)
+
+
+def slos_of(run: RegretRun, requests: Sequence[TraceRequest], classes: str) -> dict[str, Slo]:
+    """Every request's targets in a set of classes, by id."""
+    return {request.id: request.slo for request in with_classes(requests, run.served, classes, run.seed)}
+
+
+def goodput(measured: Sequence[Record], slos: Mapping[str, Slo]) -> float:
+    """The share of the requests that met all of their targets; 0 if there are none."""
+    met = sum(met_targets(replace(record, slo=slos[record.id])) for record in measured)
+    return met / len(measured) if measured else 0.0
+
+
+def mean_jct_s(measured: Sequence[Record]) -> float | None:
+    """Mean job completion time; None if some request did not finish, or there are none."""
+    if not measured or any(record.outcome is not Outcome.FINISHED for record in measured):
+        return None
+    return fmean(jct_s(record) or 0.0 for record in measured)
+
+
+def kept_runs(root: Path) -> Kept[RegretRun, RegretResult]:
+    """Runs that are done, in DIR/regret-runs.jsonl."""
+    kept: Kept[RegretRun, RegretResult] = Kept(root, FILE)
+    kept.load(RegretResult)
+    return kept
+
+
+def kept_capacities(root: Path) -> Kept[CapacityRun, Capacity]:
+    """Capacities that are known, in DIR/regret-capacities.jsonl."""
+    kept: Kept[CapacityRun, Capacity] = Kept(root, CAPACITY_FILE)
+    kept.load(Capacity)
+    return kept
+
+
+# ---- The cells of `bench/gain/regret.py`, how they are selected by name, and the runs that they need
+
+
+LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """A workload on a machine at a share of its capacity, with a set of targets."""
+
+    workload: str
+    machine: str
+    load: float
+    classes: str
+
+    @property
+    def name(self) -> str:
+        """As `--cells` selects it."""
+        return f"{self.workload}/{self.machine}/{self.load:g}/{self.classes}"
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What has a capacity."""
+        return (self.workload, self.machine)
+
+
+def all_cells(data: Path) -> list[Cell]:
+    """Every cell whose workload is there, workload by workload."""
+    return [
+        Cell(workload, machine, load, classes)
+        for workload in known_workloads(data)
+        for machine in MACHINES
+        for load in LOADS
+        for classes in CLASSES
+    ]
+
+
+def that_fit(cells: Sequence[Cell], data: Path) -> list[Cell]:
+    """Those whose machine can hold enough of their workload; ConfigError if there are none. Reads the traces."""
+    places = {cell.place for cell in cells}
+    fit = {
+        (workload, machine)
+        for workload, machine in places
+        if Served(workload, MACHINES[machine], data).facts().served
+    }
+    if not fit:
+        raise ConfigError(
+            f"hardly anything of {cells[0].workload} fits {cells[0].machine}; accepted: other cells"
+        )
+    return [cell for cell in cells if cell.place in fit]
+
+
+def select(cells: Sequence[Cell], patterns: str) -> list[Cell]:
+    """Those that a pattern of `A,B,...` matches, by name, in their order; ConfigError for a pattern of none."""
+    wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    if not wanted:
+        raise ConfigError(f"cells is {patterns!r}; accepted: names or patterns, comma-separated")
+    for pattern in wanted:
+        if not any(fnmatchcase(cell.name, pattern) for cell in cells):
+            raise ConfigError(
+                f"no cell is called {pattern!r}; accepted: WORKLOAD/MACHINE/LOAD/CLASSES, "
+                f"as {cells[0].name}, with * for any part"
+            )
+    return [cell for cell in cells if any(fnmatchcase(cell.name, pattern) for pattern in wanted)]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run: cells, who serves them, and how often."""
+
+    cells: Sequence[Cell]
+    contenders: Sequence[Contender]
+    seeds: Sequence[int]
+    capacity_rps: Mapping[tuple[str, str], float]
+    data: Path
+    spell: Spell = USUAL_SPELL
+    tenants: bool = False
+
+    def run(self, cell: Cell, contender: Contender, seed: int) -> RegretRun:
+        """The run that a contender's value in a cell comes from."""
+        return RegretRun(
+            workload=cell.workload,
+            machine=cell.machine,
+            load=cell.load,
+            classes=ANY if contender.blind else cell.classes,
+            seed=seed,
+            contender=contender,
+            rate_rps=float(f"{cell.load * self.capacity_rps[cell.place]:.6g}"),
+            data=self.data,
+            spell=self.spell,
+            tenants=self.tenants,
+        )
+
+    def runs(self, seeds: Iterable[int]) -> Iterator[RegretRun]:
+        """Those of some seeds, each once, seed by seed: the first is over everywhere before the second begins."""
+        seen: set[str] = set()
+        for seed in seeds:
+            for cell in self.cells:
+                for contender in self.contenders:
+                    run = self.run(cell, contender, seed)
+                    digest = run.digest()
+                    if digest not in seen:
+                        seen.add(digest)
+                        yield run

@@ -1,0 +1,356 @@
+"""The figures of `bench/gain/regret.py`: losses to the best preset, gaps to clairvoyants, gains over `vllm`."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from math import ceil, sqrt
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING, Any
+
+from scipy.special import stdtrit
+
+from bench.gain.regret_runs import LOADS, STOCK, Cell, clairvoyants
+from bench.gain.regret_workloads import CLASSES, NONE
+from headway.results.svg import INK, draw, line_style
+from headway.whole_file import write_whole
+
+SATURATED, LOW = 1.2, 0.5
+"""Loads at which gains over `vllm`, and losses to it, are told."""
+LEAST_GOODPUT = 0.001
+"""In a ratio, a goodput of less counts as this much."""
+DIGITS = 4
+
+AIMS = {
+    "worst_vs_best_preset": ("<=", 0.02),
+    "median_gap_to_bound": ("<=", 0.10),
+    "goodput_gain_vs_vllm_saturated": (">=", 1.5),
+    "mean_jct_gain_vs_vllm_saturated": (">=", 3.0),
+    "low_load_loss": ("<=", 0.02),
+}
+"""Key -> what it should be; of gains the median."""
+
+
+def lower_bound(values: Sequence[float]) -> float:
+    """What the mean of such values is above, 95 times of 100: of one value itself, as nothing is known of its spread.
+
+    Values are taken as normal: Student's t, one-sided.
+    """
+    if len(values) == 1:
+        return values[0]
+    return fmean(values) - float(stdtrit(len(values) - 1, 0.95)) * stdev(values) / sqrt(len(values))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The nearest-rank quantile."""
+    return sorted(values)[max(1, ceil(share * len(values))) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class CellFindings:
+    """A cell's values by contender, one for each seed; None where there is none. All of a cell served the same.
+
+    The `clairvoyants` among them are no rivals; without any there is no bound.
+    """
+
+    cell: Cell
+    subject: str
+    rivals: frozenset[str]
+    clairvoyants: frozenset[str]
+    values: Mapping[str, Sequence[float | None]]
+
+    @property
+    def is_goodput(self) -> bool:
+        """Whether more is better: goodput where there are targets, mean JCT where there are none."""
+        return self.cell.classes != NONE
+
+    def mean(self, name: str) -> float | None:
+        """Over seeds; None where one is missing, as such a mean compares with no other."""
+        found = [value for value in self.values[name] if value is not None]
+        return fmean(found) if found and len(found) == len(self.values[name]) else None
+
+    def best(self, names: Sequence[str]) -> str | None:
+        """The one with the best mean; None if none has one. Ties go to the first by name."""
+        sign = -1 if self.is_goodput else 1
+        ranked = [(sign * mean, name) for name in names if (mean := self.mean(name)) is not None]
+        return min(ranked)[1] if ranked else None
+
+    def losses(self, to: str) -> list[float]:
+        """By how much the subject is behind another, seed by seed: a share, or a ratio less 1. Below 0 it is ahead.
+
+        None at all where one of the two lacks a value: what is left would be the seeds that went well.
+        """
+        pairs = [
+            (theirs, mine)
+            for theirs, mine in zip(self.values[to], self.values[self.subject], strict=True)
+            if theirs is not None and mine is not None
+        ]
+        if len(pairs) < len(self.values[to]):
+            return []
+        return [theirs - mine if self.is_goodput else mine / theirs - 1 for theirs, mine in pairs]
+
+    def gain(self, over: str) -> float | None:
+        """How many times better than another the subject is; None where one has no value."""
+        mine, theirs = self.mean(self.subject), self.mean(over)
+        if mine is None or theirs is None:
+            return None
+        return mine / max(theirs, LEAST_GOODPUT) if self.is_goodput else theirs / mine
+
+    def row(self) -> dict[str, Any]:
+        """What is told of a cell."""
+        best = self.best([name for name in self.values if name in self.rivals])
+        bound = self.best(list(self.values)) if self.clairvoyants else None
+        found: dict[str, Any] = {
+            "cell": self.cell.name,
+            "metric": "goodput" if self.is_goodput else "mean_jct_s",
+            self.subject: _short(self.mean(self.subject)),
+            "best_preset": best,
+            "bound": bound,
+        }
+        if best is not None and (losses := self.losses(best)):
+            found |= {"loss": _short(fmean(losses)), "loss_lower_95": _short(lower_bound(losses))}
+        if bound is not None and (gaps := self.losses(bound)):
+            found["gap_to_bound"] = _short(fmean(gaps))
+        by_name = {name: _short(self.mean(name)) for name in self.values}
+        return {**found, "by_contender": by_name}
+
+
+def summary(findings: Sequence[CellFindings]) -> dict[str, Any]:
+    """The figures of the whole, and which of the aims are met. Keys are stable: scripts rely on them."""
+    rows = [found.row() for found in findings]
+    told = [row for row in rows if "loss" in row]
+    worst = max(told, key=lambda row: row["loss_lower_95"], default=None)
+    gaps = [row["gap_to_bound"] for row in rows if "gap_to_bound" in row]
+    found: dict[str, Any] = {
+        "cells": len(rows),
+        "worst_vs_best_preset": None if worst is None else worst["loss_lower_95"],
+        "worst_cell": None if worst is None else worst["cell"],
+        "p95_vs_best": quantile([row["loss"] for row in told], 0.95) if told else None,
+        "losing_cells": losing(told),
+        "cells_without_loss": [row["cell"] for row in rows if "loss" not in row],
+        "median_gap_to_bound": _short(median(gaps)) if gaps else None,
+        "goodput_gain_vs_vllm_saturated": _gains(findings, goodput=True),
+        "mean_jct_gain_vs_vllm_saturated": _gains(findings, goodput=False),
+        "low_load_loss": low_load_loss(findings),
+    }
+    found["aims"] = aims(found)
+    found["by_cell"] = rows
+    return found
+
+
+def losing(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The cells in which the subject is behind the best preset for sure (lower bound above 0), worst first."""
+    behind = sorted(
+        (row for row in rows if row["loss_lower_95"] > 0), key=lambda row: -float(row["loss_lower_95"])
+    )
+    return [{key: row[key] for key in ("cell", "best_preset", "loss", "loss_lower_95")} for row in behind]
+
+
+def _gains(findings: Sequence[CellFindings], *, goodput: bool) -> list[float] | None:
+    """[median, least, most] over `vllm` at load SATURATED, over cells with targets or without; None without such."""
+    gains = [
+        gain
+        for found in findings
+        if found.cell.load == SATURATED and found.is_goodput is goodput and STOCK in found.values
+        if (gain := found.gain(STOCK)) is not None
+    ]
+    return [round(value, DIGITS) for value in (median(gains), min(gains), max(gains))] if gains else None
+
+
+def low_load_loss(findings: Sequence[CellFindings]) -> float | None:
+    """The largest loss to `vllm` of a cell at load LOW, by its lower bound; None without such cells."""
+    losses = [
+        lower_bound(found.losses(STOCK))
+        for found in findings
+        if found.cell.load == LOW and STOCK in found.values and found.losses(STOCK)
+    ]
+    return round(max(losses), DIGITS) if losses else None
+
+
+def aims(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Key -> the aim, what was found, and whether it is met; null where nothing was measured."""
+    told = {}
+    for key, (sign, aim) in AIMS.items():
+        value = found[key][0] if isinstance(found[key], list) else found[key]
+        met = None if value is None else value <= aim if sign == "<=" else value >= aim
+        told[key] = {"aim": f"{sign} {aim}", "found": value, "met": met}
+    return told
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS)
+
+
+# ---- The tables of docs/regret.md: `bench/gain/regret.py --markdown`
+
+
+Row = Mapping[str, Any]
+
+BAR: float = AIMS["worst_vs_best_preset"][1]
+_HEADS = {NONE: "no targets: mean JCT (s)", "one": "one class: goodput", "two": "two classes: goodput"}
+
+
+def tables(subject: str, rows: Sequence[Row]) -> str:
+    """For each machine what is lost at each load, and every cell; `rows` are those of `summary`."""
+    machines = dict.fromkeys(_place(row)[1] for row in rows)
+    parts = []
+    for machine in machines:
+        of_it = [row for row in rows if _place(row)[1] == machine]
+        parts += [f"`{machine}`", "\n".join(by_load(of_it)), "\n".join(by_cell(subject, of_it))]
+    return "\n\n".join(parts)
+
+
+def by_load(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each load: the losses of its cells to the best preset, and how many are within the bar."""
+    yield (
+        f"| load | loss of mean JCT, worst / median / best; cells within {BAR:.0%} "
+        f"| loss of goodput, worst / median / best; cells within {BAR:g} |"
+    )
+    yield "|---|---|---|"
+    for load in LOADS:
+        here = [row for row in rows if _place(row)[2] == f"{load:g}" and "loss" in row]
+        if here:
+            none = [row["loss"] for row in here if row["metric"] == "mean_jct_s"]
+            targets = [row["loss"] for row in here if row["metric"] == "goodput"]
+            yield f"| {load:g} | {_spread(none, '.1%')} | {_spread(targets, '.3f')} |"
+
+
+def _spread(losses: Sequence[float], shape: str) -> str:
+    if not losses:
+        return "–"
+    told = " / ".join(format(value, shape) for value in (max(losses), median(losses), min(losses)))
+    return f"{told}; {sum(loss <= BAR for loss in losses)} of {len(losses)}"
+
+
+def by_cell(subject: str, rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each workload and load: in each set of targets the subject, stock, the best, who is told all."""
+    by_name = {row["cell"]: row for row in rows}
+    sets = [classes for classes in CLASSES if any(_place(row)[3] == classes for row in rows)]
+    yield f"| workload | load | {' | '.join(_HEADS[classes] for classes in sets)} |"
+    yield f"|---|---|{'---|' * len(sets)}"
+    for place in dict.fromkeys(_place(row)[:3] for row in rows):
+        told = [_told(subject, by_name.get("/".join((*place, classes)))) for classes in sets]
+        yield f"| `{place[0]}` | {place[2]} | {' | '.join(told)} |"
+
+
+def _told(subject: str, row: Row | None) -> str:
+    """`headway` / `vllm` / best other preset / best of those told all lengths; bold what is within the bar."""
+    if row is None:
+        return "–"
+    of_each, best = row["by_contender"], row["best_preset"]
+    mine = _figure(row, [subject])
+    if row.get("loss", 1.0) <= BAR:
+        mine = f"**{mine}**"
+    named = "–" if best is None else f"{_figure(row, [best])} `{best}`"
+    knowing = [each.name for each in clairvoyants(subject) if each.name in of_each]
+    return f"{mine} / {_figure(row, [STOCK])} / {named} / {_figure(row, knowing)}"
+
+
+def _figure(row: Row, names: Iterable[str]) -> str:
+    """The best of some contenders' values; a dash where none has one."""
+    known = [value for name in names if (value := row["by_contender"].get(name)) is not None]
+    if not known:
+        return "–"
+    return f"{min(known):.3g}" if row["metric"] == "mean_jct_s" else f"{max(known):.3f}"
+
+
+def _place(row: Row) -> tuple[str, ...]:
+    """Workload, machine, load, classes."""
+    return tuple(row["cell"].split("/"))
+
+
+# ---- The tables and the plot of `bench/gain/regret.py`
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TABLE, VALUES, PLOT = "regret.txt", "regret.csv", "regret.svg"
+SHOWN_BEST = 5
+"""Contenders named in a line of the table, the best first."""
+_SIZE_IN = (6.4, 3.4)
+
+
+def write_report(root: Path, subject: str, findings: Sequence[CellFindings], rows: Sequence[Any]) -> None:
+    """The table, every value by seed, and the plot, in the folder."""
+    write_whole(root / TABLE, table(subject, rows).encode())
+    write_whole(root / VALUES, values(findings).encode())
+    write_whole(root / PLOT, plot(subject, rows).encode())
+
+
+def table(subject: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each cell: the subject, the best presets and clairvoyants, the loss and the gap."""
+    width = max((len(row["cell"]) for row in rows), default=4)
+    lines = [f"{'cell':{width}}  {subject:>10}  {'loss':>8} {'at least':>8} {'gap':>8}  best first"]
+    lines += [_line(row, subject, width) for row in rows]
+    lines.append(
+        "goodput: share of requests within targets; none: mean JCT in seconds. loss: behind the best preset, in share "
+        "or as ratio - 1; at least: its lower 95 % bound; gap: behind the best of all, clairvoyants included."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Mapping[str, Any], subject: str, width: int) -> str:
+    sign = 1 if row["metric"] == "mean_jct_s" else -1
+    known = [(sign * value, name) for name, value in row["by_contender"].items() if value is not None]
+    best = [f"{name} {sign * value:.4g}" for value, name in sorted(known)[:SHOWN_BEST]]
+    cells = [_number(row.get(key), 8) for key in ("loss", "loss_lower_95", "gap_to_bound")]
+    return f"{row['cell']:{width}}  {_number(row[subject], 10)}  {' '.join(cells)}  {', '.join(best)}"
+
+
+def _number(value: float | None, width: int) -> str:
+    return f"{'–' if value is None else f'{value:.4g}':>{width}}"
+
+
+def values(findings: Sequence[CellFindings]) -> str:
+    """CSV: a row for each cell and contender, with the value of each seed; empty where there is none."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    seeds = max((len(each) for found in findings for each in found.values.values()), default=0)
+    writer.writerow(["cell", "metric", "contender", "mean", *(f"seed_{seed}" for seed in range(seeds))])
+    for found in findings:
+        metric = "goodput" if found.is_goodput else "mean_jct_s"
+        for name, several in found.values.items():
+            mean = found.mean(name)
+            shown = ["" if value is None else f"{value:.6g}" for value in (mean, *several)]
+            writer.writerow([found.cell.name, metric, name, *shown])
+    return out.getvalue()
+
+
+def plot(subject: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Share of cells in which the subject loses no more than x to the best preset, and to the best of all."""
+    title = f"{subject}: what it loses, over cells"
+    curves = {
+        f"{what} ({metric})": sorted(
+            row[key]
+            for row in rows
+            if key in row and (row["metric"] == "mean_jct_s") is (metric == NONE_SAID)
+        )
+        for what, key in (("to the best preset", "loss"), ("to the best of all", "gap_to_bound"))
+        for metric in (TARGETS_SAID, NONE_SAID)
+    }
+    curves = {name: losses for name, losses in curves.items() if losses}
+
+    def paint(axes: Axes) -> None:
+        axes.set_title(title)
+        for index, losses in enumerate(curves.values()):
+            shares = [(place + 1) / len(losses) for place in range(len(losses))]
+            axes.step(losses, shares, where="post", **{**line_style(index), "marker": ""})
+        axes.axvline(0.0, color=INK, linewidth=1.0, linestyle=":")
+        axes.set_xlabel("loss; simulated")
+        axes.set_ylabel("share of cells")
+        axes.set_ylim(0, 1.02)
+
+    return draw(title, _SIZE_IN, paint, _legend(list(curves)))
+
+
+TARGETS_SAID, NONE_SAID = "goodput, in share", "mean JCT, ratio - 1"
+
+
+def _legend(names: Sequence[str]) -> list[tuple[Any, str]]:
+    from matplotlib.lines import Line2D
+
+    return [(Line2D([], [], **{**line_style(index), "marker": ""}), name) for index, name in enumerate(names)]

@@ -1,0 +1,209 @@
+"""Routers over several instances: `python bench/gain/routers.py --json [--data FOLDER]`.
+
+Simulated: four H100s with Llama-3.1-8B under stock's order (`--policy`), 300 s of requests at 0.5 and 1 times what four
+engines get through of them when all are queued at one (`bench/gain/regret.py`'s capacity). Workloads: `agentic`
+(recorded coding-agent sessions, whose prompts repeat the ones before), `azure-conv` (recorded, without prefixes), both
+from `--data`; `conversations` (five turns each), `hot` (eight applications, the most popular with half of all requests,
+each with 4,096 tokens of its own before every prompt), `chat` (turns with their history, whose prefixes nobody tells).
+Windows of short requests are as long as 8,000 take to come; the first tenth of a window is not measured. Per workload,
+load and router, means of three seeds: mean JCT, mean and p99 time to the first token, and the share of prompt tokens
+that caches held. 120 runs; `--markdown` prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+from bench.command import say
+from bench.gain.regret_workloads import DATA, MACHINES, Served, known_workloads
+from bench.streams import conversations
+from headway.core.record import Record
+from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.run_cells import in_processes
+from headway.results import summarize
+from headway.results.summary import Summary
+from headway.sim.simulation import simulate
+from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+
+MACHINE = MACHINES["h100-llama-8b"]
+INSTANCES = 4
+WINDOW_S, MOST_REQUESTS = 300.0, 8_000
+"""A window is as long as so many seconds, or as so many requests take to come."""
+WARM_UP_SHARE = 0.1
+LOADS, SEEDS = (0.5, 1.0), 3
+ROUTERS = ("round-robin", "power-of-two", "least-work", "cache-aware")
+APPLICATIONS, OWN_BLOCKS = 8, 8
+BACKLOG_SEED = 1_000
+"""Not one of the windows' seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One window under one router; `load` is of `capacity_rps`, an engine's."""
+
+    workload: str
+    load: float
+    router: str
+    seed: int
+    policy: str
+    capacity_rps: float
+
+
+def hot(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
+    """Requests that begin with one of a few long texts: a half, a sixth, a twelfth of them, and so on."""
+    rng, at_s = Random(seed), 0.0
+    requests: list[TraceRequest] = []
+    while (at_s := at_s + rng.expovariate(rate_rps)) < seconds:
+        which = min(int(rng.paretovariate(1.0)), APPLICATIONS)
+        requests.append(
+            TraceRequest(
+                id=f"{len(requests)}",
+                arrival_s=at_s,
+                input_tokens=OWN_BLOCKS * MOONCAKE_BLOCK_TOKENS + rng.randint(64, 900),
+                output_tokens=rng.randint(20, 380),
+                prefix_blocks=tuple(range(which * OWN_BLOCKS, (which + 1) * OWN_BLOCKS)),
+            )
+        )
+    return requests
+
+
+OWN = {"conversations": conversations, "hot": hot}
+RECORDED = ("agentic", "azure-conv")
+WORKLOADS = (*RECORDED, *OWN, "chat")
+
+
+def window(workload: str, data: Path, rate_rps: float, seed: int) -> Sequence[TraceRequest]:
+    """What comes, nobody naming a tenant."""
+    window_s = min(WINDOW_S, MOST_REQUESTS / rate_rps)
+    if workload in OWN:
+        return OWN[workload](rate_rps, window_s, seed)
+    requests = Served(workload, MACHINE, data).window(rate_rps, window_s, seed)
+    return [replace(request, tenant="") for request in requests]
+
+
+def served(requests: Sequence[TraceRequest], run: Run, instances: int) -> tuple[list[Record], int]:
+    """All records, and the prompt tokens that prefix caches held."""
+    records: list[Record] = []
+    result = simulate(
+        requests,
+        policy_factory(run.policy, OWN_PARTS, requests),
+        replace(MACHINE.system(), instances=instances, router=run.router),
+        on_record=records.append,
+        max_output_tokens=MACHINE.longest_tokens,
+    )
+    return records, sum(totals.cached_tokens for totals in result.totals.values())
+
+
+def capacity_rps(workload: str, data: Path) -> tuple[str, float]:
+    """Requests a second that one engine under stock's order gets through, all being there at once."""
+    if workload in OWN:
+        backlog = [replace(each, arrival_s=0.0) for each in OWN[workload](10.0, WINDOW_S, BACKLOG_SEED)]
+    else:
+        backlog = list(Served(workload, MACHINE, data).backlog())
+    records, _ = served(backlog, Run(workload, 1.0, "round-robin", BACKLOG_SEED, "vllm", 0.0), instances=1)
+    return workload, len(backlog) / max(record.finished_s or 0.0 for record in records)
+
+
+def measured(run: Run, data: Path) -> tuple[Run, dict[str, float]]:
+    """What a run came to, over the requests that came after the warm-up; `cached` is over all."""
+    requests = window(run.workload, data, run.load * INSTANCES * run.capacity_rps, run.seed)
+    records, cached_tokens = served(requests, run, INSTANCES)
+    warm_s = WARM_UP_SHARE * requests[-1].arrival_s
+    summary = summarize([record for record in records if record.arrival_s >= warm_s])
+    prompts = sum(request.input_tokens for request in requests)
+    return run, {**_latencies(summary), "cached": cached_tokens / prompts}
+
+
+def _latencies(summary: Summary) -> dict[str, float]:
+    names = ("mean_jct_s", "mean_ttft_s", "p99_ttft_s")
+    return {name: getattr(summary, name) or 0.0 for name in names}
+
+
+def report(workloads: Iterable[str], policy: str, data: Path, jobs: int) -> dict[str, Any]:
+    """All figures."""
+    capacities = dict(in_processes(partial(capacity_rps, data=data), list(workloads), jobs))
+    say(", ".join(f"{name} {rps:.3g} requests a second" for name, rps in capacities.items()))
+    todo = [
+        Run(workload, load, router, seed, policy, capacities[workload])
+        for seed, workload, load, router in product(range(SEEDS), workloads, LOADS, ROUTERS)
+    ]
+    found: dict[Run, dict[str, float]] = {}
+    for run, figures in in_processes(partial(measured, data=data), todo, jobs):
+        found[run] = figures
+        shown = f"seed {run.seed}, {run.workload}, {run.load:g}, {run.router}"
+        say(f"{len(found)} of {len(todo)}: {shown}: mean JCT {figures['mean_jct_s']:.3g} s")
+    return {
+        "measured_on": "simulated",
+        "instances": INSTANCES,
+        "hardware": MACHINE.hardware,
+        "model": MACHINE.model,
+        "policy": policy,
+        "capacity_rps": capacities,
+        "cells": {
+            f"{workload}, {load:g}": {
+                router: _means([found[run] for run in todo if _cell(run) == (workload, load, router)])
+                for router in ROUTERS
+            }
+            for workload, load in product(workloads, LOADS)
+        },
+    }
+
+
+def _cell(run: Run) -> tuple[str, float, str]:
+    return run.workload, run.load, run.router
+
+
+def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: fmean(run[name] for run in runs) for name in runs[0]}
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """A table: mean JCT, mean time to the first token, and what caches held."""
+    lines = [
+        "| workload, load | " + " | ".join(f"`{name}`" for name in ROUTERS) + " |",
+        "|---" * (len(ROUTERS) + 1) + "|",
+    ]
+    for cell, row in found["cells"].items():
+        shown = [
+            f"{each['mean_jct_s']:.3g} / {each['mean_ttft_s']:.2g} s, {each['cached']:.0%}"
+            for each in map(row.get, ROUTERS)
+        ]
+        lines.append(f"| `{cell.replace(', ', '`, ')} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print one JSON object, or a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--markdown", action="store_true", help="a table in place of JSON")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="A,B,... (default: all there are)")
+    parser.add_argument("--policy", default="vllm", help="of every instance (default: vllm)")
+    parser.add_argument("--data", type=Path, default=DATA, help="recorded traces")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)"
+    )
+    arguments = parser.parse_args()
+    there = (*known_workloads(arguments.data), *OWN)
+    workloads = [name for name in arguments.workloads.split(",") if name in there]
+    if left_out := sorted(set(arguments.workloads.split(",")) - set(workloads)):
+        say(f"left out, as they are not there: {', '.join(left_out)}")
+    found = report(workloads, arguments.policy, arguments.data, arguments.jobs)
+    print(markdown(found) if arguments.markdown else json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Conversations whose turns share prefixes, on the real CPU engine: `python bench/gain/shared_prefixes.py --json`.
+
+Every prompt is the one before and something new: five turns, each some 512 tokens longer than the one before, answers
+of 8 to 60 tokens. Conversations begin at random, and a turn does not wait for the answer to the one before it. KV
+memory holds what four long conversations need, so what the prefix cache still has of a prompt depends on who was
+served before. Compared, run by run in turns on one engine: vLLM's own scheduler (`stock`), `sjf`, `headway`, and
+`headway-no-prefixes`, to which all of a prompt is work whatever the cache holds of it. Loads are of what stock gets
+through with all requests there at once, when hardly a prefix is found; as they come it gets through several times as
+much. Per load and contender: mean and p99 JCT over all seeds' requests, the mean of each seed, and `gain`, stock's
+mean over its own. A run takes 30 to 45 s on 2 cores; nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+from bench.command import say
+from bench.figures import latencies
+from bench.serving_engine import ServingEngine
+from bench.streams import conversations
+from headway.engine.demo_model import DEMO
+from headway.engine.machine import machine_name, vllm_version
+from headway.engine.settings import EngineSettings
+from headway.traces import TraceRequest
+
+LOADS = (2.0, 4.0)
+SEEDS = 3
+STOCK = "stock"
+CONTENDERS = (STOCK, "sjf", "headway", "headway-no-prefixes")
+SEATS, KV_BLOCKS, BLOCK_TOKENS = 16, 320, 32
+CAPACITY_S, CAPACITY_RPS, CAPACITY_SEED = 20.0, 10.0, 99
+FLAGS = (
+    *("--max-num-seqs", str(SEATS), "--max-num-batched-tokens", "1024"),
+    *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--enforce-eager"),
+)
+
+Jcts = dict[tuple[str, float], list[list[float]]]
+"""By contender and load: each seed's completion times, in seconds."""
+
+
+def serve(engine: ServingEngine, contender: str, requests: Sequence[TraceRequest], seed: int) -> list[float]:
+    """Each request's completion time under a contender that has served nothing yet, in seconds."""
+    if contender == STOCK:
+        engine.use_stock("fcfs", SEATS)
+    else:
+        engine.use(EngineSettings(policy=contender), max_num_seqs=SEATS)
+    gc.collect()
+    return [each.jct_s for each in engine.serve(requests, seed)]
+
+
+def capacity_rps(engine: ServingEngine) -> float:
+    """Requests a second that stock gets through, all being there at once."""
+    backlog = [
+        replace(request, arrival_s=0.0) for request in conversations(CAPACITY_RPS, CAPACITY_S, CAPACITY_SEED)
+    ]
+    serve(engine, STOCK, backlog[: len(backlog) // 10], CAPACITY_SEED - 1)  # what happens only once
+    return len(backlog) / max(serve(engine, STOCK, backlog, CAPACITY_SEED))
+
+
+def measured(engine: ServingEngine, rps: float, loads: Sequence[float], seeds: int, seconds: float) -> Jcts:
+    """Every contender's completion times, run by run in turns."""
+    found: Jcts = {}
+    for seed, load in product(range(seeds), loads):
+        requests = conversations(load * rps, seconds, seed)
+        for contender in CONTENDERS:
+            jcts_s = serve(engine, contender, requests, seed)
+            found.setdefault((contender, load), []).append(jcts_s)
+            say(f"load {load:g}, seed {seed}, {contender}: mean JCT {fmean(jcts_s):.3f} s of {len(jcts_s)}")
+    return found
+
+
+def cell(found: Jcts, contender: str, load: float) -> dict[str, Any]:
+    """What a contender's completion times at a load come to."""
+    own, stock = found[contender, load], found[STOCK, load]
+    by_seed = [fmean(jcts_s) for jcts_s in own]
+    together = [jct_s for jcts_s in own for jct_s in jcts_s]
+    gain = fmean(jct_s for jcts_s in stock for jct_s in jcts_s) / fmean(together)
+    return {**latencies(together), "by_seed": by_seed, "gain": gain}
+
+
+def main() -> None:
+    """Print one JSON object: a cell for each load, with every contender in it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals a run (default 20)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"streams of each load (default {SEEDS})")
+    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
+    arguments = parser.parse_args()
+    loads = tuple(arguments.load or LOADS)
+    engine = ServingEngine(DEMO, FLAGS, EngineSettings(policy="vllm"))
+    try:
+        rps = capacity_rps(engine)
+        say(f"capacity {rps:.1f} requests a second")
+        found = measured(engine, rps, loads, arguments.seeds, arguments.seconds)
+    finally:
+        engine.close()
+    print(
+        json.dumps(
+            {
+                "measured_on": machine_name(),
+                "vllm": vllm_version(),
+                "capacity_rps": rps,
+                "cells": {
+                    f"{load:g}": {name: cell(found, name, load) for name in CONTENDERS} for load in loads
+                },
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,531 @@
+"""The runs of `bench/gain/swap.py`: one policy serves one load, after the costs of this machine are known."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import fsum
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from bench.serving_engine import EngineTime
+from headway.core.batch_shape import BatchShape
+from headway.core.plan import Fate, StepOutcome
+from headway.core.record import Record
+from headway.engine.demo_model import DemoRecipe, ensure_model
+from headway.engine.kv.host import HostKv
+from headway.engine.kv.orders import CopyOrder
+from headway.engine.settings import EngineSettings
+from headway.engine.vllm.stepped_engine import Hints, SteppedEngine, SteppedStep
+from headway.lab.real_engine import prompt_ids
+from headway.predict.step_fit import fit_step_time
+from headway.results import summarize
+from headway.traces import AllAtOnce, LogNormal, TraceRequest, Workload
+
+# ---- The real engine as `bench/gain/swap.py` needs it: every step noted, copies held to a bandwidth, costs measured
+
+
+COPIES_TIMED = 7
+"""Of each size; their median counts."""
+PREFILLS_TIMED = 5
+"""Of each length; their median counts."""
+CACHES_BYTES = 2**27
+"""More than a processor's caches hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedStep:
+    """A step with work; `copying` says that KV was being copied at some time of it."""
+
+    shape: BatchShape
+    seconds: float
+    copying: bool
+
+
+@dataclass(slots=True)
+class Watch:
+    """What happened since it was begun. `idle_s` is the time of steps without work while copies were under way."""
+
+    steps: list[WatchedStep] = field(default_factory=list)
+    idle_s: float = 0.0
+    fates: Counter[Fate] = field(default_factory=Counter)
+    records: list[Record] = field(default_factory=list)
+
+
+class WatchedEngine(SteppedEngine):
+    """Notes steps, preemptions and records in `watch`, which may be put in anew between two runs."""
+
+    def __init__(self, model: str, vllm_flags: Sequence[str], settings: EngineSettings) -> None:
+        self.watch = Watch()
+        super().__init__(model, vllm_flags, settings)
+
+    def schedule_with(self, settings: EngineSettings) -> None:
+        """As before, and listen to the new scheduler."""
+        super().schedule_with(settings)
+        self.hear_records(lambda record: self.watch.records.append(record))
+        ledger = self.scheduler.ledger
+        apply = ledger.apply
+
+        def applied(outcome: StepOutcome) -> None:
+            self.watch.fates.update(outcome.preempted.values())
+            apply(outcome)
+
+        ledger.apply = applied
+
+    def step(self) -> SteppedStep | None:
+        """One turn of the loop, noted."""
+        copies, counters = self.scheduler.swaps.copies, self.scheduler.counters
+        copied, copying = _blocks_copied(counters), copies.busy
+        started = time.perf_counter()
+        step = super().step()
+        seconds = time.perf_counter() - started
+        copying = copying or copies.busy or _blocks_copied(counters) > copied
+        if step is not None:
+            self.watch.steps.append(WatchedStep(step.shape, step.seconds, copying))
+        elif copying:
+            self.watch.idle_s += seconds
+        return step
+
+    def serve(self, requests: Sequence[TraceRequest], seed: int, clock: EngineTime) -> float:
+        """Serve requests that are all there at once; seconds by a clock that has begun until the last has ended."""
+        made = []
+        for request in requests:
+            hints: Hints = {"headway_max_output_tokens": request.max_output_tokens}
+            prompt = prompt_ids(request, seed)
+            made.append(self.make_request(self.fresh_id(), prompt, request.output_tokens, hints))
+        self.scheduler.clock = clock.now_s
+        arrived_s = time.time()
+        started_s = clock.now_s()
+        for request in made:
+            request.arrival_time = arrived_s
+            self.add(request)
+        while self.busy:
+            self.step()
+            clock.stepped()
+        return clock.now_s() - started_s
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds of a step that computes one such prompt alone; the engine must be idle."""
+        times = []
+        for _ in range(PREFILLS_TIMED):
+            self.add(self.make_request(self.fresh_id(), [10] * num_tokens, 1))
+            while self.busy:
+                step = self.step()
+                if step is not None:
+                    times.append(step.seconds)
+        return median(times)
+
+    def limit_copies(self, bytes_per_s: float | None) -> None:
+        """Hold each direction to a bandwidth from now on; None: to none. The engine must be idle."""
+        self.on_workers(limit_on_worker, bytes_per_s)
+
+
+def _blocks_copied(counters: Any) -> int:
+    copied: int = counters.swapped_out_blocks + counters.swapped_in_blocks
+    return copied
+
+
+# ---- run on the worker ---------------------------------------------------------------------------------
+
+
+def _copier() -> Any:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group().worker.copier
+
+
+def limit_on_worker(worker: Any, bytes_per_s: float | None) -> None:
+    """Set the bandwidth of this worker's copies."""
+    _copier().bytes_per_s = bytes_per_s
+
+
+class CopySeconds(NamedTuple):
+    """Medians of one size of copy, on an idle engine, without a limit, none of it in the caches before."""
+
+    plain: float
+    """One `memcpy` of as many bytes."""
+    to_host: float
+    to_device: float
+
+
+def copies_on_worker(worker: Any, sizes_blocks: Sequence[int], block_bytes: int) -> list[CopySeconds]:
+    """Seconds of copies of so many blocks, the largest of them spread over half of the pool."""
+    import torch
+
+    copier = _copier()
+    assert copier.bytes_per_s is None
+    elsewhere = torch.zeros(CACHES_BYTES, dtype=torch.uint8)
+    found = []
+    for blocks in sizes_blocks:
+        source, target = (torch.zeros(blocks * block_bytes, dtype=torch.uint8) for _ in range(2))
+        # Block 0 is vLLM's null block. What is copied out is copied back, so that blocks keep what they hold.
+        device_blocks = tuple(range(1, 2 * blocks, 2))
+        order = CopyOrder(0, device_blocks, tuple(range(blocks)))
+        times: tuple[list[float], list[float], list[float]] = ([], [], [])
+        for _ in range(COPIES_TIMED):
+            elsewhere.add_(1)
+            started = time.perf_counter()
+            target.copy_(source)
+            times[0].append(time.perf_counter() - started)
+            elsewhere.add_(1)
+            times[1].append(copier.save(order).wait())
+            elsewhere.add_(1)
+            times[2].append(copier.restore(order).wait())
+        found.append(CopySeconds(*map(median, times)))
+    return found
+
+
+# ---- What `bench/gain/swap.py` compares: policies that differ in the eviction alone, loads, and the engine they run on
+
+
+RECIPE = DemoRecipe(
+    hidden_size=256,
+    intermediate_size=1024,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+)
+"""8 million parameters: a prefill and a swap take milliseconds, a run seconds."""
+BLOCK_TOKENS, DEVICE_BLOCKS = 32, 128
+"""As many blocks as the paper has, each of them the CPU backend's size."""
+HOST_BLOCKS = 384
+"""Room for all that the device holds and more, so that no swap is refused."""
+SEATS = 64
+LONGEST_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A workload: how many requests, and the laws of their lengths."""
+
+    name: str
+    requests: int
+    mean_input_tokens: float
+    longest_input_tokens: int
+    mean_output_tokens: float
+    longest_output_tokens: int
+
+    def draw(self, count: int, seed: int) -> list[TraceRequest]:
+        """So many requests, all there at once."""
+        return Workload(
+            AllAtOnce(),
+            LogNormal.fitted(self.mean_input_tokens, 0.5, self.longest_input_tokens, 4),
+            LogNormal.fitted(self.mean_output_tokens, 0.4, self.longest_output_tokens, 8),
+            count,
+            seed,
+            self.longest_output_tokens,
+        ).requests()
+
+
+LOADS = (Load("short", 80, 20.0, 128, 100.0, 200), Load("long", 16, 340.0, 640, 240.0, 384))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Policies that differ in the eviction alone: a preset, and its twins' evictions."""
+
+    preset: str
+    evictions: Mapping[str, str]
+
+    def settings(self) -> dict[str, EngineSettings]:
+        """By the name a cell has for it: the twins, then the preset itself."""
+        host = HostKv(blocks=HOST_BLOCKS)
+        suffix = self.preset.removeprefix("adaptivellm")
+        twins = {
+            f"{twin}{suffix}": EngineSettings(policy=self.preset, eviction=eviction, host_kv=host)
+            for twin, eviction in self.evictions.items()
+        }
+        return {**twins, self.preset: EngineSettings(policy=self.preset, host_kv=host)}
+
+
+SERIAL = Family("adaptivellm", {"recompute": "recompute", "swap": "swap:serial=true"})
+"""Steps wait for their copies."""
+BESIDE = Family("adaptivellm-plus", {"recompute": "recompute", "swap": "swap:min_residency=4"})
+"""Copies go on beside the steps."""
+FAMILIES = (SERIAL, BESIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A load at a bandwidth."""
+
+    load: Load
+    bandwidth: str
+    bytes_per_s: float
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+        return f"{self.load.name}/{self.bandwidth}"
+
+
+@dataclass(frozen=True, slots=True)
+class SwapEngine:
+    """The engine of every run."""
+
+    @contextmanager
+    def serving(self) -> Iterator[WatchedEngine]:
+        """One with its worker on the first core and this loop on the last, so that they do not trade places."""
+        cores = sorted(os.sched_getaffinity(0))
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        if len(cores) > 1:
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1])))
+        flags = (
+            *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(DEVICE_BLOCKS + 1)),
+            *("--max-num-seqs", str(SEATS), "--max-num-batched-tokens", "2048"),
+            *("--max-model-len", str(LONGEST_TOKENS), "--no-enable-prefix-caching", "--enforce-eager"),
+        )
+        settings = EngineSettings(policy=SERIAL.preset, host_kv=HostKv(blocks=HOST_BLOCKS))
+        engine = WatchedEngine(str(ensure_model("swap", RECIPE)), flags, settings)
+        os.sched_setaffinity(0, cores[-1:])
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+# ---- What `bench/gain/swap.py` makes of a run: its figures, and how it compares with the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One policy's requests served once, without those it learned from."""
+
+    makespan_s: float
+    mean_jct_s: float
+    p99_jct_s: float
+    output_tokens: int
+    swaps: int
+    recomputes: int
+    recomputed_tokens: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    swap_out_s: float
+    swap_in_s: float
+    copy_wait_s: float
+    idle_s: float
+    scheduler_s: float
+    steps: Sequence[WatchedStep] = field(repr=False)
+
+    @property
+    def copy_s(self) -> float:
+        """Seconds of copies, both ways."""
+        return self.swap_out_s + self.swap_in_s
+
+
+COUNTED = ("swapped_out_blocks", "swapped_in_blocks", "swap_out_s", "swap_in_s", "copy_wait_s", "scheduler_s")
+"""What a run takes from the engine's counters."""
+
+
+def run_of(watch: Watch, makespan_s: float, grown: Mapping[str, Any]) -> Run:
+    """What was noted, and by how much the counters have grown."""
+    summary = summarize(watch.records)
+    assert summary.mean_jct_s is not None
+    assert summary.p99_jct_s is not None
+    return Run(
+        makespan_s=makespan_s,
+        mean_jct_s=summary.mean_jct_s,
+        p99_jct_s=summary.p99_jct_s,
+        output_tokens=sum(record.output_tokens for record in watch.records),
+        swaps=watch.fates[Fate.SWAP],
+        recomputes=watch.fates[Fate.RECOMPUTE],
+        recomputed_tokens=sum(record.recomputed_tokens for record in watch.records),
+        idle_s=watch.idle_s,
+        steps=tuple(watch.steps),
+        **grown,
+    )
+
+
+StepSeconds = Callable[[BatchShape], float]
+
+
+def law_of(runs: Sequence[Run]) -> StepSeconds:
+    """Seconds of a step of any shape, from the steps of these runs in which nothing was copied."""
+    rows = [(step.shape, step.seconds) for run in runs for step in run.steps if not step.copying]
+    random.Random(0).shuffle(rows)
+    return fit_step_time(rows).law.step_s
+
+
+def at_one_speed_s(run: Run, law: StepSeconds) -> float:
+    """How long a run had taken at the law's speed; what it waited for copies stays as it was."""
+    return fsum(law(step.shape) for step in run.steps) + run.copy_wait_s + run.idle_s
+
+
+def lengthened(run: Run, law: StepSeconds) -> float | None:
+    """By what share steps beside copies were longer than the run's others of their shape; None without copies."""
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    for step in run.steps:
+        ratios[step.copying].append(step.seconds / law(step.shape))
+    return median(ratios[True]) / median(ratios[False]) - 1 if all(ratios.values()) else None
+
+
+def hidden_share(run: Run, law: StepSeconds, *, serial: bool) -> float | None:
+    """The share of copy time that nobody waited for; None if there was none. Noise may take it outside 0 to 1."""
+    longer = lengthened(run, law)
+    if not run.copy_s or longer is None:
+        return None
+    if serial:
+        return 1 - run.copy_wait_s / run.copy_s
+    beside_s = sum(step.seconds for step in run.steps if step.copying) * longer / (1 + longer)
+    return 1 - (beside_s + run.idle_s) / run.copy_s
+
+
+def versus(own: Sequence[float], twins: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Throughput over that of the better twin, from each one's seconds in every round."""
+    better = min(twins, key=lambda twin: median(twins[twin]))
+    ratios = [theirs / mine for theirs, mine in zip(twins[better], own, strict=True)]
+    return {"better": better, "ratio": median(ratios), "spread": [min(ratios), max(ratios)]}
+
+
+def policy_row(runs: Sequence[Run], law: StepSeconds, block_bytes: int) -> dict[str, Any]:
+    """Means over the rounds of what one policy did; its makespan is the median."""
+
+    def mean(value: Callable[[Run], float]) -> float:
+        return fmean(map(value, runs))
+
+    makespan_s = median(run.makespan_s for run in runs)
+    return {
+        "makespan_s": makespan_s,
+        "makespan_at_one_speed_s": median(at_one_speed_s(run, law) for run in runs),
+        "output_tps": runs[0].output_tokens / makespan_s,
+        "mean_jct_s": mean(lambda run: run.mean_jct_s),
+        "p99_jct_s": mean(lambda run: run.p99_jct_s),
+        "preemptions": mean(lambda run: run.swaps + run.recomputes),
+        "swap_share": share(sum(run.swaps for run in runs), sum(run.recomputes for run in runs)),
+        "recomputed_tokens": mean(lambda run: run.recomputed_tokens),
+        "swapped_out_blocks": mean(lambda run: run.swapped_out_blocks),
+        "swapped_in_blocks": mean(lambda run: run.swapped_in_blocks),
+        "copy_s": mean(lambda run: run.copy_s),
+        "copy_wait_s": mean(lambda run: run.copy_wait_s),
+        "idle_for_copies_s": mean(lambda run: run.idle_s),
+        "scheduler_us_per_step": 1e6 * mean(lambda run: run.scheduler_s / len(run.steps)),
+        "to_host_bytes_per_s": rate(runs, "swapped_out_blocks", "swap_out_s", block_bytes),
+        "to_device_bytes_per_s": rate(runs, "swapped_in_blocks", "swap_in_s", block_bytes),
+    }
+
+
+def share(part: int, rest: int) -> float | None:
+    """Of all; None of nothing."""
+    return part / (part + rest) if part + rest else None
+
+
+def rate(runs: Sequence[Run], blocks: str, seconds: str, block_bytes: int) -> float | None:
+    """Bytes a second of all copies one way; None without any."""
+    seconds_in_all = sum(getattr(run, seconds) for run in runs)
+    copied = sum(getattr(run, blocks) for run in runs) * block_bytes
+    return copied / seconds_in_all if seconds_in_all else None
+
+
+OTHER_SEED = 10**6
+"""What requests that do not count are drawn with, on top of the run's own seed."""
+SIZES_BLOCKS = (1, 2, 4, 8, 16)
+"""Of the copies on an idle engine."""
+PROBED_TOKENS = (32, 64, 128, 256, 384, 512)
+
+
+def run_once(
+    engine: WatchedEngine,
+    clock: EngineTime,
+    *,
+    load: Load,
+    settings: EngineSettings,
+    seed: int,
+    learning_share: float,
+    bytes_per_s: float | None,
+) -> Run:
+    """Serve a load under one policy, after some requests of the same kind from which it learns costs."""
+    engine.limit_copies(bytes_per_s)
+    engine.schedule_with(settings)
+    gc.collect()
+    clock.begin()
+    if learning := round(learning_share * load.requests):
+        engine.serve(load.draw(learning, seed + OTHER_SEED), seed, clock)
+    counters = engine.scheduler.counters
+    before = {name: getattr(counters, name) for name in COUNTED}
+    engine.watch = watch = Watch()
+    makespan_s = engine.serve(load.draw(load.requests, seed), seed, clock)
+    if counters.policy_faults or counters.refused_swaps or counters.failed_copies:
+        raise RuntimeError(f"the policy or its copies failed: {counters}")
+    grown = {name: getattr(counters, name) - before[name] for name in COUNTED}
+    return run_of(watch, makespan_s, grown)
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A load's mean victim under a policy that always recomputes."""
+
+    victim_tokens: int
+    prefill_s: float
+    break_even_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What this machine takes to prefill so many tokens, and to copy so many blocks."""
+
+    prefill_s: Mapping[int, float]
+    copies: Mapping[int, CopySeconds]
+    block_bytes: int
+
+    def break_even_bytes_per_s(self, num_tokens: int, prefill_s: float) -> float:
+        """The bandwidth at which so many tokens' KV takes as long out and back as to be computed again."""
+        return 2 * -(-num_tokens // BLOCK_TOKENS) * self.block_bytes / prefill_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """By number of tokens."""
+        return {
+            str(tokens): {
+                "prefill_s": seconds,
+                "kv_bytes": -(-tokens // BLOCK_TOKENS) * self.block_bytes,
+                "break_even_bytes_per_s": self.break_even_bytes_per_s(tokens, seconds),
+            }
+            for tokens, seconds in self.prefill_s.items()
+        }
+
+    def copy_bandwidth(self) -> dict[str, Any]:
+        """By number of blocks, in bytes a second."""
+        return {
+            str(blocks): {
+                "bytes": blocks * self.block_bytes,
+                **{
+                    f"{way}_bytes_per_s": blocks * self.block_bytes / getattr(seconds, way)
+                    for way in CopySeconds._fields
+                },
+            }
+            for blocks, seconds in self.copies.items()
+        }
+
+
+def costs_and_victims(
+    engine: WatchedEngine, clock: EngineTime, *, loads: Sequence[Load]
+) -> tuple[Costs, dict[str, Victim]]:
+    """What comes before all runs: prefills and copies alone, then each load's mean victim, by the load's name."""
+    costs = _costs(engine)
+    return costs, {load.name: _victim(engine, clock, load, costs) for load in loads}
+
+
+def _costs(engine: WatchedEngine) -> Costs:
+    """Prefills alone, and copies on an idle engine without a limit."""
+    engine.limit_copies(None)
+    block_bytes = engine.sizes.kv_bytes_per_token * BLOCK_TOKENS
+    engine.prefill_s(PROBED_TOKENS[-1])  # the first pays for allocations
+    found = engine.on_workers(copies_on_worker, SIZES_BLOCKS, block_bytes)[0]
+    return Costs(
+        {tokens: engine.prefill_s(tokens) for tokens in PROBED_TOKENS},
+        dict(zip(SIZES_BLOCKS, found, strict=True)),
+        block_bytes,
+    )
+
+
+def _victim(engine: WatchedEngine, clock: EngineTime, load: Load, costs: Costs) -> Victim:
+    settings = SERIAL.settings()["recompute"]
+    run = run_once(engine, clock, load=load, settings=settings, seed=0, learning_share=0.0, bytes_per_s=None)
+    tokens = round(run.recomputed_tokens / run.recomputes)
+    prefill_s = engine.prefill_s(tokens)
+    return Victim(tokens, prefill_s, costs.break_even_bytes_per_s(tokens, prefill_s))

@@ -1,0 +1,163 @@
+"""A tenant that floods the engine beside one that does not: `python bench/gain/tenants.py --json`.
+
+Simulated, on the engine `wide` of `bench/gain/predicted.py` and with its requests. 15 in a hundred are one tenant's,
+`calm`, the others another's, `flood`, both drawn alike; together they ask 0.5 or 1.5 of capacity, `calm` a fifth at
+the most. Compared: `vllm`, `fastserve`, and `headway` told of tenants and not, without targets and with two classes
+of clients (as in `bench/gain/broken_predictions.py`). Per tenant: mean JCT and goodput, means of three seeds, and for
+`calm` its `slowdown`: mean JCT over that of its requests alone on the engine under `vllm`. 60 runs of a second or two
+of CPU. `--markdown` prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+from bench.broken_ways import Way
+from bench.figures import mean
+from bench.gain.broken_predictions import HONEST, light_targets, simulated
+from bench.gain.predicted import HARDWARE, MODEL, capacity, requests
+from bench.streams import KINDS, NONE, TWO, Targets, asked_by
+from headway.core.record import Record
+from headway.lab.run_cells import in_processes
+from headway.results import summarize
+from headway.traces import TraceRequest
+
+SYSTEM = "wide"
+CALM, FLOOD = "calm", "flood"
+CALM_SHARE = 0.15
+LOADS = (0.5, 1.5)
+SEEDS = 3
+TOLD = {"vllm": False, "fastserve": False, "headway": True}
+"""Policies, and whether they share between tenants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run."""
+
+    policy: str
+    named: bool
+    kind: str
+    load: float
+    seed: int
+    rate_rps: float
+    targets: Targets
+    alone: bool = False
+
+    @property
+    def name(self) -> str:
+        """The column it belongs to."""
+        return self.policy if self.named or not TOLD[self.policy] else f"{self.policy}, tenants not named"
+
+
+def trace_of(cell: Cell) -> tuple[Sequence[TraceRequest], Mapping[str, str]]:
+    """What is asked, and whose each request is."""
+    rng = Random(f"tenants of {cell.seed}")
+    asked = asked_by(requests(cell.load * cell.rate_rps, cell.seed), cell.kind, cell.targets, cell.seed)
+    whose = {request.id: CALM if rng.random() < CALM_SHARE else FLOOD for request in asked}
+    if cell.alone:
+        asked = [request for request in asked if whose[request.id] == CALM]
+    return [replace(each, tenant=whose[each.id] if cell.named else "") for each in asked], whose
+
+
+def run(cell: Cell) -> tuple[Cell, Mapping[str, Sequence[Record]]]:
+    """A cell and its records by tenant."""
+    trace, whose = trace_of(cell)
+    records, _, _ = simulated(trace, SYSTEM, cell.policy, Way("", HONEST), cell.seed)
+    return cell, {
+        tenant: [record for record in records if whose[record.id] == tenant] for tenant in (CALM, FLOOD)
+    }
+
+
+def cells(rate_rps: float, targets: Targets) -> list[Cell]:
+    """Every run: each policy, `headway` also without names, and the calm tenant alone."""
+    made = []
+    for kind in (NONE, TWO):
+        for load in LOADS:
+            for seed in range(SEEDS):
+                cell = Cell("vllm", False, kind, load, seed, rate_rps, targets, alone=True)
+                made.append(cell)
+                for policy, shares in TOLD.items():
+                    made += [
+                        replace(cell, policy=policy, named=named, alone=False)
+                        for named in sorted({False, shares})
+                    ]
+    return made
+
+
+def report(jobs: int) -> dict[str, Any]:
+    """All figures."""
+    rate_rps = capacity(SYSTEM)
+    todo = cells(rate_rps, light_targets(SYSTEM, rate_rps))
+    found = dict(in_processes(run, todo, jobs))
+    table: dict[str, Any] = {}
+    for kind in KINDS:
+        for load in LOADS:
+            these = [cell for cell in todo if (cell.kind, cell.load) == (kind, load)]
+            if these:
+                table[f"{kind}, {load:g}"] = _row(these, found)
+    return {"measured_on": "simulated", "hardware": HARDWARE, "model": MODEL, "seeds": SEEDS, "cells": table}
+
+
+def _row(these: Sequence[Cell], found: Mapping[Cell, Mapping[str, Sequence[Record]]]) -> dict[str, Any]:
+    """The figures of each column, by tenant."""
+    alone = {cell.seed: summarize(found[cell][CALM]).mean_jct_s for cell in these if cell.alone}
+    row: dict[str, Any] = {}
+    for name in dict.fromkeys(cell.name for cell in these if not cell.alone):
+        runs = [cell for cell in these if cell.name == name and not cell.alone]
+        row[name] = {}
+        for tenant in (CALM, FLOOD):
+            summaries = {cell.seed: summarize(found[cell][tenant]) for cell in runs}
+            row[name][tenant] = {
+                "mean_jct_s": mean([each.mean_jct_s for each in summaries.values()]),
+                "goodput": mean([each.goodput for each in summaries.values()]),
+            }
+            if tenant == CALM:
+                row[name][tenant]["slowdown"] = mean(
+                    [(each.mean_jct_s or 0.0) / (alone[seed] or 1.0) for seed, each in summaries.items()]
+                )
+    return row
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The table of docs/headway-real.md."""
+    columns = list(next(iter(found["cells"].values())))
+    lines = [
+        "| clients, load | " + " | ".join(f"`{name}`" for name in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for cell, row in found["cells"].items():
+        shown = [_shown(row[name], targets=not cell.startswith(NONE)) for name in columns]
+        lines.append(f"| {cell} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _shown(figures: Mapping[str, Mapping[str, float]], *, targets: bool) -> str:
+    calm, flood = figures[CALM], figures[FLOOD]
+    text = f"{calm['mean_jct_s']:.3g} ({calm['slowdown']:.2g} x) / {flood['mean_jct_s']:.3g} s"
+    return f"{text}, {calm['goodput']:.2f} / {flood['goodput']:.2f}" if targets else text
+
+
+def main() -> None:
+    """Print one JSON object, or the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/headway-real.md instead")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    arguments = parser.parse_args()
+    found = report(arguments.jobs)
+    print(markdown(found) if arguments.markdown else json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

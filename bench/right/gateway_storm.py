@@ -1,0 +1,360 @@
+"""Every request ends once, whatever happens to the instances: `python bench/right/gateway_storm.py --json`.
+
+A gateway as a process of its own, over small instances (`--pools`, six by default) or, with `--real`, over real
+vLLM engines of the demo model. Thousands of clients ask for greedy answers, streamed and whole, as completions and as
+chats; one in ten leaves early, some have a target for their first token. Meanwhile instances are killed (SIGKILL),
+frozen for seconds (SIGSTOP, SIGCONT) and, where they are small ones, made to answer garbage, each again and again.
+
+`unaccounted` are requests without exactly one line in the gateway's access log that agrees with what the client saw;
+`wrong` are answers, whole or broken off, that differ from the undisturbed ones. Exit status 1 for any of those, for a
+client that HUNG past the limit or whose connection was BROKEN with no word, if not every instance is ready again
+afterwards, if the gateway does not end with code 0, or if its memory (in MiB: before, at most, after) grew by 50.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+from bench.right.storm_clients import Asked, Ending, storm, unaccounted, undisturbed, wrong
+from headway.traces.demo_tasks import demo_requests
+
+# ---- What a storm does to instances: it kills them, freezes them for a while, and has them answer garbage
+
+
+KILL, FREEZE, GARBAGE = "kills", "freezes", "garbage"
+
+
+def instances_of(gateway_pid: int) -> list[int]:
+    """The processes that a gateway has launched, by the ports they serve on (in the order of their launch before)."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            if folder.name.isdecimal() and f"PPid:\t{gateway_pid}\n" in (folder / "status").read_text():
+                words = (folder / "cmdline").read_text().split("\0")
+                found.append((int(words[words.index("--port") + 1]), int(folder.name)))
+    return [pid for _, pid in sorted(found)]
+
+
+async def kill(pid: int) -> None:
+    """Its process alone: what it started is for the gateway to end."""
+    os.kill(pid, signal.SIGKILL)
+
+
+async def freeze(pid: int, freeze_s: float) -> None:
+    """All of its processes, for a while."""
+    try:
+        os.killpg(pid, signal.SIGSTOP)
+        await asyncio.sleep(freeze_s)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGCONT)
+
+
+async def garbage(pid: int) -> None:
+    """A small instance of the storm's own answers garbage for a while."""
+    os.kill(pid, signal.SIGUSR1)
+
+
+async def harm_all(
+    gateway_pid: int,
+    kinds: Sequence[str],
+    rng: random.Random,
+    every_s: float,
+    freeze_s: float,
+    done: Counter[str],
+) -> None:
+    """One harm after the other, in turn, each to an instance drawn by lot, until cancelled; counted in `done`.
+
+    Between two lie `every_s`, more or less by half.
+    """
+    ways: dict[str, Callable[[int], Awaitable[None]]] = {
+        KILL: kill,
+        FREEZE: lambda pid: freeze(pid, freeze_s),
+        GARBAGE: garbage,
+    }
+    async with asyncio.TaskGroup() as group:
+        for kind in cycle(kinds):
+            await asyncio.sleep(every_s * rng.uniform(0.5, 1.5))
+            if pids := instances_of(gateway_pid):
+                group.create_task(_harm(ways[kind], rng.choice(pids)))
+                done[kind] += 1
+
+
+async def _harm(way: Callable[[int], Awaitable[None]], pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        await way(pid)
+
+
+# ---- The gateway of a storm as a process: started, looked at from outside, and stopped
+
+
+DELAY_S = 0.01
+"""Before each token of a small instance."""
+
+REAL_FLAGS = ("--dtype", "float32", "--max-num-seqs", "64")
+"""In float32 a greedy answer does not hang on who else is in the batch."""
+
+STOP_TIMEOUT_S = 300.0
+SAMPLE_S = 0.25
+MIB = 1 << 20
+
+
+class GatewayProcess:
+    """A gateway over vLLM engines of the demo model (`real`) or small instances; its logs are in `folder`."""
+
+    def __init__(self, pools: str, folder: Path, *, real: bool) -> None:
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.access_log = folder / "access.jsonl"
+        self.log = folder / "log"
+        small = Path(__file__).with_name("storm_gateway.py")
+        words = [sys.executable, str(small), str(port), pools, str(self.access_log)]
+        if real:
+            flags = ["--pools", pools, "--port", str(port), "--access-log", str(self.access_log)]
+            words = [sys.executable, "-m", "headway.cli", "serve", "demo", *flags, "--", *REAL_FLAGS]
+        environment = {**os.environ, "STORM_DELAY_S": str(DELAY_S)}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+
+    def instances(self) -> list[dict[str, Any]]:
+        """What the gateway's page is told of each; nothing while it does not answer."""
+        address = f"{self.url}/dashboard/state"
+        with suppress(OSError, urllib.error.URLError, ValueError):
+            with urllib.request.urlopen(address, timeout=30) as response:
+                told: list[dict[str, Any]] = json.load(response)["instances"]
+            return told
+        return []
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Whether every instance is ready within the time."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s and self.process.poll() is None:
+            told = self.instances()
+            if told and all(each["condition"] == "ready" for each in told):
+                return True
+            time.sleep(SAMPLE_S)
+        return False
+
+    def resident_mib(self) -> float:
+        """Its memory now; 0 once it has ended."""
+        with suppress(OSError):
+            pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+            return pages * os.sysconf("SC_PAGE_SIZE") / MIB
+        return 0.0
+
+    def stop(self) -> int:
+        """Its exit code, asked to stop."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+@dataclass(slots=True)
+class Memory:
+    """Resident memory of a gateway, in MiB."""
+
+    start: float = 0.0
+    peak: float = 0.0
+    end: float = 0.0
+
+    async def watch(self, gateway: GatewayProcess) -> None:
+        """Note the most it has, until cancelled."""
+        while True:
+            self.peak = max(self.peak, gateway.resident_mib())
+            await asyncio.sleep(SAMPLE_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# ---- The bench
+
+
+TOKENS = (10, 100)
+"""The shortest and the longest answer."""
+
+MOST_GROWTH_MIB = 50.0
+"""What a gateway may take in addition: about 10 MiB are caches and buffers that fill once."""
+
+START_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A storm: how many requests at which rate, how often harm comes, and how long a client waits at most.
+
+    `texts` are the different prompts; each is asked many times, so that the undisturbed answers are soon there.
+    """
+
+    real: bool = False
+    pools: str = "lp=4,hp=2"
+    requests: int = 3000
+    rate_rps: float = 120.0
+    texts: int = 60
+    harm_every_s: float = 1.5
+    freeze_s: float = 4.0
+    limit_s: float = 60.0
+    seed: int = 0
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What is done to instances; vLLM's do not answer garbage when they are told to."""
+        return (FREEZE, KILL) if self.real else (FREEZE, KILL, GARBAGE)
+
+    @property
+    def model(self) -> str:
+        """What clients ask for."""
+        return "demo" if self.real else "small"
+
+
+SMALL = Plan()
+REAL = Plan(
+    real=True, pools="lp=1,hp=1", requests=400, rate_rps=6.0, texts=12, harm_every_s=15.0, limit_s=120.0
+)
+
+
+def main() -> int:
+    """Print `{"requests": N, "ends": {...}, "unaccounted": 0, "wrong": 0, ..}`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument("--real", action="store_true", help="real vLLM engines of the demo model")
+    parser.add_argument("--pools", help=f"default {SMALL.pools}, with --real {REAL.pools}")
+    parser.add_argument("--requests", type=int, help=f"default {SMALL.requests}, with --real {REAL.requests}")
+    rates = f"default {SMALL.rate_rps:g}, with --real {REAL.rate_rps:g}"
+    parser.add_argument("--rate", type=float, dest="rate_rps", help=f"requests a second; {rates}")
+    parser.add_argument("--seed", type=int)
+    given = vars(parser.parse_args())
+    del given["json"]
+    plan = REAL if given["real"] else SMALL
+    plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(plan, Path(folder))
+    print(json.dumps(result))
+    return 0 if passed(result) else 1
+
+
+def passed(result: Mapping[str, Any]) -> bool:
+    """Whether every request ended once, said how, and all instances came back."""
+    never = ("unaccounted", "wrong", "exit_code")
+    ends, memory = result["ends"], result["gateway_memory_mib"]
+    return (
+        not any(result[key] for key in never)
+        and not ends["hung"] + ends["broken"]
+        and result["recovered"]
+        and memory["peak"] - memory["start"] < MOST_GROWTH_MIB
+    )
+
+
+def run(plan: Plan, folder: Path) -> dict[str, Any]:
+    """One storm; the gateway's log and access log stay in `folder`."""
+    gateway = GatewayProcess(plan.pools, folder, real=plan.real)
+    try:
+        print(f"starting {plan.pools}", file=sys.stderr)
+        if not gateway.wait_ready(START_TIMEOUT_S):
+            raise SystemExit(f"the instances are not ready:\n{gateway.log.read_text()[-3000:]}")
+        return asyncio.run(_run(plan, gateway))
+    finally:
+        gateway.stop()
+
+
+async def _run(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
+    calm, requests = questions(plan)
+    expected = await undisturbed(gateway.url, calm, plan.model, plan.limit_s)
+    answers = {(heard.asked.prompt, heard.asked.chat): heard.text for heard in expected}
+    print(f"{len(calm)} answers undisturbed; sending {len(requests)} requests", file=sys.stderr)
+    memory, harm = Memory(gateway.resident_mib()), Counter[str]()
+    watching = asyncio.create_task(memory.watch(gateway))
+    rng, pid = random.Random(plan.seed), gateway.process.pid
+    harming = asyncio.create_task(harm_all(pid, plan.kinds, rng, plan.harm_every_s, plan.freeze_s, harm))
+    try:
+        heard = await storm(gateway.url, requests, plan.model, plan.limit_s)
+    finally:
+        harming.cancel()
+        await asyncio.wait([harming])
+    calmed_s = time.monotonic()
+    recovered = await asyncio.to_thread(gateway.wait_ready, START_TIMEOUT_S)
+    recovered_s = time.monotonic() - calmed_s
+    watching.cancel()
+    memory.end = gateway.resident_mib()
+    memory.peak = max(memory.peak, memory.end)
+    told = gateway.instances()
+    exit_code = await asyncio.to_thread(gateway.stop)
+    lines = [json.loads(line) for line in gateway.access_log.read_bytes().splitlines()]
+    refused = Counter(str(one.status) for one in heard if one.ending is Ending.REFUSED)
+    broke_off = Counter(one.said for one in heard if one.ending is Ending.INTERRUPTED)
+    return {
+        "instances": plan.pools,
+        "real": plan.real,
+        "requests": len(requests),
+        "ends": {ending.value: sum(one.ending is ending for one in heard) for ending in Ending},
+        "unaccounted": len(unaccounted([*expected, *heard], lines)),
+        "wrong": len(wrong([*expected, *heard], answers)),
+        "resumed": sum(line.get("resumes", 0) > 0 for line in lines),
+        "handed_off": sum(line.get("moves", 0) > 0 for line in lines),
+        "refused_by_status": dict(refused),
+        "interrupted_because": dict(broke_off.most_common(5)),
+        "longest_wait_s": round(max(one.waited_s for one in heard), 3),
+        "harm": dict(harm),
+        "restarts": sum(each["restarts"] for each in told),
+        "gateway_memory_mib": {name: round(size, 1) for name, size in asdict(memory).items()},
+        "recovered": recovered,
+        "recovered_after_s": round(recovered_s, 1),
+        "exit_code": exit_code,
+    }
+
+
+def questions(plan: Plan) -> tuple[list[Asked], list[tuple[float, Asked]]]:
+    """Each different question once, and the storm's requests with their times (a Poisson process)."""
+    rng = random.Random(plan.seed)
+    texts = [request.prompt or "" for request in demo_requests(plan.texts, 1.0, plan.seed)]
+    sizes = [rng.randint(*TOKENS) for _ in texts]
+    calm = [
+        Asked(f"calm-{number}-{chat}", text, size, chat=chat, ignore_eos=plan.real)
+        for number, (text, size) in enumerate(zip(texts, sizes, strict=True))
+        for chat in (False, True)
+    ]
+    requests, at_s = [], 0.0
+    for number in range(plan.requests):
+        at_s += rng.expovariate(plan.rate_rps)
+        asked = replace(
+            rng.choice(calm),
+            id=f"storm-{number}",
+            stream=rng.random() < 0.85,
+            ttft_ms=rng.choice([None, None, 1000, 4000]),
+            leaves_after_s=rng.uniform(0.0, 1.0) if rng.random() < 0.1 else None,
+        )
+        requests.append((at_s, asked))
+    return calm, requests
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""A small instance for storms, a process of its own: `storm_upstream.py --end-with-parent PID ... --port PORT`.
+
+It answers as vLLM does, the same to the same tokens, `$STORM_DELAY_S` before each. Requests with a target for their
+first token that may move are handed off now and then, as by a policy that sees them running late, and a few expire.
+SIGUSR1 has it answer garbage for a while: text that is no JSON, half an event, an end in the middle, HTTP errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+from aiohttp import web
+
+from headway.engine.servers.launcher import end_with_parent
+from tests.gateway.upstream import Turn, upstream
+
+GARBAGE_S = 3.0
+HANDED_OFF_SHARE = 0.2
+EXPIRED_SHARE = 0.02
+"""Of the requests with a target for their first token."""
+DELAY = "STORM_DELAY_S"
+
+
+class Moods:
+    """What it answers: garbage until some time has passed, else in full, if the policy does not let go of it."""
+
+    def __init__(self) -> None:
+        self._garbage_until_s = 0.0
+        self._rng = random.Random(os.getpid())
+
+    def begin_garbage(self) -> None:
+        """From now on, for a while."""
+        self._garbage_until_s = time.monotonic() + GARBAGE_S
+
+    async def act(self, turn: Turn) -> None:
+        """One answer."""
+        late = "headway_ttft_ms" in turn.xargs and self._rng.random()
+        if time.monotonic() < self._garbage_until_s:
+            kinds = [self._page, self._half_an_event, self._cut, self._half_an_object, self._error]
+            await self._rng.choice(kinds)(turn)
+        elif late > 1 - HANDED_OFF_SHARE and turn.xargs.get("headway_may_move"):
+            await turn.leave("handed_off")
+        elif 0 < late < EXPIRED_SHARE:
+            await turn.leave("expired")
+        else:
+            await turn.answer()
+
+    async def _page(self, turn: Turn) -> None:
+        turn.response = web.Response(text="<html>not what you asked for</html>", content_type="text/html")
+
+    async def _half_an_event(self, turn: Turn) -> None:
+        turn.response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await turn.response.prepare(turn.request)
+        await turn.raw(b'data: {"id": "x", "choi')
+
+    async def _cut(self, turn: Turn) -> None:
+        await turn.begin()  # a stream, even where none was asked for
+        await turn.token()
+        turn.die()
+
+    async def _half_an_object(self, turn: Turn) -> None:
+        turn.response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await turn.response.prepare(turn.request)
+        await turn.raw(b'{"id": "x", "choices": [')
+        turn.die()
+
+    async def _error(self, turn: Turn) -> None:
+        await turn.refuse(500, b"\xff\xfe no text either")
+
+
+async def serve(port: int, delay_s: float) -> None:
+    """Until killed."""
+    moods = Moods()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, moods.begin_garbage)
+    async with upstream(port=port, delay_s=delay_s, act=moods.act):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[2]))
+    asyncio.run(serve(int(sys.argv[sys.argv.index("--port") + 1]), float(os.environ[DELAY])))

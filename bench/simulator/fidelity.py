@@ -1,0 +1,247 @@
+"""How near the simulator comes to the real engine: `python bench/simulator/fidelity.py --out DIR --json`.
+
+Serves the same streams for real and simulated, with a made model of 46 million parameters: four policies at
+three loads, four streams each. Slices of `headway profile` between the runs make the calibration. About half an
+hour on 2 cores; `--simulate-only` compares with the real runs already in DIR, in seconds. `--swaps` serves the
+presets that swap, and their ablations, at one load with few KV blocks, host memory, and copies held to a stated
+bandwidth, which is then the simulator's too; those that pause get a batch of three. About an hour, or three
+minutes for each preset named by `--policy`. Those that go by predicted lengths are told the same ones on either
+side, made from the true ones (Kendall's tau 0.8). `--targets` serves the two kinds of Ascendra's instances,
+each alone, around and above capacity, with targets on every request, so that some are handed off and some
+expire; what is handed off comes back to stay, as behind a gateway with no other instance. About 8 minutes.
+
+Per cell: mean JCT, mean TTFT and p99 JCT, real and simulated, means over the streams; `error` is simulated /
+real - 1. A machine that does other things too is faster in one run than in the next, and in a queue a little
+more time a step is much more waiting. So `error_at_own_speed` simulates each stream at the speed that its real
+run had, all of the profile's costs times one factor, by which its steps took as long in all as they did: what
+remains is the shape of the law, and scheduling. `half_width` is that of its 95 % interval, for as many streams
+as there are. Aim: errors at own speed of 3 %, 8 % and 8 % or less. `counts` are steps, preemptions and blocks
+copied to the host of either side. `steps` says how the law of step times did on the steps of the real runs, and
+what the loop took between steps. Writes the cost file, the records of every run, the steps of the real ones,
+what is printed, and `fidelity.svg`. What is in DIR is not served again: a command that was stopped goes on, and
+presets may be added one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+import msgspec
+
+from bench.command import say
+from bench.serving_engine import conclude_profile
+from bench.simulator.fidelity_runs import (
+    METRICS,
+    MODEL,
+    PLAIN,
+    SWAPS,
+    TARGETED,
+    Cell,
+    Folder,
+    RealRun,
+    RealSide,
+    Run,
+    Setup,
+    at_speed_of,
+    mean_run,
+    measure_real,
+    missed,
+    simulated,
+    steps_report,
+    with_link,
+)
+from headway.engine.machine import machine_name
+from headway.errors import ConfigError, HeadwayError
+from headway.policies.presets import find_preset
+from headway.predict.calibration import Calibration
+from headway.predict.cost_file import load_cost_file
+from headway.results.plots import seconds_text
+from headway.results.svg import INK, draw, line_style
+from headway.whole_file import write_whole
+
+# ---- The picture of `bench/simulator/fidelity.py`: simulated against real
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+SIZE_IN = (4.6, 4.4)
+HEADROOM = 1.5
+
+Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def fidelity_svg(cells: Cells, metrics: Sequence[str]) -> str:
+    """Every cell and metric as a point, real across and simulated up, on log axes; on the line both agree.
+
+    `cells` is {policy: {load: {"real": {metric: seconds}, "simulated": {...}}}}; a colour a metric.
+    """
+    points = {
+        metric: [
+            (cell["real"][metric], cell["simulated"][metric])
+            for row in cells.values()
+            for cell in row.values()
+        ]
+        for metric in metrics
+    }
+    values = [value for pairs in points.values() for pair in pairs for value in pair]
+    ends = (min(values) / HEADROOM, max(values) * HEADROOM)
+
+    def paint(axes: Axes) -> None:
+        axes.set_title("Simulated against real")
+        axes.plot(ends, ends, color=INK, linewidth=0.8)
+        for index, pairs in enumerate(points.values()):
+            axes.plot(*zip(*pairs, strict=True), **_style(index))
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(*ends)
+        axes.set_ylim(*ends)
+        _label(axes.xaxis)
+        _label(axes.yaxis)
+        axes.set_xlabel("real")
+        axes.set_ylabel("simulated")
+
+    return draw("Simulated against real", SIZE_IN, paint, _legend(metrics))
+
+
+def _label(axis: Axis) -> None:
+    """Ticks at 1, 2 and 5 of each decade, named as a reader would."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: seconds_text(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {**line_style(index), "linestyle": "", "markersize": 5}
+
+
+def _legend(metrics: Sequence[str]) -> list[tuple[Any, str]]:
+    from matplotlib.lines import Line2D
+
+    return [(Line2D([], [], **_style(index)), metric) for index, metric in enumerate(metrics)]
+
+
+# ---- The bench
+
+
+DEFAULT_RUN_S = 30.0
+DEFAULT_PROFILE_S = 90.0
+SIMULATED_SEEDS = 3
+"""Simulated runs of a stream; their mean counts, as the clock draws noise."""
+DEFAULT_RUNS = 4
+
+
+def compare(folder: Folder) -> dict[str, Any]:
+    """Simulate every cell whose real runs have ended and put it beside them; takes seconds.
+
+    Raises ConfigError if there is none, or too little was profiled.
+    """
+    side, measured = folder.side(), folder.measurements()
+    cells = [] if side is None else [cell for cell in side.setup.cells() if _is_whole(folder, side, *cell)]
+    if side is None or measured is None or not cells:
+        raise ConfigError(
+            f"{folder.path} has no cell of which all real runs have ended; leave out --simulate-only"
+        )
+    conclude_profile(measured, MODEL, folder.cost_file)
+    calibration = with_link(load_cost_file(folder.cost_file).calibration(), side.setup.host_kv)
+    table: dict[str, dict[str, Any]] = {}
+    for policy, load in cells:
+        cell = _compared(folder, side, calibration, policy, load).to_dict()
+        say(f"{policy} at {load:g}: errors {cell['error_at_own_speed']}, {cell['counts']}")
+        table.setdefault(policy, {})[f"{load:g}"] = cell
+    rows = [row for cell in cells for run in _real_runs(side, *cell) for row in folder.steps(run)]
+    return {
+        "machine": machine_name(),
+        "capacity_rps": side.capacity_rps,
+        "cells": table,
+        "steps": steps_report(rows, calibration),
+    }
+
+
+def _real_runs(side: RealSide, policy: str, load: float) -> list[RealRun]:
+    return [RealRun(policy, load, number) for number in range(side.runs)]
+
+
+def _is_whole(folder: Folder, side: RealSide, policy: str, load: float) -> bool:
+    return all(folder.has(run) for run in _real_runs(side, policy, load))
+
+
+def _compared(folder: Folder, side: RealSide, calibration: Calibration, policy: str, load: float) -> Cell:
+    runs = _real_runs(side, policy, load)
+
+    def simulated_as(run: RealRun, costs: Calibration) -> Run:
+        trace = side.trace(run)
+        return mean_run([simulated(costs, trace, policy, side, seed) for seed in range(SIMULATED_SEEDS)])
+
+    model = [simulated_as(run, calibration) for run in runs]
+    for run, found in zip(runs, model, strict=True):
+        folder.keep(run.simulated_name, found.records)
+    own = [simulated_as(run, at_speed_of(calibration, folder.steps(run))) for run in runs]
+    return Cell([folder.real(run) for run in runs], model, own)
+
+
+def main() -> None:
+    """Print one JSON object; exit status 1 if an error is larger than its aim, 2 for what is not accepted."""
+    arguments = options().parse_args()
+    folder = Folder(arguments.out)
+    try:
+        if not arguments.simulate_only:
+            setup = setup_of(arguments)
+            measure_real(folder, setup, arguments.runs, arguments.seconds, arguments.profile_seconds)
+        report = compare(folder)
+    except HeadwayError as error:
+        say(f"fidelity: {error}")
+        sys.exit(2)
+    text = json.dumps(report)
+    write_whole(folder.path / "fidelity.svg", fidelity_svg(report["cells"], tuple(METRICS)).encode())
+    write_whole(folder.path / "fidelity.json", f"{text}\n".encode())
+    print(text)
+    sys.exit(bool(missed(report["cells"])))
+
+
+def options() -> argparse.ArgumentParser:
+    """The command's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser.add_argument(
+        "--runs", type=int, default=DEFAULT_RUNS, help=f"streams a cell (default {DEFAULT_RUNS})"
+    )
+    parser.add_argument("--seconds", type=float, default=DEFAULT_RUN_S, help="of arrivals a run (default 30)")
+    parser.add_argument("--profile-seconds", type=float, default=DEFAULT_PROFILE_S, help="default 90")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--swaps", action="store_true", help="the presets that swap, with host memory")
+    kind.add_argument("--targets", action="store_true", help="Ascendra's instances, with targets")
+    parser.add_argument("--policy", action="append", help="this preset in place of those (repeatable)")
+    parser.add_argument(
+        "--simulate-only",
+        action="store_true",
+        help="against the real runs that DIR holds already, as they are",
+    )
+    return parser
+
+
+def setup_of(arguments: argparse.Namespace) -> Setup:
+    """What is to be compared. Raises ConfigError for what is not accepted, before an engine starts."""
+    for name in ("runs", "seconds", "profile_seconds"):
+        value = getattr(arguments, name)
+        if not value > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value:g}; accepted: more than 0")
+    for policy in arguments.policy or ():
+        find_preset(policy)
+    setup = SWAPS if arguments.swaps else TARGETED if arguments.targets else PLAIN
+    return msgspec.structs.replace(setup, policies=tuple(arguments.policy or setup.policies))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The clients of a stream: whom each request is from, and the targets that such clients have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+
+from headway_reproduce.ascendra.real_stream import TTFT_FACTOR
+
+from headway.core.length_estimate import LengthEstimate
+from headway.core.slo import NO_TARGETS, Slo
+from headway.errors import ConfigError, SimulationError
+from headway.lab.demo_stream import INTERACTIVE_SHARE
+from headway.lab.predictor_choice import length_source
+from headway.predict.forest_predictor import ForestPredictor
+from headway.predict.length import RequestFacts
+from headway.predict.length_choice import length_predictor
+from headway.predict.shared_prefix import SharedPrefix
+from headway.results import Summary
+from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from headway.traces.demo_tasks import demo_requests, demo_rows, prompt_text
+
+NONE, ONE, TWO = "none", "one", "two"
+KINDS = (NONE, ONE, TWO)
+"""No targets; all clients interactive; two classes, seven in ten interactive and the others patient."""
+INTERACTIVE, PATIENT = "interactive", "patient"
+
+INTERACTIVE_TBT_FACTOR = 5.0
+"""TBT target over the mean at light load. Source: the strict target of Sarathi-Serve (OSDI 2024, section 5)."""
+PATIENT_TBT_FACTOR = 25.0
+"""Source: its relaxed target."""
+PATIENCE = 20.0
+"""Times as long as interactive clients patient ones wait for a first token: as in `make demo`, 8 s and 0.4 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What each class of clients asks for."""
+
+    interactive: Slo
+    patient: Slo
+
+    @property
+    def classes(self) -> Mapping[Slo, str]:
+        """Whose targets they are."""
+        return {self.interactive: INTERACTIVE, self.patient: PATIENT}
+
+    def to_dict(self) -> dict[str, dict[str, float | None]]:
+        """By class, in seconds."""
+        return {name: {"ttft_s": slo.ttft_s, "tbt_s": slo.tbt_s} for slo, name in self.classes.items()}
+
+
+def targets_from(light: Summary) -> Targets:
+    """The targets that follow from what `vllm` does at a light load, before anything is compared.
+
+    Raises SimulationError if nothing was measured there.
+    """
+    if light.p50_ttft_s is None or light.mean_tbt_s is None:
+        raise SimulationError(
+            "no answer of two tokens ended at light load, so there is nothing to set targets by"
+        )
+    ttft_s = TTFT_FACTOR * light.p50_ttft_s
+    return Targets(
+        interactive=Slo(ttft_s=ttft_s, tbt_s=INTERACTIVE_TBT_FACTOR * light.mean_tbt_s),
+        patient=Slo(ttft_s=PATIENCE * ttft_s, tbt_s=PATIENT_TBT_FACTOR * light.mean_tbt_s),
+    )
+
+
+def rule_text() -> str:
+    """For people: how the targets come about."""
+    return (
+        f"interactive: TTFT {TTFT_FACTOR:g} times the median of vllm at light load, TBT {INTERACTIVE_TBT_FACTOR:g} "
+        f"times its mean; patient: {PATIENCE:g} times that TTFT, TBT {PATIENT_TBT_FACTOR:g} times the mean"
+    )
+
+
+def asked_by(requests: Sequence[TraceRequest], kind: str, targets: Targets, seed: int) -> list[TraceRequest]:
+    """The same requests from clients of this kind; with two classes the interactive ones have the better priority.
+
+    Raises ConfigError for an unknown kind.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"class is {kind!r}; accepted: {', '.join(KINDS)}")
+    if kind == NONE:
+        return [replace(request, slo=NO_TARGETS) for request in requests]
+    rng = Random(f"clients of {seed}")
+    return [
+        _from_client(request, kind == ONE or rng.random() < INTERACTIVE_SHARE, targets)
+        for request in requests
+    ]
+
+
+def _from_client(request: TraceRequest, interactive: bool, targets: Targets) -> TraceRequest:
+    slo = targets.interactive if interactive else targets.patient
+    return replace(request, slo=slo, priority=0 if interactive else 1)
+
+
+# ---- The demo model's tasks in two halves: a stream of the one, and a length predictor taught with the other
+
+
+MAX_OUTPUT_TOKENS = 1_024
+"""What every request declares; the packaged answers that never end are cut there."""
+TAUGHT = "hash"
+"""The predictor that is taught, by the name `--predictor` has for it."""
+
+Estimates = Mapping[str, LengthEstimate]
+
+
+@cache
+def lessons() -> Mapping[str, tuple[int, int]]:
+    """Every second packaged task, by its prompt: prompt and output tokens. No stream has any of them."""
+    return {
+        prompt_text(row.instruction, row.user_input): (row.num_prompt_tokens, row.output_tokens)
+        for row in demo_rows()[::2]
+    }
+
+
+def untaught_stream(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
+    """About so many seconds of tasks that nobody was taught with; a Poisson process thinned is one still."""
+    count = min(len(demo_rows()), 2 * max(8, round(rate_rps * seconds)))
+    drawn = demo_requests(count, 2 * rate_rps, seed)
+    return [
+        replace(request, max_output_tokens=MAX_OUTPUT_TOKENS)
+        for request in drawn
+        if request.prompt not in lessons()
+    ]
+
+
+@dataclass(slots=True)
+class Taught:
+    """The hash predictor after its lessons, which reads prompts as a server does."""
+
+    predictor: ForestPredictor
+    prefixes: SharedPrefix
+
+    @classmethod
+    def with_lessons(cls) -> Taught:
+        """Seconds."""
+        made = cls(length_predictor(TAUGHT, inline=False), SharedPrefix())
+        made.predictor.learn_from(
+            (made.facts(prompt, tokens), output) for prompt, (tokens, output) in lessons().items()
+        )
+        return made
+
+    def facts(self, prompt: str, num_prompt_tokens: int) -> RequestFacts:
+        """What a server would know."""
+        return self.prefixes.facts(
+            prompt, num_prompt_tokens=num_prompt_tokens, max_output_tokens=MAX_OUTPUT_TOKENS
+        )
+
+    def estimates(self, requests: Sequence[TraceRequest]) -> Estimates:
+        """What it says of a stream."""
+        asked = [self.facts(request.prompt or "", request.input_tokens) for request in requests]
+        answers = zip(requests, self.predictor.predict_many(asked), strict=True)
+        return {request.id: estimate for request, estimate in answers if estimate is not None}
+
+
+@cache
+def taught() -> Taught:
+    """The one that is used throughout."""
+    return Taught.with_lessons()
+
+
+def estimates_of(predictor: str | None, requests: Sequence[TraceRequest], seed: int) -> Estimates:
+    """What a predictor says of a stream, the taught one by `TAUGHT`; nothing where there is none."""
+    if predictor is None:
+        return {}
+    if predictor == TAUGHT:
+        return taught().estimates(requests)
+    source = length_source(predictor, requests, seed)
+    assert source is not None
+    said = ((request.id, source.predict(request, MAX_OUTPUT_TOKENS)) for request in requests)
+    return {name: estimate for name, estimate in said if estimate is not None}
+
+
+# ---- Conversations whose every prompt is the one before and something new
+
+
+TURNS = 5
+THINKING_S = 3.0
+"""Mean time from a turn to the next."""
+
+
+def conversations(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
+    """Turns in order of arrival, so many a second in the mean, of conversations that begin within `seconds`."""
+    rng = Random(seed)
+    turns: list[TraceRequest] = []
+    begins_s, number = 0.0, 0
+    while (begins_s := begins_s + rng.expovariate(rate_rps / TURNS)) < seconds:
+        at_s = begins_s
+        for turn in range(TURNS):
+            blocks = tuple(range(number * TURNS, number * TURNS + turn + 1))
+            turns.append(
+                TraceRequest(
+                    id=f"{number}-{turn}",
+                    arrival_s=at_s,
+                    input_tokens=turn * MOONCAKE_BLOCK_TOKENS + rng.randint(32, MOONCAKE_BLOCK_TOKENS),
+                    output_tokens=rng.randint(8, 60),
+                    prefix_blocks=blocks,
+                )
+            )
+            at_s += rng.expovariate(1 / THINKING_S)
+        number += 1
+    return sorted(turns, key=lambda request: request.arrival_s)

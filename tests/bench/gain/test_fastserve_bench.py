@@ -1,0 +1,118 @@
+"""The sums of `bench/gain/fastserve_real.py`, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.figures import who_pays
+from bench.gain.fastserve_real import (
+    AMPLE,
+    FASTSERVE,
+    SHORT,
+    STOCK,
+    Measured,
+    Prepared,
+    Run,
+    gains,
+    main,
+    markdown,
+    stream,
+)
+from bench.serving_engine import Served
+from bench.side_by_side import compared
+from headway.errors import ConfigError
+
+
+def served(number: int, output_tokens: int, jct_s: float) -> Served:
+    return Served(number, output_tokens, arrival_s=1.0, first_token_s=1.0, finished_s=1.0 + jct_s)
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Measured:
+    """Of streams of 2 s, at a capacity of 10 requests a second."""
+    found = Prepared(seconds=2.0, capacity_rps=10.0, asynchronous=False)
+    (tmp_path / "short-prepared.json").write_bytes(msgspec.json.encode(found))
+    return Measured(tmp_path, SHORT, 2.0)
+
+
+def test_who_pays_is_by_quarter_of_the_answers_and_by_request() -> None:
+    # The shortest answer takes 1 s in place of 4, the longest 8 s in place of 4; given in another order.
+    stock = [served(0, 40, 4.0), served(1, 10, 4.0), served(2, 20, 4.0), served(3, 30, 4.0)]
+    own = [served(0, 40, 8.0), served(1, 10, 1.0), served(2, 20, 2.0), served(3, 30, 4.0)]
+    found = who_pays(stock, own)
+    assert found["mean_gain_by_quarter"] == pytest.approx([4.0, 2.0, 1.0, 0.5])
+    assert found["share_slower"] == pytest.approx(0.25)
+    assert found["worst_slowdown"] == pytest.approx(2.0)
+
+
+def test_gains_are_stock_over_own_in_the_mean_and_own_over_stock_in_the_tail() -> None:
+    found = gains([4.0, 8.0], [1.0, 2.0])
+    assert (found["mean_gain"], found["p99_ratio"]) == pytest.approx((4.0, 1.99 / 7.96), rel=1e-3)
+    assert found[STOCK]["mean_jct_s"] == 6.0
+    assert found[FASTSERVE]["mean_jct_s"] == 1.5
+
+
+def test_a_stream_is_the_same_for_both_and_tells_nobody_the_lengths(measured: Measured) -> None:
+    requests = measured.requests(Run(SHORT, STOCK, 8, 0.5, 1))
+    assert requests == measured.requests(Run(SHORT, FASTSERVE, 256, 0.5, 1)) == stream(5.0, 10, 1)
+    assert requests != measured.requests(Run(SHORT, STOCK, 8, 0.5, 2))
+    assert {request.max_output_tokens for request in requests} == {512}
+
+
+def test_nothing_of_headway_is_on_stocks_engine() -> None:
+    stock, own = SHORT.of(STOCK), SHORT.of(FASTSERVE)
+    assert stock.flags() == own.flags()
+    assert stock.settings().host_kv is None
+    assert own.settings().host_kv is not None
+    # Without host memory one engine is as good as the other.
+    assert AMPLE.of(STOCK) == AMPLE.of(FASTSERVE)
+
+
+def test_both_systems_at_a_load_and_seed_serve_together() -> None:
+    runs = [
+        Run(SHORT, system, seats, load, seed)
+        for system in (STOCK, FASTSERVE)
+        for seats in (16, 256)
+        for load in (0.5, 1.0)
+        for seed in range(3)
+    ]
+    groups = compared(runs, by=lambda run: (run.seed, run.load))
+    assert [len(group) for group in groups] == [4] * 6
+    assert all(len({(run.seed, run.load) for run in group}) == 1 for group in groups)
+    assert len({run.file(Path()) for run in runs}) == len(runs)
+
+
+def test_streams_of_another_length_are_not_mixed_in(measured: Measured) -> None:
+    assert measured.prepared.capacity_rps == 10.0
+    with pytest.raises(
+        ConfigError, match=r"holds streams of 2 s; accepted: the same --seconds, or another folder"
+    ):
+        _ = Measured(measured.out, SHORT, 3.0).prepared
+
+
+@pytest.mark.parametrize("option", ["--seconds", "--seeds"])
+def test_an_option_out_of_range_is_refused_before_anything_starts(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr("sys.argv", ["fastserve_real", "--out", str(out), option, "0"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"{option} is 0; accepted: 1 or more" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_table_has_a_row_for_each_number_of_seats_and_load() -> None:
+    one = gains([4.0, 8.0], [1.0, 2.0])
+    pays = {"mean_gain_by_quarter": [4.0, 1.0], "share_slower": 0.25, "worst_slowdown": 2.0}
+    cell = {**one, "mean_gain_by_seed": [3.0, 5.0], "who_pays": pays}
+    cell["simulated"] = {**one, "oracle_mean_gain": 5.0}
+    found = {"short": {"capacity_rps": 3.0, "cells": {16: {"0.5": cell, "1": cell}}}}
+    rows = [line for line in markdown(found).splitlines() if line.startswith("| 16")]
+    assert rows[0] == (
+        "| 16 | 0.5 | 6.00 / 1.50 | 4.00 (3.00 to 5.00) | 0.25 | 4.00 1.00 | 25 % | 4.00, 0.25, 5.00 |"
+    )
+    assert len(rows) == 2

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.gain.planner import GENERATED, SHARED, TARGETS, Bench, row
+from headway.errors import ConfigError
+from headway.lab.stream import Stream
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with no shared data beside it."""
+    (tmp_path / "repository").mkdir()
+    monkeypatch.chdir(tmp_path / "repository")
+
+
+@pytest.mark.usefixtures("alone")
+def test_where_there_are_no_shared_traces_others_take_their_place(tmp_path: Path) -> None:
+    bench = Bench(out=tmp_path, data=None, budget=3, jobs=1, limit=200)
+    for trace in SHARED:
+        assert bench.source(trace) == GENERATED[trace]
+        assert len(Stream(bench.source(trace), 50).requests()) == 50
+    folder = tmp_path / "data" / "traces"
+    folder.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"which has no .*; accepted: the folder that holds traces/"):
+        replace(bench, data=tmp_path / "data").source("code")
+    (folder / SHARED["code"]).write_bytes(b"")
+    assert replace(bench, data=tmp_path / "data").source("code").endswith(SHARED["code"])
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_row_says_how_fast_and_how_well(tmp_path: Path) -> None:
+    bench = Bench(out=tmp_path, data=None, budget=3, jobs=1, limit=60, seeds=2)
+    planned, found = bench.plan("conversation")
+    assert planned.prepared.targets == TARGETS
+    assert found["configurations"] == planned.tried == 3
+    assert found["configurations_per_minute"] > 0
+    assert found["beats_default"] == (found["gain"]["points"]["low"] > 0)
+    assert found["command"].startswith("headway serve meta-llama/Llama-3.1-8B --policy ")
+    # A tenth of the time would be ten times the pace.
+    assert row("a/trace.csv", planned, 60.0)["configurations_per_minute"] == 3
+    assert row("a/trace.csv", planned, 6.0)["configurations_per_minute"] == 30
+    again, _ = bench.plan("conversation")
+    assert again.runs.simulated == 0
+    assert row("a/trace.csv", again, 6.0)["aim_reached"] is None

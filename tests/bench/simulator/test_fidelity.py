@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.simulator.fidelity import compare, fidelity_svg, options, setup_of
+from bench.simulator.fidelity_runs import (
+    MAX_OUTPUT_TOKENS,
+    METRICS,
+    PLAIN,
+    SWAPS,
+    TARGETED,
+    Cell,
+    Folder,
+    RealRun,
+    RealSide,
+    Run,
+    Setup,
+    at_speed_of,
+    mean_noise,
+    mean_run,
+    missed,
+    simulated,
+    steps_report,
+    stream,
+    with_link,
+)
+from headway.core.batch_shape import BatchShape, StepKind
+from headway.core.record import Outcome
+from headway.engine.demo_model import DemoRecipe, ensure_demo_random, ensure_model
+from headway.engine.kv.block_copies import Direction, TimedCopy
+from headway.engine.profiling.profile import Measurements
+from headway.engine.vllm.stepped_engine import SteppedStep
+from headway.errors import ConfigError
+from headway.lab.real_engine import ServedStep
+from headway.policies.presets import PRESETS
+from headway.predict.calibration import Calibration
+from headway.predict.step_law import Curve, StepTimeLaw
+from headway.predict.transfer import TransferModel
+from tests.engine.sizes import SIZES as SMALL
+
+SIZES = replace(SMALL, num_blocks=2000, max_num_seqs=32, max_num_batched_tokens=1024, max_model_len=2048)
+LAW = StepTimeLaw(
+    tokens=Curve(knots=(0, 1), seconds=(0.005, 0.0051)),
+    jobs=Curve(knots=(0, 1), seconds=(0.0, 0.0001)),
+    decode_context_s=1e-7,
+    prefill_context_s=0.0,
+    prefill_pair_s=0.0,
+)
+COPIES = [TimedCopy(way, size, size * 1e-9) for way in Direction for size in (1000, 2000, 4000, 8000)]
+COPY = TransferModel(start_s=0.0, bytes_per_s=1e9)
+CALIBRATION = Calibration(
+    name="test",
+    provenance="made up",
+    derived=True,
+    step=LAW,
+    host_s=0.001,
+    residuals=(0.9, 1.0, 1.3),
+    to_host=COPY,
+    to_device=COPY,
+    kv_bytes_per_token=64,
+    kv_capacity_tokens=64000,
+)
+
+
+def values(jct: float, ttft: float, p99: float) -> dict[str, float]:
+    return dict(zip(METRICS, (jct, ttft, p99), strict=True))
+
+
+def run(jct: float, ttft: float, p99: float, steps: int = 0) -> Run:
+    return Run(values(jct, ttft, p99), {"steps": steps})
+
+
+def test_errors_are_of_means_over_the_streams() -> None:
+    real = [run(1.0, 0.5, 4.0, steps=10), run(3.0, 0.5, 4.0, steps=20)]
+    model = [run(1.4, 0.5, 3.0), run(3.0, 0.5, 3.0)]
+    own = [run(1.2, 0.5, 4.0, steps=12), run(2.8, 0.5, 4.4, steps=20)]
+    cell = Cell(real, model, own).to_dict()
+    assert cell["error"] == pytest.approx(values(0.1, 0.0, -0.25))
+    assert cell["error_at_own_speed"] == pytest.approx(values(0.0, 0.0, 0.05))
+    assert cell["counts"] == {"real": {"steps": 15}, "simulated": {"steps": 16}}
+    assert missed({"p": {"1": cell}}) == []
+    # Deviations of 0.2 and -0.2: a standard error of 0.2, of a mean of 2; Student's t of one degree of freedom 12.706.
+    assert cell["half_width"]["mean_jct_s"] == pytest.approx(12.706 * 0.1, rel=1e-4)
+    assert missed({"p": {"1": Cell(real, model, model).to_dict()}}) == [
+        "p at 1: mean_jct_s",
+        "p at 1: p99_jct_s",
+    ]
+
+
+def test_one_stream_has_no_interval() -> None:
+    only = [run(1.0, 0.5, 4.0)]
+    assert set(Cell(only, only, only).to_dict()["half_width"].values()) == {None}
+
+
+def test_a_stream_simulated_several_times_counts_once() -> None:
+    assert mean_run([run(1.0, 0.5, 4.0, steps=10), run(2.0, 0.5, 2.0, steps=12)]) == run(
+        1.5, 0.5, 3.0, steps=11
+    )
+
+
+@pytest.mark.parametrize(
+    ("setup", "policy"),
+    [(setup, policy) for setup in (PLAIN, SWAPS) for policy in setup.policies],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_simulated_side_ends_every_request(setup: Setup, policy: str) -> None:
+    trace = stream(5.0, 4.0, seed=1)
+    sizes = replace(SIZES, num_blocks=setup.num_blocks or SIZES.num_blocks)
+    side = RealSide(setup=setup, sizes=sizes, capacity_rps=5.0, run_s=4.0, runs=1)
+    served = simulated(with_link(CALIBRATION, setup.host_kv), trace, policy, side)
+    assert {record.id: record.output_tokens for record in served.records} == {
+        request.id: request.output_tokens for request in trace
+    }
+    assert all(value > 0 for value in served.values.values())
+    assert served.counts["steps"] >= max(request.output_tokens for request in trace)
+
+
+@pytest.mark.parametrize("policy", TARGETED.policies)
+def test_with_targets_some_are_given_up_and_the_others_end(policy: str) -> None:
+    # About 75 requests a second is what this engine serves.
+    side = RealSide(setup=TARGETED, sizes=SIZES, capacity_rps=75.0, run_s=10.0, runs=1)
+    trace = side.trace(RealRun(policy, 1.3, 0))
+    served = simulated(CALIBRATION, trace, policy, side)
+    assert all(request.slo == TARGETED.slo for request in trace)
+    ended = {record.id: record for record in served.records if record.outcome is not Outcome.HANDED_OFF}
+    assert ended.keys() == {request.id for request in trace}
+    finished = [request for request in trace if ended[request.id].outcome is Outcome.FINISHED]
+    assert all(ended[request.id].output_tokens == request.output_tokens for request in finished)
+    assert served.counts["expired"] == len(trace) - len(finished) > 0
+    assert served.counts["handed_off"] == 0  # one engine has nobody to hand a request to
+
+
+def test_the_setup_with_swaps_serves_every_preset_that_swaps_or_takes_its_place() -> None:
+    # Ablations of `headway` move KV as it does; what they are worth is bench/gain/regret.py's to say.
+    rows = {name: row for name, row in PRESETS.items() if not name.startswith("headway-")}
+    swapping = {name for name, row in rows.items() if not row.eviction.startswith("recompute")}
+    assert set(SWAPS.policies) == swapping | {"adaptivellm-fairness", "defer"}
+    assert "49" in SWAPS.vllm_flags()  # one block more: vLLM's null block
+
+
+def test_what_is_compared() -> None:
+    assert setup_of(options().parse_args(["--out", "x"])) == PLAIN
+    chosen = setup_of(options().parse_args(["--out", "x", "--swaps", "--policy", "fastserve"]))
+    assert (chosen.policies, chosen.num_blocks) == (("fastserve",), SWAPS.num_blocks)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--policy", "nothing"), "unknown policy"),
+        (("--runs", "0"), "--runs is 0; accepted: more than 0"),
+        (("--seconds", "-1"), "--seconds is -1; accepted: more than 0"),
+        (("--profile-seconds", "0"), "--profile-seconds is 0; accepted: more than 0"),
+    ],
+)
+def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        setup_of(options().parse_args(["--out", "x", *words]))
+
+
+def test_a_folder_without_a_whole_cell_is_not_compared(tmp_path: Path) -> None:
+    message = "no cell of which all real runs have ended; leave out --simulate-only"
+    with pytest.raises(ConfigError, match=message):
+        compare(Folder(tmp_path))
+    folder = folder_with(tmp_path, RealRun("vllm", 0.5, 0))
+    with pytest.raises(ConfigError, match=message):  # its second run is missing
+        compare(folder)
+
+
+def test_cells_that_are_whole_are_compared_while_others_are_not(tmp_path: Path) -> None:
+    found = compare(
+        folder_with(tmp_path, *(RealRun("vllm", 0.5, number) for number in (0, 1)), RealRun("sjf", 0.5, 0))
+    )
+    assert {policy: list(row) for policy, row in found["cells"].items()} == {"vllm": ["0.5"]}
+    # What was kept as real is what the law says, to the noise of the clock.
+    assert abs(found["cells"]["vllm"]["0.5"]["error"]["mean_jct_s"]) < 0.2
+    assert found["steps"]["all"]["steps"] == sum(found["steps"][kind]["steps"] for kind in StepKind)
+    assert (tmp_path / "cost.json").is_file()
+    assert len(list(tmp_path.glob("vllm-0.5-simulated-*.jsonl"))) == 2
+
+
+def test_a_command_goes_on_where_it_was_stopped_and_may_add_presets(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, RealRun("vllm", 0.5, 0))
+    assert folder.has(RealRun("vllm", 0.5, 0))
+    assert not folder.has(RealRun("vllm", 0.5, 1))
+    one_more = setup_of(options().parse_args(["--out", "x", "--policy", "edf"]))
+    side = folder.begun(one_more, runs=2, run_s=4.0)
+    assert side is not None
+    assert side.setup.policies == (*PLAIN.policies, "edf")
+    assert Folder(tmp_path / "empty").begun(one_more, runs=2, run_s=4.0) is None
+
+
+@pytest.mark.parametrize(("setup", "runs", "run_s"), [(SWAPS, 2, 4.0), (PLAIN, 3, 4.0), (PLAIN, 2, 5.0)])
+def test_runs_of_another_kind_are_not_mixed(tmp_path: Path, setup: Setup, runs: int, run_s: float) -> None:
+    with pytest.raises(ConfigError, match=r"holds other runs \(2 of 4 s a cell, loads 0.5, 0.8, 1.1\)"):
+        folder_with(tmp_path).begun(setup, runs, run_s)
+
+
+def folder_with(path: Path, *runs: RealRun) -> Folder:
+    """A folder of which these real runs have ended, with the times of LAW."""
+    folder, side = Folder(path), RealSide(setup=PLAIN, sizes=SIZES, capacity_rps=8.0, run_s=4.0, runs=2)
+    folder.keep_side(side)
+    folder.keep_measurements(Measurements(SIZES, steps=measured_steps(), copies=COPIES))
+    for run in runs:
+        served = simulated(CALIBRATION, side.trace(run), run.policy, side)
+        folder.keep_real(
+            run, served.records, [ServedStep(start_s=0.0, step=step, gap_s=0.0) for step in measured_steps()]
+        )
+    return folder
+
+
+def measured_steps() -> list[SteppedStep]:
+    """As many of each kind as a fit needs."""
+    shapes = []
+    for number in range(1, 41):
+        for tokens in ((number,), (1,) * (number % 16 + 1), (1, 1, number + 1)):
+            shapes.append(BatchShape())
+            for new in tokens:
+                shapes[-1].add(new, 20 * number)
+    return [SteppedStep(shape=shape, seconds=LAW.step_s(shape) + 0.001, schedule_s=0.001) for shape in shapes]
+
+
+def test_only_those_that_pause_get_a_narrow_batch() -> None:
+    assert SWAPS.batch_width("fastserve") == SWAPS.batch_width("defer") == 3
+    assert SWAPS.batch_width("adaptivellm") is None
+    assert PLAIN.batch_width("fastserve") is None
+
+
+def test_memory_is_so_short_that_every_run_of_fastserve_swaps_often() -> None:
+    sizes = replace(SIZES, num_blocks=SWAPS.num_blocks or 0)
+    side = RealSide(setup=SWAPS, sizes=sizes, capacity_rps=10.0, run_s=30.0, runs=1)
+    served = simulated(
+        with_link(CALIBRATION, SWAPS.host_kv), side.trace(RealRun("fastserve", 0.9, 0)), "fastserve", side
+    )
+    assert served.counts["preemptions"] > 100
+    assert served.counts["swapped_blocks"] > 100
+
+
+def test_streams_are_the_same_again_and_declare_their_limit() -> None:
+    assert stream(5.0, 10.0, seed=1) == stream(5.0, 10.0, seed=1)
+    assert all(request.max_output_tokens == MAX_OUTPUT_TOKENS for request in stream(5.0, 10.0, seed=1))
+    side = RealSide(setup=PLAIN, sizes=SIZES, capacity_rps=10.0, run_s=20.0, runs=1)
+    first, again, other = (
+        side.trace(RealRun(policy, 0.5, number)) for policy, number in (("vllm", 0), ("sjf", 0), ("vllm", 1))
+    )
+    assert len(first) == len(other) == 100
+    assert first == again != other
+
+
+def test_a_law_that_is_right_has_ratios_of_one() -> None:
+    shape = BatchShape()
+    shape.add(1, 100)
+    row = {"shape": asdict(shape), "seconds": LAW.step_s(shape) + 0.001, "gap_s": 0.0}
+    report = steps_report([row, {**row, "gap_s": 0.002}, {**row, "gap_s": None}], CALIBRATION)
+    assert report["decode"]["in_all"] == report["all"]["median"] == pytest.approx(1.0)
+    assert report["gaps"]["steps"] == 2
+    # (0.95 + 1.15) / 2, drawn with straight lines between the quantiles.
+    assert report["noise"]["mean"] == pytest.approx(1.05)
+
+
+def test_at_the_speed_of_a_run_its_steps_take_as_long_in_all() -> None:
+    rng = random.Random(0)
+    rows: list[dict[str, Any]] = []
+    for _ in range(100):
+        shape = BatchShape()
+        for _ in range(rng.randrange(1, 9)):
+            shape.add(1, rng.randrange(500))
+        slow = rng.choice((1.2, 1.2, 1.2, 2.0))
+        rows.append({"shape": asdict(shape), "seconds": slow * LAW.step_s(shape), "gap_s": None})
+    own = at_speed_of(CALIBRATION, rows)
+    device_s = sum(own.step.step_s(BatchShape(**row["shape"])) for row in rows)
+    assert mean_noise(own) * device_s + 100 * own.host_s == pytest.approx(sum(row["seconds"] for row in rows))
+    # One factor for all: proportions, and how much the noise scatters, are the profile's.
+    assert own.step is CALIBRATION.step
+    assert own.residuals[2] / own.residuals[0] == pytest.approx(1.3 / 0.9)
+    assert own.host_s / own.residuals[1] == pytest.approx(CALIBRATION.host_s)
+
+
+def test_the_picture_holds_every_metric() -> None:
+    cell = Cell([run(1.0, 0.5, 4.0)], [run(1.1, 0.4, 4.4)], [run(1.1, 0.4, 4.4)]).to_dict()
+    svg = fidelity_svg({"vllm": {"0.5": cell}, "sjf": {"0.5": cell}}, tuple(METRICS))
+    assert svg.startswith("<svg")
+    assert all(metric in svg for metric in METRICS)
+
+
+def test_a_recipe_of_another_size_is_another_model(tmp_path: Path) -> None:
+    small = DemoRecipe(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=600)
+    made = ensure_model("tiny", small, tmp_path)
+    assert made == ensure_model("tiny", small, tmp_path)
+    assert made.name == f"tiny-{small.digest()}"
+    assert made.name.rpartition("-")[2] != ensure_demo_random(tmp_path).name.rpartition("-")[2]
+    assert sorted(path.name for path in made.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
