@@ -1,9 +1,12 @@
-"""What benches tell people while they run; stdout is for data."""
+"""The command line of a bench: its usual options, how presets are chosen, and what it says while it runs."""
 
 from __future__ import annotations
 
+import os
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, RawTextHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
 
 from headway.policies.eviction.proactive import Proactive
 from headway.policies.presets import Preset, build_policy, known_presets
@@ -14,7 +17,49 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# ---- How benches choose presets, and what presets do with requests and their KV, told from their parts
+def command_line(described: str | None) -> ArgumentParser:
+    """A bench's parser: its description as it is written, and `--json`."""
+    parser = ArgumentParser(description=described, formatter_class=RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    return parser
+
+
+def out_option(parser: ArgumentParser, what: str = "what is measured") -> None:
+    """Add `--out`, the folder that is resumed."""
+    parser.add_argument("--out", type=Path, required=True, help=f"folder for {what}; resumed if there")
+
+
+def markdown_option(parser: ArgumentParser, told: str = "a table in place of JSON") -> None:
+    """Add `--markdown`."""
+    parser.add_argument("--markdown", action="store_true", help=told)
+
+
+def jobs_option(parser: ArgumentParser) -> None:
+    """Add `--jobs`, the processes that simulate."""
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)"
+    )
+
+
+def stream_options(
+    parser: ArgumentParser,
+    *,
+    seconds: float | None = None,
+    seeds: int | None = None,
+    loads: Sequence[float] | None = None,
+    profile_s: float | None = None,
+) -> None:
+    """Add those of `--seconds`, `--seeds`, `--load` and `--profile-seconds` that have a default."""
+    add = parser.add_argument
+    if seconds is not None:
+        add("--seconds", type=float, default=seconds, help=f"of arrivals a run (default {seconds:g})")
+    if seeds is not None:
+        add("--seeds", type=int, default=seeds, help=f"streams of each load (default {seeds})")
+    if loads is not None:
+        add("--load", type=float, action="append", help=f"of capacity (default {loads})")
+    if profile_s is not None:
+        told = f"for the simulator's costs (default {profile_s:g})"
+        add("--profile-seconds", type=float, default=profile_s, help=told)
 
 
 def preset_option(parser: ArgumentParser, flag: str, explained: str) -> None:

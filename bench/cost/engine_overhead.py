@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import preset_option
+from bench.command import command_line, preset_option
 from bench.gain.headway_real_runs import STOCK, Contender, Memory, put_in
 from bench.serving_engine import ServingEngine
 from headway.core.slo import Slo
@@ -79,8 +79,7 @@ def main() -> None:
 
 def options() -> argparse.ArgumentParser:
     """The command's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(__doc__)
     preset_option(parser, "--policy", "measure only these")
     parser.add_argument("--rounds", type=_count(2, 10_000), default=60, help="of each contender (default 60)")
     parser.add_argument(

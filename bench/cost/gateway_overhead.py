@@ -20,7 +20,6 @@ quiet (`direct`: the stub's). Systems take turns in three rounds; each figure is
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
@@ -40,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 import numpy as np
 import uvloop
 
-from bench.command import say
+from bench.command import command_line, say
 from bench.cost.gateway_proxies import (
     BARE,
     DIRECT,
@@ -289,8 +288,7 @@ def two_cores() -> tuple[int, int]:
 
 def main() -> None:
     """Print `{"systems": {"<name>": {...} or null}, "aims": {...}, ...}`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(__doc__)
     parser.add_argument("--vllm-router", type=Path, metavar="PATH", help="the Rust router's program")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
     parser.add_argument("--seconds", type=float, default=2.5, help="of a turn (default 2.5)")

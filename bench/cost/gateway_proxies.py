@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import httptools
 
 from bench.cost.sse_stub import STAMP_DIGITS
 from headway.errors import UpstreamError
+from headway.lab.policy_bench import free_port
 
 # ---- A client for `sse_stub`, with as little of its own as possible: a raw protocol that notes when each chunk came
 
@@ -303,11 +303,3 @@ def _wait_until_it_streams(name: str, url: str, process: subprocess.Popen[bytes]
             problem = str(error)
         time.sleep(0.2)
     raise UpstreamError(f"{name} does not stream ({problem})")
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from bench.command import preset_option
+from bench.command import command_line, preset_option
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.demo_model import ensure_demo_random
@@ -126,8 +126,7 @@ def main() -> None:
 
 def options(description: str | None) -> argparse.ArgumentParser:
     """What every bench of a step's overhead accepts."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(description)
     parser.add_argument("--steps", type=int, default=400, help="measured steps per cell (default 400)")
     return parser
 

@@ -6,38 +6,27 @@ of clients (seven in ten interactive, the others patient; targets by a rule from
 either way, or both; beside these honest ones (Kendall's tau 0.8). Step times stay wrong however much is learned.
 
 Per system, kind of clients and load: mean JCT without targets, else goodput (the share of all requests that met all
-their targets), and `behind` the better of `fastserve` and `sarathi` (JCT as a share, goodput as a difference); aim 0.03
-at most. `governor`: what the policy went by for which share of the time (looked at as each request ends), its steps,
-and when they were in the first seed. `exceptions` names every cell that is farther behind. 432 runs of a second or two
-of CPU; `--quick` makes 32. `--markdown` prints a table in place of the JSON.
+their targets), and `behind` the better of `fastserve` and `sarathi` (JCT as a share, goodput as a difference); aim
+0.03 at most. `governor`: what the policy went by for which share of the time (looked at as each request ends), its
+steps, and when they were in the first seed. `exceptions` names every cell that is farther behind. 432 runs of a
+second or two of CPU; `--quick` makes 32. `--markdown` prints a table in place of the JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.broken_ways import (
-    REFERENCES,
-    Change,
-    GovernorWatch,
-    Way,
-    broken_cell,
-    broken_table,
-    broken_verdicts,
-    governor_figures,
-    told_wrongly,
-    ways,
-)
-from bench.figures import GOODPUT, MEAN_JCT, Runs
+from bench.command import command_line, jobs_option, markdown_option, stream_options
+from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, loss, mean, values
 from bench.gain.predicted import (
     HARDWARE,
     LIMIT_TOKENS,
@@ -49,18 +38,273 @@ from bench.gain.predicted import (
     system_of,
 )
 from bench.streams import KINDS, NONE, TWO, Targets, asked_by, rule_text, targets_from
+from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.record import Record
+from headway.core.slo import Slo
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
 from headway.lab.run_cells import in_processes
+from headway.policies.order import Predicting
 from headway.policies.policy import Policy
 from headway.policies.presets import find_preset
 from headway.predict.length_choice import NONE as NOBODY
 from headway.results import summarize
 from headway.sim.simulation import PolicyFactory, simulate
 from headway.traces import TraceRequest
+
+# ---- A cost model that is wrong about steps on purpose, for the benches of broken predictions
+
+
+@dataclass(frozen=True, slots=True)
+class WrongSteps:
+    """What an engine has learned, with every step taken to last `factor` times as long as it does.
+
+    It stays wrong however much is learned, since what is learned is the truth. Copies are told as they are.
+    """
+
+    learned: CostModel
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0:
+            raise ConfigError(f"factor is {self.factor}; accepted: more than 0")
+
+    @property
+    def kv_tokens(self) -> int:
+        """As they are."""
+        return self.learned.kv_tokens
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds one prompt of `num_tokens` tokens is wrongly said to take alone."""
+        return self.factor * self.learned.prefill_s(num_tokens)
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds a step of this shape is wrongly said to take."""
+        return self.factor * self.learned.step_s(shape)
+
+    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
+        """Seconds that a step of this shape is wrongly said to stay within with this probability."""
+        return self.factor * self.learned.step_within_s(shape, confidence)
+
+    def swap_out_s(self, num_blocks: int) -> float:
+        """Seconds a copy to the host takes."""
+        return self.learned.swap_out_s(num_blocks)
+
+    def swap_in_s(self, num_blocks: int) -> float:
+        """Seconds a copy back to the device takes."""
+        return self.learned.swap_in_s(num_blocks)
+
+    def load_s(self, num_tokens: int) -> float:
+        """Seconds a load from a connector's store takes."""
+        return self.learned.load_s(num_tokens)
+
+
+def wrong_by(factor: float) -> Callable[[CostModel], CostModel]:
+    """Makes of a cost model one that is wrong about steps by this factor."""
+    return partial(WrongSteps, factor=factor)
+
+
+def told_wrongly(build: PolicyFactory, factor: float) -> PolicyFactory:
+    """A factory of the same policies, which are told that steps take `factor` times as long; at 1 the same factory."""
+    if factor == 1:
+        return build
+
+    def build_wrongly(cost: CostModel) -> Policy:
+        return build(WrongSteps(cost, factor))
+
+    return build_wrongly
+
+
+# ---- What a policy's governor says while it serves: when it goes by predictions, and when it steps down
+
+
+TRUSTING = "predictions"
+NO_LENGTHS = "no lengths"
+NO_STEPS = "arrival"
+UNGOVERNED = ""
+"""A policy without a governor."""
+
+
+@runtime_checkable
+class TimesSteps(Protocol):
+    """An order that watches whether steps take as long as predicted."""
+
+    @property
+    def trusts_step_times(self) -> bool:
+        """Whether it goes by predicted step times now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From when on it goes by what: the first is how it began."""
+
+    at_s: float
+    goes_by: str
+
+
+class GovernorWatch:
+    """Notes the changes of one policy; None, vLLM's own scheduler, never changes."""
+
+    def __init__(self, policy: Policy | None) -> None:
+        order = None if policy is None else policy.order
+        # Asked once, as the answers take microseconds.
+        self._lengths = order if isinstance(order, Predicting) else None
+        self._steps = order if isinstance(order, TimesSteps) else None
+        self.changes: list[Change] = []
+
+    def look(self, now_s: float) -> None:
+        """See what it goes by now. O(1)."""
+        found = self.goes_by
+        if not self.changes or self.changes[-1].goes_by != found:
+            self.changes.append(Change(now_s, found))
+
+    @property
+    def goes_by(self) -> str:
+        """`arrival` while step times are not trusted, whatever it thinks of lengths."""
+        if self._steps is not None and not self._steps.trusts_step_times:
+            return NO_STEPS
+        if self._lengths is None:
+            return UNGOVERNED
+        return TRUSTING if self._lengths.trusts_predictions else NO_LENGTHS
+
+
+def shares(changes: Sequence[Change], end_s: float) -> dict[str, float]:
+    """The share of the time from the first look to `end_s` that it went by each; empty without a governor."""
+    if not changes or end_s <= changes[0].at_s:
+        return {}
+    until_s = [*(change.at_s for change in changes[1:]), end_s]
+    found: dict[str, float] = {}
+    for change, next_s in zip(changes, until_s, strict=True):
+        if change.goes_by != UNGOVERNED:
+            found[change.goes_by] = found.get(change.goes_by, 0.0) + next_s - change.at_s
+    whole_s = end_s - changes[0].at_s
+    return {name: seconds / whole_s for name, seconds in found.items()}
+
+
+# ---- Predictions made useless on purpose: in which ways, against whom, and what it may cost
+
+
+REFERENCES = ("fastserve", "sarathi")
+"""What needs no predictions."""
+MOST_BEHIND = 0.03
+WRONG_BY = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Who predicts lengths, and how many times as long as they take steps are said to take."""
+
+    name: str
+    predictor: str
+    steps: float = 1.0
+
+
+def ways(honest: str) -> tuple[Way, ...]:
+    """All of them, and beside them the predictor that is not broken."""
+    random = "broken:way=random"
+    return (
+        Way("honest", honest),
+        Way("random lengths", random),
+        Way("steps x 3", honest, WRONG_BY),
+        Way("steps / 3", honest, 1 / WRONG_BY),
+        Way("random lengths, steps x 3", random, WRONG_BY),
+        Way("random lengths, steps / 3", random, 1 / WRONG_BY),
+    )
+
+
+def governor_figures(changes: Sequence[Sequence[Change]], ends_s: Sequence[float]) -> dict[str, Any]:
+    """Of several runs: what the governor went by for which share of the time, and its steps in the first."""
+    by_run = [shares(each, end_s) for each, end_s in zip(changes, ends_s, strict=True)]
+    names = sorted({name for each in by_run for name in each})
+    return {
+        "share_of_time": {name: mean([each.get(name, 0.0) for each in by_run]) for name in names},
+        "steps": [len(each) - 1 for each in changes],
+        "first_run": [{"at_s": round(change.at_s, 3), "goes_by": change.goes_by} for change in changes[0]],
+    }
+
+
+def broken_cell(
+    metric: str, runs: Mapping[str, Runs], governor: Mapping[str, Any], classes: Mapping[Slo, str]
+) -> dict[str, Any]:
+    """One cell: every system's figures, and how far each way is behind the better of the references.
+
+    `behind` is below 0 where it is ahead; None where nothing was measured.
+    """
+    found = {name: mean(values(each.summaries(), metric)) for name, each in runs.items()}
+    behind = {
+        name: {other: loss(metric, found[name], found[other]) for other in REFERENCES}
+        for name in runs
+        if name not in REFERENCES
+    }
+    return {
+        "metric": metric,
+        "systems": {name: figures(each, classes) for name, each in runs.items()},
+        "behind_each": behind,
+        "behind": {name: _worst(list(each.values())) for name, each in behind.items()},
+        "governor": dict(governor),
+    }
+
+
+def _worst(losses: Sequence[float | None]) -> float | None:
+    known = [each for each in losses if each is not None]
+    return max(known) if known else None
+
+
+def broken_verdicts(cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The worst of all cells, by way, and the cells that are farther behind than they may be."""
+    every = [
+        (f"{kind}, load {load}", way, behind)
+        for kind, loads in cells.items()
+        for load, cell in loads.items()
+        for way, behind in cell["behind"].items()
+        if behind is not None
+    ]
+    return {
+        "worst_behind": {
+            way: max(behind for _, name, behind in every if name == way)
+            for way in dict.fromkeys(name for _, name, _ in every)
+        },
+        "most_behind": MOST_BEHIND,
+        "holds": all(behind <= MOST_BEHIND for _, _, behind in every),
+        "exceptions": [
+            {"cell": cell, "way": way, "behind": behind}
+            for cell, way, behind in every
+            if behind > MOST_BEHIND
+        ],
+    }
+
+
+def broken_table(found: Mapping[str, Any]) -> str:
+    """The table of docs/headway-real.md: a row for each cell, a column for each way."""
+    first = next(iter(next(iter(found["cells"].values())).values()))
+    names = list(first["behind"])
+    head = " | ".join(("clients | load | metric", *(f"`{name}`" for name in REFERENCES), *names))
+    lines = [f"| {head} |", "|" + "---|" * (3 + len(REFERENCES) + len(names))]
+    for kind, loads in found["cells"].items():
+        lines += [_row(kind, load, cell, names) for load, cell in loads.items()]
+    return "\n".join(lines)
+
+
+def _row(kind: str, load: str, cell: Mapping[str, Any], names: Sequence[str]) -> str:
+    metric, systems = cell["metric"], cell["systems"]
+    values = [_number(systems[name][metric]) for name in REFERENCES]
+    values += [f"{_number(systems[name][metric])} ({_percent(cell['behind'][name])})" for name in names]
+    return f"| {kind} | {load} | {metric} | {' | '.join(values)} |"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _percent(behind: float | None) -> str:
+    return "–" if behind is None else f"{100 * behind:+.1f} %"
+
+
+# ---- The bench
+
 
 LOADS = (0.8, 1.0, 1.2)
 SEEDS = 3
@@ -218,20 +462,19 @@ def _governor(several: Sequence[Found]) -> dict[str, Any]:
 
 def options() -> argparse.ArgumentParser:
     """The command's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--markdown", action="store_true", help="the table of docs/headway-real.md instead")
+    parser = command_line(__doc__)
+    markdown_option(parser, "the table of docs/headway-real.md instead")
     parser.add_argument(
         "--quick", action="store_true", help="two systems, load 1.2, one seed, unless told otherwise"
     )
     parser.add_argument("--policy", default="headway", help="a preset (default headway)")
     parser.add_argument("--seeds", type=int, help=f"default {SEEDS}")
-    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
+    stream_options(parser, loads=LOADS)
     parser.add_argument("--system", choices=SYSTEMS, action="append", help="default: all")
     parser.add_argument(
         "--class", dest="kind", choices=KINDS, action="append", help=f"of clients (default {NONE}, {TWO})"
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    jobs_option(parser)
     return parser
 
 

@@ -23,7 +23,6 @@ run meanwhile. `--markdown` prints the tables of docs/fastserve.md in place of t
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -43,8 +42,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 import msgspec
 from headway_reproduce.mid_model import ensure_mid_model
 
-from bench.command import say
-from bench.figures import latencies, p99, who_pays
+from bench.command import command_line, markdown_option, out_option, say, stream_options
+from bench.figures import latencies, p99
 from bench.serving_engine import EngineTime, Served, ServingEngine, profiled
 from bench.side_by_side import Lane, compared, measure_side_by_side
 from headway.core.record import Record
@@ -292,6 +291,24 @@ def cell(measured: Measured, pairs: Sequence[Pair], cost_file: Path) -> dict[str
     }
 
 
+QUARTERS = 4
+
+
+def who_pays(stock: Sequence[Served], own: Sequence[Served]) -> dict[str, Any]:
+    """The gain in mean JCT by quarter of the answers' lengths, and how many took longer, by how much at worst."""
+    pairs = sorted(zip(stock, own, strict=True), key=lambda pair: pair[0].output_tokens)
+    quarter = -(-len(pairs) // QUARTERS)
+    parts = [pairs[start : start + quarter] for start in range(0, len(pairs), quarter)]
+    return {
+        "mean_gain_by_quarter": [
+            fmean(theirs.jct_s for theirs, _ in part) / fmean(ours.jct_s for _, ours in part)
+            for part in parts
+        ],
+        "share_slower": fmean(ours.jct_s > theirs.jct_s for theirs, ours in pairs),
+        "worst_slowdown": max(ours.jct_s / theirs.jct_s for theirs, ours in pairs),
+    }
+
+
 def gains(stock_s: Sequence[float], own_s: Sequence[float]) -> dict[str, Any]:
     """Completion times of both, and the two figures that compare them."""
     return {
@@ -363,20 +380,12 @@ def _row(seats: int, load: str, each: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Print one JSON object, per setting the sweep and a cell for each number of seats and load, or the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for what is measured; resumed if there"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--markdown", action="store_true", help="the tables of docs/fastserve.md instead")
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help=f"of arrivals a run (default {SECONDS:g})"
-    )
+    parser = command_line(__doc__)
+    out_option(parser)
+    markdown_option(parser, "the tables of docs/fastserve.md instead")
+    stream_options(parser, seconds=SECONDS, profile_s=60.0)
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"streams of each cell (default {SEEDS})")
     parser.add_argument("--setting", choices=SETTINGS, action="append", help="of KV memory (default: both)")
-    parser.add_argument(
-        "--profile-seconds", type=float, default=60.0, help="for the simulator's costs (default 60)"
-    )
     arguments = parser.parse_args()
     for name in ("seconds", "seeds"):
         if getattr(arguments, name) < 1:

@@ -22,7 +22,6 @@ About 20 minutes with three seeds; what is in DIR already is not run again. Noth
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -59,7 +58,7 @@ from headway_reproduce.ascendra.real_systems import (
     pool_sizes,
 )
 
-from bench.command import say
+from bench.command import command_line, out_option, say, stream_options
 from bench.serving_engine import profiled
 from headway.core.record import Record
 from headway.core.slo import Slo
@@ -367,17 +366,10 @@ def kept_run(run: Run, out: Path) -> StreamRun:
 
 def main() -> None:
     """Print one JSON object: `headline`, and a cell for each load with every system in it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for what is measured; resumed if there"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(__doc__)
+    out_option(parser)
     parser.add_argument("--instances", type=int, default=2, help="of each service (default 2)")
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help=f"of arrivals a run (default {SECONDS:g})"
-    )
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"streams of each load (default {SEEDS})")
-    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
+    stream_options(parser, seconds=SECONDS, seeds=SEEDS, loads=LOADS)
     parser.add_argument("--system", choices=SYSTEMS, action="append", help="default: all")
     parser.add_argument(
         "--profile-seconds", type=float, default=30.0, help="for the simulator's costs; 0: none (default 30)"

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 import msgspec
 
-from bench.command import say
+from bench.command import command_line, out_option, say, stream_options
 from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, gain
 from bench.gain.gpu_engine import GpuRun, StepTime, Stream, beyond_sheet, serve, serving, step_times
 from bench.gain.headway_real_runs import STOCK, Contender, Run, records
@@ -315,22 +315,15 @@ SECONDS = 40.0
 
 def options() -> argparse.ArgumentParser:
     """The command's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for what is measured; resumed if there"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(__doc__)
+    out_option(parser)
     parser.add_argument("--machine", choices=tuple(MACHINES), default="h100-llama-8b")
     parser.add_argument(
         "--workload", default="chat", help="of bench/gain/regret.py (default chat, which needs no file)"
     )
     parser.add_argument("--data", type=Path, default=DATA, help="the recorded traces")
     parser.add_argument("--policy", default="headway", help="a preset (default headway)")
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help=f"of arrivals a run (default {SECONDS:g})"
-    )
-    parser.add_argument("--seeds", type=int, default=1, help="streams of each load (default 1)")
-    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
+    stream_options(parser, seconds=SECONDS, seeds=1, loads=LOADS)
     parser.add_argument(
         "--class", dest="kind", choices=CLASSES, action="append", help=f"of targets (default {ONE})"
     )

@@ -48,9 +48,9 @@ from typing import Any, TypeVar
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.broken_ways import REFERENCES, broken_cell, broken_table, broken_verdicts
-from bench.command import say
+from bench.command import command_line, markdown_option, out_option, say, stream_options
 from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, versus
+from bench.gain.broken_predictions import REFERENCES, broken_cell, broken_table, broken_verdicts
 from bench.gain.headway_real_runs import (
     CONTROL,
     PRIORITY,
@@ -367,21 +367,14 @@ def facts(plan: Plan, grid: Grid) -> dict[str, Any]:
 
 def options() -> argparse.ArgumentParser:
     """The command's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for what is measured; resumed if there"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--markdown", action="store_true", help="the table of docs/headway-real.md instead")
+    parser = command_line(__doc__)
+    out_option(parser)
+    markdown_option(parser, "the table of docs/headway-real.md instead")
     parser.add_argument(
         "--broken", action="store_true", help="predictions made useless, against fastserve and sarathi"
     )
     parser.add_argument("--policy", default="headway", help="a preset (default headway)")
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help=f"of arrivals a run (default {SECONDS:g})"
-    )
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"streams of each load (default {SEEDS})")
-    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
+    stream_options(parser, seconds=SECONDS, seeds=SEEDS, loads=LOADS, profile_s=60.0)
     parser.add_argument(
         "--class", dest="kind", choices=KINDS, action="append", help="of clients (default: all)"
     )
@@ -394,9 +387,6 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--host-gib", type=float, default=0.0, help="of host memory for the policy's KV (default 0: none)"
-    )
-    parser.add_argument(
-        "--profile-seconds", type=float, default=60.0, help="for the simulator's costs (default 60)"
     )
     return parser
 

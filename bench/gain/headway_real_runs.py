@@ -15,7 +15,9 @@ from typing import Any
 
 import msgspec
 
-from bench.broken_ways import (
+from bench.command import say
+from bench.figures import GOODPUT, MEAN_JCT, METRICS
+from bench.gain.broken_predictions import (
     REFERENCES,
     Change,
     GovernorWatch,
@@ -24,8 +26,6 @@ from bench.broken_ways import (
     ways,
     wrong_by,
 )
-from bench.command import say
-from bench.figures import GOODPUT, MEAN_JCT, METRICS
 from bench.serving_engine import EngineTime, Served, ServingEngine, StockPolicy, WallTime
 from bench.side_by_side import Gauge, Lane, compared, measure_side_by_side
 from bench.streams import (

@@ -34,7 +34,7 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import say
+from bench.command import command_line, markdown_option, say
 from bench.gain.long_prompt_runs import (
     MACHINES,
     NOTE,
@@ -207,9 +207,8 @@ def real(plan: Plan) -> dict[str, Any]:
 
 def options() -> argparse.ArgumentParser:
     """The command's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--markdown", action="store_true", help="the table of docs/headway-real.md instead")
+    parser = command_line(__doc__)
+    markdown_option(parser, "the table of docs/headway-real.md instead")
     parser.add_argument("--policy", default="headway", help="a preset (default headway)")
     parser.add_argument(
         "--factor", type=float, action="append", help=f"target over the streams' gap (default {FACTORS})"

@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import say
+from bench.command import command_line, jobs_option, say
 from headway.core.slo import Slo
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.stream import Stream
@@ -136,15 +136,12 @@ def _said(trace: str) -> Callable[[float, str], None]:
 
 def main() -> None:
     """Print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, help="folder that keeps runs (default: none is kept)")
     parser.add_argument("--data", type=Path, help=f"shared data (default {DATA}, where it is)")
     parser.add_argument("--budget", type=int, default=BUDGET, help=f"configurations (default {BUDGET})")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_BUDGET} configurations")
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a CPU)"
-    )
+    jobs_option(parser)
     parser.add_argument("--limit", type=int, help="only so many requests of each trace")
     parser.add_argument("--verify", action="store_true", help="deploy each choice here and compare")
     parser.add_argument("--verify-seconds", type=float, default=60.0, help="seconds of requests (default 60)")

@@ -18,7 +18,6 @@ in DIR already is not run again. Nothing else should run meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -34,7 +33,7 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import say
+from bench.command import command_line, out_option, say, stream_options
 from bench.figures import latencies
 from bench.serving_engine import Served, ServingEngine, profiled
 from bench.streams import MAX_OUTPUT_TOKENS, TAUGHT, estimates_of, untaught_stream
@@ -275,17 +274,9 @@ def as_packaged(bench: Bench, run: Run) -> float:
 
 def main() -> None:
     """Print one JSON object: a cell for each load, with every contender in it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for what is measured; resumed if there"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals a run (default 20)")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"streams of each load (default {SEEDS})")
-    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
-    parser.add_argument(
-        "--profile-seconds", type=float, default=60.0, help="for the simulator's costs (default 60)"
-    )
+    parser = command_line(__doc__)
+    out_option(parser)
+    stream_options(parser, seconds=20.0, seeds=SEEDS, loads=LOADS, profile_s=60.0)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(arguments.out, arguments.seconds)

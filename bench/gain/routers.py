@@ -12,9 +12,7 @@ that caches held. 120 runs; `--markdown` prints a table.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import say
+from bench.command import command_line, jobs_option, markdown_option, say
 from bench.gain.regret_workloads import DATA, MACHINES, Served, known_workloads
 from bench.streams import conversations
 from headway.core.record import Record
@@ -187,15 +185,12 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Print one JSON object, or a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--markdown", action="store_true", help="a table in place of JSON")
+    parser = command_line(__doc__)
+    markdown_option(parser)
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="A,B,... (default: all there are)")
     parser.add_argument("--policy", default="vllm", help="of every instance (default: vllm)")
     parser.add_argument("--data", type=Path, default=DATA, help="recorded traces")
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)"
-    )
+    jobs_option(parser)
     arguments = parser.parse_args()
     there = (*known_workloads(arguments.data), *OWN)
     workloads = [name for name in arguments.workloads.split(",") if name in there]

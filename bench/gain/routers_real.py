@@ -11,7 +11,6 @@ mean time to the first token, each seed's mean JCT, and what the prefix caches h
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
@@ -29,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 from headway_reproduce.ascendra.real_servers import Place, gateway, start_instances
 from headway_reproduce.ascendra.real_systems import Service, System
 
-from bench.command import say
+from bench.command import command_line, say, stream_options
 from bench.figures import latencies
 from bench.streams import conversations
 from headway.core.record import Record
@@ -137,11 +136,9 @@ def cell(runs: Sequence[Sent]) -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON object: a cell for each load, with every router in it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for what the servers say")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"streams of each load (default {SEEDS})")
-    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
+    stream_options(parser, seeds=SEEDS, loads=LOADS)
     parser.add_argument("--policy", default="vllm", help="of both instances (default: vllm)")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ mean over its own. A run takes 30 to 45 s on 2 cores; nothing else should run me
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -27,7 +26,7 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import say
+from bench.command import command_line, say, stream_options
 from bench.figures import latencies
 from bench.serving_engine import ServingEngine
 from bench.streams import conversations
@@ -93,11 +92,8 @@ def cell(found: Jcts, contender: str, load: float) -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON object: a cell for each load, with every contender in it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals a run (default 20)")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"streams of each load (default {SEEDS})")
-    parser.add_argument("--load", type=float, action="append", help=f"of capacity (default {LOADS})")
+    parser = command_line(__doc__)
+    stream_options(parser, seconds=20.0, seeds=SEEDS, loads=LOADS)
     arguments = parser.parse_args()
     loads = tuple(arguments.load or LOADS)
     engine = ServingEngine(DEMO, FLAGS, EngineSettings(policy="vllm"))

@@ -10,9 +10,7 @@ of CPU. `--markdown` prints a table.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +20,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.broken_ways import Way
+from bench.command import command_line, jobs_option, markdown_option
 from bench.figures import mean
-from bench.gain.broken_predictions import HONEST, light_targets, simulated
+from bench.gain.broken_predictions import HONEST, Way, light_targets, simulated
 from bench.gain.predicted import HARDWARE, MODEL, capacity, requests
 from bench.streams import KINDS, NONE, TWO, Targets, asked_by
 from headway.core.record import Record
@@ -150,10 +148,9 @@ def _shown(figures: Mapping[str, Mapping[str, float]], *, targets: bool) -> str:
 
 def main() -> None:
     """Print one JSON object, or the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
-    parser.add_argument("--markdown", action="store_true", help="the table of docs/headway-real.md instead")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser = command_line(__doc__)
+    markdown_option(parser, "the table of docs/headway-real.md instead")
+    jobs_option(parser)
     arguments = parser.parse_args()
     found = report(arguments.jobs)
     print(markdown(found) if arguments.markdown else json.dumps(found))

@@ -9,184 +9,257 @@ About 4 minutes. Exit code 1 if a client that is there is not served as it shoul
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-import openai
 from headway_reproduce.ascendra.real_servers import ready_instances
 
-from bench.command import say
-from bench.right.client_tools import lm_eval, vllm_bench
-from bench.right.client_tools import passed as all_completed
+from bench.command import command_line, say
 from headway.engine.demo_model import DEMO, resolve_model
 from headway.errors import HeadwayError, UpstreamError
 from headway.lab.policy_bench import free_port
 from headway.lab.process_cpu import PROC, family
 
-# ---- The official `openai` client against a gateway, each answer held against the same one from an instance directly
+# ---- `vllm bench serve` as two classes of clients at once: two processes with other targets, headers and priorities
 
 
-PROMPT = "Count the words of this text: the river runs slowly past the old mill"
-MESSAGES: Any = [{"role": "user", "content": PROMPT}]
-TOKENS = 24
-AT_ONCE = 32
-
-Asked = Callable[[openai.OpenAI, str], object]
-"""Asks something through a client, of a model, and gives back what is to be the same wherever it is asked."""
+VLLM_BENCH_TIMEOUT_S = 180.0
 
 
-def completion(client: openai.OpenAI, model: str) -> object:
-    """A whole completion: text, why it ended, tokens counted."""
-    found = client.completions.create(model=model, prompt=PROMPT, max_tokens=TOKENS, temperature=0.0)
-    assert found.usage is not None
-    return found.choices[0].text, found.choices[0].finish_reason, found.usage.completion_tokens
+@dataclass(frozen=True, slots=True)
+class ClientClass:
+    """One process: how it sends, and the targets that it both tells the gateway and judges by itself."""
+
+    rate_rps: float
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    ttft_ms: int
+    tpot_ms: int
+    priority: int
 
 
-def streamed_completion(client: openai.OpenAI, model: str) -> object:
-    """The same as a stream, with the usage at its end."""
-    text, usage = "", None
-    with client.completions.create(
-        model=model,
-        prompt=PROMPT,
-        max_tokens=TOKENS,
-        temperature=0.0,
-        stream=True,
-        stream_options={"include_usage": True},
-    ) as stream:
-        for chunk in stream:
-            text += chunk.choices[0].text if chunk.choices else ""
-            usage = chunk.usage or usage
-    assert usage is not None
-    return text, usage.prompt_tokens, usage.completion_tokens
-
-
-def chat(client: openai.OpenAI, model: str) -> object:
-    """A whole chat answer."""
-    found = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=TOKENS, temperature=0.0)
-    return found.choices[0].message.content, found.choices[0].finish_reason
-
-
-def streamed_chat(client: openai.OpenAI, model: str) -> object:
-    """The same as a stream: its text, and who it says speaks."""
-    text, roles = "", set()
-    with client.chat.completions.create(
-        model=model, messages=MESSAGES, max_tokens=TOKENS, temperature=0.0, stream=True
-    ) as stream:
-        for chunk in stream:
-            for choice in chunk.choices:
-                text += choice.delta.content or ""
-                roles |= {choice.delta.role} - {None}
-    return text, roles
-
-
-def several_prompts(client: openai.OpenAI, model: str) -> object:
-    """An answer to each of two prompts, in their order."""
-    found = client.completions.create(model=model, prompt=[PROMPT, "hello"], max_tokens=8, temperature=0.0)
-    return [(choice.index, choice.text) for choice in found.choices]
-
-
-def logprobs(client: openai.OpenAI, model: str) -> object:
-    """The most likely tokens at each place."""
-    found = client.completions.create(model=model, prompt=PROMPT, max_tokens=4, temperature=0.0, logprobs=2)
-    assert found.choices[0].logprobs is not None
-    return found.choices[0].logprobs.tokens
-
-
-def hinted(client: openai.OpenAI, model: str) -> object:
-    """Targets as headers, and hints in the body, as Headway reads them; the answer stays the same."""
-    found = client.completions.create(
-        model=model,
-        prompt=PROMPT,
-        max_tokens=TOKENS,
-        temperature=0.0,
-        extra_headers={"x-slo-ttft-ms": "30000", "x-slo-tpot-ms": "1000"},
-        extra_body={"vllm_xargs": {"headway_tenant": "bench"}},
-    )
-    return found.choices[0].text
-
-
-def refusals(client: openai.OpenAI, model: str) -> object:
-    """What the client raises for a bad request, and for a model that is not there."""
-    raised = []
-    for asked in ({"model": model, "max_tokens": -1}, {"model": "nobody", "max_tokens": 1}):
-        try:
-            client.completions.create(prompt="x", **asked)
-        except openai.APIStatusError as error:
-            raised.append((type(error).__name__, error.status_code))
-    return raised
-
-
-ASKED: Mapping[str, Asked] = {
-    "completion": completion,
-    "streamed completion": streamed_completion,
-    "chat": chat,
-    "streamed chat": streamed_chat,
-    "several prompts": several_prompts,
-    "logprobs": logprobs,
-    "targets and hints": hinted,
-    "refusals": refusals,
+CLASSES = {
+    "urgent": ClientClass(6.0, 60, 128, 32, ttft_ms=2_000, tpot_ms=200, priority=0),
+    "patient": ClientClass(3.0, 30, 512, 64, ttft_ms=20_000, tpot_ms=1_000, priority=5),
 }
 
 
-def openai_client(gateway_url: str, instance_url: str) -> dict[str, Any]:
-    """`{"version", "right": n, "of": n, "failed": {name: why}}`."""
-    with _client(gateway_url) as ours, _client(instance_url) as direct:
-        model = direct.models.list().data[0].id
-        failed = {
-            name: why
-            for name, ask in ASKED.items()
-            if (why := difference(ask, ours, direct, model)) is not None
-        }
-        if [each.id for each in ours.models.list()] != [model]:
-            failed["models"] = "not the instance's"
-    if (why := asyncio.run(_many_at_once(gateway_url, model))) is not None:
-        failed["many at once"] = why
-    of = len(ASKED) + 2
-    return {"version": openai.__version__, "right": of - len(failed), "of": of, "failed": failed}
+def vllm_bench_command(name: str, url: str, model: str, tokenizer: str, folder: Path) -> list[str]:
+    """How a class is started."""
+    kind = CLASSES[name]
+    return [
+        *(sys.executable, "-m", "headway.engine.servers.launcher", "bench", "serve", "--backend", "openai"),
+        *("--base-url", url, "--model", model, "--tokenizer", tokenizer, "--disable-tqdm"),
+        *("--dataset-name", "random", "--random-input-len", f"{kind.input_tokens}"),
+        *("--random-output-len", f"{kind.output_tokens}", "--ignore-eos"),
+        *("--num-prompts", f"{kind.requests}", "--request-rate", f"{kind.rate_rps:g}"),
+        *("--goodput", f"ttft:{kind.ttft_ms}", f"tpot:{kind.tpot_ms}"),
+        *("--header", f"x-slo-ttft-ms={kind.ttft_ms}", f"x-slo-tpot-ms={kind.tpot_ms}"),
+        *(f"X-Vllm-Priority={kind.priority}", f"x-tenant={name}"),
+        *("--save-result", "--result-dir", str(folder), "--result-filename", f"{name}.json"),
+    ]
 
 
-def difference(ask: Asked, ours: openai.OpenAI, direct: openai.OpenAI, model: str) -> str | None:
-    """Why an answer is not the instance's own, or None if it is."""
-    try:
-        found, expected = ask(ours, model), ask(direct, model)
-    except openai.OpenAIError as error:
-        return f"{type(error).__name__}: {error}"
-    return None if found == expected else f"{found!r}, and directly {expected!r}"
+def vllm_bench(url: str, model: str, tokenizer: str, folder: Path) -> dict[str, Any]:
+    """By class: how many were answered and in time, and its latencies as the client saw them.
 
-
-async def _many_at_once(url: str, model: str) -> str | None:
-    """The asynchronous client with many requests in flight: all are to have the same answer."""
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-
-        async def ask() -> str:
-            found = await client.completions.create(
-                model=model, prompt=PROMPT, max_tokens=TOKENS, temperature=0.0
+    Raises RuntimeError if a process ends otherwise than well, with the end of what it said.
+    """
+    processes = {}
+    for name in CLASSES:
+        with (folder / f"{name}.log").open("wb") as log:
+            words = vllm_bench_command(name, url, model, tokenizer, folder)
+            processes[name] = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    codes = _waited_for(processes)
+    for name, code in codes.items():
+        if code != 0:
+            raise RuntimeError(
+                f"vllm bench serve, {name}: code {code}: {(folder / f'{name}.log').read_text()[-2000:]}"
             )
-            return str(found.choices[0].text)
+    return {name: figures(name, json.loads((folder / f"{name}.json").read_text())) for name in CLASSES}
 
+
+def _waited_for(processes: Mapping[str, subprocess.Popen[bytes]]) -> dict[str, int]:
+    """Exit codes; whoever takes longer than TIMEOUT_S is ended."""
+    codes = {}
+    for name, process in processes.items():
         try:
-            texts = await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
-        except openai.OpenAIError as error:
-            return f"{type(error).__name__}: {error}"
-    return None if all(texts) else "an empty answer"
+            codes[name] = process.wait(VLLM_BENCH_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes[name] = process.wait()
+    return codes
 
 
-def _client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120.0)
+def figures(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--save-result` says, in short; goodput is a share of all requests, as everywhere in Headway."""
+    kind = CLASSES[name]
+    in_time = result["request_goodput"] * result["duration"]
+    return {
+        "requests": kind.requests,
+        "completed": result["completed"],
+        "failed": result["failed"],
+        "goodput": in_time / kind.requests,
+        "median_ttft_ms": result["median_ttft_ms"],
+        "p99_ttft_ms": result["p99_ttft_ms"],
+        "median_tpot_ms": result["median_tpot_ms"],
+    }
+
+
+def all_completed(found: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether every request of every class was answered."""
+    return all(each["completed"] == each["requests"] and each["failed"] == 0 for each in found.values())
+
+
+# ---- lm-eval's `local-completions` on a task of our own: the scores through the gateway are to be an instance's own.
+#
+# It asks for the log-probabilities of answers (`echo`, `logprobs`, prompts as token ids), which have to pass the
+# gateway unchanged. lm-eval lives in an environment of its own; its program is named by a path.
+
+
+TASK = "headway_copy"
+DOCUMENTS, CHOICES = 24, 3
+LM_EVAL_TIMEOUT_S = 240.0
+
+YAML = f"""task: {TASK}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {{file}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: choices
+doc_to_target: answer
+metric_list:
+  - metric: acc
+  - metric: acc_norm
+"""
+WORDS = (
+    *("river", "mill", "stone", "bridge", "garden", "window", "paper", "engine", "music", "winter"),
+    *("summer", "letter", "forest", "harbour", "market"),
+)
+
+
+def write_task(folder: Path) -> None:
+    """A task of a few questions with three answers each, and its data; the same every time."""
+    draw = Random("lm-eval")
+    rows = []
+    for _ in range(DOCUMENTS):
+        words = draw.sample(WORDS, 6)
+        right = words[draw.randrange(len(words))]
+        choices = draw.sample([word for word in WORDS if word not in words], CHOICES - 1)
+        answer = draw.randrange(CHOICES)
+        choices.insert(answer, right)
+        rows.append(
+            {
+                "question": f"Choose one of these words: {' '.join(words)}\nChosen:",
+                "choices": [f" {choice}" for choice in choices],
+                "answer": answer,
+            }
+        )
+    data = folder / "documents.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / f"{TASK}.yaml").write_text(YAML.replace("{file}", str(data)))
+
+
+def lm_eval_command(
+    program: Path, url: str, model: str, tokenizer: str, folder: Path, out: Path
+) -> list[str]:
+    """How it is run against a server."""
+    model_args = {
+        "model": model,
+        "base_url": f"{url}/v1/completions",
+        "tokenizer_backend": "huggingface",
+        "tokenizer": tokenizer,
+        "num_concurrent": "4",
+        "max_retries": "1",
+        "max_length": "1024",
+    }
+    return [
+        *(str(program), "--model", "local-completions"),
+        *("--model_args", ",".join(f"{key}={value}" for key, value in model_args.items())),
+        *("--tasks", TASK, "--include_path", str(folder), "--output_path", str(out), "--log_samples"),
+    ]
+
+
+def lm_eval(
+    program: Path, gateway_url: str, instance_url: str, model: str, tokenizer: str, folder: Path
+) -> dict[str, Any]:
+    """`{"gateway": {metric: score}, "direct": {...}, "same_scores", "same_logprobs", "documents"}`.
+
+    Raises RuntimeError if lm-eval ends otherwise than well, with the end of what it said.
+    """
+    write_task(folder)
+    found = {}
+    for name, url in (("gateway", gateway_url), ("direct", instance_url)):
+        out = folder / name
+        words = lm_eval_command(program, url, model, tokenizer, folder, out)
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "0",
+        }
+        done = subprocess.run(
+            words, capture_output=True, timeout=LM_EVAL_TIMEOUT_S, env=environment, check=False
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"lm-eval, {name}: code {done.returncode}: {done.stderr.decode()[-2000:]}")
+        found[name] = result(out)
+    return compared(found["gateway"], found["direct"])
+
+
+def result(out: Path) -> dict[str, Any]:
+    """Scores and samples that lm-eval wrote under a folder."""
+    scores = json.loads(_only(out, "results_*.json").read_text())["results"][TASK]
+    lines = _only(out, f"samples_{TASK}_*.jsonl").read_text().splitlines()
+    samples = sorted((json.loads(line) for line in lines), key=lambda sample: sample["doc_id"])
+    return {
+        "scores": {name: value for name, value in scores.items() if isinstance(value, float)},
+        "logprobs": [[float(answer[0][0]) for answer in sample["resps"]] for sample in samples],
+    }
+
+
+def compared(gateway: Mapping[str, Any], direct: Mapping[str, Any]) -> dict[str, Any]:
+    """Both sides' scores, and whether they and what is behind them are the same."""
+    largest = max(
+        (
+            abs(ours - theirs)
+            for mine, other in zip(gateway["logprobs"], direct["logprobs"], strict=True)
+            for ours, theirs in zip(mine, other, strict=True)
+        ),
+        default=0.0,
+    )
+    return {
+        "documents": len(gateway["logprobs"]),
+        "gateway": gateway["scores"],
+        "direct": direct["scores"],
+        "same_scores": gateway["scores"] == direct["scores"],
+        "largest_logprob_difference": largest,
+    }
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found: Sequence[Path] = sorted(folder.rglob(pattern))
+    if len(found) != 1:
+        raise RuntimeError(f"{folder} has {len(found)} files {pattern}; expected 1")
+    return found[0]
 
 
 # ---- The bench
@@ -252,7 +325,7 @@ def tried(name: str, try_it: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def try_openai(served: Served) -> dict[str, Any]:
     """The `openai` client; `passed` if every answer is the instance's own."""
-    from bench.right.clients import openai_client
+    from bench.right.client_openai import openai_client
 
     found = openai_client(served.gateway_url, served.instance_url)
     return {"passed": not found["failed"], **found}
@@ -274,8 +347,7 @@ def try_lm_eval(program: Path, served: Served, folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Print `{"openai": {...}, "vllm_bench_serve": {...}, "lm_eval": {...} or null}`; 1 if a client failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(__doc__)
     parser.add_argument("--lm-eval", type=Path, metavar="PATH", help="lm-eval's program, `lm_eval`")
     arguments = parser.parse_args()
     found: dict[str, Any] = {"openai": None, "vllm_bench_serve": None, "lm_eval": None}

@@ -15,7 +15,6 @@ step and compares that step alone, every `--every`-th step. `presets` says by pr
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -31,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from bench.command import pauses
+from bench.command import command_line, pauses
 from bench.right.conformance_steps import Decisions, Tally, before, copied_engine, decisions, order_of
 from headway.core.batch_shape import BatchShape
 from headway.core.hints import read_hints
@@ -395,8 +394,7 @@ def drive(real: RealEngine, ours: SimulatedSide, script: list[Scripted]) -> Iter
 
 def main() -> int:
     """Print both modes' figures; exit 1 if anything differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(__doc__)
     parser.add_argument("--requests", type=int, default=120, help="requests a case (default 120)")
     parser.add_argument("--every", type=int, default=8, help="copy the state every so many steps (default 8)")
     parser.add_argument("--presets", default="", help="only these, comma-separated (default all there are)")

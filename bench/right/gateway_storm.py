@@ -13,13 +13,11 @@ afterwards, if the gateway does not end with code 0, or if its memory (in MiB: b
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +34,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
+from bench.command import command_line
 from bench.right.storm_clients import Asked, Ending, storm, unaccounted, undisturbed, wrong
+from headway.lab.policy_bench import free_port
 from headway.traces.demo_tasks import demo_requests
 
 # ---- What a storm does to instances: it kills them, freezes them for a while, and has them answer garbage
@@ -124,12 +124,12 @@ class GatewayProcess:
     """A gateway over vLLM engines of the demo model (`real`) or small instances; its logs are in `folder`."""
 
     def __init__(self, pools: str, folder: Path, *, real: bool) -> None:
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.access_log = folder / "access.jsonl"
         self.log = folder / "log"
-        small = Path(__file__).with_name("storm_gateway.py")
-        words = [sys.executable, str(small), str(port), pools, str(self.access_log)]
+        small = Path(__file__).with_name("storm_servers.py")
+        words = [sys.executable, str(small), "gateway", str(port), pools, str(self.access_log)]
         if real:
             flags = ["--pools", pools, "--port", str(port), "--access-log", str(self.access_log)]
             words = [sys.executable, "-m", "headway.cli", "serve", "demo", *flags, "--", *REAL_FLAGS]
@@ -189,13 +189,6 @@ class Memory:
             await asyncio.sleep(SAMPLE_S)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 # ---- The bench
 
 
@@ -244,8 +237,7 @@ REAL = Plan(
 
 def main() -> int:
     """Print `{"requests": N, "ends": {...}, "unaccounted": 0, "wrong": 0, ..}`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(__doc__)
     parser.add_argument("--real", action="store_true", help="real vLLM engines of the demo model")
     parser.add_argument("--pools", help=f"default {SMALL.pools}, with --real {REAL.pools}")
     parser.add_argument("--requests", type=int, help=f"default {SMALL.requests}, with --real {REAL.requests}")

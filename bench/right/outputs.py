@@ -45,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 import msgspec
 
-from bench.command import moves_ahead, preset_option
+from bench.command import command_line, moves_ahead, preset_option
 from bench.right.forced import (
     SPARED,
     Answers,
@@ -466,8 +466,7 @@ def _near_ties(who: str, engine: Engine, trial: Trial, answers: Answers, wrong: 
 def main() -> None:
     """Print `{"<preset>": {"<feature>": cell}}`; exit status 1 unless every cell is as it should be."""
     presets = known_presets()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(__doc__)
     preset_option(parser, "--preset", "only this preset")
     parser.add_argument("--feature", action="append", choices=list(FEATURES), help="default: plain")
     parser.add_argument("--requests", type=int, default=48, help="requests a cell (default 48, at least 2)")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from headway.engine.kv.host import HostKv
 from headway.engine.servers.server_command import server_command
 from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
+from headway.lab.policy_bench import free_port
 from headway.lab.stream import Stream
 from headway.loadgen import ReplayOptions, replay
 from headway.loadgen.scrape import scrape
@@ -116,7 +116,7 @@ def soak(
         batch_width=batch_width,
         records=str(engine_file.absolute()),
     )
-    address = ("127.0.0.1", _free_port())
+    address = ("127.0.0.1", free_port())
     command = server_command("demo", settings, address, VLLM_FLAGS)
     print(f"{policy}: starting vLLM", file=sys.stderr)
     with (folder / "log").open("wb") as log, ServerProcess(command.arguments, address, log=log) as server:
@@ -199,13 +199,6 @@ def wait_for_lines(path: Path, count: int) -> None:
     deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
     while path.read_bytes().count(b"\n") < count and time.monotonic() < deadline_s:
         time.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ has to meet what its feature is about, or it proves nothing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -29,6 +28,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
+from bench.command import command_line
 from bench.right.conformance import make_script
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv.host import HostKv
@@ -295,8 +295,7 @@ def names() -> dict[str, list[str]]:
 
 def main() -> int:
     """Print `{"version": V, "names": ..., "features": {name: cell}, "options": {name: "refused"}}`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
+    parser = command_line(__doc__)
     parser.add_argument("--requests", type=int, default=24, help="requests a run (default 24)")
     parser.add_argument("--presets", default="", help="only these, comma-separated (default all there are)")
     arguments = parser.parse_args()

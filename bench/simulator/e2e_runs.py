@@ -24,7 +24,6 @@ medians):
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import json
@@ -40,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 import msgspec
 
+from bench.command import command_line
 from bench.simulator.gpu_tables import Tables, add_data_flag, lone_steps
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
@@ -104,9 +104,8 @@ class Run:
 
 def main() -> None:
     """Simulate every run; print one object, and a table on stderr."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     add_data_flag(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
     parser.add_argument("--run", action="append", help="simulate only runs whose name contains this")
     arguments = parser.parse_args()
     for name in (RUNS, REQUESTS):

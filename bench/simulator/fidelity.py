@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 import msgspec
 
-from bench.command import say
+from bench.command import command_line, say, stream_options
 from bench.serving_engine import conclude_profile
 from bench.simulator.fidelity_runs import (
     METRICS,
@@ -211,13 +211,12 @@ def main() -> None:
 
 def options() -> argparse.ArgumentParser:
     """The command's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
     parser.add_argument(
         "--runs", type=int, default=DEFAULT_RUNS, help=f"streams a cell (default {DEFAULT_RUNS})"
     )
-    parser.add_argument("--seconds", type=float, default=DEFAULT_RUN_S, help="of arrivals a run (default 30)")
+    stream_options(parser, seconds=DEFAULT_RUN_S)
     parser.add_argument("--profile-seconds", type=float, default=DEFAULT_PROFILE_S, help="default 90")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--swaps", action="store_true", help="the presets that swap, with host memory")

@@ -10,14 +10,23 @@ import numpy as np
 import pytest
 
 from bench.cost.length import (
+    ALL_TASKS,
     APP_MEAN,
+    COUNTS,
     HISTORY,
     INPUT_FOREST,
     LINEAR,
+    LOGS,
     MEAN,
+    QUESTIONS,
+    SHARED,
+    TASKS,
+    Answered,
+    DataSet,
     Remembering,
     figures,
     judged,
+    load_sets,
     main,
     measured,
     median_us,
@@ -25,17 +34,6 @@ from bench.cost.length import (
     plain_figures,
     references,
     table,
-)
-from bench.cost.length_data import (
-    ALL_TASKS,
-    COUNTS,
-    LOGS,
-    QUESTIONS,
-    SHARED,
-    TASKS,
-    Answered,
-    DataSet,
-    load_sets,
     texts,
 )
 from headway.core.length_estimate import LengthEstimate

@@ -6,26 +6,32 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from bench.broken_ways import (
+from bench.figures import GOODPUT, MEAN_JCT, Runs
+from bench.gain.broken_predictions import (
     NO_LENGTHS,
     NO_STEPS,
     REFERENCES,
     TRUSTING,
+    Cell,
     Change,
+    Found,
     GovernorWatch,
+    Plan,
     TimesSteps,
     WrongSteps,
     broken_cell,
     broken_table,
     broken_verdicts,
     governor_figures,
+    options,
+    plan_of,
+    run,
     shares,
+    tabled,
     told_wrongly,
     ways,
     wrong_by,
 )
-from bench.figures import GOODPUT, MEAN_JCT, Runs
-from bench.gain.broken_predictions import Cell, Found, Plan, options, plan_of, run, tabled
 from bench.streams import NONE, TWO, Targets
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel

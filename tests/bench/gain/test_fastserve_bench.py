@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.figures import who_pays
 from bench.gain.fastserve_real import (
     AMPLE,
     FASTSERVE,
@@ -20,6 +19,7 @@ from bench.gain.fastserve_real import (
     main,
     markdown,
     stream,
+    who_pays,
 )
 from bench.serving_engine import Served
 from bench.side_by_side import compared

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.broken_ways import REFERENCES, Change, GovernorWatch, wrong_by
 from bench.figures import GOODPUT, MEAN_JCT, Runs
+from bench.gain.broken_predictions import REFERENCES, Change, GovernorWatch, wrong_by
 from bench.gain.headway_real import BROKEN_KINDS, CellRuns, cell_figures, markdown, options, plan_of, verdicts
 from bench.gain.headway_real_runs import (
     CONTROL,

@@ -8,20 +8,22 @@ from typing import Any
 
 import pytest
 
-from bench.right.client_tools import (
+from bench.right.clients import (
     CHOICES,
     CLASSES,
     DOCUMENTS,
     TASK,
+    all_completed,
     compared,
+    exit_code,
     figures,
+    instance_url,
     lm_eval_command,
-    passed,
     result,
+    tried,
     write_task,
 )
-from bench.right.client_tools import vllm_bench_command as bench_command
-from bench.right.clients import exit_code, instance_url, tried
+from bench.right.clients import vllm_bench_command as bench_command
 from headway.errors import UpstreamError
 
 
@@ -50,8 +52,8 @@ def test_classes_pass_if_every_request_was_answered() -> None:
         "urgent": figures("urgent", bench_result()),
         "patient": figures("patient", bench_result(completed=30)),
     }
-    assert passed(whole)
-    assert not passed({**whole, "patient": figures("patient", bench_result(completed=29, failed=1))})
+    assert all_completed(whole)
+    assert not all_completed({**whole, "patient": figures("patient", bench_result(completed=29, failed=1))})
 
 
 def test_a_class_tells_the_targets_that_it_judges_by() -> None:

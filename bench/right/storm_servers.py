@@ -1,6 +1,8 @@
-"""A small instance for storms, a process of its own: `storm_upstream.py --end-with-parent PID ... --port PORT`.
+"""What a storm runs in place of vLLM and `headway serve`: `storm_servers.py gateway PORT POOLS ACCESS_LOG`.
 
-It answers as vLLM does, the same to the same tokens, `$STORM_DELAY_S` before each. Requests with a target for their
+The gateway is as `headway serve --pools` runs it, but for what is started in vLLM's place, and health checks at a pace
+that suits instances which start in a second. Each instance is `storm_servers.py --end-with-parent PID ... --port PORT`:
+it answers as vLLM does, the same to the same tokens, `$STORM_DELAY_S` before each. Requests with a target for their
 first token that may move are handed off now and then, as by a policy that sees them running late, and a few expire.
 SIGUSR1 has it answer garbage for a while: text that is no JSON, half an event, an end in the middle, HTTP errors.
 """
@@ -84,6 +86,37 @@ async def serve(port: int, delay_s: float) -> None:
         await asyncio.Event().wait()
 
 
+def gateway(port: int, pools: str, access_log: Path) -> int:
+    """Its exit code."""
+    # Instances, which need none of these, start the sooner.
+    from headway.cli.serve_gateway import run_gateway
+    from headway.cli.serve_layout import read_layout
+    from headway.cli.serve_site import Site
+    from headway.engine.servers.core_binding import Binding
+    from headway.engine.servers.instances_command import InstancesPlan, LocalInstances
+    from headway.engine.settings import EngineSettings
+    from headway.gateway.fleet.fleet import FleetOptions
+    from headway.gateway.http.options import GatewayOptions
+
+    fleet = FleetOptions(
+        interval_s=0.2,
+        timeout_s=1.0,
+        misses=2,
+        frozen_s=10.0,
+        garbage_pause_s=1.0,
+        backoff_s=0.2,
+        longest_backoff_s=2.0,
+    )
+    layout = read_layout(pools=pools)
+    settings = {pool: EngineSettings(policy=policy) for pool, policy in layout.presets.items()}
+    plan = InstancesPlan(str(Path(__file__).parent), settings)
+    local = LocalInstances(plan, Binding(), port + 1, program=(sys.executable, __file__))
+    options = GatewayOptions(access_log=access_log, max_queue=500)
+    return run_gateway(Site(layout, ("127.0.0.1", port), options, fleet, local=local))
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "gateway":
+        sys.exit(gateway(int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])))
     end_with_parent(int(sys.argv[2]))
     asyncio.run(serve(int(sys.argv[sys.argv.index("--port") + 1]), float(os.environ[DELAY])))
