@@ -1,4 +1,4 @@
-"""One system against another over the seeds of a cell: how much better, and by how much behind."""
+"""The figures of compared runs: gains and losses over the seeds of a cell, completion times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One real engine that serves streams under one policy after another, for the benches that compare policies on it."""
+"""A real engine that serves streams under one policy after another, its clock, and its measured costs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ from headway.predict.cost_file import write_cost_file
 from headway.sim.length_source import LengthSource
 from headway.traces import TraceRequest
 
-# ---- What time it is for an engine that serves a stream: the machine's, or its own while several take turns
-
+# ---- clocks: the machine's, or an engine's own while several take turns ------------------------------
 
 NAP_S = 0.002
 """How long an idle engine waits before it looks for arrivals again."""
@@ -309,15 +308,8 @@ class ServingEngine:
             after_step(now_s)
             clock.stepped()
         return [
-            Served(
-                number=number,
-                output_tokens=tokens[request.id],
-                arrival_s=request.arrival_s,
-                first_token_s=first_s.get(request.id),
-                finished_s=finished_s[request.id],
-                given_up=given_up.get(request.id, ""),
-            )
-            for number, request in enumerate(requests)
+            Served(number, tokens[id_], arrival_s, first_s.get(id_), finished_s[id_], given_up.get(id_, ""))
+            for number, (id_, arrival_s) in enumerate((each.id, each.arrival_s) for each in requests)
         ]
 
     def _busy(self) -> bool:
@@ -344,7 +336,7 @@ class ServingEngine:
         self.core.shutdown()
 
 
-# ---- What steps cost on a real engine, for the simulator beside it
+# ---- measured costs, for the simulator ---------------------------------------------------------------
 
 
 def profiled(

@@ -1,4 +1,4 @@
-"""Runs that are compared, on engines that live side by side."""
+"""Engines in processes of their own that take turns, so that compared runs meet the same machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from bench.serving_engine import EngineTime, TurnTime, signal_all
 
-# ---- An engine in a process of its own, so that several can take turns
+# ---- an engine in a process of its own ---------------------------------------------------------------
 
 
 class HasWorkers(Protocol):

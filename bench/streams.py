@@ -1,4 +1,4 @@
-"""The clients of a stream: whom each request is from, and the targets that such clients have."""
+"""Streams of requests: clients with targets, tasks of the demo model with predicted lengths, conversations."""
 
 from __future__ import annotations
 
@@ -97,8 +97,7 @@ def _from_client(request: TraceRequest, interactive: bool, targets: Targets) -> 
     return replace(request, slo=slo, priority=0 if interactive else 1)
 
 
-# ---- The demo model's tasks in two halves: a stream of the one, and a length predictor taught with the other
-
+# ---- the demo model's tasks: half of them make streams, half teach a length predictor ----------------
 
 MAX_OUTPUT_TOKENS = 1_024
 """What every request declares; the packaged answers that never end are cut there."""
@@ -175,8 +174,7 @@ def estimates_of(predictor: str | None, requests: Sequence[TraceRequest], seed: 
     return {name: estimate for name, estimate in said if estimate is not None}
 
 
-# ---- Conversations whose every prompt is the one before and something new
-
+# ---- conversations: every prompt extends the one before ----------------------------------------------
 
 TURNS = 5
 THINKING_S = 3.0

@@ -56,8 +56,7 @@ from bench.cost.gateway_proxies import (
 from headway.errors import ConfigError, UpstreamError
 from headway.lab.process_cpu import usage
 
-# ---- From the turns of `gateway_overhead` to its figures
-
+# ---- figures -----------------------------------------------------------------------------------------
 
 AIMS = {"ttfb_added_p50_ms": 0.4, "ttfb_added_p99_ms": 5.0, "rps": 2500.0}
 """What the gateway is to keep to: at every rate, and at least."""
@@ -190,8 +189,7 @@ def _percentile(values: Sequence[float], share: int) -> float:
     return float(np.percentile(values, share))
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 RATES_RPS = (50, 200, 500)
 CHUNKS, INTERVAL_S = 16, 0.005

@@ -1,4 +1,4 @@
-"""The proxies that `gateway_overhead` holds side by side, each started on a core of its own."""
+"""The proxies that `gateway_overhead` compares, each on a core of its own, and a client that times chunks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from bench.cost.sse_stub import STAMP_DIGITS
 from headway.errors import UpstreamError
 from headway.lab.policy_bench import free_port
 
-# ---- A client for `sse_stub`, with as little of its own as possible: a raw protocol that notes when each chunk came
-
+# ---- a client for `sse_stub`: a raw protocol that notes when each chunk came -------------------------
 
 _TEXT = b'"text":"'
 _DONE = b"data: [DONE]"

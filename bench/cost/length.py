@@ -44,8 +44,7 @@ from headway.predict.magnus_features import MagnusFeatures, user_input_tokens
 from headway.predict.text_pieces import num_pieces
 from headway.traces.demo_tasks import demo_rows
 
-# ---- Prompts and the lengths of their answers, split so that no prompt is on both sides
-
+# ---- data: no prompt is on both sides of a split -----------------------------------------------------
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 TASKS = (
@@ -204,8 +203,7 @@ def published_classes(data: Path) -> Sequence[tuple[int, int]]:
         return [(int(row["pred_class5"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
 
 
-# ---- How good predicted lengths are, and what they cost
-
+# ---- figures -----------------------------------------------------------------------------------------
 
 Tokens = npt.NDArray[np.float64]
 _TIMED = 100
@@ -267,8 +265,7 @@ def median_us(call: Callable[[int], object], count: int) -> float:
     return 1e6 * median(taken_s)
 
 
-# ---- Ways of predicting a length, from the mean to a forest over embeddings, each taught and judged alike
-
+# ---- ways of predicting a length ---------------------------------------------------------------------
 
 MEAN, APP_MEAN, LINEAR, INPUT_FOREST, HISTORY = (
     "mean",
@@ -400,8 +397,7 @@ def _online(data: DataSet) -> Figures:
     return figures(estimates, np.array(tokens, dtype=np.float64), costs)
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 ROWS = 3000
 LEAST_ROWS = 100

@@ -54,7 +54,7 @@ from headway.results import summarize
 from headway.sim.simulation import PolicyFactory, simulate
 from headway.traces import TraceRequest
 
-# ---- A cost model that is wrong about steps on purpose, for the benches of broken predictions
+# ---- a cost model that is wrong about steps ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,7 @@ def told_wrongly(build: PolicyFactory, factor: float) -> PolicyFactory:
     return build_wrongly
 
 
-# ---- What a policy's governor says while it serves: when it goes by predictions, and when it steps down
-
+# ---- what a governor goes by, and when ---------------------------------------------------------------
 
 TRUSTING = "predictions"
 NO_LENGTHS = "no lengths"
@@ -184,8 +183,7 @@ def shares(changes: Sequence[Change], end_s: float) -> dict[str, float]:
     return {name: seconds / whole_s for name, seconds in found.items()}
 
 
-# ---- Predictions made useless on purpose: in which ways, against whom, and what it may cost
-
+# ---- ways of breaking predictions, and their figures -------------------------------------------------
 
 REFERENCES = ("fastserve", "sarathi")
 """What needs no predictions."""
@@ -303,8 +301,7 @@ def _percent(behind: float | None) -> str:
     return "–" if behind is None else f"{100 * behind:+.1f} %"
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 LOADS = (0.8, 1.0, 1.2)
 SEEDS = 3

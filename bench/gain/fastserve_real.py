@@ -58,8 +58,7 @@ from headway.sim.simulation import System, simulate
 from headway.traces import Gamma, TraceRequest, Zipf, generate
 from headway.whole_file import write_whole
 
-# ---- Who serves in `fastserve_real`, on which engine, and what is kept of a run
-
+# ---- engines and runs --------------------------------------------------------------------------------
 
 DEFAULT_SEATS = 256
 """vLLM's default on a CPU, and the worker slots that Headway's paused requests have."""
@@ -224,8 +223,7 @@ class Measured:
         return fmean(each.jct_s for each in self.served(run))
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 LOADS = (0.5, 0.8, 1.0, 1.2)
 SEEDS, SECONDS = 3, 30.0

@@ -75,8 +75,7 @@ from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole
 
-# ---- From the runs of `gateway_real` to its figures
-
+# ---- figures -----------------------------------------------------------------------------------------
 
 DISTURBING_CORES = 0.15
 """A client that takes more than this share of the cores is said to disturb what it measures."""
@@ -174,8 +173,7 @@ def headline(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-# ---- What the simulator says of the streams of `gateway_real`, by the costs of an engine measured on this machine
-
+# ---- the simulator on the same streams ---------------------------------------------------------------
 
 BLOCK_TOKENS = 128
 """Of the CPU backend."""
@@ -216,8 +214,7 @@ class Simulated:
         return summarize(records).goodput or 0.0
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 LOADS = (0.8, 1.0, 1.2, 1.5)
 SEEDS = 3

@@ -1,4 +1,4 @@
-"""A model of the catalogue on a real GPU, with made weights: its engine, and what a run of a stream leaves behind."""
+"""A model of the catalogue on a real GPU, with made weights: its engine, its runs, and its step times."""
 
 from __future__ import annotations
 

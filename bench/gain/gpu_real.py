@@ -65,8 +65,7 @@ from headway.sim.simulation import simulate
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole
 
-# ---- What `bench/gain/gpu_real.py` runs, and where what was measured is kept
-
+# ---- runs, and where they are kept -------------------------------------------------------------------
 
 FACTS = "facts.json"
 
@@ -135,7 +134,7 @@ class Study:
         return msgspec.json.decode(run.file(self.out).read_bytes(), type=GpuRun)
 
 
-# ---- What `bench/gain/gpu_real.py` prints of what was measured, beside what the simulator says of the same streams
+# ---- the report --------------------------------------------------------------------------------------
 
 
 def report(study: Study) -> dict[str, Any]:
@@ -243,8 +242,7 @@ def schedule_ms(study: Study, runs: Sequence[Run]) -> dict[str, float]:
     return {"p50": cuts[49] * 1e3, "p99": cuts[98] * 1e3, "steps": len(times_s)}
 
 
-# ---- The part of `bench/gain/gpu_real.py` that needs the GPU: what is not measured yet is measured and kept
-
+# ---- on the GPU --------------------------------------------------------------------------------------
 
 BACKLOG = 600
 """Requests whose throughput is capacity."""
@@ -306,8 +304,7 @@ def first_facts(study: Study, engine: ServingEngine) -> Facts:
     )
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 LOADS = (1.2, 0.5)
 SECONDS = 40.0

@@ -78,8 +78,7 @@ from headway.policies.presets import find_preset
 from headway.predict.cost_file import load_cost_file
 from headway.whole_file import write_whole
 
-# ---- From the runs of `headway_real` to its figures and its table
-
+# ---- figures of a cell -------------------------------------------------------------------------------
 
 LOW_LOAD, SATURATED_LOAD = 0.5, 1.0
 """Low are loads up to the one, near saturation those from the other."""
@@ -274,8 +273,7 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 LOADS = (0.5, 0.8, 1.0, 1.2)
 BROKEN_LOADS, BROKEN_KINDS = (0.8, 1.2), (NONE, TWO)

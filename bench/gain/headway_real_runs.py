@@ -1,4 +1,4 @@
-"""What `headway_real` runs: which streams under whom, at how many seats."""
+"""The runs of `headway_real`: contenders, engines, the plan of cells, and the same runs simulated."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole
 
-# ---- Who serves in `headway_real`, on which engine, and what a run of a stream leaves behind
-
+# ---- contenders, engines and runs --------------------------------------------------------------------
 
 SLOTS = 64
 """Requests an engine holds at once: the most seats of stock, and Headway's worker slots for those that pause."""
@@ -369,8 +368,7 @@ def stock_name(seats: int) -> str:
     return f"{STOCK.name}, {seats} seats"
 
 
-# ---- The real engine's part of `bench/gain/headway_real.py`: what comes first, and every run that is not kept yet
-
+# ---- on the real engine ------------------------------------------------------------------------------
 
 LIGHT_LOAD = 0.2
 CAPACITY_SEATS = (16, 32, 64)
@@ -438,7 +436,7 @@ def _lane(plan: Plan, run: Run) -> Lane[ServingEngine, Kept]:
     return Lane(plan.memory.of(run.contender), partial(serve, run=run, requests=requests), keep)
 
 
-# ---- What the simulator says of the runs of `headway_real`, by the costs of the engine they were made on
+# ---- simulated ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

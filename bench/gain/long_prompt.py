@@ -53,8 +53,7 @@ from headway.engine.machine import machine_name, vllm_version
 from headway.errors import ConfigError, HeadwayError
 from headway.policies.presets import find_preset
 
-# ---- From the runs of `long_prompt` to its figures and its table
-
+# ---- figures and table -------------------------------------------------------------------------------
 
 STOCK = "vllm"
 TUNED = "sarathi"
@@ -148,8 +147,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 FACTORS = (1.2, 1.5, 2.0, 3.0)
 SEEDS = 3

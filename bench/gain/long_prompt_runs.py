@@ -1,4 +1,4 @@
-"""The scene of `long_prompt`: streams under way, a long prompt among them, and the tokens' times that come of it."""
+"""The scene of `long_prompt`, streams with a long prompt among them: on a real engine and simulated."""
 
 from __future__ import annotations
 
@@ -215,8 +215,7 @@ class Measured:
     policy: Mapping[float, Sequence[Passage]]
 
 
-# ---- The scene of `long_prompt` on the real CPU engine, scaled down
-
+# ---- on the real CPU engine, scaled down -------------------------------------------------------------
 
 REAL = "CPU, 46 M parameters"
 SCENE = Scene(
@@ -330,8 +329,7 @@ def measured_real(
     return Measured(light=alone, deaf=deaf, policy=own)
 
 
-# ---- The scene of `long_prompt` on simulated GPUs
-
+# ---- on simulated GPUs -------------------------------------------------------------------------------
 
 LONG_TOKENS, STREAMS, SHARED_BLOCKS = 20_000, 64, 2
 SIMULATED_BUDGETS = (256, 512, 1024, 2048)

@@ -62,8 +62,7 @@ from headway.errors import ConfigError, HeadwayError
 from headway.lab.kept_runs import Kept, run_kept
 from headway.whole_file import write_whole
 
-# ---- Who is run with further seeds: nobody who is far behind with the first one, wherever a run of his would count
-
+# ---- the race: contenders that are run with further seeds --------------------------------------------
 
 FAR_SHARE, FAR_RATIO = 0.10, 0.25
 """Behind the best rival by more of goodput, or of mean JCT as ratio - 1, nobody is taken to be a cell's best."""
@@ -102,8 +101,7 @@ def near_the_best(cell: Cell, results: dict[Contender, RegretResult]) -> Sequenc
     return [each for each, value in found.items() if value >= most - FAR_SHARE]
 
 
-# ---- How far `bench/gain/regret.py` is, on stderr
-
+# ---- progress on stderr ------------------------------------------------------------------------------
 
 _A_LINE_EVERY = 20
 """Runs, where stderr is no terminal."""
@@ -130,8 +128,7 @@ class Progress:
             print(told, file=sys.stderr)
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 QUICK_CELLS = (
     "chat/a100-opt-13b/0.5/*",

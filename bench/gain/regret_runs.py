@@ -1,4 +1,4 @@
-"""One run of `bench/gain/regret.py`: decided by plain data, what it came to by set of targets, and where it is kept."""
+"""The contenders, runs and cells of `bench/gain/regret.py`. Plain data decides a run."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ from headway.sim.on_time_oracle import on_time_policy
 from headway.sim.simulation import PolicyFactory, simulate
 from headway.traces import TraceRequest
 
-# ---- Who serves the cells of `bench/gain/regret.py`: presets, and what clairvoyants would do
-
+# ---- contenders: presets and clairvoyants ------------------------------------------------------------
 
 EXACT = "noisy-oracle:tau=1"
 ON_TIME = "on-time-oracle"
@@ -365,8 +364,7 @@ def kept_capacities(root: Path) -> Kept[CapacityRun, Capacity]:
     return kept
 
 
-# ---- The cells of `bench/gain/regret.py`, how they are selected by name, and the runs that they need
-
+# ---- cells, selected by name, and their runs ---------------------------------------------------------
 
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
 

@@ -184,8 +184,7 @@ def _short(value: float | None) -> float | None:
     return None if value is None else round(value, DIGITS)
 
 
-# ---- The tables of docs/regret.md: `bench/gain/regret.py --markdown`
-
+# ---- the tables of docs/regret.md --------------------------------------------------------------------
 
 Row = Mapping[str, Any]
 
@@ -262,7 +261,7 @@ def _place(row: Row) -> tuple[str, ...]:
     return tuple(row["cell"].split("/"))
 
 
-# ---- The tables and the plot of `bench/gain/regret.py`
+# ---- regret.txt, regret.csv and regret.svg -----------------------------------------------------------
 
 
 if TYPE_CHECKING:

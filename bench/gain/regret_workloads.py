@@ -1,4 +1,4 @@
-"""The workloads of `bench/gain/regret.py`: recorded traces and drawn ones, as backlogs and as windows at a rate."""
+"""The machines, recorded and drawn workloads, and targets of `bench/gain/regret.py`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from headway.predict.known_models import model_shape
 from headway.sim.simulation import System
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, parse_workload
 
-# ---- The two machines of `bench/gain/regret.py`: one with memory to spare and many seats, one short of both
-
+# ---- machines: one with memory to spare and many seats, one short of both ----------------------------
 
 HOST_BYTES = 64 << 30
 """Host memory for KV, the same for every policy; most have no use for it."""
@@ -73,8 +72,7 @@ def _fingerprint(machine: Machine) -> str:
     return f"{fingerprint(_system(machine).calibration)} {_system(machine).limits}"
 
 
-# ---- Recorded traces as endless loops, and windows cut out of them at any rate
-
+# ---- recorded traces as endless loops, and windows of them at any rate -------------------------------
 
 SEEDS = 5
 """Windows of one trace: they begin a fifth of it apart."""
@@ -376,8 +374,7 @@ def _draw(name: str, rate_rps: float, count: int, seed: int) -> list[TraceReques
     return parse_workload(text).requests()
 
 
-# ---- The targets of a cell: multiples of what its machine needs for such a request when nobody else is there
-
+# ---- targets: multiples of the time that a lone request takes ----------------------------------------
 
 NONE, ONE, TWO = "none", "one", "two"
 CLASSES = (NONE, ONE, TWO)

@@ -1,4 +1,4 @@
-"""The runs of `bench/gain/swap.py`: one policy serves one load, after the costs of this machine are known."""
+"""The runs of `bench/gain/swap.py`: policies, loads, a watched engine, and the figures of a run."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from headway.predict.step_fit import fit_step_time
 from headway.results import summarize
 from headway.traces import AllAtOnce, LogNormal, TraceRequest, Workload
 
-# ---- The real engine as `bench/gain/swap.py` needs it: every step noted, copies held to a bandwidth, costs measured
-
+# ---- the engine: every step noted, copies held to a bandwidth ----------------------------------------
 
 COPIES_TIMED = 7
 """Of each size; their median counts."""
@@ -181,8 +180,7 @@ def copies_on_worker(worker: Any, sizes_blocks: Sequence[int], block_bytes: int)
     return found
 
 
-# ---- What `bench/gain/swap.py` compares: policies that differ in the eviction alone, loads, and the engine they run on
-
+# ---- loads, and policies that differ in the eviction alone -------------------------------------------
 
 RECIPE = DemoRecipe(
     hidden_size=256,
@@ -290,7 +288,7 @@ class SwapEngine:
             engine.close()
 
 
-# ---- What `bench/gain/swap.py` makes of a run: its figures, and how it compares with the others
+# ---- figures of a run --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

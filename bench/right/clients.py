@@ -34,8 +34,7 @@ from headway.errors import HeadwayError, UpstreamError
 from headway.lab.policy_bench import free_port
 from headway.lab.process_cpu import PROC, family
 
-# ---- `vllm bench serve` as two classes of clients at once: two processes with other targets, headers and priorities
-
+# ---- `vllm bench serve` as two classes of clients at once --------------------------------------------
 
 VLLM_BENCH_TIMEOUT_S = 180.0
 
@@ -262,8 +261,7 @@ def _only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 POOLS = "lp=1,hp=1"
 INSTANCES = 2

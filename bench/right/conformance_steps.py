@@ -1,4 +1,4 @@
-"""What an engine decided in one step, what of it another engine decided otherwise, and how much was compared."""
+"""The decisions of one step, how two engines differ in them, and a real scheduler copied into a simulated one."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Tally:
         )
 
 
-# ---- The real scheduler's state, copied into a simulated engine, so that one step can be compared from it
+# ---- the real scheduler's state, copied into a simulated engine --------------------------------------
 
 
 def copied_engine(scheduler: Any, limits: EngineLimits) -> SimulatedEngine:

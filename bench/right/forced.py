@@ -466,8 +466,7 @@ def write_adapters(folder: Path) -> None:
         (adapter / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": modules}))
 
 
-# ---- What a prefill and a decode instance behind a gateway answer; for feature `pd` of `bench/right/outputs.py`
-
+# ---- a prefill and a decode instance behind a gateway: feature `pd` ----------------------------------
 
 AT_ONCE = 3
 """Requests that are under way together. The prompts of so many fit a step of every preset: `ExampleConnector` stores

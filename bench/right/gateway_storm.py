@@ -39,8 +39,7 @@ from bench.right.storm_clients import Asked, Ending, storm, unaccounted, undistu
 from headway.lab.policy_bench import free_port
 from headway.traces.demo_tasks import demo_requests
 
-# ---- What a storm does to instances: it kills them, freezes them for a while, and has them answer garbage
-
+# ---- what a storm does to instances ------------------------------------------------------------------
 
 KILL, FREEZE, GARBAGE = "kills", "freezes", "garbage"
 
@@ -106,8 +105,7 @@ async def _harm(way: Callable[[int], Awaitable[None]], pid: int) -> None:
         await way(pid)
 
 
-# ---- The gateway of a storm as a process: started, looked at from outside, and stopped
-
+# ---- the gateway as a process ------------------------------------------------------------------------
 
 DELAY_S = 0.01
 """Before each token of a small instance."""
@@ -189,8 +187,7 @@ class Memory:
             await asyncio.sleep(SAMPLE_S)
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 TOKENS = (10, 100)
 """The shortest and the longest answer."""

@@ -172,8 +172,7 @@ def _judged(heard: Heard) -> Ending:
     return Ending.FINISHED if len(heard.finish_reasons) == 1 else Ending.BROKEN
 
 
-# ---- Whether clients and gateway tell of the same ends, and whether every answer is the right one
-
+# ---- clients against the access log, and against undisturbed answers ---------------------------------
 
 AGREE = {
     Ending.FINISHED: ("finished",),

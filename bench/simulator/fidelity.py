@@ -66,7 +66,7 @@ from headway.results.plots import seconds_text
 from headway.results.svg import INK, draw, line_style
 from headway.whole_file import write_whole
 
-# ---- The picture of `bench/simulator/fidelity.py`: simulated against real
+# ---- the picture -------------------------------------------------------------------------------------
 
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ def _legend(metrics: Sequence[str]) -> list[tuple[Any, str]]:
     return [(Line2D([], [], **_style(index)), metric) for index, metric in enumerate(metrics)]
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 DEFAULT_RUN_S = 30.0
 DEFAULT_PROFILE_S = 90.0

@@ -1,4 +1,4 @@
-"""What `bench/simulator/fidelity.py` compares: policies, loads, streams, and the engine they run on."""
+"""The two sides of `bench/simulator/fidelity.py`: real runs, simulated runs, their figures and their folder."""
 
 from __future__ import annotations
 
@@ -152,8 +152,7 @@ class RealSide(msgspec.Struct, frozen=True, kw_only=True):
         return stream(run.load * self.capacity_rps, self.run_s, seed, self.setup.slo)
 
 
-# ---- What `bench/simulator/fidelity.py` says of a cell: one policy at one load, real runs beside simulated ones
-
+# ---- figures of a cell: real runs beside simulated ones ----------------------------------------------
 
 METRICS = {"mean_jct_s": 0.03, "mean_ttft_s": 0.08, "p99_jct_s": 0.08}
 """Summary key -> the error that is aimed at, with the machine at the speed it had."""
@@ -251,8 +250,7 @@ def missed(cells: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-# ---- What the law of step times says of the steps of the real runs of `bench/simulator/fidelity.py`
-
+# ---- the law of step times on the steps of the real runs ---------------------------------------------
 
 Row = dict[str, Any]
 """A step of a real run: `run`, `shape`, `seconds`, `gap_s`."""
@@ -317,7 +315,7 @@ def _ratios(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-# ---- Where `bench/simulator/fidelity.py` keeps what was measured, so that a command that was stopped goes on
+# ---- the folder, so that a stopped command goes on ---------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,8 +416,7 @@ def _row(served: ServedStep) -> Row:
     return {"shape": asdict(step.shape), "seconds": step.seconds - step.copy_wait_s, "gap_s": served.gap_s}
 
 
-# ---- The real engine's part of `bench/simulator/fidelity.py`
-
+# ---- the real side -----------------------------------------------------------------------------------
 
 BURST_REQUESTS = 96
 
@@ -483,7 +480,7 @@ def _started(setup: Setup) -> SteppedEngine:
     return engine
 
 
-# ---- The simulator's part of `bench/simulator/fidelity.py`
+# ---- the simulated side ------------------------------------------------------------------------------
 
 
 def with_link(calibration: Calibration, host_kv: HostKv | None) -> Calibration:

@@ -42,8 +42,7 @@ from headway.predict.hardware import Catalogue, Hardware
 from headway.predict.kernels import AllReduce, Kernels, Peaks
 from headway.predict.residuals import Errors, errors_of
 
-# ---- Data sheets of the catalogue's GPUs, and the numbers that were taken rather than fitted, each with its source
-
+# ---- data sheets, and numbers taken rather than fitted, each with its source -------------------------
 
 SMALL_START_S = 2.4e-6
 """Launch of a small kernel: norm, rotation and activation of one token on either RTX, 1.9 to 2.7 us."""
@@ -139,8 +138,7 @@ SOURCES = {
 }
 
 
-# ---- The bench
-
+# ---- the bench ---------------------------------------------------------------------------------------
 
 OUTERMOST = 0.02
 """Share of steps at each end that the residuals leave out."""

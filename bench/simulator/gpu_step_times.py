@@ -44,8 +44,7 @@ from headway.predict.known_models import model_shape
 from headway.predict.nnls import nnls
 from headway.predict.residuals import errors_of
 
-# ---- Single kernels on rows no fit has seen, beside what the catalogue predicts
-
+# ---- single kernels on rows that no fit has seen -----------------------------------------------------
 
 HEAD_DIM = 128
 
@@ -161,7 +160,7 @@ def _decode_error(row: _Iteration, launching_s: float, factor: float, sequence_s
     return abs(row.measured_s / _decode_s(row, launching_s, factor, sequence_s) - 1)
 
 
-# ---- The bench
+# ---- the bench ---------------------------------------------------------------------------------------
 
 
 def main() -> None:

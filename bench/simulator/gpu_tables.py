@@ -281,8 +281,7 @@ def _seconds(row: dict[str, str]) -> float:
     return float(row["latency_ms"]) * 1e-3
 
 
-# ---- Whole steps: measured, or summed up from measured kernels, beside what the catalogue predicts
-
+# ---- whole steps: measured, or summed up from measured kernels ---------------------------------------
 
 SYSTEMS = {name: table.removeprefix("aic_").rpartition("_vllm")[0] for name, table in AIC.items()}
 LEAST_TOKENS, MOST_TOKENS = 1, 32768

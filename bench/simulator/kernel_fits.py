@@ -21,8 +21,7 @@ from headway.predict.kernels import (
 )
 from headway.predict.surface import Surface
 
-# ---- Fits `Surface`s: least squares on logarithms, outliers held back, and smooth where there are no rows
-
+# ---- fits of `Surface`s: least squares on logarithms, outliers held back -----------------------------
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Axes: TypeAlias = tuple[tuple[float, ...], ...]

@@ -1,4 +1,4 @@
-"""The plan and the figures of `bench/gain/gateway_real.py`, by hand."""
+"""The plan and the figures of `bench/gain/gateway_real.py`, by hand, and what the simulator says beside them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from headway_reproduce.ascendra.real_run import CLIENT, GATEWAY, OTHERS, Calibrated, StreamRun
-from headway_reproduce.ascendra.real_stream import Shape, TargetRule
+from headway_reproduce.ascendra.real_stream import Shape, TargetRule, bursty_stream
 from headway_reproduce.ascendra.real_systems import ASCENDRA, SYSTEMS
 
 from bench.gain.gateway_real import (
     Kept,
     Plan,
     Run,
+    Simulated,
     cell,
     client_figures,
     headline,
@@ -26,7 +27,10 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError
 from headway.lab.process_cpu import CpuShare
+from headway.predict.hardware import calibration
+from headway.predict.known_models import model_shape
 from headway.results import Summary, summarize
+from tests.planner.costs import write_costs
 
 RR, LW = "vllm round-robin", "vllm least-work, drop"
 
@@ -180,3 +184,19 @@ def test_a_run_is_kept_and_read_back(plan: Plan) -> None:
 def test_runs_of_another_kind_are_not_mixed(plan: Plan, other: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="another folder"):
         _ = replace(plan, **other).calibrated  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
+    """Two GPUs in place of this machine; of the file only that they were measured counts."""
+    file = write_costs(tmp_path_factory.mktemp("cost") / "cost.json", jobs=128, tokens=2048)
+    return Simulated(file, calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"), 1, 1), 2)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_can_be_simulated(simulated: Simulated, system: str) -> None:
+    # At one request a second everybody is in time; with a first token due within a microsecond nobody is.
+    requests = bursty_stream(1.0, 8.0, 1, Slo(ttft_s=10.0, tbt_s=1.0))
+    hopeless = [replace(request, slo=Slo(ttft_s=1e-6)) for request in requests]
+    assert simulated.goodput(system, requests, 1) == 1.0
+    assert simulated.goodput(system, hopeless, 1) == 0.0

@@ -1,11 +1,133 @@
-"""The tables of docs/regret.md, by hand."""
+"""The sums and the tables of `bench/gain/regret.py`, by hand."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 
+import pytest
+
 from bench.gain.regret_runs import Cell
-from bench.gain.regret_tables import CellFindings, by_cell, by_load, tables
+from bench.gain.regret_tables import (
+    CellFindings,
+    by_cell,
+    by_load,
+    lower_bound,
+    plot,
+    quantile,
+    summary,
+    table,
+    tables,
+    values,
+)
+
+Values = Sequence[float | None]
+
+
+def found(classes: str, load: float = 1.0, workload: str = "chat", **by_name: Values) -> CellFindings:
+    """`mine` is the subject, all but `oracle` and itself are rivals."""
+    names = frozenset(by_name) - {"mine", "oracle"}
+    knowing = frozenset(by_name) & {"oracle"}
+    return CellFindings(Cell(workload, "a100", load, classes), "mine", names, knowing, by_name)
+
+
+def test_the_lower_bound_of_a_mean() -> None:
+    # Mean 3, standard deviation sqrt(2.5), over 5: 3 - 2.13185 x sqrt(0.5).
+    assert lower_bound([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(3 - 2.13185 * 0.70711, abs=1e-4)
+    assert lower_bound([0.4, 0.4, 0.4]) == pytest.approx(0.4)
+    assert lower_bound([0.4]) == 0.4
+
+
+def test_quantiles_are_of_nearest_rank() -> None:
+    assert quantile([3.0, 1.0, 2.0], 0.95) == 3.0
+    assert quantile(list(range(1, 101)), 0.95) == 95
+    assert quantile([7.0], 0.5) == 7.0
+
+
+def test_goodput_is_compared_as_a_share() -> None:
+    cell = found("one", vllm=[0.5, 0.7], edf=[0.9, 0.8], mine=[0.8, 0.8], oracle=[0.95, 0.95])
+    row = cell.row()
+    assert (row["best_preset"], row["bound"]) == ("edf", "oracle")
+    assert row["loss"] == 0.05  # 0.1 and 0
+    # Standard deviation 0.0707, over the root of 2: 0.05; t of two values is 6.314.
+    assert row["loss_lower_95"] == pytest.approx(0.05 - 6.314 * 0.05, abs=1e-4)
+    assert row["gap_to_bound"] == 0.15
+    assert cell.gain("vllm") == pytest.approx(0.8 / 0.6)
+
+
+def test_times_are_compared_as_ratios() -> None:
+    cell = found("none", vllm=[10.0, 12.0], sjf=[4.0, 5.0], mine=[5.0, 5.0])
+    assert cell.row()["best_preset"] == "sjf"
+    assert cell.losses("sjf") == [0.25, 0.0]
+    assert cell.gain("vllm") == pytest.approx(11 / 5)
+    assert cell.row()["bound"] is None, "nobody there knows the lengths"
+
+
+def test_who_lacks_a_value_is_not_the_best() -> None:
+    cell = found("none", vllm=[10.0, 12.0], shedder=[1.0, None], mine=[5.0, 5.0])
+    assert cell.row()["best_preset"] == "vllm"
+    nobody = found("none", vllm=[None], mine=[5.0])
+    assert nobody.row()["best_preset"] is None
+    assert "loss" not in nobody.row()
+    assert summary([cell, nobody])["cells_without_loss"] == [nobody.cell.name]
+
+
+def test_a_cell_in_which_the_subject_lets_some_go_is_not_forgotten() -> None:
+    cell = found("none", vllm=[10.0], mine=[None])
+    assert summary([cell])["cells_without_loss"] == [cell.cell.name]
+    one_of_two = found("none", vllm=[10.0, 10.0], mine=[9.0, None])
+    assert summary([one_of_two])["cells_without_loss"] == [one_of_two.cell.name]
+
+
+def test_the_subject_is_no_rival_of_itself_and_may_be_the_bound() -> None:
+    row = found("one", vllm=[0.5], mine=[0.8], oracle=[0.7]).row()
+    assert (row["best_preset"], row["loss"]) == ("vllm", pytest.approx(-0.3))
+    assert (row["bound"], row["gap_to_bound"]) == ("mine", 0.0)
+
+
+def test_the_figures_of_the_whole() -> None:
+    cells = [
+        found("one", 0.5, vllm=[0.99], mine=[0.98], oracle=[1.0]),
+        found("one", 1.2, vllm=[0.2], mine=[0.6], oracle=[0.7]),
+        found("two", 1.2, vllm=[0.0], mine=[0.5], oracle=[0.5]),
+        found("none", 1.2, vllm=[12.0], mine=[3.0], oracle=[2.0]),
+    ]
+    told = summary(cells)
+    assert told["cells"] == 4
+    assert told["worst_vs_best_preset"] == 0.01
+    assert told["worst_cell"] == "chat/a100/0.5/one"
+    assert [row["cell"] for row in told["losing_cells"]] == ["chat/a100/0.5/one"]
+    assert told["median_gap_to_bound"] == pytest.approx((0.02 + 0.1) / 2)  # of 0.02, 0.1, 0 and 0.5
+    # 0.6 / 0.2 = 3; goodput of 0 counts as 0.001, so 500.
+    assert told["goodput_gain_vs_vllm_saturated"] == [251.5, 3.0, 500.0]
+    assert told["mean_jct_gain_vs_vllm_saturated"] == [4.0, 4.0, 4.0]
+    assert told["low_load_loss"] == 0.01
+    assert {key: aim["met"] for key, aim in told["aims"].items()} == dict.fromkeys(told["aims"], True)
+
+
+def test_what_was_not_measured_is_null_and_no_aim_of_it_is_met() -> None:
+    told = summary([found("none", 1.0, vllm=[4.0], mine=[8.0])])
+    assert told["goodput_gain_vs_vllm_saturated"] is None
+    assert told["low_load_loss"] is None
+    assert told["aims"]["low_load_loss"] == {"aim": "<= 0.02", "found": None, "met": None}
+    assert told["aims"]["worst_vs_best_preset"]["met"] is False
+
+
+def test_tables_and_plot_tell_every_cell() -> None:
+    cells = [
+        found("one", vllm=[0.5, 0.7], edf=[0.9, 0.8], mine=[0.8, 0.8]),
+        found("none", vllm=[9.0, 9.0], edf=[None, 8.0], mine=[6.0, 6.0]),
+    ]
+    rows = [cell.row() for cell in cells]
+    lines = table("mine", rows).splitlines()
+    assert lines[1].split()[:3] == ["chat/a100/1/one", "0.8", "0.05"]
+    assert lines[1].endswith("edf 0.85, mine 0.8, vllm 0.6")
+    assert lines[2].endswith("mine 6, vllm 9")
+    parsed = list(csv.reader(values(cells).splitlines()))
+    assert parsed[0] == ["cell", "metric", "contender", "mean", "seed_0", "seed_1"]
+    assert ["chat/a100/1/none", "mean_jct_s", "edf", "", "", "8"] in parsed
+    assert plot("mine", rows).startswith("<svg")
+
 
 ORACLE = "shortest-oracle"
 

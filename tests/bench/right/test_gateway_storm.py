@@ -1,14 +1,112 @@
-"""Requests through a gateway over real engines that are killed and frozen: every one is accounted for."""
+"""Requests through a gateway whose instances are killed, frozen and made to answer garbage: all are accounted for."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.right import gateway_storm
-from bench.right.gateway_storm import REAL
+from bench.right.gateway_storm import REAL, SMALL, questions
+from bench.right.storm_clients import Asked, Ending, Heard, is_wrong, unaccounted, undisturbed
+
+ASKED = Asked("a", "hello", 3)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_every_request_ends_once(tmp_path: Path) -> None:
+    plan = replace(
+        SMALL, pools="lp=2,hp=1", requests=120, rate_rps=40.0, texts=5, harm_every_s=0.8, freeze_s=3.0
+    )
+    result = gateway_storm.run(plan, tmp_path)
+    log = (tmp_path / "log").read_text(errors="replace")
+    assert gateway_storm.passed(result), f"{result}\n{log[-3000:]}"
+    assert sum(result["ends"].values()) == result["requests"] == 120
+    assert min(result["harm"].values()) >= 1
+    assert result["restarts"] >= 1
+    assert result["handed_off"] > 0
+
+
+def heard(ending: Ending, text: str = "") -> Heard:
+    return Heard(ASKED, ending, text=text)
+
+
+@pytest.mark.parametrize(
+    ("ending", "logged", "is_bad"),
+    [
+        (Ending.FINISHED, ["finished"], False),
+        (Ending.FINISHED, ["finished", "finished"], True),
+        (Ending.FINISHED, [], True),
+        (Ending.FINISHED, ["failed"], True),
+        (Ending.REFUSED, ["shed"], False),
+        (Ending.REFUSED, ["finished"], True),
+        (Ending.INTERRUPTED, ["failed"], False),
+        (Ending.LEFT, ["cancelled"], False),
+        (Ending.LEFT, [], False),
+        (Ending.LEFT, ["cancelled", "finished"], True),
+        (Ending.BROKEN, ["failed"], True),
+        (Ending.HUNG, ["failed"], True),
+    ],
+)
+def test_an_end_is_told_once_and_alike(ending: Ending, logged: list[str], is_bad: bool) -> None:
+    lines = [{"id": "a", "outcome": outcome} for outcome in logged]
+    assert unaccounted([heard(ending)], lines) == (["a"] if is_bad else [])
+
+
+def test_a_line_that_nobody_asked_for_counts() -> None:
+    assert unaccounted([], [{"id": "b", "outcome": "finished"}]) == ["b"]
+
+
+def test_answers_are_held_against_the_undisturbed_ones() -> None:
+    right = {("hello", False): "one two"}
+    assert not is_wrong(heard(Ending.FINISHED, "one two"), right)
+    assert is_wrong(heard(Ending.FINISHED, "one"), right)
+    assert not is_wrong(heard(Ending.INTERRUPTED, "one"), right)
+    assert is_wrong(heard(Ending.LEFT, "two"), right)
+
+
+@pytest.mark.parametrize(
+    ("change", "passed"),
+    [
+        ({}, True),
+        ({"unaccounted": 1}, False),
+        ({"wrong": 1}, False),
+        ({"exit_code": 1}, False),
+        ({"recovered": False}, False),
+        ({"ends": {"hung": 1, "broken": 0}}, False),
+        ({"ends": {"hung": 0, "broken": 1}}, False),
+        ({"gateway_memory_mib": {"start": 60.0, "peak": 120.0, "end": 60.0}}, False),
+    ],
+)
+def test_what_must_not_be(change: dict[str, Any], passed: bool) -> None:
+    good = {
+        "unaccounted": 0,
+        "wrong": 0,
+        "exit_code": 0,
+        "recovered": True,
+        "ends": {"hung": 0, "broken": 0},
+        "gateway_memory_mib": {"start": 60.0, "peak": 70.0, "end": 60.0},
+    }
+    assert gateway_storm.passed({**good, **change}) is passed
+
+
+def test_the_same_seed_asks_the_same() -> None:
+    plan = replace(SMALL, requests=100, texts=5)
+    assert questions(plan) == questions(plan)
+    calm, requests = questions(plan)
+    assert len(calm) == 10
+    assert len({asked.id for _, asked in requests}) == 100
+    assert [at_s for at_s, _ in requests] == sorted(at_s for at_s, _ in requests)
+    assert any(asked.leaves_after_s for _, asked in requests)
+
+
+async def test_a_client_notices_that_nobody_is_there(unused_tcp_port: int) -> None:
+    (one,) = await undisturbed(f"http://127.0.0.1:{unused_tcp_port}", [ASKED], "small", 10.0)
+    assert one.ending is Ending.BROKEN
+    assert "ClientConnectorError" in one.said
 
 
 @pytest.mark.engine
