@@ -1,10 +1,10 @@
 """What the gateway adds to a stream: `python bench/cost/gateway_overhead.py --json`.
 
-A stub upstream streams 16 chunks like vLLM's (`sse_stub`); client and stub share one core, the proxy has another one
-to itself. Compared with talking to the stub directly, in the same run: the gateway as `headway serve --join` starts
-it, the same with `--no-resume` (the upstream is not asked for token ids), the least that a Python proxy does
-(`bare_proxy`), and the Rust `vllm-router` where `--vllm-router PATH` names its program (null without). Nobody waits for
-a model, so all that is seen is the proxy's.
+A stub upstream streams 16 chunks like vLLM's (`sse_servers.py stub`); client and stub share one core, the proxy has
+another one to itself. Compared with talking to the stub directly, in the same run: the gateway as `headway serve
+--join` starts it, the same with `--no-resume` (the upstream is not asked for token ids), the least that a Python
+proxy does (`sse_servers.py bare`), and the Rust `vllm-router` where `--vllm-router PATH` names its program (null
+without). Nobody waits for a model, so all that is seen is the proxy's.
 
 - `rates`: Poisson arrivals at 50, 200 and 500 a second, the chunks 5 ms apart. `ttfb_added_p50_ms`: time to the first
   byte of the body, over talking to the stub directly in the same round. `token_added_p50_ms`: from the stub's write of

@@ -19,11 +19,11 @@ from urllib.request import Request, urlopen
 
 import httptools
 
-from bench.cost.sse_stub import STAMP_DIGITS
+from bench.cost.sse_servers import STAMP_DIGITS
 from headway.errors import UpstreamError
 from headway.lab.policy_bench import free_port
 
-# ---- a client for `sse_stub`: a raw protocol that notes when each chunk came -------------------------
+# ---- a client for the stub: a raw protocol that notes when each chunk came -------------------------
 
 _TEXT = b'"text":"'
 _DONE = b"data: [DONE]"
@@ -193,7 +193,7 @@ class Client:
         return head.encode() + body
 
 
-FOLDER = Path(__file__).parent
+SERVERS = Path(__file__).with_name("sse_servers.py")
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 20.0
 DIRECT, BARE, HEADWAY, PLAIN_HEADWAY, RUST = "direct", "bare", "headway", "headway-no-resume", "vllm-router"
@@ -214,7 +214,7 @@ def commands(upstream: str, rust: Path | None) -> dict[str, list[str]]:
         *("--router", "round-robin", "--port", "{port}"),
     ]
     found = {
-        BARE: [sys.executable, str(FOLDER / "bare_proxy.py"), "{port}", upstream],
+        BARE: [sys.executable, str(SERVERS), "bare", "{port}", upstream],
         HEADWAY: headway,
         PLAIN_HEADWAY: [*headway, "--no-resume"],
     }
@@ -248,7 +248,7 @@ def running(core: int, rust: Path | None) -> Iterator[dict[str, Running]]:
 def stub() -> Iterator[Running]:
     """The upstream, in a process of its own. Raises UpstreamError if it does not answer in time."""
     port = free_port()
-    with _process([sys.executable, str(FOLDER / "sse_stub.py"), str(port)]) as process:
+    with _process([sys.executable, str(SERVERS), "stub", str(port)]) as process:
         url = f"http://127.0.0.1:{port}"
         _wait_until_it_streams(DIRECT, url, process)
         yield Running(url, process.pid)
@@ -283,7 +283,7 @@ def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 def _environment() -> Mapping[str, str]:
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(FOLDER.parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(SERVERS.parents[2]), os.environ.get("PYTHONPATH", "")]),
     }
 
 

@@ -38,13 +38,8 @@ COMMAND = "python bench/right/versions.py --readme"
 BEGIN, END = "<!-- versions.py --readme -->", "<!-- end -->"
 PRESETS = "vllm,vllm-v0,fastserve,headway"
 """Those that conformance runs here: with stock's steps, with pauses, with swaps, and with all."""
-TESTS = (
-    "tests/engine",
-    "tests/bench/right/test_outputs.py",
-    "tests/bench/right/test_soak.py",
-    "--ignore=tests/engine/servers",
-)
-"""Left out: tests that try in short what is done here at length, and vLLM's commands, which need more packages."""
+TESTS = ("tests/engine", "--ignore=tests/engine/servers")
+"""Left out: vLLM's commands, which need more packages, and what is done here at length (tests/bench/right)."""
 FAULTS = "unexplained", "watchdog_faults", "policy_faults", "unended", "leaked", "unlike_stock"
 
 

@@ -37,7 +37,7 @@ from bench.cost.gateway_proxies import (
     commands,
     completion,
 )
-from bench.cost.sse_stub import DONE, STAMP_DIGITS, event
+from bench.cost.sse_servers import DONE, STAMP_DIGITS, event
 
 
 def turn(ttfb_ms: list[float], token_ms: list[float], *, wall_s: float = 1.0, cpu_s: float = 0.0) -> Turn:

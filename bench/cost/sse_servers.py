@@ -1,21 +1,30 @@
-"""A fast stand-in for a vLLM server that streams: `python bench/cost/sse_stub.py PORT`.
+"""Two servers that `gateway_overhead` starts: `sse_servers.py stub PORT`, and `sse_servers.py bare PORT UPSTREAM`.
 
-A raw asyncio protocol on uvloop. A completion has `max_tokens` chunks like vLLM's, the first at once and the others as
-far apart as the prompt's first number says, in microseconds; 0 sends all in one write. The text of each chunk is the
-time at which it was written, in nanoseconds of the machine's monotonic clock, so that a client on the same machine
-knows how long each was under way. Token ids are there if the body asks for them. Prints `ready` when it listens.
+The stub is a fast stand-in for a vLLM server that streams: a raw asyncio protocol on uvloop. A completion has
+`max_tokens` chunks like vLLM's, the first at once and the others as far apart as the prompt's first number says, in
+microseconds; 0 sends all in one write. The text of each chunk is the time at which it was written, in nanoseconds of
+the machine's monotonic clock, so that a client on the same machine knows how long each was under way. Token ids are
+there if the body asks for them. Prints `ready` when it listens.
+
+The bare proxy does the least that a proxy in Python does: it reads the body, parses it as JSON, forwards it, and passes
+the answer's bytes on as they come; no routing, no books.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import json
 import re
+import sys
 import time
-from typing import cast
+from typing import Any, cast
 
+import aiohttp
 import httptools
+import uvicorn
 import uvloop
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 STAMP_DIGITS = 19
 MODEL = "stub"
@@ -139,12 +148,50 @@ async def serve(port: int) -> None:
     await server.serve_forever()
 
 
-def main() -> None:
-    """Serve on a port."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("port", type=int)
-    uvloop.run(serve(parser.parse_args().port))
+# ---- the bare proxy ----------------------------------------------------------------------------------
+
+_HOP_BY_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"host"}
+
+
+class Proxy:
+    """A raw ASGI endpoint."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Forward one request."""
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        json.loads(body)
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        headers = {name.decode(): value.decode() for name, value in _kept(scope["headers"])}
+        url = self._upstream + scope["path"]
+        async with self._session.post(url, data=body, headers=headers) as answer:
+            kept = _kept(answer.raw_headers)
+            await send({"type": "http.response.start", "status": answer.status, "headers": kept})
+            async for data in answer.content.iter_any():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _kept(headers: Any) -> list[tuple[bytes, bytes]]:
+    lowered = ((name.lower(), value) for name, value in headers)
+    return [(name, value) for name, value in lowered if name not in _HOP_BY_HOP]
+
+
+def serve_bare(port: int, upstream: str) -> None:
+    """Serve on a port of this machine until ended."""
+    app = Starlette(routes=[Route("/v1/completions", Proxy(upstream), methods=["POST"])])
+    uvicorn.run(app, port=port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "stub":
+        uvloop.run(serve(int(sys.argv[2])))
+    else:
+        serve_bare(int(sys.argv[2]), sys.argv[3])
