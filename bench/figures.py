@@ -100,3 +100,13 @@ def p99(values: Sequence[float]) -> float:
 def latencies(jcts_s: Sequence[float]) -> dict[str, float]:
     """Mean and tail of completion times."""
     return {"mean_jct_s": fmean(jcts_s), "p99_jct_s": p99(jcts_s)}
+
+
+def means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each figure's mean over the runs."""
+    return {name: fmean(run[name] for run in runs) for name in runs[0]}
+
+
+def number(value: float | None) -> str:
+    """A figure in a table; a dash where there is none."""
+    return "–" if value is None else f"{value:.3g}"

@@ -351,12 +351,10 @@ class _PlanLane(_ClockedLane):
 def quantiles(values: Iterable[float]) -> dict[str, float]:
     """The median and the 99th percentile, by name."""
     ascending = sorted(values)
-    return {name: quantile(ascending, share) for name, share in QUANTILES.items()}
-
-
-def quantile(ascending: list[float], share: float) -> float:
-    """The value that this share of them is at or below."""
-    return round(ascending[min(len(ascending) - 1, int(share * len(ascending)))], 1)
+    last = len(ascending) - 1
+    return {
+        name: round(ascending[min(last, int(share * len(ascending)))], 1) for name, share in QUANTILES.items()
+    }
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import command_line, jobs_option, markdown_option, stream_options
-from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, loss, mean, values
+from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, loss, mean, number, values
 from bench.gain.predicted import (
     HARDWARE,
     LIMIT_TOKENS,
@@ -288,13 +288,9 @@ def broken_table(found: Mapping[str, Any]) -> str:
 
 def _row(kind: str, load: str, cell: Mapping[str, Any], names: Sequence[str]) -> str:
     metric, systems = cell["metric"], cell["systems"]
-    values = [_number(systems[name][metric]) for name in REFERENCES]
-    values += [f"{_number(systems[name][metric])} ({_percent(cell['behind'][name])})" for name in names]
+    values = [number(systems[name][metric]) for name in REFERENCES]
+    values += [f"{number(systems[name][metric])} ({_percent(cell['behind'][name])})" for name in names]
     return f"| {kind} | {load} | {metric} | {' | '.join(values)} |"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
 
 
 def _percent(behind: float | None) -> str:

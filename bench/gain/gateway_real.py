@@ -59,6 +59,7 @@ from headway_reproduce.ascendra.real_systems import (
 )
 
 from bench.command import command_line, out_option, say, stream_options
+from bench.figures import mean
 from bench.serving_engine import profiled
 from headway.core.record import Record
 from headway.core.slo import Slo
@@ -127,7 +128,7 @@ def system_figures(runs: Sequence[StreamRun]) -> dict[str, Any]:
     summaries = [run.summary for run in runs]
     return {
         "goodput": {"mean": fmean(good), "by_seed": good, "spread": max(good) - min(good)},
-        **{name: _mean([getattr(summary, name) for summary in summaries]) for name in LATENCIES},
+        **{name: mean([getattr(summary, name) for summary in summaries]) for name in LATENCIES},
         "dropped": fmean((summary.expired + summary.shed) / summary.requests for summary in summaries),
         "failed": fmean(summary.failed / summary.requests for summary in summaries),
         "served": {name: fmean(run.served.get(name, 0) for run in runs) for name in runs[0].served},
@@ -139,11 +140,6 @@ def system_figures(runs: Sequence[StreamRun]) -> dict[str, Any]:
             if name not in (CLIENT, GATEWAY, OTHERS)
         },
     }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def client_figures(runs: Sequence[StreamRun], cores: int) -> dict[str, Any]:

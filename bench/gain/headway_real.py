@@ -49,7 +49,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import command_line, markdown_option, out_option, say, stream_options
-from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, versus
+from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, number, versus
 from bench.gain.broken_predictions import REFERENCES, broken_cell, broken_table, broken_verdicts
 from bench.gain.headway_real_runs import (
     CONTROL,
@@ -245,7 +245,7 @@ def _row(kind: str, load: str, cell: Mapping[str, Any], policy: str) -> str:
         if compared not in stock:
             return "–"
         names = [stock[compared]["against"], *([PRIORITY.name] if priority else []), policy]
-        return " / ".join(_number(systems[name][metric]) for name in names if name in systems)
+        return " / ".join(number(systems[name][metric]) for name in names if name in systems)
 
     main = GOODPUT if GOODPUT in stock else MEAN_JCT
     return (
@@ -262,11 +262,7 @@ def _gain(stock: Mapping[str, Any], metric: str) -> str:
     found = stock[metric]
     seeds = [each for each in found["by_seed"] if each is not None]
     ends = f" ({min(seeds):.2f} to {max(seeds):.2f})" if seeds else ""
-    return f"{_number(found['gain'])}{ends} | {_number(found['simulated']['gain'])}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+    return f"{number(found['gain'])}{ends} | {number(found['simulated']['gain'])}"
 
 
 def _percent(value: float | None) -> str:

@@ -20,12 +20,12 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import command_line, jobs_option, markdown_option, say
+from bench.figures import means
 from bench.gain.regret_workloads import DATA, MACHINES, Served, known_workloads
 from bench.streams import conversations
 from headway.core.record import Record
@@ -152,7 +152,7 @@ def report(workloads: Iterable[str], policy: str, data: Path, jobs: int) -> dict
         "capacity_rps": capacities,
         "cells": {
             f"{workload}, {load:g}": {
-                router: _means([found[run] for run in todo if _cell(run) == (workload, load, router)])
+                router: means([found[run] for run in todo if _cell(run) == (workload, load, router)])
                 for router in ROUTERS
             }
             for workload, load in product(workloads, LOADS)
@@ -162,10 +162,6 @@ def report(workloads: Iterable[str], policy: str, data: Path, jobs: int) -> dict
 
 def _cell(run: Run) -> tuple[str, float, str]:
     return run.workload, run.load, run.router
-
-
-def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: fmean(run[name] for run in runs) for name in runs[0]}
 
 
 def markdown(found: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 import msgspec
 
-from bench.command import command_line, moves_ahead, preset_option
+from bench.command import command_line, moves_ahead, preset_option, say
 from bench.right.forced import (
     SPARED,
     Answers,
@@ -412,7 +412,7 @@ def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial], fo
         for what in TOLD:
             cell[what] += met[what]
         most |= met
-    _say(f"{name}, {preset.name}: {cell}; the most one run met: {dict(most)}")
+    say(f"{name}, {preset.name}: {cell}; the most one run met: {dict(most)}")
     forced = {} if feature.apart else {"preemptions": 0, "pauses": 0}
     least = {**forced, **feature.evidence, **(_moves(preset) if feature.storm else {})}
     if feature.lengths and isinstance(build_policy(preset).order, Predicting):
@@ -456,7 +456,7 @@ def _near_ties(who: str, engine: Engine, trial: Trial, answers: Answers, wrong: 
         gap = again.gap(answers, index) if repeated and trial.requests[index].greedy else inf
         near_ties += gap <= NEAR_TIE
         verdict = "a near tie" if gap <= NEAR_TIE else "wrong"
-        _say(f"{who}: request {index} of {trial.load.name} is {verdict}, its logprobs differ by {gap:.2g}")
+        say(f"{who}: request {index} of {trial.load.name} is {verdict}, its logprobs differ by {gap:.2g}")
     return near_ties
 
 
@@ -519,7 +519,7 @@ def run_feature(feature: str, presets: Sequence[str], requests: int) -> dict[str
         except subprocess.TimeoutExpired:
             why = f"not done after {timeout_s} s"
         cells = dict(json.loads(line) for line in cells_file.read_text().splitlines())
-    _say(f"{feature}: {time.monotonic() - started_s:.0f} s")
+    say(f"{feature}: {time.monotonic() - started_s:.0f} s")
     return {preset: cells.get(preset, {"error": why}) for preset in presets}
 
 
@@ -544,10 +544,6 @@ def _work(folder: Path, feature: str, presets: Sequence[Preset], requests: int) 
     with (folder / CELLS).open("a") as cells:
         for named in measure(feature, presets, requests, folder):
             print(json.dumps(named), file=cells, flush=True)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

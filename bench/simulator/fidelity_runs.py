@@ -19,6 +19,7 @@ from headway_reproduce.mid_model import ensure_mid_model
 from scipy.special import stdtrit
 
 from bench.command import pauses, say
+from bench.figures import means
 from bench.serving_engine import profile_for
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome, Record
@@ -187,7 +188,7 @@ def run_of(records: Sequence[Record], steps: int) -> Run:
 
 def mean_run(runs: Sequence[Run]) -> Run:
     """One stream simulated several times, as one run; its records are the first one's."""
-    values, counts = _means([run.values for run in runs]), _means([run.counts for run in runs])
+    values, counts = means([run.values for run in runs]), means([run.counts for run in runs])
     return Run(values, counts, runs[0].records)
 
 
@@ -205,19 +206,19 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """Means over the streams, and errors of these, as fractions."""
         return {
-            "real": _means([run.values for run in self.real]),
-            "simulated": _means([run.values for run in self.simulated]),
+            "real": means([run.values for run in self.real]),
+            "simulated": means([run.values for run in self.simulated]),
             "error": self._errors(self.simulated),
             "error_at_own_speed": self._errors(self.own),
             "half_width": {key: self._half_width(key) for key in METRICS},
             "counts": {
-                "real": _means([run.counts for run in self.real]),
-                "simulated": _means([run.counts for run in self.own]),
+                "real": means([run.counts for run in self.real]),
+                "simulated": means([run.counts for run in self.own]),
             },
         }
 
     def _errors(self, simulated: Sequence[Run]) -> Values:
-        found, real = _means([run.values for run in simulated]), _means([run.values for run in self.real])
+        found, real = means([run.values for run in simulated]), means([run.values for run in self.real])
         return {key: found[key] / real[key] - 1 for key in METRICS}
 
     def _half_width(self, key: str) -> float | None:
@@ -233,10 +234,6 @@ class Cell:
         ratio = fmean(own for own, _ in pairs) / real
         variance = fsum((own - ratio * value) ** 2 for own, value in pairs) / (count - 1)
         return float(stdtrit(count - 1, 0.975)) * sqrt(variance / count) / real
-
-
-def _means(runs: Sequence[Values]) -> Values:
-    return {key: fmean(run[key] for run in runs) for key in runs[0]}
 
 
 def missed(cells: dict[str, dict[str, Any]]) -> list[str]:
