@@ -15,7 +15,7 @@ import pytest
 from headway.cli.shadow import _Shadowing, report_text
 from headway.errors import ConfigError
 from headway.gateway.book.shadow_board import ShadowFigures, ShadowState
-from headway.gateway.http.endpoint import open_session
+from headway.http_client import open_session
 from headway.lab.shadow import CONTROL, LIVE
 from tests.cli.conftest import Headway, Refused
 from tests.gateway.shadow_reports import DOUBT, DOUBTED

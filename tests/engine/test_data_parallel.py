@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.record import Outcome
 from headway.loadgen import ReplayOptions, replay
-from headway.loadgen.explain import ask_about
+from headway.loadgen.queries import ask_about
 from headway.results import read_records
 from headway.traces import TraceRequest
 from tests.engine.test_serve_demo import Serving, is_alive

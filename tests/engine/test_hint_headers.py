@@ -17,7 +17,7 @@ from headway.core.hints import MAY_MOVE
 from headway.engine.vllm.questions import Endpoint
 from headway.gateway.http.api import APIS
 from headway.gateway.http.refusal import Refusal
-from headway.gateway.request.ask import read_ask
+from headway.gateway.request.generation_request import read_ask
 
 COMPLETIONS = "/v1/completions"
 

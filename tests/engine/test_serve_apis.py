@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from headway.core.record import Outcome
-from headway.loadgen.explain import ask_about
+from headway.loadgen.queries import ask_about
 from headway.results import read_records
 from tests.engine.test_serve_demo import Serving
 

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from headway.loadgen.explain import ask_about
+from headway.loadgen.queries import ask_about
 from tests.engine.test_serve_demo import Serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

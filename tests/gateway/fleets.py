@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.engine.servers.server_process import ServerProcess
 from headway.gateway.fleet.fleet import Fleet, FleetOptions, Member
-from headway.gateway.http.endpoint import open_session
+from headway.http_client import open_session
 
 SCRIPT = Path(__file__).with_name("small_server.py")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 
+from headway.gateway.app import Gateway, gateway_app, listen, serve_on
 from headway.gateway.book.accounts import Accounts
 from headway.gateway.fleet.fleet import Fleet, FleetOptions, Member
-from headway.gateway.http.app import Gateway, gateway_app, listen, serve_on
 from headway.gateway.http.options import GatewayOptions
 from headway.routing import build_router
 from tests.gateway.fleets import QUICK, running, until

@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
+from headway.gateway.app import gateway_app, listen, serve_on
 from headway.gateway.fleet.fleet import Member
-from headway.gateway.http.app import gateway_app, listen, serve_on
 from headway.gateway.http.options import GatewayOptions
 from headway.routing import build_router
 from tests.gateway.fleets import running, until

@@ -16,20 +16,20 @@ import aiohttp
 
 from headway.core.job import PREFIX_BLOCK_TOKENS, Job
 from headway.core.record import Outcome, Record
+from headway.gateway.app import gateway_app
 from headway.gateway.fleet.fleet import Fleet, Member
-from headway.gateway.http.app import gateway_app
-from headway.gateway.http.endpoint import open_session
 from headway.gateway.http.options import GatewayOptions
+from headway.http_client import open_session
 from headway.routing import Router, build_router
 from headway.routing.pools import pool_of
 from headway.sim.cluster import Cluster
 from headway.sim.instance import Instance
 from headway.sim.loop import EventLoop, Phase
 from headway.traces import TraceRequest
-from tests.gateway.conftest import FakeServer, Stream
-from tests.gateway.conftest import running as fake_server
 from tests.gateway.fleets import QUICK, until
 from tests.gateway.loopback import serving
+from tests.loadgen.conftest import FakeServer, Stream
+from tests.loadgen.conftest import running as fake_server
 
 Placed = list[tuple[str, str]]
 """Each request and where it came, in order; once more for each time it was handed off."""

@@ -16,13 +16,13 @@ import aiohttp
 import pytest
 
 from headway.errors import ConfigError
+from headway.gateway.app import gateway_app, listen, serve, serve_on
+from headway.gateway.book.access_log import AccessLog
 from headway.gateway.fleet.fleet import Fleet, Member
-from headway.gateway.http.access_log import AccessLog
-from headway.gateway.http.app import gateway_app, listen, serve, serve_on
-from headway.gateway.http.endpoint import open_session
 from headway.gateway.http.keys import Keys
 from headway.gateway.http.options import Cors, GatewayOptions
 from headway.gateway.request.serving import Serving
+from headway.http_client import open_session
 from headway.routing import build_router
 from tests.gateway.fleets import until
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, ask, gateway
@@ -171,7 +171,7 @@ async def test_pages_of_the_origins_that_the_gateway_was_told_may_ask_and_read(
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
 async def test_a_body_that_stalls_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.http.edge.STALLED_S", 0.2)
+    monkeypatch.setattr("headway.gateway.http.asgi_client.STALLED_S", 0.2)
     async with upstream() as instance, gateway(instance) as front:
 
         async def half() -> AsyncIterator[bytes]:

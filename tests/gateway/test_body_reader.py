@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from headway.gateway.http.api import CHAT, COMPLETIONS
-from headway.gateway.http.body_reader import MAX_BYTES_HERE, MAX_COMMAS_HERE, BodyReader
 from headway.gateway.http.refusal import Refusal
-from headway.gateway.request.ask import read_ask
+from headway.gateway.request.body_reader import MAX_BYTES_HERE, MAX_COMMAS_HERE, BodyReader
+from headway.gateway.request.generation_request import read_ask
 from tests.gateway.fleets import until
 from tests.gateway.front import PROMPT, gateway
 from tests.gateway.upstream import upstream
@@ -62,7 +62,7 @@ async def test_a_large_body_is_read_in_another_process_as_it_would_be_here(
 ) -> None:
     data = encoded(body)
     here = read_ask(path, HEADERS, data, request_id="r")
-    monkeypatch.setattr("headway.gateway.http.body_reader.read_ask", not_here)
+    monkeypatch.setattr("headway.gateway.request.body_reader.read_ask", not_here)
     async with reader() as bodies:
         there = await bodies.read(path, HEADERS, data, request_id="r")
     assert there == here
@@ -73,7 +73,7 @@ async def test_a_large_body_is_read_in_another_process_as_it_would_be_here(
 async def test_sequences_of_a_large_body_are_counted_in_another_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headway.gateway.request.ask._decode_fields", not_here)
+    monkeypatch.setattr("headway.gateway.request.generation_request._decode_fields", not_here)
     async with reader() as bodies:
         assert await bodies.count(encoded(MANY)) == 2 * PROMPTS
         assert await bodies.count(b"--form\r\n" + b"," * MAX_BYTES_HERE) == 1
@@ -160,7 +160,7 @@ async def test_a_body_whose_client_has_left_is_not_read(path: str) -> None:
 
 
 async def test_a_body_of_many_values_reaches_the_instance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.http.body_reader.read_ask", not_here)
+    monkeypatch.setattr("headway.gateway.request.body_reader.read_ask", not_here)
     ids = [7] * PROMPTS
     async with upstream() as instance, gateway(instance) as front:
         assert (await front.post({**PROMPT, "prompt": ids})).status == 200

@@ -15,7 +15,7 @@ from headway.explain.text import told_data, told_text
 from headway.gateway.book.accounts import KEPT_ENDED, MAX_CLASSES, OTHER, Accounts
 from headway.gateway.book.explain import EXPLAIN_PATHS
 from headway.gateway.http.keys import Keys
-from headway.loadgen.explain import ask_about
+from headway.loadgen.queries import ask_about
 from tests.core.trail_scene import displaced_scene
 from tests.gateway.fleets import free_port, until
 from tests.gateway.front import PROMPT, gateway

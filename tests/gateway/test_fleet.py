@@ -19,7 +19,7 @@ from headway.errors import ConfigError, UpstreamError
 from headway.gateway.fleet.fleet import Condition, Fleet, FleetOptions, Member
 from headway.gateway.fleet.fleet_process import LaunchedServer
 from headway.gateway.fleet.health import NO_FACTS, health_problem, probing_session
-from headway.gateway.http.endpoint import open_session
+from headway.http_client import open_session
 from tests.gateway.fleets import HASTY, QUICK, SmallServer, running, until
 from tests.gateway.small_server import MODELS
 

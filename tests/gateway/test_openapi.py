@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from headway.gateway.http.keys import Keys
-from headway.gateway.http.openapi import describe
 from headway.gateway.http.options import GatewayOptions
+from headway.gateway.openapi import describe
 from tests.gateway.fleets import free_port
 from tests.gateway.named_upstream import MODEL
 from tests.gateway.openai_upstream import gateway

@@ -11,7 +11,7 @@ import pytest
 
 from headway.gateway.fleet.fleet import Member
 from headway.gateway.fleet.progress import Progress
-from headway.gateway.http.endpoint import open_session
+from headway.http_client import open_session
 from tests.gateway.fleets import SmallServer, running, until
 
 PATIENCE_S = 100.0

@@ -16,7 +16,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
 from headway.gateway.book.accounts import Accounts
 from headway.gateway.fleet.fleet import Fleet
-from headway.gateway.fleet.rebalance import rebalance, shares_left
+from headway.gateway.rebalance import rebalance, shares_left
 from headway.routing.roles import Roles, RoleSettings
 from tests.gateway.fleets import HASTY, SmallServer, running, until
 

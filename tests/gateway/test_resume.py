@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.gateway.request.ask import Ask, read_ask
+from headway.gateway.request.generation_request import Ask, read_ask
 from headway.gateway.request.resumable import resumable
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, gateway
 from tests.gateway.upstream import SPLIT, Turn, Upstream, answer_ids, prompt_ids, text_of, upstream

@@ -35,7 +35,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as it is.")] = False,
 ) -> None:
     """Tell what a request waited for, behind whom, who displaced it, its slack, and what was predicted of it."""
-    from headway.loadgen.explain import ask_about
+    from headway.loadgen.queries import ask_about
 
     answer = asyncio.run(ask_about(url, request_id, api_key))
     if as_json:

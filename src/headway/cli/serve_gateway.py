@@ -20,11 +20,11 @@ from headway.cli.serve_layout import Place
 from headway.cli.serve_shadow import shadow_beside
 from headway.cli.serve_site import Site
 from headway.engine.servers.server_process import end_signals
+from headway.gateway.app import Gateway, gateway_app, serve
 from headway.gateway.fleet.fleet import Fleet, Member
 from headway.gateway.fleet.health import NO_FACTS
-from headway.gateway.fleet.rebalance import rebalance
-from headway.gateway.http.app import Gateway, gateway_app, serve
-from headway.gateway.http.endpoint import open_session
+from headway.gateway.rebalance import rebalance
+from headway.http_client import open_session
 from headway.routing import build_router
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from headway.engine.servers.vllm_flags import VllmFlag, parse_vllm_flags, value_
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.gateway.fleet.fleet import FleetOptions
-from headway.gateway.http.endpoint import without_secrets
 from headway.gateway.http.keys import Keys, read_keys
 from headway.gateway.http.options import MIB, Cors, GatewayOptions
+from headway.http_client import without_secrets
 from headway.lab.grid import parse_policies
 from headway.policies.presets import find_preset, known_presets
 from headway.predict.length_choice import NONE

@@ -74,7 +74,7 @@ class _Shadowing:
     def __init__(
         self, urls: list[str], policies: Sequence[str], window_s: float, api_key: str | None, as_json: bool
     ) -> None:
-        from headway.gateway.http.endpoint import root_of
+        from headway.http_client import root_of
         from headway.lab.shadow_feed import Feed
 
         self._feeds: dict[str, Feed] = {url: Feed(2 * window_s) for url in map(root_of, urls)}
@@ -86,8 +86,8 @@ class _Shadowing:
 
     async def run(self, every_s: float | None) -> None:
         """Report every so often, or once. Raises UpstreamError if no server answers the one time it is asked."""
-        from headway.gateway.http.endpoint import open_session
-        from headway.loadgen.explain import TIMEOUT_S
+        from headway.http_client import open_session
+        from headway.loadgen.queries import TIMEOUT_S
 
         async with open_session(self._api_key, TIMEOUT_S) as session:
             if every_s is None:

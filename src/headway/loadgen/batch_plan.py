@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import ConfigError
-from headway.gateway.http.endpoint import api_url
+from headway.http_client import api_url
 from headway.loadgen.batch_streams import SILENCE_S
 from headway.loadgen.instance import KvMemory
 from headway.predict.length import LengthPredictor

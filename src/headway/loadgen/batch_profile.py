@@ -12,7 +12,7 @@ import aiohttp
 from headway.core.job import Job
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
-from headway.gateway.http.endpoint import api_url
+from headway.http_client import api_url
 from headway.loadgen.batch_streams import BatchStreams
 from headway.loadgen.instance import KvMemory, ServedInstance
 from headway.loadgen.openai_stream import Reply, stream_completion

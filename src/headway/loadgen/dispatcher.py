@@ -13,7 +13,7 @@ import aiohttp
 
 from headway.core.job import Job
 from headway.core.record import Outcome
-from headway.gateway.http.endpoint import api_url
+from headway.http_client import api_url
 from headway.loadgen.batch_streams import BatchEnd, BatchStreams
 from headway.loadgen.foresight import Foresight
 from headway.loadgen.instance import ServedInstance

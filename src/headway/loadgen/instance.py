@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from headway.errors import ConfigError, UpstreamError
-from headway.gateway.http.endpoint import CONNECT_TIMEOUT_S, FIRST_SERVER_FAULT, find_model, root_of
+from headway.http_client import CONNECT_TIMEOUT_S, FIRST_SERVER_FAULT, find_model, root_of
 from headway.loadgen.prompts import Dialect
 from headway.loadgen.replay_options import ReplayOptions
 from headway.loadgen.scrape import scrape, scrape_labels

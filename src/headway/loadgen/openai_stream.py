@@ -11,7 +11,7 @@ import msgspec
 from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
-from headway.gateway.http.endpoint import Line, named
+from headway.http_client import Line, named
 from headway.loadgen.sse import sse_data
 
 DONE = b"[DONE]"

@@ -11,7 +11,7 @@ from random import Random
 import aiohttp
 
 from headway.core.record import Outcome, Record
-from headway.gateway.http.endpoint import api_url, find_model, open_session
+from headway.http_client import api_url, find_model, open_session
 from headway.loadgen.openai_stream import Reply, stream_completion
 from headway.loadgen.prompts import Dialect
 from headway.loadgen.replay_book import ReplayBook, ReplayReport

@@ -8,7 +8,7 @@ from math import inf
 
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
-from headway.gateway.http.endpoint import api_url
+from headway.http_client import api_url
 from headway.loadgen.prompts import Dialect, TokenIds
 
 DEFAULT_TIMEOUT_S = 3600.0

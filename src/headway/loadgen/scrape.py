@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import aiohttp
 
 from headway.errors import UpstreamError
-from headway.gateway.http.endpoint import open_session, root_of
+from headway.http_client import open_session, root_of
 
 TIMEOUT_S = 30.0
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

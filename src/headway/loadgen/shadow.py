@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 
 from headway.errors import UpstreamError
-from headway.gateway.http.endpoint import api_url
-from headway.loadgen.explain import get_json
+from headway.http_client import api_url
+from headway.loadgen.queries import get_json
 
 
 async def ask_window(session: aiohttp.ClientSession, url: str, counts: str) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from starlette.routing import Route
 from headway.gateway.book.accounts import Accounts, Entry
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.http.api import RESPONSES
-from headway.gateway.http.edge import KEY_TENANT
-from headway.gateway.http.endpoint import api_url
+from headway.gateway.http.asgi_client import KEY_TENANT
 from headway.gateway.http.refusal import Refusal, message_of, refused
+from headway.http_client import api_url
 
 EXPLAIN_PATHS = ("/explain", "/v1/explain")
 """The second is where a single Headway server answers too."""

@@ -11,7 +11,7 @@ import aiohttp
 from headway.errors import ConfigError
 from headway.gateway.fleet.health import NO_FACTS, Facts, probing_session
 from headway.gateway.fleet.member import Condition, Launch, Member
-from headway.gateway.fleet.watch import FleetOptions, Watch
+from headway.gateway.fleet.supervisor import FleetOptions, Watch
 
 __all__ = ["Condition", "Fleet", "FleetOptions", "Launch", "Member"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from headway.gateway.http.endpoint import api_url, root_of, without_secrets
+from headway.http_client import api_url, root_of, without_secrets
 
 _OK = 200
 _LONGEST_BODY_BYTES = 4 << 20

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from headway.gateway.fleet.member import Condition, Member
-from headway.gateway.http.edge import (
+from headway.gateway.http.asgi_client import (
     Client,
     Receive,
     Scope,
@@ -18,10 +18,10 @@ from headway.gateway.http.edge import (
     upstream_headers,
     watch_client,
 )
-from headway.gateway.http.endpoint import named
 from headway.gateway.http.refusal import Refusal, closing, no_instance
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.request.serving import Serving
+from headway.http_client import named
 
 _TO_ALL = frozenset(
     {

@@ -9,7 +9,7 @@ from typing import Any
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from headway.gateway.http.edge import STALLED_S
+from headway.gateway.http.asgi_client import STALLED_S
 from headway.gateway.http.refusal import Refusal, bad_request, head_too_large, no_upgrade, url_too_long
 
 MAX_HEAD_BYTES = 64 * 2**10

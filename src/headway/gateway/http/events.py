@@ -11,7 +11,7 @@ import msgspec
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.gateway.http.endpoint import FIRST_SERVER_FAULT
+from headway.http_client import FIRST_SERVER_FAULT
 
 DONE = b"data: [DONE]\n\n"
 

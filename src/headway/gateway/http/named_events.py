@@ -8,9 +8,9 @@ import msgspec
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.gateway.http.endpoint import FIRST_SERVER_FAULT
 from headway.gateway.http.event_bytes import Lines
 from headway.gateway.http.events import Events, Halt, Whole, is_end_mark, payload
+from headway.http_client import FIRST_SERVER_FAULT
 
 _NAME = b"event:"
 _BEFORE_TOKENS = frozenset(

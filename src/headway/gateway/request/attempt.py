@@ -13,10 +13,10 @@ import aiohttp
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.gateway.http.edge import EVENT_STREAM, Client, client_headers
-from headway.gateway.http.endpoint import FIRST_SERVER_FAULT, named
+from headway.gateway.http.asgi_client import EVENT_STREAM, Client, client_headers
 from headway.gateway.http.events import Events, Halt, Whole, is_end_mark
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
+from headway.http_client import FIRST_SERVER_FAULT, named
 
 _OK = 200
 _LARGE_BYTES = 2**20

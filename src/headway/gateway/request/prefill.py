@@ -16,7 +16,7 @@ from headway.core.slo import Slo
 from headway.errors import UpstreamError
 from headway.gateway.http.api import RESPONSES
 from headway.gateway.http.refusal import bad_request
-from headway.gateway.request.ask import Ask
+from headway.gateway.request.generation_request import Ask
 
 TRANSFER = "kv_transfer_params"
 

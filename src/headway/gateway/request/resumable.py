@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headway.gateway.request.ask import UNREADABLE, Ask
+from headway.gateway.request.generation_request import UNREADABLE, Ask
 
 KEPT = frozenset(
     {

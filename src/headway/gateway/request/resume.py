@@ -10,10 +10,10 @@ import msgspec
 
 from headway.errors import UpstreamError
 from headway.gateway.http.api import COMPLETIONS
-from headway.gateway.http.endpoint import FIRST_SERVER_FAULT, named, root_of
 from headway.gateway.http.events import DONE, Events, payload
-from headway.gateway.request.ask import Ask, whole_number
+from headway.gateway.request.generation_request import Ask, whole_number
 from headway.gateway.request.resumable import KEPT, has_more_than_text, resumable
+from headway.http_client import FIRST_SERVER_FAULT, named, root_of
 
 _REPLACEMENT = "\ufffd"
 _TAIL_TOKENS = 16

@@ -13,18 +13,18 @@ from urllib.parse import urlsplit
 from headway.core.job import Job
 from headway.core.record import Outcome
 from headway.core.slo import Slo
+from headway.gateway.book.access_log import AccessLog
 from headway.gateway.book.accounts import Accounts, RefusalNote, slo_label
 from headway.gateway.fleet.fleet import Fleet, Member
-from headway.gateway.http.access_log import AccessLog
-from headway.gateway.http.edge import Client, Headers
+from headway.gateway.http.asgi_client import Client, Headers
 from headway.gateway.http.options import GatewayOptions
 from headway.gateway.http.refusal import Refusal, closing, error_event, no_instance
-from headway.gateway.request.ask import Ask
+from headway.gateway.request.admission_queue import Turnstile
+from headway.gateway.request.generation_request import Ask
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.request.life import Life
+from headway.gateway.request.lifecycle import Life
 from headway.gateway.request.losses import Losses
 from headway.gateway.request.stored_responses import StoredResponses
-from headway.gateway.request.turnstile import Turnstile
 from headway.routing import Router
 from headway.routing.prefill_decode import PrefillDecode, for_answers
 

@@ -14,7 +14,7 @@ from headway.loadgen.replay import VANISHED
 from headway.traces import TraceRequest
 
 if TYPE_CHECKING:
-    from tests.gateway.conftest import FakeServer, Stream
+    from tests.loadgen.conftest import FakeServer, Stream
 
 
 def requests(count: int, gap_s: float = 0.0, tokens: int = 4, **fields: Any) -> list[TraceRequest]:

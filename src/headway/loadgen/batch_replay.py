@@ -11,7 +11,7 @@ import aiohttp
 
 from headway.core.record import Record
 from headway.errors import ConfigError
-from headway.gateway.http.endpoint import open_session
+from headway.http_client import open_session
 from headway.loadgen.batch_plan import BatchPlan
 from headway.loadgen.batch_profile import BatchLengths, ClockedTimes, measured_times
 from headway.loadgen.dispatcher import Dispatcher

@@ -12,7 +12,13 @@ from headway.core import hints as engine_hints
 from headway.core.slo import NO_TARGETS, Slo
 from headway.gateway.http.api import CHAT
 from headway.gateway.http.refusal import Refusal
-from headway.gateway.request.ask import MAX_FIELDS, MAX_XARGS_BYTES, Ask, count_sequences, read_ask
+from headway.gateway.request.generation_request import (
+    MAX_FIELDS,
+    MAX_XARGS_BYTES,
+    Ask,
+    count_sequences,
+    read_ask,
+)
 from headway.gateway.request.resumable import resumable
 from headway.routing.prompt_blocks import prompt_blocks
 

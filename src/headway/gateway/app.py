@@ -20,16 +20,14 @@ from starlette.routing import Route
 
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError
+from headway.gateway.book.access_log import AccessLog
 from headway.gateway.book.dashboard import Dashboard, dashboard_routes
 from headway.gateway.book.explain import EXPLAIN_PATHS, Explaining, explain_routes
+from headway.gateway.book.metrics import CONTENT_TYPE, GatewayMetrics, build_registry, exposition
 from headway.gateway.book.shadow_board import ENGINE_PATH, ShadowBoard, shadow_routes
 from headway.gateway.fleet.fleet import Fleet
-from headway.gateway.http.access_log import AccessLog
 from headway.gateway.http.api import APIS
-from headway.gateway.http.body_reader import BodyReader
-from headway.gateway.http.broadcast import Broadcast, goes_to_all
-from headway.gateway.http.connection import Connection
-from headway.gateway.http.edge import (
+from headway.gateway.http.asgi_client import (
     API_KEY,
     KEY_TENANT,
     Client,
@@ -41,13 +39,15 @@ from headway.gateway.http.edge import (
     read_body,
     watch_client,
 )
-from headway.gateway.http.metrics import CONTENT_TYPE, GatewayMetrics, build_registry, exposition
-from headway.gateway.http.openapi import openapi_route
+from headway.gateway.http.broadcast import Broadcast, goes_to_all
+from headway.gateway.http.connection import Connection
 from headway.gateway.http.options import GatewayOptions
-from headway.gateway.http.passthrough import PassThrough
 from headway.gateway.http.refusal import Refusal, no_instance, refused
 from headway.gateway.http.rights import check_key
-from headway.gateway.request.ask import MAX_ID_CHARACTERS
+from headway.gateway.openapi import openapi_route
+from headway.gateway.request.body_reader import BodyReader
+from headway.gateway.request.forwarding import PassThrough
+from headway.gateway.request.generation_request import MAX_ID_CHARACTERS
 from headway.gateway.request.interrupt import Interrupt, WaitCut
 from headway.gateway.request.serving import Serving
 from headway.routing import Router

@@ -19,7 +19,7 @@ from headway.lab.demo_stream import demo_stream
 from headway.results import read_records
 
 if TYPE_CHECKING:
-    from tests.gateway.conftest import FakeServer, Stream
+    from tests.loadgen.conftest import FakeServer, Stream
 
 
 FULL_DISK = Path("/dev/full")

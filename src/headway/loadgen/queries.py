@@ -9,8 +9,8 @@ import aiohttp
 import msgspec
 
 from headway.errors import ConfigError, UpstreamError
-from headway.gateway.http.endpoint import api_url, open_session
 from headway.gateway.http.refusal import message_of
+from headway.http_client import api_url, open_session
 
 TIMEOUT_S = 30.0
 

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 
 from headway.gateway.fleet.member import Member
-from headway.gateway.http.body_reader import BodyReader
-from headway.gateway.http.edge import (
+from headway.gateway.http.asgi_client import (
     Client,
     ClientGone,
     Headers,
@@ -22,11 +21,12 @@ from headway.gateway.http.edge import (
     watch_client,
 )
 from headway.gateway.http.refusal import Refusal, closing, too_large
-from headway.gateway.request.ask import checked_hints, priority_of, tenant_of
+from headway.gateway.request.admission_queue import Visit
+from headway.gateway.request.body_reader import BodyReader
+from headway.gateway.request.generation_request import checked_hints, priority_of, tenant_of
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.request.serving import Serving
 from headway.gateway.request.stored_responses import response_of_path
-from headway.gateway.request.turnstile import Visit
 
 _COMPUTED = (
     "/v1/",

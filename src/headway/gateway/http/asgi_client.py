@@ -10,9 +10,9 @@ import aiohttp
 from yarl import URL
 
 from headway.core.hint_headers import HINT_HEADERS, header_text
-from headway.gateway.http.endpoint import root_of
 from headway.gateway.http.refusal import Refusal, bad_request, stalled, too_large
 from headway.gateway.request.interrupt import Cut, Interrupt
+from headway.http_client import root_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -16,10 +16,10 @@ from headway.loadgen.dispatcher import NOBODY_LEFT, TOO_LARGE
 from headway.loadgen.replay_book import BatchCounts
 from headway.predict.length import RequestFacts
 from headway.traces import TraceRequest
-from tests.gateway.batches import ROOMY, Memory, Times, Told, counts, name_of, requests, send
+from tests.loadgen.batches import ROOMY, Memory, Times, Told, counts, name_of, requests, send
 
 if TYPE_CHECKING:
-    from tests.gateway.conftest import FakeServer, Stream
+    from tests.loadgen.conftest import FakeServer, Stream
 
 
 async def test_a_batch_that_runs_out_of_memory_is_split_and_nothing_is_lost(server: FakeServer) -> None:

@@ -11,10 +11,10 @@ from headway.errors import ConfigError
 from headway.loadgen import BatchPlan, ReplayOptions, replay_batches
 from headway.loadgen.replay_book import BatchCounts
 from headway.traces import TraceRequest
-from tests.gateway.batches import ROOMY, Times, Told, counts, name_of, requests, send
+from tests.loadgen.batches import ROOMY, Times, Told, counts, name_of, requests, send
 
 if TYPE_CHECKING:
-    from tests.gateway.conftest import FakeServer, Stream
+    from tests.loadgen.conftest import FakeServer, Stream
 
 
 async def test_a_batch_is_sent_as_a_whole_and_the_next_when_its_last_member_has_ended(

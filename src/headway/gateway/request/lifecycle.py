@@ -19,14 +19,14 @@ from headway.errors import UpstreamError
 from headway.gateway.book.account_rows import Prefill
 from headway.gateway.book.accounts import Entry
 from headway.gateway.fleet.member import Member
-from headway.gateway.http.edge import Client, Headers, upstream_headers
-from headway.gateway.http.endpoint import root_of
+from headway.gateway.http.asgi_client import Client, Headers, upstream_headers
 from headway.gateway.http.event_bytes import PassedEvents
 from headway.gateway.http.events import DONE, Events, Whole, whole_of
 from headway.gateway.http.named_events import NamedEvents, named_whole
 from headway.gateway.http.refusal import Refusal, closing, error_event, message_of
-from headway.gateway.request.ask import Ask
+from headway.gateway.request.admission_queue import Visit
 from headway.gateway.request.attempt import Attempt, Call, End, Ending
+from headway.gateway.request.generation_request import Ask
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.request.prefill import (
     has_prompt_stage,
@@ -38,7 +38,7 @@ from headway.gateway.request.prefill import (
 from headway.gateway.request.resumable import resumable
 from headway.gateway.request.resume import Continuation, continue_from, half_a_character
 from headway.gateway.request.resumed_events import ResumedEvents
-from headway.gateway.request.turnstile import Visit
+from headway.http_client import root_of
 from headway.routing.prefill_decode import PrefillDecode, for_prompts
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import msgspec
 
 from headway.errors import ConfigError
 from headway.gateway.book.accounts import Entry
-from headway.gateway.request.ask import Ask
+from headway.gateway.request.generation_request import Ask
 
 _LOG = logging.getLogger(__name__)
 _DECIMALS = 3

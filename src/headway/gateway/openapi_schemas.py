@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.core import hints
 from headway.core.slo import MAX_TARGET_S
-from headway.gateway.request.ask import MAX_ID_CHARACTERS
+from headway.gateway.request.generation_request import MAX_ID_CHARACTERS
 
 Json = dict[str, Any]
 

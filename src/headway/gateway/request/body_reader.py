@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from headway.gateway.http.api import APIS
-from headway.gateway.http.edge import Headers
+from headway.gateway.http.asgi_client import Headers
 from headway.gateway.http.refusal import Refusal
-from headway.gateway.request.ask import Ask, count_sequences, read_ask
+from headway.gateway.request.generation_request import Ask, count_sequences, read_ask
 from headway.with_parent import signal_with_parent
 
 T = TypeVar("T")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headway.errors import UpstreamError
-from headway.gateway.http.endpoint import open_session
+from headway.http_client import open_session
 from headway.loadgen import ReplayOptions
 from headway.loadgen.batch_profile import BatchLengths, ClockedTimes, continued_s, measured_times
 from headway.loadgen.instance import KvMemory, ServedInstance
 from headway.predict.batch_time import BatchTimeModel
 
 if TYPE_CHECKING:
-    from tests.gateway.conftest import FakeServer, Stream
+    from tests.loadgen.conftest import FakeServer, Stream
 
 ROOMY = KvMemory(1_000_000)
 

@@ -21,7 +21,7 @@ from headway.gateway.book.accounts import Accounts, ClassAccount, ClassKey
 from headway.gateway.book.histogram import Histogram
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Condition
-from headway.gateway.request.turnstile import Turnstile
+from headway.gateway.request.admission_queue import Turnstile
 
 PREFIX = "headway_gateway_"
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from headway.gateway.book.dashboard_state import DashboardState
 from headway.gateway.book.explain import Explained
 from headway.gateway.book.shadow_board import ShadowReply
-from headway.gateway.http.openapi_schemas import DEADLINE, NUMBER, SCHEMAS, TBT, TENANT, TTFT, Json
+from headway.gateway.openapi_schemas import DEADLINE, NUMBER, SCHEMAS, TBT, TENANT, TTFT, Json
 
 _ABOUT = """\
 One address in front of several vLLM instances, which holds latency targets as load rises.

@@ -13,7 +13,7 @@ from headway.predict.length import RequestFacts
 from headway.traces import TraceRequest
 
 if TYPE_CHECKING:
-    from tests.gateway.conftest import FakeServer, Stream
+    from tests.loadgen.conftest import FakeServer, Stream
 
 ROOMY = 1_000_000
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.gateway.http.refusal import Refusal
+from headway.gateway.request.admission_queue import LONGEST_RETRY_S, Pace, Turnstile, Visit
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.request.turnstile import LONGEST_RETRY_S, Pace, Turnstile, Visit
 
 
 class Site:
