@@ -36,7 +36,7 @@ from headway.engine.machine import machine_name, vllm_version
 from headway.errors import SimulationError
 from headway.lab.policy_bench import START_TIMEOUT_S
 from headway.loadgen import ReplayOptions, replay
-from headway.loadgen.scrape import scrape
+from headway.loadgen.queries import scrape
 from headway.results.metrics import jct_s, ttft_s
 from headway.traces import TraceRequest
 

@@ -29,7 +29,7 @@ from headway.engine.demo_model import DEMO_RANDOM, ensure_demo_random
 from headway.engine.kv.host import HostKv
 from headway.engine.servers.server_command import TRANSFER_FLAG, is_cpu_build
 from headway.lab.policy_bench import free_port
-from headway.loadgen.scrape import scrape
+from headway.loadgen.queries import scrape
 from headway.planner.deployed import START_S, deployed
 from headway.policies.order import Learning, Order, Predicting
 from headway.policies.parts import build_part

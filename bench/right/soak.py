@@ -32,7 +32,7 @@ from headway.engine.settings import EngineSettings
 from headway.lab.policy_bench import free_port
 from headway.lab.stream import Stream
 from headway.loadgen import ReplayOptions, replay
-from headway.loadgen.scrape import scrape
+from headway.loadgen.queries import scrape
 from headway.results import read_records
 from headway.traces import TraceRequest, scale_lengths, scale_rate
 

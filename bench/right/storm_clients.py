@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from headway.loadgen.sse import sse_data
+from headway.loadgen.openai_stream import sse_data
 
 _DONE = b"[DONE]"
 

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: which model it serves, and how long its requests may be."""
+"""Asks OpenAI-compatible servers: their URLs, sessions, answers, models and errors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ FIRST_SERVER_FAULT = 500
 KEEP_ALIVE_S = 2.0
 """Shorter than any server's own (vLLM: 5 s), so that hardly a request goes out on a connection being closed."""
 
+NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError)
+"""What a request raises that gets no answer, or no end of it."""
+NOT_AS_EXPECTED = (msgspec.DecodeError, UnicodeDecodeError)
+"""What decoding raises for a body of another shape."""
+
 
 @dataclass(slots=True)
-class Line:
+class UsedConnection:
     """The connection a request goes out on, filled in by a session that gets it as `trace_request_ctx`."""
 
     kept: bool = False
@@ -29,12 +34,33 @@ class Line:
 
 
 async def _note_kept(_session: object, context: SimpleNamespace, _parameters: object) -> None:
-    if isinstance(context.trace_request_ctx, Line):
+    if isinstance(context.trace_request_ctx, UsedConnection):
         context.trace_request_ctx.kept = True
 
 
-_LINES = aiohttp.TraceConfig()
-_LINES.on_connection_reuseconn.append(_note_kept)
+_TRACED = aiohttp.TraceConfig()
+_TRACED.on_connection_reuseconn.append(_note_kept)
+
+
+class Model(msgspec.Struct):
+    """A model that a server lists, and its context length if the server states it."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class ModelList(msgspec.Struct):
+    """The answer to `GET /v1/models`."""
+
+    data: list[Model]
+
+
+class _ErrorMessage(msgspec.Struct):
+    message: str
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorMessage
 
 
 def named(error: Exception) -> str:
@@ -42,30 +68,28 @@ def named(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
+def message_of(body: bytes) -> str | None:
+    """The message of a server's error; None if the error is not of OpenAI's shape."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error.message
+    except NOT_AS_EXPECTED:
+        return None
 
 
 def open_session(
-    api_key: str | None = None, timeout_s: float | None = None, *, fills_lines: bool = True
+    api_key: str | None = None, timeout_s: float | None = None, *, traced: bool = True
 ) -> aiohttp.ClientSession:
     """A session without a limit on connections; `timeout_s` is a whole request's, None for no limit.
 
-    It keeps no cookies: what a server gives one client is not for the others whose requests go out on it. Without
-    `fills_lines` a `Line` stays as it is, and a request and each piece of its answer cost less.
+    It keeps no cookies: what a server gives one client is not for the others whose requests go out on it. Only a
+    `traced` session fills in a `UsedConnection`; a request and each piece of its answer cost less without.
     """
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
-        headers=headers,
-        trace_configs=[_LINES] if fills_lines else [],
+        headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+        trace_configs=[_TRACED] if traced else [],
     )
 
 
@@ -85,9 +109,24 @@ def root_of(url: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """The URL as anybody may see it: without the name and the password that it may hold."""
+    """The URL without the user name and the password that it may hold."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+async def get(
+    session: aiohttp.ClientSession, address: str, timeout_s: float | None = None
+) -> tuple[int, bytes]:
+    """Status and body at an address; without `timeout_s` the session's limit holds.
+
+    Raises UpstreamError if the server does not answer.
+    """
+    limit = session.timeout if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s)
+    try:
+        async with session.get(address, timeout=limit) as response:
+            return response.status, await response.read()
+    except NO_ANSWER as error:
+        raise UpstreamError(f"{address} does not answer ({type(error).__name__}: {error})") from None
 
 
 async def find_model(session: aiohttp.ClientSession, url: str, name: str | None) -> tuple[str, int | None]:
@@ -97,16 +136,12 @@ async def find_model(session: aiohttp.ClientSession, url: str, name: str | None)
     serve the model.
     """
     address = api_url(url, "models")
+    status, body = await get(session, address, CONNECT_TIMEOUT_S)
     try:
-        async with session.get(address, timeout=aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)) as response:
-            body = await response.read()
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise UpstreamError(f"{address} does not answer ({type(error).__name__}: {error})") from None
-    try:
-        models = msgspec.json.decode(body, type=_Models).data
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        models = msgspec.json.decode(body, type=ModelList).data
+    except NOT_AS_EXPECTED:
         raise UpstreamError(
-            f"{address} answered HTTP {response.status}, and not with a list of models: {body[:200]!r}"
+            f"{address} answered HTTP {status}, and not with a list of models: {body[:200]!r}"
         ) from None
     for model in models:
         if name in (None, model.id):

@@ -10,7 +10,7 @@ from headway.cli.replay import remarks
 from headway.cli.replay import replay as replay_command
 from headway.core.record import Outcome, Record
 from headway.loadgen import ReplayReport
-from headway.loadgen.replay_book import BatchCounts
+from headway.loadgen.replay import BatchCounts
 from headway.loadgen.replay_options import DEFAULT_TIMEOUT_S, ReplayOptions
 from tests.cli.conftest import Refused, words
 

@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.record import Outcome
 from headway.loadgen import ReplayOptions, replay
-from headway.loadgen.scrape import scrape
+from headway.loadgen.queries import scrape
 from headway.results import read_records
 from headway.traces import TraceRequest
 from tests.engine.demo_kv import KV_BYTES_PER_TOKEN

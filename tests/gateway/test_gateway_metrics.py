@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.loadgen.scrape import scrape
+from headway.loadgen.queries import scrape
 from tests.gateway.front import PROMPT, Front, gateway
 from tests.gateway.upstream import Turn, upstream
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Record
 from headway.loadgen import BatchPlan, ReplayOptions, ReplayReport, replay_batches
-from headway.loadgen.replay_book import BatchCounts
+from headway.loadgen.replay import BatchCounts
 from headway.predict.length import RequestFacts
 from headway.traces import TraceRequest
 

@@ -9,7 +9,7 @@ import pytest
 from headway.core.record import Outcome
 from headway.errors import ConfigError
 from headway.loadgen import BatchPlan, ReplayOptions, replay_batches
-from headway.loadgen.replay_book import BatchCounts
+from headway.loadgen.replay import BatchCounts
 from headway.traces import TraceRequest
 from tests.loadgen.batches import ROOMY, Times, Told, counts, name_of, requests, send
 

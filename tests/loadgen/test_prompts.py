@@ -8,7 +8,7 @@ import pytest
 from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import Slo
 from headway.errors import ConfigError
-from headway.loadgen.prompts import Dialect, TokenIds, prompt_of
+from headway.loadgen.replay_options import Dialect, TokenIds, prompt_of
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from headway.errors import ConfigError, UpstreamError
-from headway.loadgen.scrape import scrape, scrape_labels
+from headway.loadgen.queries import scrape, scrape_labels
 
 METRICS = """\
 # HELP headway_steps_total Calls of schedule()

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.loadgen.sse import sse_data
+from headway.loadgen.openai_stream import sse_data
 
 # Characters at which str.splitlines ends a line, and SSE does not.
 TRICKY_TEXTS = st.text(alphabet='ab\u2028\u2029\x85\x0b\x0c\x1c é😀\\"', max_size=20)

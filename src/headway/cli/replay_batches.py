@@ -14,7 +14,7 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.loadgen import BatchPlan
-    from headway.loadgen.replay_book import BatchCounts
+    from headway.loadgen.replay import BatchCounts
     from headway.predict.length import LengthPredictor
 
 Batches = Annotated[

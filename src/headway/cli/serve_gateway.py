@@ -91,7 +91,7 @@ class _Run:
             asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
         site = self._site
         async with (
-            open_session(site.upstream_key, fills_lines=False) as session,
+            open_session(site.upstream_key, traced=False) as session,
             asyncio.TaskGroup() as group,
         ):
             fleet = Fleet(members(site), session=session, options=site.fleet_options)

@@ -125,7 +125,7 @@ class _Shadowing:
 
     async def _ask(self, session: Any, url: str) -> None:
         """Ask a server for what is new."""
-        from headway.loadgen.shadow import ask_window
+        from headway.loadgen.queries import ask_window
 
         feed = self._feeds[url]
         feed.take(await ask_window(session, url, feed.next))

@@ -25,7 +25,7 @@ from headway.lab.policy_choice import said_without_targets
 from headway.lab.predictor_choice import check_predictor, check_predictor_name, is_made, length_source
 from headway.lab.real_engine import own_prompt
 from headway.loadgen import ReplayOptions, ReplayReport, replay
-from headway.loadgen.scrape import scrape
+from headway.loadgen.queries import scrape
 from headway.predict.length_choice import NONE
 from headway.results import (
     RunInfo,

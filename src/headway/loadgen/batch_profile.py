@@ -13,7 +13,7 @@ from headway.core.job import Job
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
 from headway.http_client import api_url
-from headway.loadgen.batch_streams import BatchStreams
+from headway.loadgen.dispatcher import BatchStreams
 from headway.loadgen.instance import KvMemory, ServedInstance
 from headway.loadgen.openai_stream import Reply, stream_completion
 from headway.predict.batch_time import BatchRow, BatchTimeModel

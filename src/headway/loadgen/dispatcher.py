@@ -1,28 +1,154 @@
-"""Whole batches to servers, one at a time each, and what is left of those that fail back into the queue."""
+"""Sends whole batches to servers, one at a time each; what is left of a failed batch goes back into the queue."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
 
 import aiohttp
 
 from headway.core.job import Job
+from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome
 from headway.http_client import api_url
-from headway.loadgen.batch_streams import BatchEnd, BatchStreams
-from headway.loadgen.foresight import Foresight
 from headway.loadgen.instance import ServedInstance
 from headway.loadgen.openai_stream import Reply, stream_completion
-from headway.loadgen.replay_book import BatchCounts, ReplayBook
-from headway.predict.length import RequestFacts
+from headway.loadgen.replay import BatchCounts, ReplayBook
+from headway.predict.length import LengthPredictor, RequestFacts
+from headway.predict.shared_prefix import SharedPrefix
 from headway.routing.batch import Batch
 from headway.routing.batch_queue import BatchQueue
 from headway.traces import TraceRequest
+
+
+class PredictorThread:
+    """Judges requests as they come and learns from answers as they finish, in the order it was told of either.
+
+    One thread of its own does both; a context manager ends it. What many prompts begin with is their
+    instruction. Without a predictor nothing is known of any length.
+    """
+
+    def __init__(self, predictor: LengthPredictor | None) -> None:
+        self._predictor = predictor
+        self._prefixes = SharedPrefix()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headway-lengths")
+
+    def __enter__(self) -> PredictorThread:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown()
+
+    def facts(self, request: TraceRequest, limit: int) -> RequestFacts:
+        """What a server would know of the request when it comes; to be asked once a request."""
+        return self._prefixes.facts(
+            request.prompt or "",
+            num_prompt_tokens=request.input_tokens,
+            max_output_tokens=limit,
+            tenant=request.tenant,
+        )
+
+    async def judge(self, facts: Sequence[RequestFacts]) -> list[LengthEstimate | None]:
+        """How long the answers will probably be."""
+        predictor = self._predictor
+        if predictor is None:
+            return [None] * len(facts)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: [predictor.predict(each) for each in facts])
+
+    def learn(self, facts: RequestFacts, output_tokens: int) -> None:
+        """An answer has finished; returns at once."""
+        if self._predictor is not None:
+            self._thread.submit(self._predictor.observe, facts, output_tokens)
+
+
+SILENCE_S = 5.0
+"""A batch of which no token came for so long has its server asked whether it is still there."""
+
+
+class BatchEnd(Enum):
+    """How a batch came to its end."""
+
+    SERVED = "every member has its answer"
+    OUT_OF_MEMORY = "the instance handed a member back for want of memory"
+    BROKEN = "a member has failed, or its connection has"
+
+
+@dataclass(slots=True)
+class BatchStreams:
+    """Follows a batch. `on_end` gets each job whose answer is over, once.
+
+    `refused` are those that failed with an error of the server's; what becomes of them, and of the others
+    that `on_end` was not called for, is the caller's to decide. A server can die without closing its
+    connections, so `still_there` is asked when nothing comes.
+    """
+
+    replies: Mapping[Job, Reply]
+    on_end: Callable[[Job], None]
+    still_there: Callable[[], Awaitable[bool]]
+    silence_s: float = SILENCE_S
+    refused: list[Job] = field(default_factory=list)
+
+    async def follow(self, streams: Mapping[Job, Coroutine[None, None, None]]) -> BatchEnd:
+        """Run all streams at once until the last is over, or one was handed back, or the server is gone.
+
+        Then the others are cut off.
+        """
+        tasks = {asyncio.create_task(stream): job for job, stream in streams.items()}
+        running, ends = set(tasks), {BatchEnd.SERVED}
+        watch = asyncio.create_task(self._until_gone())
+        try:
+            while running and BatchEnd.OUT_OF_MEMORY not in ends and not watch.done():
+                done, _ = await asyncio.wait({*running, watch}, return_when=asyncio.FIRST_COMPLETED)
+                for task in running & done:
+                    running.discard(task)
+                    task.result()
+                    ends.add(self._settle(tasks[task]))
+            if watch.done():
+                watch.result()
+                ends.add(BatchEnd.BROKEN)
+        finally:
+            for task in (watch, *running):
+                task.cancel()
+            await asyncio.gather(watch, *running, return_exceptions=True)
+        for task in running:
+            # Its last token may have come while it was being cut off.
+            if self.replies[tasks[task]].finish_reason is not None:
+                self._settle(tasks[task])
+        return next(end for end in (BatchEnd.OUT_OF_MEMORY, BatchEnd.BROKEN, BatchEnd.SERVED) if end in ends)
+
+    async def _until_gone(self) -> None:
+        """Returns once no token has come for a while and the server is not there any more."""
+        tokens = -1
+        while True:
+            now = sum(reply.output_tokens for reply in self.replies.values())
+            if now == tokens and not await self.still_there():
+                return
+            tokens = now
+            await asyncio.sleep(self.silence_s)
+
+    def _settle(self, job: Job) -> BatchEnd:
+        """What one finished stream says of the whole batch."""
+        reply = self.replies[job]
+        outcome, _ = reply.outcome()
+        if outcome is Outcome.HANDED_OFF:
+            return BatchEnd.OUT_OF_MEMORY
+        if outcome is not Outcome.FAILED:
+            self.on_end(job)
+            return BatchEnd.SERVED
+        if not reply.cut:
+            self.refused.append(job)
+        return BatchEnd.BROKEN
+
 
 TOO_LARGE = "alone in its batch it ran out of KV memory"
 NOBODY_LEFT = "no instance is left to serve it"
@@ -48,7 +174,7 @@ class Dispatcher:
     """
 
     session: aiohttp.ClientSession
-    foresight: Foresight
+    predictor_thread: PredictorThread
     queue: BatchQueue
     book: ReplayBook
     serving: list[ServedInstance]
@@ -100,7 +226,7 @@ class Dispatcher:
     async def _take_in(self, requests: Sequence[TraceRequest]) -> None:
         """Put those that have come into the queue, all at once: they may share a batch."""
         jobs = [self._come(request) for request in requests]
-        estimates = await self.foresight.judge([self.live[job].facts for job in jobs])
+        estimates = await self.predictor_thread.judge([self.live[job].facts for job in jobs])
         for job, estimate in zip(jobs, estimates, strict=True):
             job.predicted_length = estimate
             if job not in self.live:
@@ -120,7 +246,7 @@ class Dispatcher:
             max_output_tokens=limit,
             tenant=request.tenant,
         )
-        self.live[job] = _Live(request, self.foresight.facts(request, limit))
+        self.live[job] = _Live(request, self.predictor_thread.facts(request, limit))
         self.book.report.lateness_s.append(self.now_s() - request.arrival_s)
         return job
 
@@ -180,7 +306,7 @@ class Dispatcher:
         outcome, error = live.reply.outcome()
         if outcome is Outcome.FINISHED:
             job.num_output_tokens = live.reply.output_tokens
-            self.foresight.learn(live.facts, job.num_output_tokens)
+            self.predictor_thread.learn(live.facts, job.num_output_tokens)
         self._end(job, outcome, error)
 
     def _served(self, batch: Batch, seconds: float) -> None:

@@ -9,9 +9,8 @@ import aiohttp
 
 from headway.errors import ConfigError, UpstreamError
 from headway.http_client import CONNECT_TIMEOUT_S, FIRST_SERVER_FAULT, find_model, root_of
-from headway.loadgen.prompts import Dialect
-from headway.loadgen.replay_options import ReplayOptions
-from headway.loadgen.scrape import scrape, scrape_labels
+from headway.loadgen.queries import scrape, scrape_labels
+from headway.loadgen.replay_options import Dialect, ReplayOptions
 
 SETTLE_S = 0.5
 """A server that does not tell how many requests it has is given so long to let go of those that were cut off."""

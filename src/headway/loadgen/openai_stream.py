@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -11,9 +11,9 @@ import msgspec
 from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
-from headway.http_client import Line, named
-from headway.loadgen.sse import sse_data
+from headway.http_client import NO_ANSWER, NOT_AS_EXPECTED, UsedConnection, named
 
+_DATA = b"data:"
 DONE = b"[DONE]"
 
 ATTEMPTS = 3
@@ -74,7 +74,7 @@ class Reply:
         """Add one event of the stream. Raises UpstreamError if it is an error or cannot be read."""
         try:
             chunk = _decode_chunk(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_AS_EXPECTED as error:
             raise UpstreamError(f"the stream holds what is not a completion chunk ({error})") from None
         if chunk.error is not None:
             raise UpstreamError(f"the server reported {_shorten(_message(chunk.error))}")
@@ -144,13 +144,27 @@ async def stream_completion(
                     return
     except UpstreamError as error:
         reply.error = str(error)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except NO_ANSWER as error:
         reply.cut = not isinstance(error, TimeoutError)
         what = f"connection failed ({named(error)})" if reply.cut else "timed out"
         reply.error = f"{what} after {reply.output_tokens} tokens"
     finally:
         if reply.ended_s is None:
             reply.ended_s = clock()
+
+
+async def sse_data(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    r"""The payload of each `data:` line, as soon as its line is complete, however the bytes were cut.
+
+    Lines end in b"\n" (or b"\r\n") and in nothing else: str.splitlines also ends them at U+0085 and U+2028,
+    which JSON text may hold as they are. A last line without its end was cut off and is left out.
+    """
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(_DATA):
+                yield line[len(_DATA) :].strip()
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> aiohttp.ClientResponse:
@@ -160,13 +174,13 @@ async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> aiohtt
     """
     attempts = 0
     while True:
-        attempts, line = attempts + 1, Line()
+        attempts, connection = attempts + 1, UsedConnection()
         try:
             return await session.post(
-                url, data=body, headers={"Content-Type": "application/json"}, trace_request_ctx=line
+                url, data=body, headers={"Content-Type": "application/json"}, trace_request_ctx=connection
             )
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-            if not line.kept or attempts == ATTEMPTS:
+            if not connection.kept or attempts == ATTEMPTS:
                 raise
 
 

@@ -1,7 +1,10 @@
-"""Asking a running server, or a gateway, why a request took as long as it did."""
+"""Questions to a running server: its metrics, why a request took long, what its requests came to."""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -9,16 +12,51 @@ import aiohttp
 import msgspec
 
 from headway.errors import ConfigError, UpstreamError
-from headway.gateway.http.refusal import message_of
-from headway.http_client import api_url, open_session
+from headway.http_client import NOT_AS_EXPECTED, api_url, get, message_of, open_session, root_of
 
 TIMEOUT_S = 30.0
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+async def scrape(url: str, prefix: str) -> dict[str, float]:
+    """Sums over all labels of the Prometheus samples whose name starts with `prefix`, by name.
+
+    The prefix may go on into the labels. Raises UpstreamError if the server does not answer with metrics.
+    """
+    address, lines = await _samples(url, prefix)
+    sums: defaultdict[str, float] = defaultdict(float)
+    for line in lines:
+        labelled, _, value = line.rpartition(" ")
+        try:
+            sums[labelled.partition("{")[0]] += float(value)
+        except ValueError:
+            raise UpstreamError(f"{address} answered with what is no sample: {line[:200]!r}") from None
+    return dict(sums)
+
+
+async def scrape_labels(url: str, name: str) -> list[dict[str, str]]:
+    """The labels of each sample of that name. Raises UpstreamError if the server does not answer with metrics."""
+    _, lines = await _samples(url, f"{name}{{")
+    return [dict(_LABEL.findall(line)) for line in lines]
+
+
+async def _samples(url: str, prefix: str) -> tuple[str, Iterator[str]]:
+    """The address of a server's metrics, and the lines there that start with `prefix`."""
+    address = f"{root_of(url)}/metrics"
+    async with open_session(timeout_s=TIMEOUT_S) as session:
+        status, body = await get(session, address)
+    if status != 200:
+        raise UpstreamError(f"{address} answered HTTP {status}")
+    try:
+        return address, (line for line in body.decode().split("\n") if line.startswith(prefix))
+    except UnicodeDecodeError:
+        raise UpstreamError(f"{address} answered with what is no text") from None
 
 
 async def ask_about(url: str, request_id: str | None, api_key: str | None = None) -> dict[str, Any]:
     """What `GET /v1/explain/ID` answers there; without an id, the last requests.
 
-    Raises ConfigError for a request that nobody there knows of, UpstreamError for a server that cannot say.
+    Raises ConfigError for a request that the server does not know, UpstreamError for a server that cannot say.
     """
     address = api_url(url, "explain" if request_id is None else f"explain/{quote(request_id, safe='')}")
     async with open_session(api_key, TIMEOUT_S) as session:
@@ -28,23 +66,33 @@ async def ask_about(url: str, request_id: str | None, api_key: str | None = None
     return answer
 
 
+async def ask_window(session: aiohttp.ClientSession, url: str, counts: str) -> dict[str, Any]:
+    """What the engine at `url` has not told since `counts` (ENDED-STEPS).
+
+    Raises UpstreamError for a server that cannot say, or of several engines: each would have counts of its own.
+    """
+    windows = (await get_json(session, api_url(url, f"shadow/{counts}"))).get("windows")
+    if not isinstance(windows, list) or len(windows) != 1:
+        raise UpstreamError(
+            f"{url} has {len(windows or ())} engines to shadow; accepted: servers of one engine"
+        )
+    window: dict[str, Any] = windows[0]
+    return window
+
+
 async def get_json(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
-    """The object at an address. Raises ConfigError for what nobody there knows of, UpstreamError for anything else."""
-    try:
-        async with session.get(address) as response:
-            status, body = response.status, await response.read()
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise UpstreamError(f"{address} does not answer ({type(error).__name__}: {error})") from None
+    """The object at an address. Raises ConfigError for what the server does not know, UpstreamError for all else."""
+    status, body = await get(session, address)
     if status != 200:
         raise _refused(address, status, body)
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_AS_EXPECTED:
         raise UpstreamError(f"{address} answered with what was not asked for: {body[:200]!r}") from None
 
 
 def _refused(address: str, status: int, body: bytes) -> ConfigError | UpstreamError:
-    """The server's own words, if it has some; a page that is not there at all is no Headway server's."""
+    """The server's own message, if it has one; a 404 without a message does not come from a Headway server."""
     if status == 401:
         return UpstreamError(f"{address} wants a key; accepted: --api-key KEY, or OPENAI_API_KEY")
     message = message_of(body)

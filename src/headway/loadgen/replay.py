@@ -1,23 +1,124 @@
-"""A trace sent to a server as it would arrive: each request at its own time, whatever became of the others."""
+"""A trace sent to a server: each request at its own time, whatever became of the others; and the report of it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any, TypeVar
 
 import aiohttp
 
 from headway.core.record import Outcome, Record
+from headway.errors import ConfigError
 from headway.http_client import api_url, find_model, open_session
 from headway.loadgen.openai_stream import Reply, stream_completion
-from headway.loadgen.prompts import Dialect
-from headway.loadgen.replay_book import ReplayBook, ReplayReport
-from headway.loadgen.replay_options import ReplayOptions
-from headway.loadgen.stopping import unless
+from headway.loadgen.replay_options import Dialect, ReplayOptions
 from headway.traces import TraceRequest
+
+T = TypeVar("T")
+
+
+async def unless(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | None:
+    """What the work returns, or None if `stop` is set before that."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(stop.wait())
+    watcher.add_done_callback(lambda _: task.cancel())
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if stop.is_set():
+            return None
+        raise
+    finally:
+        watcher.cancel()
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """Batches sent to servers, those of them that ran out of memory there, and servers that went away."""
+
+    batches: int = 0
+    out_of_memory: int = 0
+    lost_instances: int = 0
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """What happened: records in the order requests ended, and how late the client itself sent each.
+
+    `interrupted` tells that the replay was stopped; requests not sent by then have no record. `batches` is of
+    a replay in batches.
+    """
+
+    model: str
+    records: list[Record] = field(default_factory=list)
+    lateness_s: list[float] = field(default_factory=list)
+    interrupted: bool = False
+    batches: BatchCounts | None = None
+
+
+@dataclass(slots=True)
+class ReplayBook:
+    """Enters each request of a replay once, as it ends."""
+
+    dialect: Dialect
+    options: ReplayOptions
+    on_record: Callable[[Record], None]
+    report: ReplayReport = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = ReplayReport(self.dialect.model)
+
+    def refuse_too_long(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+        """The requests that fit the model; the others are an error, or failed if they are to be skipped."""
+        reasons = {request.id: self.dialect.too_long(request) for request in requests}
+        refused = [request for request in requests if reasons[request.id]]
+        if refused and not self.options.skip_too_long:
+            first, others = refused[0], len(refused) - 1
+            more = f", and {others} more like it" if others else ""
+            raise ConfigError(f"request {first.id!r}{more}: {reasons[first.id]}; accepted: requests that fit")
+        for request in refused:
+            reply = Reply(error=reasons[request.id])
+            self.enter(request, reply, *reply.outcome())
+        return [request for request in requests if not reasons[request.id]]
+
+    def enter(
+        self,
+        request: TraceRequest,
+        reply: Reply,
+        outcome: Outcome,
+        error: str | None = None,
+        **placed: Any,
+    ) -> None:
+        """Write a request's record; `placed` are fields that only a replay over several instances knows."""
+        forced = not (self.options.plain or self.options.own_stops) and outcome is Outcome.FINISHED
+        if forced and reply.output_tokens != request.output_tokens:
+            error = f"asked for {request.output_tokens} tokens, got {reply.output_tokens}"
+        record = Record(
+            id=request.id,
+            tenant=request.tenant,
+            arrival_s=request.arrival_s,
+            first_token_s=reply.first_token_s,
+            finished_s=reply.ended_s,
+            prompt_tokens=request.input_tokens if reply.prompt_tokens is None else reply.prompt_tokens,
+            output_tokens=reply.output_tokens,
+            token_times_s=self._token_times(reply),
+            slo=request.slo,
+            outcome=outcome,
+            error=error,
+            **placed,
+        )
+        self.report.records.append(record)
+        self.on_record(record)
+
+    def _token_times(self, reply: Reply) -> list[float] | None:
+        """One time a token; None if not asked for, or if the server's count shows that some were missed."""
+        known = len(reply.token_times_s) == reply.output_tokens
+        return reply.token_times_s if self.options.token_times and known else None
+
 
 VANISHED = "the client went away, as asked for"
 

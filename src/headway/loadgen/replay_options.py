@@ -1,15 +1,21 @@
-"""Where a trace is sent, and how."""
+"""Where a trace is sent, and how its requests are written."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 
+import msgspec
+import numpy as np
+
+from headway.core.hints import MAX_OUTPUT_TOKENS, TENANT, length_hints, target_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
 from headway.http_client import api_url
-from headway.loadgen.prompts import Dialect, TokenIds
+from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 DEFAULT_TIMEOUT_S = 3600.0
 """Longer than a request waits where a measurement makes sense, and a server that hangs is given up in the end."""
@@ -65,3 +71,122 @@ class ReplayOptions:
 
     def _token_ids(self) -> TokenIds:
         return TokenIds.for_vocabulary(self.vocab_size, self.seed)
+
+
+FIRST_ID, LAST_ID = 256, 999
+"""Token ids of made-up prompts: above the special tokens and single bytes of common vocabularies, and in all
+of them, since real ones have thousands of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """The ids that made-up prompts are drawn from, both included, and the seed of the draw."""
+
+    first: int = FIRST_ID
+    last: int = LAST_ID
+    seed: int = 0
+
+    @classmethod
+    def for_vocabulary(cls, size: int | None, seed: int) -> TokenIds:
+        """Ids of a vocabulary of that size (None: any); the lowest quarter, at most 256, is left out."""
+        if size is None:
+            return cls(seed=seed)
+        if size < 2:
+            raise ConfigError(f"vocab_size is {size}; accepted: 2 or more")
+        return cls(first=min(FIRST_ID, size // 4), last=size - 1, seed=seed)
+
+    def draw(self, name: str, count: int) -> list[int]:
+        """`count` ids that are always the same for a name and seed, and differ between names."""
+        digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
+        rng = np.random.default_rng(int.from_bytes(digest[:16], "big"))
+        ids: list[int] = rng.integers(self.first, self.last, size=count, endpoint=True).tolist()
+        return ids
+
+
+def prompt_of(request: TraceRequest, ids: TokenIds) -> str | list[int]:
+    """The trace's own prompt as text, or exactly `input_tokens` ids.
+
+    Requests agree on the tokens of the prefix blocks that they share, and on nothing else.
+    """
+    if request.prompt is not None:
+        return request.prompt
+    shared = [token for block in request.prefix_blocks for token in _block(ids, block)]
+    own_tokens = request.input_tokens - len(shared)
+    return shared[: request.input_tokens] + ids.draw(f"request {request.id}", max(0, own_tokens))
+
+
+@lru_cache(maxsize=4096)
+def _block(ids: TokenIds, block: int) -> tuple[int, ...]:
+    return tuple(ids.draw(f"block {block}", MOONCAKE_BLOCK_TOKENS))
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a request is put to one server: the model's name and limit, and whether it may hear of more
+    than OpenAI's own API defines (`plain` if not).
+
+    With `own_stops` the model ends its answers itself. `estimates` are predicted lengths to say, by request.
+    """
+
+    model: str
+    max_model_len: int | None
+    ids: TokenIds
+    plain: bool = False
+    own_stops: bool = False
+    estimates: Mapping[str, LengthEstimate] = field(default_factory=dict)
+
+    def body(self, request: TraceRequest, attempt: int = 0) -> bytes:
+        """The JSON body of a streamed completion that is to have exactly `output_tokens` tokens.
+
+        Greedy, so that the same request has the same answer under every policy. A plain server is only
+        asked for at most so many tokens; one whose model stops by itself, for at most the limit. A later `attempt`
+        goes by another name, since the server may not have let go of an earlier one.
+        """
+        body: dict[str, object] = {
+            "model": self.model,
+            "prompt": prompt_of(request, self.ids),
+            "max_tokens": self.limit_tokens(request) if self.own_stops else request.output_tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if not self.plain:
+            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+            body["request_id"] = f"{request.id}+{attempt}" if attempt else request.id
+            if not self.own_stops:
+                body |= {"min_tokens": request.output_tokens, "ignore_eos": True}
+            if request.priority:
+                body["priority"] = request.priority
+            if hints := self._hints(request):
+                body["vllm_xargs"] = hints
+        return msgspec.json.encode(body)
+
+    def limit_tokens(self, request: TraceRequest) -> int | None:
+        """The most tokens an answer that the model ends itself may have: declared, else what the context leaves."""
+        if request.max_output_tokens is not None or self.max_model_len is None:
+            return request.max_output_tokens
+        return max(1, self.max_model_len - request.input_tokens)
+
+    def too_long(self, request: TraceRequest) -> str | None:
+        """Why the model cannot hold a request, or None; a prompt given as text is the server's to judge."""
+        needed = request.input_tokens + request.output_tokens
+        if self.max_model_len is None or request.prompt is not None or needed <= self.max_model_len:
+            return None
+        return (
+            f"{request.input_tokens} input + {request.output_tokens} output tokens exceed the context of "
+            f"{self.max_model_len} tokens of model {self.model!r}"
+        )
+
+    def _hints(self, request: TraceRequest) -> dict[str, object]:
+        """Targets, tenant and the declared output limit; the forced length is no estimate and stays unsaid."""
+        hints: dict[str, object] = {**target_hints(request.slo)}
+        if request.tenant:
+            hints[TENANT] = request.tenant
+        limit = request.max_output_tokens
+        if limit is None and self.max_model_len is not None and request.prompt is None:
+            limit = self.max_model_len - request.input_tokens
+        if limit is not None:
+            hints[MAX_OUTPUT_TOKENS] = limit
+        if (estimate := self.estimates.get(request.id)) is not None:
+            hints |= length_hints(estimate)
+        return hints

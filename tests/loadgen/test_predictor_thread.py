@@ -4,7 +4,7 @@ import asyncio
 from threading import Event, get_ident
 
 from headway.core.length_estimate import LengthEstimate
-from headway.loadgen.foresight import Foresight
+from headway.loadgen.dispatcher import PredictorThread
 from headway.predict.length import RequestFacts
 from headway.traces import TraceRequest
 
@@ -34,11 +34,11 @@ def request(prompt: str | None, tokens: int = 7) -> TraceRequest:
 
 async def test_the_loop_goes_on_while_the_predictor_thinks_and_it_hears_all_in_order() -> None:
     slow = Slow()
-    with Foresight(slow) as foresight:
-        one, two = foresight.facts(request("one"), 9), foresight.facts(request("two", 8), 9)
-        judging = asyncio.create_task(foresight.judge([one, two]))
+    with PredictorThread(slow) as predictor_thread:
+        one, two = predictor_thread.facts(request("one"), 9), predictor_thread.facts(request("two", 8), 9)
+        judging = asyncio.create_task(predictor_thread.judge([one, two]))
         await asyncio.sleep(0)  # would never come back if it thought here
-        foresight.learn(one, 5)
+        predictor_thread.learn(one, 5)
         slow.go_on.set()
         estimates = await judging
     assert [estimate and estimate.tokens for estimate in estimates] == [7, 8]
@@ -48,17 +48,17 @@ async def test_the_loop_goes_on_while_the_predictor_thinks_and_it_hears_all_in_o
 
 
 async def test_without_a_predictor_nothing_is_known() -> None:
-    with Foresight(None) as foresight:
-        facts = foresight.facts(request(None), 9)
-        assert await foresight.judge([facts, facts]) == [None, None]
-        foresight.learn(facts, 5)
+    with PredictorThread(None) as predictor_thread:
+        facts = predictor_thread.facts(request(None), 9)
+        assert await predictor_thread.judge([facts, facts]) == [None, None]
+        predictor_thread.learn(facts, 5)
     assert facts == RequestFacts(num_prompt_tokens=7, max_output_tokens=9, tenant="t")
 
 
 def test_what_many_prompts_begin_with_is_their_instruction() -> None:
-    with Foresight(None) as foresight:
+    with PredictorThread(None) as predictor_thread:
         for number in range(20):
-            facts = foresight.facts(
+            facts = predictor_thread.facts(
                 request(f"Please translate the following text to Polish: story {number} of mine"), 9
             )
     assert facts.instruction.startswith("Please translate the following text to Polish:")
