@@ -95,7 +95,7 @@ def gateway(port: int, pools: str, access_log: Path) -> int:
     from headway.engine.servers.core_binding import Binding
     from headway.engine.servers.instances_command import InstancesPlan, LocalInstances
     from headway.engine.settings import EngineSettings
-    from headway.gateway.fleet.fleet import FleetOptions
+    from headway.gateway.fleet.supervisor import FleetOptions
     from headway.gateway.http.options import GatewayOptions
 
     fleet = FleetOptions(

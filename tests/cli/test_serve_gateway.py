@@ -29,7 +29,7 @@ from headway.cli.serve_site import Site
 from headway.engine.servers.core_binding import Binding
 from headway.engine.servers.instances_command import InstancesPlan, LocalInstances
 from headway.engine.settings import EngineSettings
-from headway.gateway.fleet.fleet import FleetOptions
+from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.options import GatewayOptions
 
 folder, script, port = sys.argv[1:]

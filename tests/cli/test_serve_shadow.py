@@ -14,7 +14,7 @@ import pytest
 from headway.cli import serve_shadow
 from headway.cli.serve_shadow import shadow_beside
 from headway.gateway.book.shadow_board import ShadowBoard
-from headway.gateway.fleet.fleet import Member
+from headway.gateway.fleet.member import Member
 from tests.cli.test_serve_gateway import is_alive, wait_for
 from tests.gateway.fleets import running, until
 from tests.gateway.shadow_reports import REPORT
@@ -95,7 +95,7 @@ import asyncio, os, signal, sys
 from headway.cli import serve_gateway
 from headway.cli.serve_layout import read_layout
 from headway.cli.serve_site import Site
-from headway.gateway.fleet.fleet import FleetOptions
+from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.options import GatewayOptions
 
 async def shadow(fleet, *_):

@@ -16,8 +16,8 @@ from headway.core.hint_headers import HINT_HEADERS
 from headway.core.hints import MAY_MOVE
 from headway.engine.vllm.questions import Endpoint
 from headway.gateway.http.api import APIS
-from headway.gateway.http.refusal import Refusal
-from headway.gateway.request.generation_request import read_ask
+from headway.gateway.http.refusal import GatewayError
+from headway.gateway.request.generation_request import read_request
 
 COMPLETIONS = "/v1/completions"
 
@@ -107,8 +107,8 @@ def test_what_the_gateway_refuses_a_single_server_refuses_with_the_same_words(
     path: str, body: dict[str, Any], named: dict[str, str]
 ) -> None:
     data = json.dumps(body).encode()
-    with pytest.raises(Refusal) as refused:
-        read_ask(
+    with pytest.raises(GatewayError) as refused:
+        read_request(
             path,
             [(key.replace("_", "-").encode(), named[key].encode()) for key in named],
             data,
@@ -126,7 +126,7 @@ def test_what_the_gateway_tells_its_instance_a_single_server_tells_itself(path: 
     named = {"x-slo-ttft-ms": "333.3", "x-slo-tbt-ms": "7", "x-tenant": "José", "x-vllm-priority": "-4"}
     body = {"model": "m", "vllm_xargs": {"headway_deadline_ms": "9000"}}
     headers = [(key.encode(), value.encode()) for key, value in named.items()]
-    ask = read_ask(path, headers, json.dumps(body).encode(), request_id="r")
+    ask = read_request(path, headers, json.dumps(body).encode(), request_id="r")
     by_gateway = json.loads(ask.body(hints=ask.hints(ask.slo, may_move=False), request_id=False, ids=False))[
         "vllm_xargs"
     ]

@@ -10,7 +10,8 @@ from headway.gateway.book.accounts import Accounts, Entry
 from headway.gateway.book.dashboard import Dashboard
 from headway.gateway.book.dashboard_state import DashboardState
 from headway.gateway.book.shadow_board import ShadowBoard
-from headway.gateway.fleet.fleet import Fleet, Member
+from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.fleet.member import Member
 from headway.routing.ascendra import Ascendra
 
 CHAT = Slo(ttft_s=1.0, tbt_s=0.1)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.engine.servers.server_process import ServerProcess
-from headway.gateway.fleet.fleet import Fleet, FleetOptions, Member
+from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.fleet.member import Member
+from headway.gateway.fleet.supervisor import FleetOptions
 from headway.http_client import open_session
 
 SCRIPT = Path(__file__).with_name("small_server.py")

@@ -11,9 +11,11 @@ from typing import Any
 
 import aiohttp
 
-from headway.gateway.app import Gateway, gateway_app, listen, serve_on
+from headway.gateway.app import Gateway, listen, serve_on
 from headway.gateway.book.accounts import Accounts
-from headway.gateway.fleet.fleet import Fleet, FleetOptions, Member
+from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.fleet.member import Member
+from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.options import GatewayOptions
 from headway.routing import build_router
 from tests.gateway.fleets import QUICK, running, until
@@ -87,8 +89,8 @@ class Front:
         """Return once every request has ended, in the books too."""
         await until(lambda: not self.accounts.live and not self.app.serving.running)
         self.accounts.check()
-        assert not self.app.serving.turnstile.waiting
-        assert not self.app.serving.turnstile.inside
+        assert not self.app.serving.queue.waiting
+        assert not self.app.serving.queue.inside
         assert all(member.in_flight == 0 for member in self.fleet.members)
 
 
@@ -111,7 +113,7 @@ async def gateway(
     ]
     async with running(*members, options=fleet_options) as fleet, aiohttp.ClientSession() as session:
         await until(lambda: len(fleet.names()) == len(members))
-        app = gateway_app(fleet, build_router(router), GatewayOptions(**options))
+        app = Gateway(fleet, build_router(router), GatewayOptions(**options))
         listener, stop = listen("127.0.0.1", 0), asyncio.Event()
         task = asyncio.create_task(serve_on(app, listener, stop))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
-from headway.gateway.app import gateway_app, listen, serve_on
-from headway.gateway.fleet.fleet import Member
+from headway.gateway.app import Gateway, listen, serve_on
+from headway.gateway.fleet.member import Member
 from headway.gateway.http.options import GatewayOptions
 from headway.routing import build_router
 from tests.gateway.fleets import running, until
@@ -159,7 +159,7 @@ async def gateway(options: GatewayOptions | None = None, *, url: str | None = No
     async with upstream() as small, running(Member("up-0", url=url or small)) as fleet:
         if url is None:
             await until(fleet.names)
-        app = gateway_app(fleet, build_router("round-robin"), options or GatewayOptions(drain_s=0.1))
+        app = Gateway(fleet, build_router("round-robin"), options or GatewayOptions(drain_s=0.1))
         listener, stop = listen("127.0.0.1", 0), asyncio.Event()
         server = asyncio.create_task(serve_on(app, listener, stop))
         try:

@@ -16,8 +16,9 @@ import aiohttp
 
 from headway.core.job import PREFIX_BLOCK_TOKENS, Job
 from headway.core.record import Outcome, Record
-from headway.gateway.app import gateway_app
-from headway.gateway.fleet.fleet import Fleet, Member
+from headway.gateway.app import Gateway
+from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.fleet.member import Member
 from headway.gateway.http.options import GatewayOptions
 from headway.http_client import open_session
 from headway.routing import Router, build_router
@@ -234,7 +235,7 @@ async def routed(events: Sequence[Event], router: str, names: Sequence[str]) -> 
         watching = asyncio.create_task(fleet.run())
         stack.callback(watching.cancel)
         await until(lambda: len(fleet.names()) == len(names))
-        url = await stack.enter_async_context(serving(gateway_app(fleet, told, GatewayOptions())))
+        url = await stack.enter_async_context(serving(Gateway(fleet, told, GatewayOptions())))
         clients = [
             task for event in events if (task := await _happen(event, script, told, session, url)) is not None
         ]

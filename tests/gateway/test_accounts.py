@@ -15,8 +15,8 @@ from headway.gateway.book.accounts import (
     Accounts,
     ClassKey,
     Entry,
-    RefusalNote,
-    Totals,
+    Refusal,
+    RequestCounts,
     slo_label,
 )
 from headway.results import met_targets
@@ -153,10 +153,10 @@ def test_targets_are_judged_as_records_are(slo: Slo, gaps_s: list[float]) -> Non
 
 def test_goodput_leaves_out_whom_nobody_could_serve() -> None:
     # 3 of 4 finished in time, 1 expired, 1 shed, 1 failed; 5 cancelled and 7 rejected count for nothing.
-    totals = Totals(20, finished=4, met=3, expired=1, shed=1, failed=1, cancelled=5, rejected=7)
+    totals = RequestCounts(20, finished=4, met=3, expired=1, shed=1, failed=1, cancelled=5, rejected=7)
     assert totals.goodput == 3 / 7
     assert totals.ended == 19
-    assert Totals(cancelled=2).goodput is None
+    assert RequestCounts(cancelled=2).goodput is None
 
 
 def test_labels_are_bounded_and_what_is_beyond_them_counts_together() -> None:
@@ -208,7 +208,7 @@ def test_slack_is_the_share_of_the_target_that_is_left() -> None:
 def test_the_last_refusals_are_kept_and_all_are_counted() -> None:
     accounts = Accounts()
     for number in range(KEPT_REFUSALS + 5):
-        accounts.refuse(RefusalNote(float(number), 429, "expired", "late", "none", ""))
+        accounts.refuse(Refusal(float(number), 429, "expired", "late", "none", ""))
     assert [note.at_s for note in accounts.refusals] == [float(n) for n in range(5, KEPT_REFUSALS + 5)]
     assert dict(accounts.refused) == {(429, "expired"): KEPT_REFUSALS + 5}
 

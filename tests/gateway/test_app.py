@@ -16,9 +16,10 @@ import aiohttp
 import pytest
 
 from headway.errors import ConfigError
-from headway.gateway.app import gateway_app, listen, serve, serve_on
+from headway.gateway.app import Gateway, listen, serve, serve_on
 from headway.gateway.book.access_log import AccessLog
-from headway.gateway.fleet.fleet import Fleet, Member
+from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.fleet.member import Member
 from headway.gateway.http.keys import Keys
 from headway.gateway.http.options import Cors, GatewayOptions
 from headway.gateway.request.serving import Serving
@@ -238,7 +239,7 @@ async def test_an_instances_own_key_is_not_the_clients() -> None:
         fleet = Fleet([Member("a", url=instance.url)], session=session)
         running = asyncio.create_task(fleet.run())
         await until(fleet.names)
-        app = gateway_app(fleet, build_router("round-robin"), GatewayOptions())
+        app = Gateway(fleet, build_router("round-robin"), GatewayOptions())
         async with serving(app) as url, aiohttp.ClientSession() as client:
             for path in ("/v1/completions", "/elsewhere"):
                 headers = {"Authorization": "Bearer EMPTY"}
@@ -677,7 +678,7 @@ async def test_who_does_not_read_on_does_not_hold_up_the_end() -> None:
 
 async def test_a_gateway_that_is_stopped_while_it_starts_leaves_nothing_open() -> None:
     async with open_session() as session:
-        app = gateway_app(Fleet([], session=session), build_router("round-robin"), GatewayOptions())
+        app = Gateway(Fleet([], session=session), build_router("round-robin"), GatewayOptions())
         listener, stop = listen("127.0.0.1", 0), asyncio.Event()
         stop.set()
         await serve_on(app, listener, stop)
@@ -687,7 +688,7 @@ async def test_a_gateway_that_is_stopped_while_it_starts_leaves_nothing_open() -
 async def test_an_address_that_is_taken_is_a_clear_error() -> None:
     with listen("127.0.0.1", 0) as taken:
         async with open_session() as session:
-            app = gateway_app(Fleet([], session=session), build_router("round-robin"), GatewayOptions())
+            app = Gateway(Fleet([], session=session), build_router("round-robin"), GatewayOptions())
             with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:"):
                 await serve(app, "127.0.0.1", taken.getsockname()[1], asyncio.Event())
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from headway.gateway.http.api import CHAT, COMPLETIONS
-from headway.gateway.http.refusal import Refusal
+from headway.gateway.http.refusal import GatewayError
 from headway.gateway.request.body_reader import MAX_BYTES_HERE, MAX_COMMAS_HERE, BodyReader
-from headway.gateway.request.generation_request import read_ask
+from headway.gateway.request.generation_request import read_request
 from tests.gateway.fleets import until
 from tests.gateway.front import PROMPT, gateway
 from tests.gateway.upstream import upstream
@@ -61,8 +61,8 @@ async def test_a_large_body_is_read_in_another_process_as_it_would_be_here(
     path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = encoded(body)
-    here = read_ask(path, HEADERS, data, request_id="r")
-    monkeypatch.setattr("headway.gateway.request.body_reader.read_ask", not_here)
+    here = read_request(path, HEADERS, data, request_id="r")
+    monkeypatch.setattr("headway.gateway.request.body_reader.read_request", not_here)
     async with reader() as bodies:
         there = await bodies.read(path, HEADERS, data, request_id="r")
     assert there == here
@@ -82,7 +82,7 @@ async def test_sequences_of_a_large_body_are_counted_in_another_process(
 async def test_a_refusal_comes_back_whole() -> None:
     data = encoded({**MANY, "stream": "maybe"})
     async with reader() as bodies:
-        with pytest.raises(Refusal) as raised:
+        with pytest.raises(GatewayError) as raised:
             await bodies.read(COMPLETIONS.path, [], data, request_id="r")
     assert (raised.value.status, raised.value.param) == (400, "stream")
     assert "accepted: true or false" in raised.value.message
@@ -95,7 +95,7 @@ async def test_a_reader_that_ends_is_started_again() -> None:
         await asyncio.sleep(0)
         for process in multiprocessing.active_children():
             process.kill()
-        with pytest.raises(Refusal) as raised:
+        with pytest.raises(GatewayError) as raised:
             await reading
         assert (raised.value.status, raised.value.code) == (503, "body_not_read")
         assert (await bodies.read(COMPLETIONS.path, [], data, request_id="r")).answers == 2 * PROMPTS
@@ -108,7 +108,7 @@ async def test_requests_that_wait_for_a_reader_that_ends_fail_alone() -> None:
     async def ask(bodies: BodyReader) -> int:
         try:
             await bodies.read(COMPLETIONS.path, [], data, request_id="r")
-        except Refusal:
+        except GatewayError:
             return 1 + await ask(bodies)
         return 0
 
@@ -160,7 +160,7 @@ async def test_a_body_whose_client_has_left_is_not_read(path: str) -> None:
 
 
 async def test_a_body_of_many_values_reaches_the_instance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.request.body_reader.read_ask", not_here)
+    monkeypatch.setattr("headway.gateway.request.body_reader.read_request", not_here)
     ids = [7] * PROMPTS
     async with upstream() as instance, gateway(instance) as front:
         assert (await front.post({**PROMPT, "prompt": ids})).status == 200

@@ -207,7 +207,7 @@ async def test_who_reads_nothing_of_a_stream_gives_back_its_place() -> None:
     async with upstream(act=events_for_ever) as instance, gateway(instance, max_in_flight=1) as front:
         _, writer = await connected(front)
         writer.write(POST + STREAM)
-        await until(lambda: front.app.serving.turnstile.inside)
+        await until(lambda: front.app.serving.queue.inside)
         await until(lambda: front.accounts.totals.cancelled)
         await front.idle()
         await asyncio.wait_for(instance.gone.wait(), 1)

@@ -11,10 +11,10 @@ from starlette.applications import Starlette
 
 from headway.core.job import Job
 from headway.core.slo import Slo
-from headway.gateway.book.accounts import RefusalNote
+from headway.gateway.book.accounts import Refusal
 from headway.gateway.book.dashboard import MOST_CLASSES, dashboard_routes, slack_bands
 from headway.gateway.book.dashboard_state import SLACK_BANDS, DashboardState
-from headway.gateway.fleet.fleet import Condition
+from headway.gateway.fleet.member import Condition
 from tests.gateway.dashboard_scene import WALL_S, Scene
 from tests.gateway.loopback import serving
 
@@ -144,7 +144,7 @@ async def test_those_who_wait_are_in_the_bands_and_those_in_flight_judged_so_far
 
 
 async def test_refusals_have_the_time_of_day(scene: Scene) -> None:
-    scene.accounts.refuse(RefusalNote(scene.clock.now_s, 429, "queue_full", "8 wait already", "none", "a"))
+    scene.accounts.refuse(Refusal(scene.clock.now_s, 429, "queue_full", "8 wait already", "none", "a"))
     scene.clock.now_s += 5.0
     (refusal,) = scene.state.refusals
     assert refusal.at_s == WALL_S + 100.0
@@ -153,7 +153,7 @@ async def test_refusals_have_the_time_of_day(scene: Scene) -> None:
 
 async def test_times_stay_as_they_are_while_the_clocks_go_on(scene: Scene) -> None:
     """The page knows its rows by them: others would take the focus from a button once a second."""
-    scene.accounts.refuse(RefusalNote(scene.clock.now_s, 429, "queue_full", "8 wait already", "none", "a"))
+    scene.accounts.refuse(Refusal(scene.clock.now_s, 429, "queue_full", "8 wait already", "none", "a"))
     scene.serve(ttft_s=0.5)
     scene.wall_ahead_s = 1e-6  # it is read a little later than the other clock
     before = scene.state

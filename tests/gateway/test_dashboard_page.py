@@ -16,9 +16,9 @@ from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.explain.explanation import explain
 from headway.explain.text import told_data, told_text
-from headway.gateway.book.accounts import RefusalNote
+from headway.gateway.book.accounts import Refusal
 from headway.gateway.book.dashboard import dashboard_routes
-from headway.gateway.fleet.fleet import Condition
+from headway.gateway.fleet.member import Condition
 from headway.gateway.http.keys import Keys
 from headway.gateway.http.options import GatewayOptions
 from tests.core.trail_scene import displaced_scene
@@ -77,7 +77,7 @@ async def scene() -> AsyncIterator[Scene]:
         made.serve(ttft_s=3.0, tenant=EVIL)
         made.offer()
         made.accounts.hand_off(made.offer(slo=Slo(ttft_s=9.0)), "hp-0")
-        note = RefusalNote(made.clock.now_s, 429, "queue_full", f"8 wait {EVIL}", "none", EVIL)
+        note = Refusal(made.clock.now_s, 429, "queue_full", f"8 wait {EVIL}", "none", EVIL)
         made.accounts.refuse(note)
         made.accounts.end(made.offer(), Outcome.SHED, made.clock.now_s)
         yield made

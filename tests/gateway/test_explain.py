@@ -13,7 +13,7 @@ from headway.errors import ConfigError, UpstreamError
 from headway.explain.explanation import explain
 from headway.explain.text import told_data, told_text
 from headway.gateway.book.accounts import KEPT_ENDED, MAX_CLASSES, OTHER, Accounts
-from headway.gateway.book.explain import EXPLAIN_PATHS
+from headway.gateway.http.api import EXPLAIN_PATHS
 from headway.gateway.http.keys import Keys
 from headway.loadgen.queries import ask_about
 from tests.core.trail_scene import displaced_scene

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError, UpstreamError
-from headway.gateway.fleet.fleet import Condition, Fleet, FleetOptions, Member
-from headway.gateway.fleet.fleet_process import LaunchedServer
+from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.health import NO_FACTS, health_problem, probing_session
+from headway.gateway.fleet.member import Condition, LaunchedServer, Member
+from headway.gateway.fleet.supervisor import FleetOptions
 from headway.http_client import open_session
 from tests.gateway.fleets import HASTY, QUICK, SmallServer, running, until
 from tests.gateway.small_server import MODELS
@@ -59,11 +60,11 @@ async def test_a_launched_instance_is_ready_when_it_answers(small: Small) -> Non
     async with running(server.launched("lp")) as fleet:
         await until(lambda: fleet.members[0].process)
         assert (fleet.names(), fleet.member("lp-0").condition) == ((), Condition.STARTING)
-        assert (fleet.models, fleet.facts) == (b"", NO_FACTS)
+        assert (fleet.facts.models, fleet.facts) == (b"", NO_FACTS)
         await fleet.until_settled()
         assert fleet.names() == ("lp-0",)
         assert fleet.member("lp-0").url == f"http://127.0.0.1:{server.port}"
-        assert fleet.models == MODELS.encode()
+        assert fleet.facts.models == MODELS.encode()
         facts = fleet.facts
         assert (facts.model, facts.max_model_len, facts.version) == ("small", 4096, "0.32.0")
         assert facts.is_vllm
@@ -137,7 +138,7 @@ async def test_a_killed_instance_is_lost_and_launched_again(
     async with running(small("0").launched()) as fleet:
         member = fleet.members[0]
         await fleet.until_settled()
-        lost, killed = fleet.lost("0"), process_of(member).pid
+        lost, killed = fleet.member("0").loss, process_of(member).pid
         os.kill(killed, signal.SIGKILL)
         await lost.wait()
         assert (member.condition, member.failures) == (Condition.LOST, 1)
@@ -147,7 +148,7 @@ async def test_a_killed_instance_is_lost_and_launched_again(
         assert process_of(member).pid != killed
         assert member.restarts == 1
         assert lost.is_set()
-        assert not fleet.lost("0").is_set()
+        assert not fleet.member("0").loss.is_set()
 
 
 async def test_a_broken_connection_is_looked_into_at_once(small: Small) -> None:
@@ -159,7 +160,7 @@ async def test_a_broken_connection_is_looked_into_at_once(small: Small) -> None:
                 fleet.suspect(member.name)
             await asyncio.sleep(0.02)
         os.kill(process_of(fleet.member("0")).pid, signal.SIGKILL)
-        while not fleet.lost("0").is_set():
+        while not fleet.member("0").loss.is_set():
             fleet.suspect("0")
             await asyncio.sleep(0.02)
         assert fleet.names() == ("1",)
@@ -172,7 +173,7 @@ async def test_a_frozen_instance_is_lost_and_welcome_when_it_wakes(
     async with running(small("0").launched(), options=HASTY) as fleet:
         member = fleet.members[0]
         await fleet.until_settled()
-        lost, pid = fleet.lost("0"), process_of(member).pid
+        lost, pid = fleet.member("0").loss, process_of(member).pid
         os.kill(pid, signal.SIGSTOP)
         await lost.wait()
         assert member.condition is Condition.LOST
@@ -183,7 +184,7 @@ async def test_a_frozen_instance_is_lost_and_welcome_when_it_wakes(
         os.kill(pid, signal.SIGCONT)
         await until(is_(member, Condition.READY))
         assert (process_of(member).pid, member.restarts) == (pid, 0)
-        assert not fleet.lost("0").is_set()
+        assert not fleet.member("0").loss.is_set()
 
 
 async def test_one_that_stays_frozen_is_launched_anew(small: Small) -> None:
@@ -258,7 +259,7 @@ async def test_garbage_in_a_row_pauses_an_instance(small: Small) -> None:
         fleet.garbage("0")
         assert (member.condition, member.failures) == (Condition.UNWELL, 1)
         assert member.reason == "it answers garbage"
-        assert not fleet.lost("0").is_set()
+        assert not fleet.member("0").loss.is_set()
         await until(is_(member, Condition.READY))
         fleet.garbage("0")
         assert member.condition is Condition.READY
@@ -351,7 +352,7 @@ async def test_an_engine_that_stands_still_with_requests_is_lost_although_it_ans
         server.behave(running=1)
         await until(is_(member, Condition.LOST))
         assert "its engine stands still: no step for " in member.last_loss
-        assert fleet.lost("0").is_set()
+        assert fleet.member("0").loss.is_set()
         member.in_flight = 0  # cut off
         if launched:
             await until(lambda: member.restarts == 1)
@@ -377,11 +378,11 @@ async def test_a_joined_server_may_come_late_go_and_come_back(small: Small) -> N
         for failures in (2, 3):
             process = server.launch(joined)
             await until(is_(joined, Condition.READY))
-            assert not fleet.lost("0").is_set()
+            assert not fleet.member("0").loss.is_set()
             await asyncio.to_thread(process.stop)
             await until(is_(joined, Condition.LOST))
             assert (joined.failures, joined.restarts) == (failures, 0)
-            assert fleet.lost("0").is_set()
+            assert fleet.member("0").loss.is_set()
 
 
 async def test_a_joined_server_is_left_as_it_is(small: Small) -> None:
@@ -408,7 +409,7 @@ async def test_a_drained_instance_finishes_what_it_has(small: Small) -> None:
         draining = asyncio.create_task(fleet.drain("0"))
         await until(is_(member, Condition.DRAINING))
         await asyncio.sleep(4 * QUICK.interval_s)  # health checks do not bring it back
-        assert (fleet.names(), draining.done(), fleet.lost("0").is_set()) == ((), False, False)
+        assert (fleet.names(), draining.done(), fleet.member("0").loss.is_set()) == ((), False, False)
         member.in_flight = 0
         assert await draining
         assert member.condition is Condition.DRAINING
@@ -427,7 +428,7 @@ async def test_an_instance_is_recast_in_another_pool(small: Small) -> None:
         small("lp-0").launched("lp"), server.launched("lp"), small("hp-0").launched("hp")
     ) as fleet:
         await until(lambda: len(fleet.names()) == 3)
-        lost, pid = fleet.lost("lp-1"), process_of(fleet.member("lp-1")).pid
+        lost, pid = fleet.member("lp-1").loss, process_of(fleet.member("lp-1")).pid
         with pytest.raises(ConfigError, match="there is an instance 'hp-0' already"):
             await fleet.recast("lp-1", "hp-0", "hp")
         await fleet.recast("lp-1", "hp-1", "hp")
@@ -438,7 +439,7 @@ async def test_an_instance_is_recast_in_another_pool(small: Small) -> None:
         assert process_of(member).pid != pid
         assert not is_alive(pid)
         assert server.launches == [("lp-1", "lp"), ("hp-1", "hp")]
-        assert not fleet.lost("hp-1").is_set()
+        assert not fleet.member("hp-1").loss.is_set()
         with pytest.raises(KeyError):
             fleet.member("lp-1")
 

@@ -11,31 +11,31 @@ from hypothesis import strategies as st
 from headway.core import hints as engine_hints
 from headway.core.slo import NO_TARGETS, Slo
 from headway.gateway.http.api import CHAT
-from headway.gateway.http.refusal import Refusal
+from headway.gateway.http.refusal import GatewayError
 from headway.gateway.request.generation_request import (
     MAX_FIELDS,
     MAX_XARGS_BYTES,
-    Ask,
+    GenerationRequest,
     count_sequences,
-    read_ask,
+    read_request,
 )
-from headway.gateway.request.resumable import resumable
+from headway.gateway.request.resume import resumable
 from headway.routing.prompt_blocks import prompt_blocks
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
 
 
-def read(body: dict[str, Any] | bytes, path: str = "/v1/completions", /, **options: Any) -> Ask:
+def read(body: dict[str, Any] | bytes, path: str = "/v1/completions", /, **options: Any) -> GenerationRequest:
     headers = [
         (name.replace("_", "-").encode(), value.encode())
         for name, value in options.pop("headers", {}).items()
     ]
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return read_ask(path, headers, data, request_id="r1", **options)
+    return read_request(path, headers, data, request_id="r1", **options)
 
 
-def refused(body: dict[str, Any] | bytes, status: int = 400, **options: Any) -> Refusal:
-    with pytest.raises(Refusal) as raised:
+def refused(body: dict[str, Any] | bytes, status: int = 400, **options: Any) -> GatewayError:
+    with pytest.raises(GatewayError) as raised:
         read(body, **options)
     assert raised.value.status == status
     return raised.value
@@ -239,14 +239,14 @@ def test_sequences_are_counted_wherever_vllm_finds_some(body: bytes, sequences: 
 
 @pytest.mark.parametrize("n", [True, "two", 2**63, float("nan")])
 def test_sequences_that_cannot_be_counted_are_refused(n: object) -> None:
-    with pytest.raises(Refusal, match="accepted: a whole number"):
+    with pytest.raises(GatewayError, match="accepted: a whole number"):
         count_sequences(json.dumps({**FIVE, "n": n}).encode())
 
 
 # ---- bodies -------------------------------------------------------------------------------------------------------
 
 
-def body_of(ask: Ask, **options: Any) -> dict[str, Any]:
+def body_of(ask: GenerationRequest, **options: Any) -> dict[str, Any]:
     given = {"hints": None, "request_id": False, "ids": False, **options}
     decoded: dict[str, Any] = json.loads(ask.body(**given))
     return decoded

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.request.losses import Losses
+from headway.gateway.request.interrupt import Cut, InstanceLosses, Interrupt, WaitCut
 
 
 async def started(seen: list[Cut]) -> tuple[Interrupt, asyncio.Task[Cut]]:
@@ -97,7 +96,7 @@ async def test_a_task_that_is_cancelled_itself_is_cancelled() -> None:
 
 async def test_a_loss_cuts_all_who_are_there_and_nobody_else() -> None:
     lost: list[str] = []
-    losses, loss, other = Losses(lost.append), asyncio.Event(), asyncio.Event()
+    losses, loss, other = InstanceLosses(lost.append), asyncio.Event(), asyncio.Event()
 
     async def there(event: asyncio.Event) -> Cut | str:
         interrupt = Interrupt()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.gateway.book.account_rows import Entry, Prefill
+from headway.gateway.book.accounts import Entry, Prefill
 from tests.gateway.fleets import until
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, gateway
 from tests.gateway.named_upstream import message_of

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.gateway.request.generation_request import Ask, read_ask
-from headway.gateway.request.resumable import resumable
+from headway.gateway.request.generation_request import GenerationRequest, read_request
+from headway.gateway.request.resume import resumable
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, gateway
 from tests.gateway.upstream import SPLIT, Turn, Upstream, answer_ids, prompt_ids, text_of, upstream
 
@@ -358,9 +358,9 @@ async def test_a_parsed_answer_does_not_go_on() -> None:
         assert not second.turns
 
 
-def an_ask(**fields: Any) -> Ask:
+def an_ask(**fields: Any) -> GenerationRequest:
     body = msgspec.json.encode({"model": "m", "prompt": "x", "stream": True, **fields})
-    return read_ask("/v1/completions", [], body, request_id="r")
+    return read_request("/v1/completions", [], body, request_id="r")
 
 
 @pytest.mark.parametrize(
@@ -396,4 +396,4 @@ def test_what_can_go_on(fields: dict[str, Any], expected: bool) -> None:
 @pytest.mark.parametrize("stop", [b"1e999", b'"\xff"', b'["a", 1e999]'])
 def test_a_stop_text_that_cannot_be_read_is_the_instances_to_refuse(stop: bytes) -> None:
     body = b'{"prompt": "one", "stream": true, "stop": ' + stop + b"}"
-    assert not resumable(read_ask("/v1/completions", [], body, request_id="r"))
+    assert not resumable(read_request("/v1/completions", [], body, request_id="r"))

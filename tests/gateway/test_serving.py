@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from headway.core.slo import Slo
-from headway.gateway.book.accounts import Totals
+from headway.gateway.book.accounts import RequestCounts
 from tests.gateway import test_kept_connections
 from tests.gateway.fleets import until
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, ask, gateway
@@ -650,7 +650,7 @@ async def test_figures_of_a_stream_are_the_clients() -> None:
         await front.post({**PROMPT, "stream": True}, X_Tenant="blue")
         ((key, account),) = front.accounts.classes.items()
         assert key == ("ttft=5s tbt=0.001s", "blue")
-        assert account.totals == Totals(offered=1, finished=1, met=0)
+        assert account.totals == RequestCounts(offered=1, finished=1, met=0)
         assert account.output_tokens == 8
         assert account.ttft.count == account.tbt.count == 1
         assert 0.02 <= account.tbt.sum_s < 1

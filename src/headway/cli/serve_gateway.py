@@ -20,9 +20,10 @@ from headway.cli.serve_layout import Place
 from headway.cli.serve_shadow import shadow_beside
 from headway.cli.serve_site import Site
 from headway.engine.servers.server_process import end_signals
-from headway.gateway.app import Gateway, gateway_app, serve
-from headway.gateway.fleet.fleet import Fleet, Member
+from headway.gateway.app import Gateway, serve
+from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.health import NO_FACTS
+from headway.gateway.fleet.member import Member
 from headway.gateway.rebalance import rebalance
 from headway.http_client import open_session
 from headway.routing import build_router
@@ -95,7 +96,7 @@ class _Run:
             asyncio.TaskGroup() as group,
         ):
             fleet = Fleet(members(site), session=session, options=site.fleet_options)
-            app = gateway_app(fleet, build_router(site.layout.router), site.options, time.monotonic)
+            app = Gateway(fleet, build_router(site.layout.router), site.options, time.monotonic)
             serving = group.create_task(serve(app, *site.address, self._stop))
             others = [group.create_task(work) for work in self._others(fleet, app)]
             shadow = group.create_task(self._shadow(fleet, app))

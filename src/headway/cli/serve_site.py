@@ -23,7 +23,7 @@ from headway.engine.servers.server_command import ServerCommand
 from headway.engine.servers.vllm_flags import VllmFlag, parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.gateway.fleet.fleet import FleetOptions
+from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.keys import Keys, read_keys
 from headway.gateway.http.options import MIB, Cors, GatewayOptions
 from headway.http_client import without_secrets

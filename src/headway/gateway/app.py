@@ -12,43 +12,34 @@ from dataclasses import asdict
 from uuid import uuid4
 
 import uvicorn
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError
 from headway.gateway.book.access_log import AccessLog
 from headway.gateway.book.dashboard import Dashboard, dashboard_routes
-from headway.gateway.book.explain import EXPLAIN_PATHS, Explaining, explain_routes
-from headway.gateway.book.metrics import CONTENT_TYPE, GatewayMetrics, build_registry, exposition
+from headway.gateway.book.explain import Explaining, explain_routes
+from headway.gateway.book.metrics import GatewayMetrics, build_registry
 from headway.gateway.book.shadow_board import ENGINE_PATH, ShadowBoard, shadow_routes
 from headway.gateway.fleet.fleet import Fleet
-from headway.gateway.http.api import APIS
-from headway.gateway.http.asgi_client import (
-    API_KEY,
-    KEY_TENANT,
-    Client,
-    ClientGone,
-    Headers,
-    Receive,
-    Scope,
-    Send,
-    read_body,
-    watch_client,
-)
-from headway.gateway.http.broadcast import Broadcast, goes_to_all
+from headway.gateway.http.api import APIS, EXPLAIN_PATHS
+from headway.gateway.http.asgi_client import API_KEY, KEY_TENANT, Client, ClientGone, Headers, read_body
 from headway.gateway.http.connection import Connection
+from headway.gateway.http.keys import check_key
 from headway.gateway.http.options import GatewayOptions
-from headway.gateway.http.refusal import Refusal, no_instance, refused
-from headway.gateway.http.rights import check_key
+from headway.gateway.http.refusal import GatewayError, no_instance, refused
 from headway.gateway.openapi import openapi_route
 from headway.gateway.request.body_reader import BodyReader
-from headway.gateway.request.forwarding import PassThrough
+from headway.gateway.request.forwarding import Broadcast, PassThrough, goes_to_all
 from headway.gateway.request.generation_request import MAX_ID_CHARACTERS
-from headway.gateway.request.interrupt import Interrupt, WaitCut
+from headway.gateway.request.interrupt import Interrupt, WaitCut, watch_client
+from headway.gateway.request.lifecycle import serve as serve_request
 from headway.gateway.request.serving import Serving
 from headway.routing import Router
 
@@ -56,6 +47,7 @@ _LOG = logging.getLogger(__name__)
 
 _OPEN = ("/health", "/ready")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs, so that it is they who close."""
 _LAST_WORDS_S = 1.0
@@ -63,7 +55,10 @@ _LAST_WORDS_S = 1.0
 
 
 class Gateway:
-    """The ASGI app: what asks for tokens by the serving path, its own pages, and all the rest to an instance."""
+    """The ASGI app: what asks for tokens by the serving path, its own pages, and all the rest to an instance.
+
+    Making one raises ConfigError if the access log cannot be written.
+    """
 
     def __init__(
         self,
@@ -111,7 +106,7 @@ class Gateway:
                 await self._broadcast(scope, receive, client)
             else:
                 await self._passthrough(scope, receive, client, tenant)
-        except Refusal as refusal:
+        except GatewayError as refusal:
             if client.began:
                 raise
             await self.serving.refuse(client, refusal, NO_TARGETS, "")
@@ -134,18 +129,19 @@ class Gateway:
                 default_slo=self._options.slo,
                 key_tenant=tenant,
             )
-            ask = await interrupt.wait(reading)
-            client.request_id = _as_header(ask.request_id)
-            if ask.previous_id is not None:
-                self.serving.stored.check(ask.previous_id, tenant)
-            await self.serving.serve(ask, client, headers, interrupt, arrival_s)
+            request = await interrupt.wait(reading)
+            # Its body may have named it so that no header can hold the name.
+            client.request_id = request.request_id.encode() if request.request_id.isascii() else b""
+            if request.previous_id is not None:
+                self.serving.stored.check(request.previous_id, tenant)
+            await serve_request(self.serving, request, client, headers, interrupt, arrival_s)
         except WaitCut:
             raise ClientGone from None
         finally:
             watcher.cancel()
 
     def _tenant(self, headers: Headers) -> str:
-        """The tenant of the request's key, empty without one. Raises Refusal (401) for a missing or unknown key."""
+        """The tenant of the request's key, empty without one. Raises GatewayError (401) without a known key."""
         keys = self._options.keys
         if not keys:
             return ""
@@ -153,10 +149,9 @@ class Gateway:
         given = [shown.get(b"authorization", b""), b"Bearer " + shown.get(API_KEY, b"")]
         tenant = next((found for key in given if (found := keys.tenant_of(key)) is not None), None)
         if tenant is None:
-            raise Refusal(
-                401,
-                "invalid_api_key",
-                "no API key, or one that is not known; accepted: Authorization: Bearer KEY, or x-api-key: KEY",
+            accepted = "Authorization: Bearer KEY, or x-api-key: KEY"
+            raise GatewayError(
+                401, "invalid_api_key", f"no API key, or one that is not known; accepted: {accepted}"
             )
         return tenant
 
@@ -171,13 +166,13 @@ class Gateway:
             shadows=self.shadows,
             clock=self._clock,
         )
-        registry = build_registry(
-            GatewayMetrics(serving.accounts, serving.turnstile, self._fleet, clock=self._clock)
+        figures = GatewayMetrics(
+            serving.accounts, self._fleet, lambda: serving.queue.waiting, clock=self._clock
         )
-        registry.register(self.shadows)
+        registry = build_registry(figures, self.shadows)
 
         async def metrics(_request: Request) -> Response:
-            return Response(exposition(registry), headers={"content-type": CONTENT_TYPE.decode()})
+            return Response(generate_latest(registry), headers={"content-type": _METRICS_TYPE})
 
         @asynccontextmanager
         async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -188,7 +183,7 @@ class Gateway:
             self._bodies.close()
 
         routes = [
-            Route("/health", self._health),
+            Route("/health", Response(), methods=["GET"]),
             Route("/ready", self._ready),
             Route("/v1/models", self._models),
             Route("/metrics", metrics),
@@ -199,29 +194,16 @@ class Gateway:
         ]
         return Starlette(routes=routes, lifespan=lifespan)
 
-    async def _health(self, _request: Request) -> Response:
-        return Response()
-
     async def _ready(self, _request: Request) -> Response:
         if self.serving.closing or not self._fleet.names():
             return refused(no_instance())
         return Response()
 
     async def _models(self, _request: Request) -> Response:
-        models = self._fleet.models
+        models = self._fleet.facts.models
         if not models:
             return refused(no_instance())
         return Response(models, media_type="application/json")
-
-
-def gateway_app(
-    fleet: Fleet,
-    router: Router,
-    options: GatewayOptions,
-    clock: Callable[[], float] = time.monotonic,
-) -> Gateway:
-    """The app. Raises ConfigError if the access log cannot be written."""
-    return Gateway(fleet, router, options, clock)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -233,8 +215,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without hands on the process's signals: whoever runs it says when it stops."""
+class _SignalFreeServer(uvicorn.Server):
+    """uvicorn that leaves the process's signals alone: its caller says when it stops."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -265,7 +247,7 @@ async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -
         timeout_keep_alive=_KEEP_ALIVE_S,
         backlog=2048,
     )
-    server = _Server(config)
+    server = _SignalFreeServer(config)
     ending = asyncio.create_task(_end(app, server, stop))
     try:
         with listener:  # uvicorn leaves it open if it is told to stop while it starts
@@ -281,7 +263,7 @@ async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> Non
     _LOG.warning("%d requests are cut off after %g s", len(app.serving.running), app.serving.options.drain_s)
     app.serving.cut_all()
     await asyncio.sleep(_LAST_WORDS_S)
-    # Who has not sent its request whole, or reads none of its answer, cannot be told: no interrupt lands there.
+    # A client that has not sent its request whole, or reads none of its answer, cannot be told.
     for connection in list(server.server_state.connections):
         connection.transport.abort()
 
@@ -291,8 +273,3 @@ def _request_id(headers: Headers) -> bytes:
     given = next((value for name, value in headers if name == b"x-request-id"), b"")
     fits = 0 < len(given) <= MAX_ID_CHARACTERS and given.isascii() and given.decode().isprintable()
     return given if fits else uuid4().hex.encode()
-
-
-def _as_header(request_id: str) -> bytes:
-    """A request's name, which its body may have said; empty if it is not for a header."""
-    return request_id.encode() if request_id.isascii() else b""

@@ -61,15 +61,16 @@ def shares_left(live: Iterable[Entry], now_s: float) -> Mapping[str, float]:
     waiting: dict[str, list[Job]] = {}
     for entry in live:
         if entry.instance and entry.first_s is None:
-            waiting.setdefault(pool_of(entry.instance), []).append(_job(entry))
+            # The request as far as its slack goes.
+            job = Job(
+                id=entry.id,
+                arrival_s=entry.arrival_s,
+                num_prompt_tokens=1,
+                max_output_tokens=1,
+                slo=entry.slo,
+            )
+            waiting.setdefault(pool_of(entry.instance), []).append(job)
     return {pool: share_left(jobs, now_s) for pool, jobs in waiting.items()}
-
-
-def _job(entry: Entry) -> Job:
-    """The request as far as slack goes."""
-    return Job(
-        id=entry.id, arrival_s=entry.arrival_s, num_prompt_tokens=1, max_output_tokens=1, slo=entry.slo
-    )
 
 
 def _with_free_name(change: RoleChange, taken: set[str]) -> RoleChange:

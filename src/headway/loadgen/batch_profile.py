@@ -64,15 +64,14 @@ async def measured_times(
     context = instance.dialect.max_model_len
     long = longest.prompt if context is None else max(1, min(longest.prompt, context - _MORE_TOKENS))
     fitting = memory.capacity_tokens // (long + _MORE_TOKENS + memory.block_tokens)
+    powers = (2**power for power in range(longest.output.bit_length()))
+    outputs = sorted({longest.output, *(length for length in powers if length < longest.output)})
     rows: list[BatchRow] = []
     for size in sorted({1, max(1, min(_MANY, fitting))}):
         for prompt in sorted({max(1, long // _SHORTER), long}):
             few_s = await _quickest_s(session, instance, size, BatchLengths(prompt, _FEW_TOKENS))
             more_s = await _quickest_s(session, instance, size, BatchLengths(prompt, _MORE_TOKENS))
-            rows += [
-                (size, prompt, output, continued_s(few_s, more_s, output))
-                for output in _lengths(longest.output)
-            ]
+            rows += [(size, prompt, output, continued_s(few_s, more_s, output)) for output in outputs]
     return BatchTimeModel(rows)
 
 
@@ -80,16 +79,6 @@ def continued_s(few_s: float, more_s: float, output: int) -> float:
     """Seconds of a longer answer, on the line through the two that were measured; never less than the shorter."""
     pace_s = max(0.0, more_s - few_s) / (_MORE_TOKENS - _FEW_TOKENS)
     return few_s + pace_s * max(0, output - _FEW_TOKENS)
-
-
-def _lengths(longest: int) -> list[int]:
-    """1, 2, 4, ... and the longest."""
-    lengths = {longest}
-    length = 1
-    while length < longest:
-        lengths.add(length)
-        length *= 2
-    return sorted(lengths)
 
 
 async def _quickest_s(

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 
 import aiohttp
 
@@ -16,7 +15,7 @@ from headway.http_client import api_url, open_session
 from headway.loadgen.batch_profile import BatchLengths, ClockedTimes, measured_times
 from headway.loadgen.dispatcher import SILENCE_S, Dispatcher, PredictorThread
 from headway.loadgen.instance import KvMemory, ServedInstance, find_instances
-from headway.loadgen.replay import ReplayBook, ReplayReport, unless
+from headway.loadgen.replay import ReplayBook, ReplayReport, unless, until_ended
 from headway.loadgen.replay_options import ReplayOptions
 from headway.predict.length import LengthPredictor
 from headway.routing.batch_queue import BatchQueue
@@ -102,7 +101,7 @@ async def replay_batches(
         found = await unless(stop, find_instances(session, (options.url, *plan.more_urls), options))
         if found is None:
             return ReplayReport("", interrupted=True)
-        book = ReplayBook(min(found, key=_context).dialect, options, on_record)
+        book = ReplayBook(min(found, key=ServedInstance.context_tokens).dialect, options, on_record)
         fitting = book.refuse_too_long(requests)
         if not fitting:
             return book.report
@@ -112,15 +111,8 @@ async def replay_batches(
             return book.report
         with PredictorThread(plan.predictor) as predictor_thread:
             run = Dispatcher(session, predictor_thread, queue, book, found, plan.silence_s)
-            watcher = asyncio.create_task(run.cut_off_when(stop))
-            try:
-                async with asyncio.TaskGroup() as group:
-                    run.start(group, fitting)
-            except BaseExceptionGroup as faults:  # one error of ours is one error, as if there were no tasks
-                raise faults.exceptions[0] from None
-            finally:
-                watcher.cancel()
-                run.record_unserved()
+            async with until_ended(stop, book.report, run.cut_off, run.record_unserved) as group:
+                run.start(group, fitting)
         return book.report
 
 
@@ -142,11 +134,6 @@ async def _queue(
     model = await measured_times(session, first, longest, memory)
     began_s = time.monotonic()
     return plan.queue(memory, ClockedTimes(model, lambda: time.monotonic() - began_s))
-
-
-def _context(instance: ServedInstance) -> float:
-    limit = instance.dialect.max_model_len
-    return inf if limit is None else limit
 
 
 async def _memory(plan: BatchPlan, instances: Sequence[ServedInstance]) -> KvMemory:

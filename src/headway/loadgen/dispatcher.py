@@ -155,7 +155,7 @@ NOBODY_LEFT = "no instance is left to serve it"
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveRequest:
     """A request that has come and not ended, and what has come back for its newest attempt."""
 
     request: TraceRequest
@@ -180,7 +180,7 @@ class Dispatcher:
     serving: list[ServedInstance]
     silence_s: float
     counts: BatchCounts = field(default_factory=BatchCounts)
-    live: dict[Job, _Live] = field(default_factory=dict)
+    live: dict[Job, _LiveRequest] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _all_have_come: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -199,10 +199,8 @@ class Dispatcher:
         work = [self._arrive(requests), *(self._serve_with(instance) for instance in self.serving)]
         self._tasks = [group.create_task(each) for each in work]
 
-    async def cut_off_when(self, stop: asyncio.Event) -> None:
-        """Once `stop` is set take nothing more in, and cut off what is being served."""
-        await stop.wait()
-        self.book.report.interrupted = True
+    def cut_off(self) -> None:
+        """Take nothing more in, and cut off what is being served."""
         for task in self._tasks:
             task.cancel()
 
@@ -246,7 +244,7 @@ class Dispatcher:
             max_output_tokens=limit,
             tenant=request.tenant,
         )
-        self.live[job] = _Live(request, self.predictor_thread.facts(request, limit))
+        self.live[job] = _LiveRequest(request, self.predictor_thread.facts(request, limit))
         self.book.report.lateness_s.append(self.now_s() - request.arrival_s)
         return job
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from math import inf
 
 import aiohttp
 
 from headway.errors import ConfigError, UpstreamError
-from headway.http_client import CONNECT_TIMEOUT_S, FIRST_SERVER_FAULT, find_model, root_of
+from headway.http_client import CONNECT_TIMEOUT_S, FIRST_SERVER_FAULT, find_model, get, root_of
 from headway.loadgen.queries import scrape, scrape_labels
 from headway.loadgen.replay_options import Dialect, ReplayOptions
 
@@ -34,6 +35,10 @@ class ServedInstance:
     url: str
     dialect: Dialect
 
+    def context_tokens(self) -> float:
+        """Tokens that a prompt and its answer may have together; inf if the server does not say."""
+        return inf if self.dialect.max_model_len is None else self.dialect.max_model_len
+
     async def kv_memory(self) -> KvMemory:
         """What vLLM's metrics say of its KV cache. Raises ConfigError if they say nothing."""
         try:
@@ -51,11 +56,10 @@ class ServedInstance:
         """Whether it still serves its model. One whose engine has died may list it a little longer."""
         try:
             await find_model(session, self.url, self.dialect.model)
-            address = f"{root_of(self.url)}/health"
-            async with session.get(address, timeout=aiohttp.ClientTimeout(CONNECT_TIMEOUT_S)) as response:
-                return response.status < FIRST_SERVER_FAULT
-        except (UpstreamError, ConfigError, aiohttp.ClientError, TimeoutError, OSError):
+            status, _ = await get(session, f"{root_of(self.url)}/health", CONNECT_TIMEOUT_S)
+        except (UpstreamError, ConfigError):
             return False
+        return status < FIRST_SERVER_FAULT
 
     async def until_idle(self) -> None:
         """Wait until it has let go of requests that were cut off, so that their memory is free."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from headway.loadgen.replay_options import Dialect, ReplayOptions
 from headway.traces import TraceRequest
 
 T = TypeVar("T")
+VANISHED = "the client went away, as asked for"
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | None:
@@ -34,6 +36,31 @@ async def unless(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | Non
         raise
     finally:
         watcher.cancel()
+
+
+@asynccontextmanager
+async def until_ended(
+    stop: asyncio.Event, report: ReplayReport, cut_off: Callable[[], None], record_rest: Callable[[], None]
+) -> AsyncIterator[asyncio.TaskGroup]:
+    """A group for a replay's tasks; its end awaits theirs, or has them `cut_off` once `stop` is set.
+
+    Then what could not record itself is recorded by `record_rest`. An error of one task is raised as it is.
+    """
+
+    async def stopping() -> None:
+        await stop.wait()
+        report.interrupted = True
+        cut_off()
+
+    watcher = asyncio.create_task(stopping())
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as faults:
+        raise faults.exceptions[0] from None
+    finally:
+        watcher.cancel()
+        record_rest()
 
 
 @dataclass(slots=True)
@@ -86,17 +113,15 @@ class ReplayBook:
         return [request for request in requests if not reasons[request.id]]
 
     def enter(
-        self,
-        request: TraceRequest,
-        reply: Reply,
-        outcome: Outcome,
-        error: str | None = None,
-        **placed: Any,
+        self, request: TraceRequest, reply: Reply, outcome: Outcome, error: str | None = None, **placed: Any
     ) -> None:
         """Write a request's record; `placed` are fields that only a replay over several instances knows."""
         forced = not (self.options.plain or self.options.own_stops) and outcome is Outcome.FINISHED
         if forced and reply.output_tokens != request.output_tokens:
             error = f"asked for {request.output_tokens} tokens, got {reply.output_tokens}"
+        all_known = (
+            len(reply.token_times_s) == reply.output_tokens
+        )  # else the server's count shows that some were missed
         record = Record(
             id=request.id,
             tenant=request.tenant,
@@ -105,7 +130,7 @@ class ReplayBook:
             finished_s=reply.ended_s,
             prompt_tokens=request.input_tokens if reply.prompt_tokens is None else reply.prompt_tokens,
             output_tokens=reply.output_tokens,
-            token_times_s=self._token_times(reply),
+            token_times_s=reply.token_times_s if self.options.token_times and all_known else None,
             slo=request.slo,
             outcome=outcome,
             error=error,
@@ -113,14 +138,6 @@ class ReplayBook:
         )
         self.report.records.append(record)
         self.on_record(record)
-
-    def _token_times(self, reply: Reply) -> list[float] | None:
-        """One time a token; None if not asked for, or if the server's count shows that some were missed."""
-        known = len(reply.token_times_s) == reply.output_tokens
-        return reply.token_times_s if self.options.token_times and known else None
-
-
-VANISHED = "the client went away, as asked for"
 
 
 async def replay(
@@ -146,22 +163,15 @@ async def replay(
             return ReplayReport("", interrupted=True)
         dialect = options.dialect(*found)
         book = ReplayBook(dialect, options, on_record)
-        run = _Run(session, dialect, options, book)
+        run = _Replay(session, dialect, options, book)
         fitting = book.refuse_too_long(requests)
-        watcher = asyncio.create_task(run.cut_off_when(stop))
-        try:
-            async with asyncio.TaskGroup() as group:
-                run.sender = group.create_task(run.send_all(group, fitting))
-        except BaseExceptionGroup as faults:  # one error of ours is one error, as if there were no tasks
-            raise faults.exceptions[0] from None
-        finally:
-            watcher.cancel()
-            run.record_unstarted()
+        async with until_ended(stop, book.report, run.cut_off, run.record_unstarted) as group:
+            run.sender = group.create_task(run.send_all(group, fitting))
         return book.report
 
 
 @dataclass(slots=True)
-class _Run:
+class _Replay:
     """One replay in progress."""
 
     session: aiohttp.ClientSession
@@ -187,10 +197,8 @@ class _Run:
             task = group.create_task(self._follow(request, body, reply))
             self.in_flight[task] = request, reply
 
-    async def cut_off_when(self, stop: asyncio.Event) -> None:
-        """Once `stop` is set send nothing more, and cancel what is in flight."""
-        await stop.wait()
-        self.book.report.interrupted = True
+    def cut_off(self) -> None:
+        """Send nothing more, and cancel what is in flight."""
         for task in (self.sender, *self.in_flight):
             if task is not None:
                 task.cancel()

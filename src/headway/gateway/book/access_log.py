@@ -10,13 +10,12 @@ import msgspec
 
 from headway.errors import ConfigError
 from headway.gateway.book.accounts import Entry
-from headway.gateway.request.generation_request import Ask
 
 _LOG = logging.getLogger(__name__)
 _DECIMALS = 3
 
 
-class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
+class AccessLogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A request: when it came (seconds since 1970), what it wanted, where it was served, how it ended and why."""
 
     at: float
@@ -49,18 +48,19 @@ class AccessLog:
         except OSError as error:
             raise ConfigError(f"the access log cannot be written to {path}: {error}") from None
 
-    def write(self, entry: Entry, ask: Ask, status: int, now_s: float, reason: str) -> None:
+    def write(self, entry: Entry, path: str, status: int, now_s: float, reason: str, *, stream: bool) -> None:
         """One request's line, as it ends at `now_s` of the entry's clock."""
-        line = Line(
-            at=round(time.time() - (now_s - entry.arrival_s), _DECIMALS),
+        lasted_s = now_s - entry.arrival_s
+        line = AccessLogLine(
+            at=round(time.time() - lasted_s, _DECIMALS),
             id=entry.id,
-            path=ask.path,
+            path=path,
             status=status,
-            outcome="rejected" if entry.rejected else str(entry.outcome),
-            ms=_ms(now_s - entry.arrival_s),
+            outcome=entry.outcome_name,
+            ms=_ms(lasted_s),
             ttft_ms=None if entry.ttft_s is None else _ms(entry.ttft_s),
             tokens=entry.tokens,
-            stream=ask.stream,
+            stream=stream,
             slo=entry.key.slo,
             met=entry.met,
             tenant=entry.key.tenant,

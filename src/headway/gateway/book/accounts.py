@@ -1,35 +1,215 @@
-"""What became of every request: who waits where, who was in time, who was refused and why."""
+"""What became of every request: where each waits, whether it was in time, which were refused and why."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import accumulate, chain, islice
+from math import ceil
+from typing import NamedTuple
 
 from headway.core.record import Outcome
-from headway.core.slo import Slo
-from headway.gateway.book.account_rows import (
-    ClassAccount,
-    ClassKey,
-    Entry,
-    InstanceAccount,
-    Prefill,
-    RefusalNote,
-    Totals,
-    add_totals,
-    slo_label,
-)
+from headway.core.slo import NO_TARGETS, Slo
 
-__all__ = [
-    "Accounts",
-    "ClassAccount",
-    "ClassKey",
-    "Entry",
-    "InstanceAccount",
-    "RefusalNote",
-    "Totals",
-    "slo_label",
-]
+BOUNDS_S = (*(round(factor * 10.0**power, 6) for power in range(-3, 2) for factor in (1, 2, 5)), 100.0)
+"""1, 2, 5, 10 ms ... 50, 100 s; what is longer is in a bucket of its own."""
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts by bucket, each up to and with its bound, and the sum. O(log buckets) a value."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    sum_s: float = 0.0
+
+    def add(self, value_s: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(BOUNDS_S, value_s)] += 1
+        self.sum_s += value_s
+
+    @property
+    def count(self) -> int:
+        """Durations counted so far."""
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(bound as text, count at or below it), the last bound being +Inf."""
+        bounds = (*map(str, BOUNDS_S), "+Inf")
+        return [(bound, float(total)) for bound, total in zip(bounds, accumulate(self.counts), strict=True)]
+
+
+_RECENT_TTFTS = 512
+_NO_TARGETS_LABEL = "none"
+
+
+class Prefill(StrEnum):
+    """Where the prompt of a request is computed, if the gateway parts prefill and decode."""
+
+    APART = "apart"
+    """At a prefill instance."""
+    FAILED = "failed"
+    """At the decode instance, since the prefill instance or the transfer of the KV failed."""
+    NONE = "none"
+    """At the decode instance: the request has no such stage, or no prefill instance is ready and takes it."""
+
+
+class ClassKey(NamedTuple):
+    """Requests with the same targets from one tenant."""
+
+    slo: str
+    tenant: str
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """Running counts; each offered request is in exactly one of the others once it has ended.
+
+    `met` are the finished ones within all of their targets; `rejected` those that no instance could have
+    served (bad requests).
+    """
+
+    offered: int = 0
+    finished: int = 0
+    met: int = 0
+    expired: int = 0
+    shed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    rejected: int = 0
+
+    @property
+    def ended(self) -> int:
+        """Requests that have come to their end."""
+        return self.finished + self.expired + self.shed + self.failed + self.cancelled + self.rejected
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the ended that met their targets; the cancelled and the rejected are nobody's fault here."""
+        judged = self.finished + self.expired + self.shed + self.failed
+        return self.met / judged if judged else None
+
+
+@dataclass(slots=True)
+class ClassAccount:
+    """Counts and latencies of one class: tokens that clients were sent, latencies of requests that have finished."""
+
+    totals: RequestCounts = field(default_factory=RequestCounts)
+    output_tokens: int = 0
+    ttft: Histogram = field(default_factory=Histogram)
+    tbt: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(slots=True)
+class InstanceAccount:
+    """What an instance has: `waiting` of the `in_flight` have no token yet.
+
+    `recent_ttfts_s` are arrivals to first tokens; of a prefill instance, arrivals to the ends of prompts.
+    """
+
+    in_flight: int = 0
+    waiting: int = 0
+    recent_ttfts_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_TTFTS))
+
+    def ttft_s(self, share: float) -> float | None:
+        """The value that this share of the last first-token times is at or below; None before the first."""
+        found = sorted(self.recent_ttfts_s)
+        return found[max(1, ceil(share * len(found))) - 1] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that was not served: when (by the accounts' clock; on the page since 1970), its status, and why."""
+
+    at_s: float
+    status: int
+    code: str
+    reason: str
+    slo: str
+    tenant: str
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request that was offered. Times are seconds of the caller's clock.
+
+    `tenant` is the name that the request or its API key gave; its class in `key` may be a broader one.
+    `instance` is where it is, empty while it waits in the admission queue; `places` are all it was sent to, in order.
+    `tokens` counts output tokens, or events where the instance does not tell tokens. `prefill` is None where prefill
+    and decode are not parted, `prefilled_s` when a prefill instance had computed the prompt.
+    """
+
+    id: str
+    slo: Slo
+    tenant: str
+    key: ClassKey
+    account: ClassAccount
+    arrival_s: float
+    instance: str = ""
+    first_s: float | None = None
+    last_s: float | None = None
+    prefill: Prefill | None = None
+    prefilled_s: float | None = None
+    tokens: int = 0
+    moves: int = 0
+    resumes: int = 0
+    outcome: Outcome | None = None
+    rejected: bool = False
+    met: bool = False
+    places: list[str] = field(default_factory=list)
+    ended_s: float | None = None
+
+    @property
+    def outcome_name(self) -> str:
+        """How it ended, for people: `live` before that, `rejected` where no instance would have served it."""
+        return "rejected" if self.rejected else str(self.outcome or "live")
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Arrival to first token, as the client saw it."""
+        return None if self.first_s is None else self.first_s - self.arrival_s
+
+    @property
+    def prefill_s(self) -> float | None:
+        """Arrival to the prompt's end at its prefill instance."""
+        return None if self.prefilled_s is None else self.prefilled_s - self.arrival_s
+
+    @property
+    def tbt_s(self) -> float | None:
+        """Mean time per token after the first; None with fewer than two, and for an answer that came in one piece."""
+        if self.first_s is None or self.last_s is None or self.tokens < 2 or self.last_s <= self.first_s:
+            return None
+        return (self.last_s - self.first_s) / (self.tokens - 1)
+
+    def within_targets(self, end_s: float) -> bool:
+        """Whether an answer that is whole at `end_s` came within all targets.
+
+        As `results.summarize` judges records; an answer that came in one piece has no time between tokens.
+        """
+        ttft_s, tbt_s, slo = self.ttft_s, self.tbt_s, self.slo
+        return (
+            (slo.ttft_s is None or (ttft_s is not None and ttft_s <= slo.ttft_s))
+            and (slo.tbt_s is None or tbt_s is None or tbt_s <= slo.tbt_s)
+            and (slo.deadline_s is None or end_s - self.arrival_s <= slo.deadline_s)
+        )
+
+
+def slo_label(slo: Slo) -> str:
+    """Targets as a label: `ttft=1s tbt=0.1s`; `none` without any."""
+    if slo is NO_TARGETS or not slo:
+        return _NO_TARGETS_LABEL
+    named = (("ttft", slo.ttft_s), ("tbt", slo.tbt_s), ("deadline", slo.deadline_s))
+    return " ".join(f"{name}={value:g}s" for name, value in named if value is not None)
+
+
+def add_counts(parts: Iterable[RequestCounts]) -> RequestCounts:
+    """The sum of several counts."""
+    names = RequestCounts.__slots__
+    counts = [[getattr(part, name) for name in names] for part in parts]
+    return RequestCounts(*map(sum, zip(*counts, strict=True)))
+
 
 MAX_CLASSES, MAX_CLASSES_OF_A_TENANT = 200, 20
 """So many pairs of targets and tenant are told apart, in all and of a named tenant, which may send what is left of its
@@ -54,7 +234,7 @@ class Accounts:
         self.classes: dict[ClassKey, ClassAccount] = {}
         self.instances: dict[str, InstanceAccount] = {}
         self.moves: Counter[tuple[str, str]] = Counter()
-        self.refusals: deque[RefusalNote] = deque(maxlen=KEPT_REFUSALS)
+        self.refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
         self.refused: Counter[tuple[int, str]] = Counter()
         self.classes_left_out = 0
         self.resumed = 0
@@ -66,7 +246,7 @@ class Accounts:
     # ---- one request ----------------------------------------------------------------------------------------------
 
     def offer(self, request_id: str, slo: Slo, tenant: str, now_s: float) -> Entry:
-        """A request has come; it waits at the door."""
+        """A request has come; it waits in the admission queue."""
         key = self._key(slo, tenant)
         account = self.classes.get(key)
         if account is None:
@@ -138,14 +318,12 @@ class Accounts:
         del self.live[entry]
         self._leave(entry)
         totals = entry.account.totals
-        if rejected:
-            totals.rejected += 1
-        else:
-            setattr(totals, outcome.value, getattr(totals, outcome.value) + 1)
+        name = "rejected" if rejected else outcome.value
+        setattr(totals, name, getattr(totals, name) + 1)
         if outcome is Outcome.FINISHED and not rejected:
             self._judge(entry, now_s)
 
-    def refuse(self, note: RefusalNote) -> None:
+    def refuse(self, note: Refusal) -> None:
         """A request, offered or not even that, was answered with an error of the gateway's own."""
         self.refusals.append(note)
         self.refused[note.status, note.code] += 1
@@ -153,9 +331,9 @@ class Accounts:
     # ---- all of them ----------------------------------------------------------------------------------------------
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> RequestCounts:
         """Counts over all classes. O(classes)."""
-        return add_totals(account.totals for account in self.classes.values())
+        return add_counts(account.totals for account in self.classes.values())
 
     @property
     def output_tokens(self) -> int:
@@ -169,10 +347,7 @@ class Accounts:
 
     def at(self, instance: str) -> InstanceAccount:
         """The account of an instance; a fresh one for a new name."""
-        account = self.instances.get(instance)
-        if account is None:
-            account = self.instances[instance] = InstanceAccount()
-        return account
+        return self.instances.setdefault(instance, InstanceAccount())
 
     def find(self, request_id: str, tenant: str = "") -> Entry | None:
         """The newest request of that id, live or among the last that ended; clients may use one twice. O(live).
@@ -190,7 +365,10 @@ class Accounts:
     def slacks(self, now_s: float, limit: int | None = None) -> list[float | None]:
         """Share of its TTFT target that each waiting request has left (negative: late; None: no target). O(live)."""
         waiting = (entry for entry in self.live if entry.first_s is None)
-        return [_slack(entry, now_s) for entry in islice(waiting, limit)]
+        return [
+            None if entry.slo.ttft_s is None else 1.0 - (now_s - entry.arrival_s) / entry.slo.ttft_s
+            for entry in islice(waiting, limit)
+        ]
 
     def in_time_so_far(self, now_s: float) -> int:
         """Live requests that have missed no target that can be judged yet. O(live)."""
@@ -232,12 +410,6 @@ class Accounts:
         any_targets = ClassKey(OTHER, tenant)
         known = any_targets in self.classes or len(self.classes) < 2 * MAX_CLASSES
         return any_targets if known else ClassKey(OTHER, OTHER)
-
-
-def _slack(entry: Entry, now_s: float) -> float | None:
-    if entry.slo.ttft_s is None:
-        return None
-    return 1.0 - (now_s - entry.arrival_s) / entry.slo.ttft_s
 
 
 def _still_in_time(entry: Entry, now_s: float) -> bool:

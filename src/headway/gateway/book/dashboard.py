@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import replace
 from importlib import metadata, resources
-from itertools import islice
+from itertools import islice, pairwise
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from headway.gateway.book.accounts import Accounts, ClassKey, InstanceAccount, Totals
+from headway.gateway.book.accounts import Accounts, ClassKey, InstanceAccount, RequestCounts
 from headway.gateway.book.dashboard_state import (
     SLACK_BANDS,
     SPARK_STEP_S,
@@ -26,15 +29,84 @@ from headway.gateway.book.dashboard_state import (
     InstanceState,
     Load,
     RecentRequest,
-    Refusal,
     SlackBand,
     Span,
 )
-from headway.gateway.book.recent import Recent
 from headway.gateway.book.shadow_board import ShadowBoard
-from headway.gateway.fleet.fleet import Fleet, Member
+from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.fleet.member import Member
+from headway.gateway.http.refusal import json_page
 from headway.routing import Router
 from headway.routing.ascendra import Ascendra
+
+Key = TypeVar("Key", bound=Hashable)
+Growth = tuple[int, ...]
+
+
+class GrowthWindow(Generic[Key]):
+    """Samples of running totals by key, none older than `keep_s` but the one that the oldest window starts from.
+
+    A key may join at any time: it was at zero before. Totals only grow, and all have `width` numbers. However often
+    samples come, those that are kept lie `spacing_s` apart, but for the newest; keys whose totals stand still share
+    one tuple between them. O(keys) a sample.
+    """
+
+    def __init__(self, width: int, keep_s: float, spacing_s: float = 0.5) -> None:
+        self._zero: Growth = (0,) * width
+        self._keep_s = keep_s
+        self._spacing_s = spacing_s
+        self._times_s: deque[float] = deque()
+        self._samples: deque[dict[Key, Growth]] = deque()
+        self._edges: dict[tuple[float, int], list[dict[Key, Growth]]] = {}
+
+    def add(self, now_s: float, totals: Mapping[Key, Growth]) -> None:
+        """Take the totals as they are now. Times do not fall."""
+        self._edges.clear()
+        last = self._samples[-1] if self._samples else {}
+        sample = {key: last[key] if last.get(key) == value else value for key, value in totals.items()}
+        if len(self._times_s) > 1 and now_s - self._times_s[-2] < self._spacing_s:
+            self._times_s.pop()
+            self._samples.pop()
+        self._times_s.append(now_s)
+        self._samples.append(sample)
+        while len(self._times_s) > 1 and self._times_s[1] <= now_s - self._keep_s:
+            self._times_s.popleft()
+            self._samples.popleft()
+
+    def span_s(self, window_s: float) -> float:
+        """How much of the last `window_s` there are samples of: less at first, 0 before the second sample."""
+        if not self._times_s:
+            return 0.0
+        return min(window_s, self._times_s[-1] - self._times_s[0])
+
+    def growth(self, key: Key, window_s: float) -> Growth:
+        """By how much a key's totals grew in the last `window_s`, or in the time there is."""
+        return self.series(key, window_s, 1)[0]
+
+    def series(self, key: Key, step_s: float, steps: int) -> list[Growth]:
+        """The growth in each of the last `steps` times `step_s`, oldest first; zeros where there was no sample."""
+        found = [sample.get(key, self._zero) for sample in self._at_edges(step_s, steps)]
+        return [
+            self._zero
+            if earlier is later
+            else tuple(after - before for before, after in zip(earlier, later, strict=True))
+            for earlier, later in pairwise(found)
+        ]
+
+    def _at_edges(self, step_s: float, steps: int) -> list[dict[Key, Growth]]:
+        """The newest sample at or before each edge between the steps; before the first sample, the first.
+
+        The same for every key, so it is looked up once after each sample.
+        """
+        if not self._times_s:
+            return [{}] * (steps + 1)
+        edges = self._edges.get((step_s, steps))
+        if edges is None:
+            times_s, now_s = list(self._times_s), self._times_s[-1]
+            before = (bisect_right(times_s, now_s - step_s * back) - 1 for back in range(steps, -1, -1))
+            edges = self._edges[step_s, steps] = [self._samples[max(0, index)] for index in before]
+        return edges
+
 
 MINUTE_S = 60.0
 FIVE_MINUTES_S = 300.0
@@ -46,16 +118,17 @@ MOST_RECENT = 20
 """Ended requests on the page, the newest first."""
 
 _DECIMALS = 3
-_COUNTS = Totals.__slots__
+_COUNTS = RequestCounts.__slots__
 _ALL = ClassKey("", "")
 _BAND_FLOORS = (0.0, 0.25, 0.5, 0.75)
 
-_ASSETS = {
-    "dashboard.css": "text/css",
-    "dashboard.js": "text/javascript",
-    "draw.js": "text/javascript",
-    "explain.js": "text/javascript",
-}
+_PAGES = (
+    ("/dashboard", "dashboard.html", "text/html"),
+    ("/dashboard/dashboard.css", "dashboard.css", "text/css"),
+    ("/dashboard/dashboard.js", "dashboard.js", "text/javascript"),
+    ("/dashboard/draw.js", "draw.js", "text/javascript"),
+    ("/dashboard/explain.js", "explain.js", "text/javascript"),
+)
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "
@@ -95,9 +168,9 @@ class Dashboard:
         self._wall_clock = wall_clock
         self._started_s = clock()
         self._json, self._stale_from_s = b"", self._started_s
-        self._classes: Recent[ClassKey] = Recent(len(_COUNTS), FIVE_MINUTES_S)
-        self._tokens: Recent[str] = Recent(1, FIVE_MINUTES_S)
-        self._moves: Recent[tuple[str, str]] = Recent(1, MINUTE_S)
+        self._classes: GrowthWindow[ClassKey] = GrowthWindow(len(_COUNTS), FIVE_MINUTES_S)
+        self._tokens: GrowthWindow[str] = GrowthWindow(1, FIVE_MINUTES_S)
+        self._moves: GrowthWindow[tuple[str, str]] = GrowthWindow(1, MINUTE_S)
         self.sample()
 
     def state_json(self) -> bytes:
@@ -125,6 +198,9 @@ class Dashboard:
         """Everything the page shows, now."""
         self.sample()
         classes = self._busiest_classes()
+        # From the accounts' clock to the time of day. Two clocks are never read at the same instant, and the page knows
+        # rows by their times, which have to stay as they are: so it is rounded.
+        offset_s = round(self._wall_clock() - self._clock(), _DECIMALS)
         return DashboardState(
             version=metadata.version("headway"),
             model=self._fleet.facts.model,
@@ -142,8 +218,8 @@ class Dashboard:
             in_time_so_far=self._accounts.in_time_so_far(self._clock()),
             prefills={str(where): count for where, count in self._accounts.prefills.items()},
             resumed=self._accounts.resumed,
-            refusals=self._refusals(),
-            recent=self._recent(),
+            refusals=[replace(each, at_s=each.at_s + offset_s) for each in self._accounts.refusals],
+            recent=self._recent(offset_s),
             shadow=None if self._shadows is None else self._shadows.report,
         )
 
@@ -159,14 +235,15 @@ class Dashboard:
             tenant=key.tenant,
             minute=_span(self._classes.growth(key, MINUTE_S)),
             five_minutes=_span(self._classes.growth(key, FIVE_MINUTES_S)),
-            spark=[
-                Totals(*growth).goodput for growth in self._classes.series(key, SPARK_STEP_S, SPARK_STEPS)
-            ],
+            spark=[RequestCounts(*growth).goodput for growth in self._sparks(key)],
         )
+
+    def _sparks(self, key: ClassKey) -> list[Growth]:
+        return self._classes.series(key, SPARK_STEP_S, SPARK_STEPS)
 
     def _load(self) -> Load:
         span_s = self._classes.span_s(MINUTE_S) or SAMPLE_EVERY_S
-        requests = self._classes.series(_ALL, SPARK_STEP_S, SPARK_STEPS)
+        requests = self._sparks(_ALL)
         tokens = self._tokens.series("output", SPARK_STEP_S, SPARK_STEPS)
         return Load(
             requests_per_s=self._classes.growth(_ALL, MINUTE_S)[0] / span_s,
@@ -191,32 +268,15 @@ class Dashboard:
             for pair, count in sorted(self._accounts.moves.items())
         ]
 
-    def _offset_s(self) -> float:
-        """From the accounts' clock to the time of day: rounded, since two clocks are never read at the same instant.
-
-        The page knows rows by their times, which have to stay as they are.
-        """
-        return round(self._wall_clock() - self._clock(), _DECIMALS)
-
-    def _refusals(self) -> list[Refusal]:
-        """The accounts' last ones, with the time of day."""
-        offset_s = self._offset_s()
-        names = ("status", "code", "reason", "slo", "tenant")
-        return [
-            Refusal(at_s=note.at_s + offset_s, **{name: getattr(note, name) for name in names})
-            for note in self._accounts.refusals
-        ]
-
-    def _recent(self) -> list[RecentRequest]:
+    def _recent(self, offset_s: float) -> list[RecentRequest]:
         """The last requests that ended, newest first, with the time of day."""
-        offset_s = self._offset_s()
         return [
             RecentRequest(
                 id=entry.id,
                 at_s=entry.arrival_s + offset_s,
                 tenant=entry.key.tenant,
                 instances=list(entry.places),
-                outcome="rejected" if entry.rejected else str(entry.outcome),
+                outcome=entry.outcome_name,
                 met=entry.met,
                 ttft_s=entry.ttft_s,
                 lasted_s=(entry.ended_s or entry.arrival_s) - entry.arrival_s,
@@ -236,44 +296,26 @@ def slack_bands(slacks: Iterable[float | None]) -> list[SlackBand]:
 
 def dashboard_routes(dashboard: Dashboard) -> list[Route]:
     """The page, its style and script, and its state: everything it needs is served here, so it works offline."""
-    pages = resources.files("headway.gateway.book")
-
-    async def page(_request: Request) -> Response:
-        return Response(html, media_type="text/html", headers=_HEADERS)
 
     async def state(_request: Request) -> Response:
-        return Response(
-            dashboard.state_json(), media_type="application/json", headers={"Cache-Control": "no-store"}
-        )
+        return json_page(msgspec.Raw(dashboard.state_json()))
 
-    async def moved(_request: Request) -> Response:
-        return RedirectResponse("../dashboard")
-
-    html = (pages / "dashboard.html").read_bytes()
-    return [
-        Route("/dashboard", page),
-        Route("/dashboard/", moved),
-        Route("/dashboard/state", state),
-        *(
-            Route(f"/dashboard/{name}", _asset((pages / name).read_bytes(), media_type))
-            for name, media_type in _ASSETS.items()
-        ),
-    ]
+    files = resources.files("headway.gateway.book")
+    pages = {
+        path: Response((files / name).read_bytes(), media_type=media_type, headers=_HEADERS)
+        for path, name, media_type in _PAGES
+    }
+    pages["/dashboard/"] = RedirectResponse("../dashboard")
+    routes = [Route(path, page, methods=["GET"]) for path, page in pages.items()]
+    return [*routes, Route("/dashboard/state", state)]
 
 
-def _asset(body: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    async def asset(_request: Request) -> Response:
-        return Response(body, media_type=media_type, headers=_HEADERS)
-
-    return asset
-
-
-def _counts(totals: Totals) -> tuple[int, ...]:
+def _counts(totals: RequestCounts) -> tuple[int, ...]:
     return tuple(getattr(totals, name) for name in _COUNTS)
 
 
 def _span(growth: tuple[int, ...]) -> Span:
-    return Span(**dict(zip(_COUNTS, growth, strict=True)), goodput=Totals(*growth).goodput)
+    return Span(**dict(zip(_COUNTS, growth, strict=True)), goodput=RequestCounts(*growth).goodput)
 
 
 def _instance(member: Member, accounts: Accounts, now_s: float, tickets: Collection[str]) -> InstanceState:

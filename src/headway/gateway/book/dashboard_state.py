@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.gateway.book.accounts import Refusal
 from headway.gateway.book.shadow_board import ShadowState
 
 SLACK_BANDS = ("late", "under 25 %", "25 to 50 %", "50 to 75 %", "75 % or more", "no target")
@@ -36,7 +37,7 @@ class InstanceState(msgspec.Struct, kw_only=True):
 
 
 class Span(msgspec.Struct, kw_only=True):
-    """Requests that came or ended within a time: `accounts.Totals`. `goodput` is None where none was judged."""
+    """Requests that came or ended within a time: `accounts.RequestCounts`. `goodput` is None where none was judged."""
 
     offered: int
     finished: int
@@ -71,17 +72,6 @@ class DoorState(msgspec.Struct, kw_only=True):
 
     waiting: int
     oldest_s: float | None
-
-
-class Refusal(msgspec.Struct, kw_only=True):
-    """A request that was not served: when (seconds since 1970), with which status, and why."""
-
-    at_s: float
-    status: int
-    code: str
-    reason: str
-    slo: str
-    tenant: str
 
 
 class HandOff(msgspec.Struct, kw_only=True):
@@ -121,7 +111,7 @@ class DashboardState(msgspec.Struct, kw_only=True):
 
     `max_queue` is how many requests may be without their first token, `in_time_so_far` are requests in flight that
     have missed no target yet, `resumed` streams that went on elsewhere when their instance was lost, `prefills` where
-    prompts were computed since the start if prefill and decode are parted (`account_rows.Prefill`), `shadow` the last
+    prompts were computed since the start if prefill and decode are parted (`accounts.Prefill`), `shadow` the last
     report of what another policy would have come to.
     """
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
@@ -18,13 +19,11 @@ from starlette.routing import Route
 
 from headway.gateway.book.accounts import Accounts, Entry
 from headway.gateway.fleet.fleet import Fleet
-from headway.gateway.http.api import RESPONSES
+from headway.gateway.http.api import EXPLAIN_PATHS, RESPONSES
 from headway.gateway.http.asgi_client import KEY_TENANT
-from headway.gateway.http.refusal import Refusal, message_of, refused
-from headway.http_client import api_url
+from headway.gateway.http.refusal import GatewayError, json_page, refused
+from headway.http_client import NO_ANSWER, NOT_AS_EXPECTED, api_url, message_of, named
 
-EXPLAIN_PATHS = ("/explain", "/v1/explain")
-"""The second is where a single Headway server answers too."""
 _NAMES_OTHERS = "what it tells names requests of other tenants; accepted: a key without a tenant"
 MOST_LISTED = 50
 _UNKNOWN = "no such request among the live ones and the last that ended; accepted: an answer's id, or its x-request-id"
@@ -72,21 +71,18 @@ class Explained(msgspec.Struct):
     unanswered: list[Unanswered]
 
 
+class _InstanceExplains(msgspec.Struct):
+    requests: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
 class Explaining:
     """Answers who asks about requests. Instances are asked only then; those that are not Headway's cannot say."""
 
-    def __init__(
-        self,
-        accounts: Accounts,
-        fleet: Fleet,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._accounts = accounts
-        self._fleet = fleet
-        self._clock = clock
-        self._wall_clock = wall_clock
+    accounts: Accounts
+    fleet: Fleet
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
 
     async def explain(self, request_id: str, tenant: str = "") -> Explained | None:
         """All that is known of a request, by its own id or its answer's; None for an unknown request.
@@ -94,13 +90,13 @@ class Explaining:
         A tenant is told of its own requests, and of those what the gateway saw: an instance's words name others.
         """
         ids = (request_id, _ANSWER_ID.sub("", request_id), f"{RESPONSES.id_prefix}{request_id}")
-        entry = next(filter(None, (self._accounts.find(each, tenant) for each in ids)), None)
+        entry = next(filter(None, (self.accounts.find(each, tenant) for each in ids)), None)
         if tenant:
             if entry is None:
                 return None
             silent = [Unanswered(name, _NAMES_OTHERS) for name in dict.fromkeys(entry.places)]
             return Explained(self.seen(entry), [], silent)
-        asked, places = request_id, self._fleet.names()
+        asked, places = request_id, self.fleet.names()
         if entry is not None:
             asked, places = entry.id, tuple(dict.fromkeys(entry.places))
         said = await asyncio.gather(*(self._ask(name, asked) for name in places))
@@ -112,13 +108,12 @@ class Explaining:
 
     def seen(self, entry: Entry) -> Seen:
         """One request, as the gateway saw it."""
-        now_s = self._clock()
+        now_s = self.clock()
         lasted_s = (now_s if entry.ended_s is None else entry.ended_s) - entry.arrival_s
-        outcome = "rejected" if entry.rejected else str(entry.outcome or "live")
         return Seen(
             id=entry.id,
-            at=round(self._wall_clock() - (now_s - entry.arrival_s), 3),
-            outcome=outcome,
+            at=round(self.wall_clock() - (now_s - entry.arrival_s), 3),
+            outcome=entry.outcome_name,
             met=None if entry.outcome is None else entry.met,
             instances=list(entry.places),
             prefill=entry.prefill,
@@ -135,12 +130,12 @@ class Explaining:
 
     def last(self, tenant: str = "") -> list[Seen]:
         """The last requests that ended, newest first; a tenant is told of its own."""
-        return [self.seen(entry) for entry in islice(self._accounts.newest_ended(tenant), MOST_LISTED)]
+        return [self.seen(entry) for entry in islice(self.accounts.newest_ended(tenant), MOST_LISTED)]
 
     async def _ask(self, name: str, request_id: str) -> list[dict[str, Any]] | Unanswered:
         """What an instance says of a request, or why it says nothing."""
         try:
-            member = self._fleet.member(name)
+            member = self.fleet.member(name)
         except KeyError:
             return Unanswered(name, "it is no longer there")
         if not member.facts.is_headway:
@@ -148,21 +143,17 @@ class Explaining:
         url = api_url(member.url, f"explain/{quote(request_id, safe='')}")
         try:
             limit = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-            async with self._fleet.session.get(url, timeout=limit, allow_redirects=False) as response:
+            async with self.fleet.session.get(url, timeout=limit, allow_redirects=False) as response:
                 body = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return Unanswered(name, f"{type(error).__name__}: {error}".removesuffix(": "))
+        except NO_ANSWER as error:
+            return Unanswered(name, named(error))
         if response.status != 200:
             return Unanswered(name, message_of(body) or f"it answered HTTP {response.status}")
         try:
-            found = msgspec.json.decode(body, type=_Answer).requests
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            found = msgspec.json.decode(body, type=_InstanceExplains).requests
+        except NOT_AS_EXPECTED:
             return Unanswered(name, "it answered with what is no explanation")
         return [{**one, "instance": name} for one in found]
-
-
-class _Answer(msgspec.Struct):
-    requests: list[dict[str, Any]]
 
 
 def _rounded(value_s: float | None) -> float | None:
@@ -175,17 +166,11 @@ def explain_routes(explaining: Explaining) -> list[Route]:
     async def one(request: Request) -> Response:
         found = await explaining.explain(request.path_params["request_id"], request.scope[KEY_TENANT])
         if found is None:
-            return refused(Refusal(404, "unknown_request", _UNKNOWN))
-        return _json(found)
+            return refused(GatewayError(404, "unknown_request", _UNKNOWN))
+        return json_page(found)
 
     async def last(request: Request) -> Response:
-        return _json({"requests": explaining.last(request.scope[KEY_TENANT])})
+        return json_page({"requests": explaining.last(request.scope[KEY_TENANT])})
 
     lists = [Route(path, last) for path in EXPLAIN_PATHS]
     return [*lists, *(Route(f"{path}/{{request_id:path}}", one) for path in EXPLAIN_PATHS)]
-
-
-def _json(answer: object) -> Response:
-    return Response(
-        msgspec.json.encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"}
-    )

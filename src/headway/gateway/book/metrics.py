@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import (
-    CollectorRegistry,
-    GCCollector,
-    PlatformCollector,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from headway.gateway.book.account_rows import Prefill
-from headway.gateway.book.accounts import Accounts, ClassAccount, ClassKey
-from headway.gateway.book.histogram import Histogram
+from headway.gateway.book.accounts import Accounts, Prefill
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Condition
-from headway.gateway.request.admission_queue import Turnstile
 
 PREFIX = "headway_gateway_"
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _CLASS = ("slo", "tenant")
+_INSTANCE = ("name", "pool")
+"""`instance` is Prometheus's own label, for what it scrapes."""
 _ENDS = ("finished", "expired", "shed", "failed", "cancelled", "rejected")
 
 
 class GatewayMetrics(Collector):
     """Reads accounts and fleet at each scrape; the serving path has nothing to do for it.
 
-    Labels are bounded: classes by the accounts, instances by the fleet. O(live + classes) a scrape.
+    `waiting` counts the sequences without a first token. Labels are bounded: classes by the accounts, instances by the
+    fleet. O(live + classes) a scrape.
     """
 
     def __init__(
         self,
         accounts: Accounts,
-        turnstile: Turnstile,
         fleet: Fleet,
+        waiting: Callable[[], int],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._accounts = accounts
-        self._turnstile = turnstile
         self._fleet = fleet
+        self._waiting = waiting
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
@@ -62,37 +55,35 @@ class GatewayMetrics(Collector):
         ended = _counter("requests", "Requests ended, by outcome", (*_CLASS, "outcome"))
         met = _counter("requests_met", "Requests finished within all of their targets", _CLASS)
         tokens = _counter("output_tokens", "Tokens sent to clients", _CLASS)
-        goodput = GaugeMetricFamily(
-            f"{PREFIX}goodput_ratio",
-            "Met over all ended but the cancelled and rejected, since the start",
-            labels=_CLASS,
-        )
-        for key, account in self._classes():
-            totals = account.totals
-            offered.add_metric(key, totals.offered)
-            met.add_metric(key, totals.met)
+        about = "Met over all ended but the cancelled and rejected, since the start"
+        goodput = _gauge("goodput_ratio", about, _CLASS)
+        for key, account in list(self._accounts.classes.items()):
+            counts = account.totals
+            offered.add_metric(key, counts.offered)
+            met.add_metric(key, counts.met)
             tokens.add_metric(key, account.output_tokens)
             for outcome in _ENDS:
-                ended.add_metric((*key, outcome), getattr(totals, outcome))
-            if totals.goodput is not None:
-                goodput.add_metric(key, totals.goodput)
+                ended.add_metric((*key, outcome), getattr(counts, outcome))
+            if counts.goodput is not None:
+                goodput.add_metric(key, counts.goodput)
         yield from (offered, ended, met, tokens, goodput)
 
     def _latencies(self) -> Iterator[Metric]:
-        ttft = _histogram("time_to_first_token_seconds", "Arrival to first token, of finished requests")
-        tbt = _histogram(
-            "time_between_tokens_seconds", "Mean time per token after the first, of finished requests"
-        )
-        for key, account in self._classes():
-            _add(ttft, key, account.ttft)
-            _add(tbt, key, account.tbt)
-        yield from (ttft, tbt)
+        about = {"ttft": "Arrival to first token", "tbt": "Mean time per token after the first"}
+        names = {"ttft": "time_to_first_token_seconds", "tbt": "time_between_tokens_seconds"}
+        for latency, name in names.items():
+            text = f"{about[latency]}, of finished requests"
+            family = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=_CLASS)
+            for key, account in list(self._accounts.classes.items()):
+                histogram = getattr(account, latency)
+                if histogram.count:
+                    family.add_metric(key, histogram.cumulative(), histogram.sum_s)
+            yield family
 
     def _moves(self) -> Iterator[Metric]:
         accounts = self._accounts
-        moves = _counter(
-            "hand_offs", "Requests given up unstarted by one instance for another", ("source", "target")
-        )
+        about = "Requests given up unstarted by one instance for another"
+        moves = _counter("hand_offs", about, ("source", "target"))
         for pair, count in accounts.moves.items():
             moves.add_metric(pair, count)
         refused = _counter("refusals", "Errors of the gateway's own", ("status", "code"))
@@ -102,24 +93,21 @@ class GatewayMetrics(Collector):
         resumed.add_metric((), accounts.resumed)
         retried = _counter("retried", "Requests sent again since their instance broke unheard", ())
         retried.add_metric((), accounts.retried)
-        prefills = _counter(
-            "prefills", "Requests of parted prefill and decode, by where prompts were computed", ("result",)
-        )
+        about = "Requests of parted prefill and decode, by where prompts were computed"
+        prefills = _counter("prefills", about, ("result",))
         for result in Prefill:
             prefills.add_metric((result,), accounts.prefills[result])
         yield from (moves, refused, resumed, retried, prefills)
 
     def _instances(self) -> Iterator[Metric]:
-        labels = ("name", "pool")  # `instance` is Prometheus's own label, for what it scrapes
-        up = _gauge("instance_up", "1 if the instance is ready", labels)
-        condition = _gauge(
-            "instance_condition", "1 for the condition the instance is in", (*labels, "condition")
-        )
-        in_flight = _gauge("instance_in_flight", "Sequences of the requests there", labels)
-        waiting = _gauge("instance_waiting", "Requests there without a token", labels)
-        served = _counter("instance_served", "Requests it answered", labels)
-        failures = _counter("instance_failures", "Times it was lost or answered garbage", labels)
-        restarts = _counter("instance_restarts", "Times it was launched again", labels)
+        up = _gauge("instance_up", "1 if the instance is ready", _INSTANCE)
+        about = "1 for the condition the instance is in"
+        condition = _gauge("instance_condition", about, (*_INSTANCE, "condition"))
+        in_flight = _gauge("instance_in_flight", "Sequences of the requests there", _INSTANCE)
+        waiting = _gauge("instance_waiting", "Requests there without a token", _INSTANCE)
+        served = _counter("instance_served", "Requests it answered", _INSTANCE)
+        failures = _counter("instance_failures", "Times it was lost or answered garbage", _INSTANCE)
+        restarts = _counter("instance_restarts", "Times it was launched again", _INSTANCE)
         for member in self._fleet.members:
             key = (member.name, member.pool)
             up.add_metric(key, member.condition is Condition.READY)
@@ -136,57 +124,33 @@ class GatewayMetrics(Collector):
     def _now(self) -> Iterator[Metric]:
         accounts, now_s = self._accounts, self._clock()
         slacks = [slack for slack in accounts.slacks(now_s) if slack is not None]
+        in_time = accounts.in_time_so_far(now_s)
         yield _single("live", "Requests that have not ended", len(accounts.live))
-        yield _single(
-            "waiting",
-            "Sequences of the requests without their first token",
-            self._turnstile.waiting,
-        )
-        yield _single(
-            "in_time_so_far", "Live requests that have missed no target yet", accounts.in_time_so_far(now_s)
-        )
+        yield _single("waiting", "Sequences of the requests without their first token", self._waiting())
+        yield _single("in_time_so_far", "Live requests that have missed no target yet", in_time)
         if slacks:
-            yield _single(
-                "slack_ratio_min",
-                "Least share of its TTFT target that a waiting one has left",
-                min(slacks),
-            )
-
-    def _classes(self) -> Iterator[tuple[ClassKey, ClassAccount]]:
-        yield from list(self._accounts.classes.items())
+            about = "Least share of its TTFT target that a waiting one has left"
+            yield _single("slack_ratio_min", about, min(slacks))
 
 
-def build_registry(metrics: GatewayMetrics) -> CollectorRegistry:
-    """A registry of the gateway's own figures and its process's."""
+def build_registry(*collectors: Collector) -> CollectorRegistry:
+    """A registry of these figures and of the gateway's process."""
     registry = CollectorRegistry()
-    registry.register(metrics)
+    for collector in collectors:
+        registry.register(collector)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
 
 
-def exposition(registry: CollectorRegistry) -> bytes:
-    """Prometheus's text format."""
-    return generate_latest(registry)
-
-
-def _counter(name: str, about: str, labels: tuple[str, ...]) -> CounterMetricFamily:
+def _counter(name: str, about: str, labels: Sequence[str]) -> CounterMetricFamily:
     return CounterMetricFamily(f"{PREFIX}{name}", about, labels=labels)
 
 
-def _gauge(name: str, about: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+def _gauge(name: str, about: str, labels: Sequence[str]) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"{PREFIX}{name}", about, labels=labels)
 
 
 def _single(name: str, about: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"{PREFIX}{name}", about, value=value)
-
-
-def _histogram(name: str, about: str) -> HistogramMetricFamily:
-    return HistogramMetricFamily(f"{PREFIX}{name}", about, labels=_CLASS)
-
-
-def _add(family: HistogramMetricFamily, key: ClassKey, histogram: Histogram) -> None:
-    if histogram.count:
-        family.add_metric(key, histogram.cumulative(), histogram.sum_s)

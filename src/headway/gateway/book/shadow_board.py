@@ -14,13 +14,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway.errors import UpstreamError
-from headway.gateway.http.refusal import Refusal, refused
+from headway.gateway.http.refusal import GatewayError, json_page, refused
+from headway.http_client import NOT_AS_EXPECTED
 
 PATH = "/shadow"
 ENGINE_PATH = "/v1/shadow"
 """Where an instance tells a shadow what it has not told yet: each instance has counts of its own, so that nothing
 sensible could be passed on.
 """
+_ASK_AN_INSTANCE = (
+    "a gateway has several queues to shadow; accepted: the URL of an instance, or `headway serve --shadow`"
+)
 _PREFIX = "headway_shadow_"
 _FIGURES = {
     "goodput": ("goodput_ratio", "Share of the judged requests within their targets, by policy"),
@@ -85,7 +89,7 @@ class ShadowBoard(Collector):
         """A report, as the command prints it. Raises UpstreamError for a line that is none."""
         try:
             self.report = msgspec.json.decode(line, type=ShadowState)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_AS_EXPECTED as error:
             raise UpstreamError(f"a shadow reported what is not understood: {error}") from None
 
     def collect(self) -> Iterator[Metric]:
@@ -117,16 +121,9 @@ def shadow_routes(board: ShadowBoard) -> list[Route]:
     """`GET /shadow`: the last report; and who wants to shadow a gateway is sent to its instances."""
 
     async def last(_request: Request) -> Response:
-        body = msgspec.json.encode(ShadowReply(board.report))
-        return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
+        return json_page(ShadowReply(board.report))
 
     async def engines(_request: Request) -> Response:
-        return refused(
-            Refusal(
-                404,
-                "ask_an_instance",
-                "a gateway has several queues to shadow; accepted: the URL of an instance, or `headway serve --shadow`",
-            )
-        )
+        return refused(GatewayError(404, "ask_an_instance", _ASK_AN_INSTANCE))
 
     return [Route(PATH, last), Route(f"{ENGINE_PATH}/{{counts:path}}", engines)]

@@ -10,10 +10,8 @@ import aiohttp
 
 from headway.errors import ConfigError
 from headway.gateway.fleet.health import NO_FACTS, Facts, probing_session
-from headway.gateway.fleet.member import Condition, Launch, Member
-from headway.gateway.fleet.supervisor import FleetOptions, Watch
-
-__all__ = ["Condition", "Fleet", "FleetOptions", "Launch", "Member"]
+from headway.gateway.fleet.member import Condition, Member
+from headway.gateway.fleet.supervisor import FleetOptions, Supervisor
 
 _POLL_S = 0.05
 _DEFAULTS = FleetOptions()
@@ -40,18 +38,18 @@ class Fleet:
         self.session = session
         self._clock = clock
         self._facts = NO_FACTS
-        self._watches: dict[str, Watch] = {}
+        self._supervisors: dict[str, Supervisor] = {}
         for member in members:
-            if member.name in self._watches:
+            if member.name in self._supervisors:
                 raise ConfigError(f"two instances are named {member.name!r}; accepted: each name once")
             if member.launch is None and not member.url:
                 raise ConfigError(f"instance {member.name!r} has no URL; accepted: one to launch, or a URL")
-            self._watches[member.name] = Watch(member, options, clock)
+            self._supervisors[member.name] = Supervisor(member, options, clock)
 
     @property
     def members(self) -> tuple[Member, ...]:
         """All instances, whatever their condition."""
-        return tuple(watch.member for watch in self._watches.values())
+        return tuple(supervisor.member for supervisor in self._supervisors.values())
 
     def names(self) -> tuple[str, ...]:
         """The instances that may be sent requests, in the order of `members`. Cost: O(n), n instances.
@@ -59,52 +57,45 @@ class Fleet:
         Those that are READY; if none is, those that were and did not answer in time: where all are that busy, a slow
         answer is better than none.
         """
-        watches = self._watches.items()
-        ready = tuple(name for name, watch in watches if watch.member.condition is Condition.READY)
-        return ready or tuple(name for name, watch in watches if watch.is_slow)
+        supervisors = self._supervisors.items()
+        ready = tuple(
+            name for name, supervisor in supervisors if supervisor.member.condition is Condition.READY
+        )
+        return ready or tuple(name for name, supervisor in supervisors if supervisor.is_slow)
 
     def member(self, name: str) -> Member:
         """The instance of that name; KeyError if there is none (any more)."""
-        return self._watches[name].member
+        return self._supervisors[name].member
 
     @property
     def facts(self) -> Facts:
         """What the first READY instance says of itself; while there is none, what was said last."""
-        for watch in self._watches.values():
-            if watch.member.condition is Condition.READY:
-                self._facts = watch.member.facts
+        for supervisor in self._supervisors.values():
+            if supervisor.member.condition is Condition.READY:
+                self._facts = supervisor.member.facts
                 break
         return self._facts
 
-    @property
-    def models(self) -> bytes:
-        """The answer of the first READY instance to `/v1/models`; empty until one has answered."""
-        return self.facts.models
-
-    def lost(self, name: str) -> asyncio.Event:
-        """Set once the instance is LOST or STOPPED. Its next life has another event: ask for it with each request."""
-        return self.member(name).loss
-
     def suspect(self, name: str) -> None:
         """A request saw its connection break: look at the instance now."""
-        if name in self._watches:
-            self._watches[name].suspect()
+        if name in self._supervisors:
+            self._supervisors[name].suspect()
 
     def garbage(self, name: str) -> None:
         """An answer was no answer; `garbage_in_a_row` of them, with none served between them, pause the instance."""
-        if name in self._watches:
-            self._watches[name].garbage()
+        if name in self._supervisors:
+            self._supervisors[name].garbage()
 
     def learn_again(self, name: str) -> None:
         """It was changed: ask anew what it says of itself, which models it has for one."""
-        if name in self._watches:
-            self._watches[name].learn_again()
+        if name in self._supervisors:
+            self._supervisors[name].learn_again()
 
     async def run(self) -> None:
         """Launch and watch the instances until they are closed."""
         async with probing_session(self.session) as session, asyncio.TaskGroup() as group:
-            for watch in self._watches.values():
-                group.create_task(watch.run(session))
+            for supervisor in self._supervisors.values():
+                group.create_task(supervisor.run(session))
 
     async def until_settled(self) -> None:
         """Return once every instance has been READY, or has failed to be."""
@@ -113,10 +104,10 @@ class Fleet:
 
     async def drain(self, name: str) -> bool:
         """Send nothing new there and wait for what runs there, `drain_s` at most; whether all of it came to its end."""
-        watch = self._watches[name]
-        member = watch.member
+        supervisor = self._supervisors[name]
+        member = supervisor.member
         if member.condition in (Condition.READY, Condition.UNWELL):
-            watch.become(Condition.DRAINING, "no new requests")
+            supervisor.become(Condition.DRAINING, "no new requests")
         deadline_s = self._clock() + self.options.drain_s
         while member.in_flight and member.condition is Condition.DRAINING and self._clock() < deadline_s:
             await asyncio.sleep(_POLL_S)
@@ -127,15 +118,19 @@ class Fleet:
 
         Returns when its new process was launched. Raises ConfigError for one that was joined, or a name that is taken.
         """
-        watch = self._watches[name]
-        if watch.member.process is None:
+        supervisor = self._supervisors[name]
+        if supervisor.member.process is None:
             raise ConfigError(f"{name} was not launched here; accepted: an instance that was")
-        if new_name in self._watches:
+        if new_name in self._supervisors:
             raise ConfigError(f"there is an instance {new_name!r} already; accepted: a name that is free")
         await self.drain(name)
-        self._watches = {(new_name if key == name else key): known for key, known in self._watches.items()}
-        await watch.recast(new_name, pool)
+        self._supervisors = {
+            (new_name if key == name else key): known for key, known in self._supervisors.items()
+        }
+        await supervisor.recast(new_name, pool)
 
     async def close(self, *, at_once: bool = False) -> None:
         """End what was launched and wait for it; let go of what was joined. `at_once`: without asking first."""
-        await asyncio.gather(*(watch.close(at_once=at_once) for watch in self._watches.values()))
+        await asyncio.gather(
+            *(supervisor.close(at_once=at_once) for supervisor in self._supervisors.values())
+        )

@@ -1,27 +1,19 @@
-"""Whether a server is well, and what it says of itself."""
+"""Whether a server is well and its engine moves, and what the server says of itself."""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
 import msgspec
 
-from headway.http_client import api_url, root_of, without_secrets
+from headway.http_client import NOT_AS_EXPECTED, ModelList, api_url, root_of, without_secrets
 
 _OK = 200
 _LONGEST_BODY_BYTES = 4 << 20
 """vLLM's metrics are about 100 kB; what goes on for ever is no answer."""
-
-
-class _Card(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Card]
 
 
 class _Version(msgspec.Struct):
@@ -93,7 +85,7 @@ async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float)
     path = "/v1/models"
     try:
         status, models = await _get(session, api_url(url, "models"), timeout_s)
-        card = msgspec.json.decode(models, type=_Models).data[0]
+        card = msgspec.json.decode(models, type=ModelList).data[0]
         path = "/metrics"
         metrics = await _optional(session, f"{root_of(url)}/metrics", timeout_s)
         path = "/version"
@@ -102,7 +94,7 @@ async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float)
         return f"no answer to {path} within {timeout_s:g} s"
     except (aiohttp.ClientError, OSError) as error:
         return f"{path}: {type(error).__name__}: {error}"
-    except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
+    except (*NOT_AS_EXPECTED, IndexError):
         return f"/v1/models answered HTTP {status}, and not with a list of models: {models[:80]!r}"
     return Facts(
         models=models,
@@ -136,7 +128,7 @@ async def is_paused(session: aiohttp.ClientSession, url: str, timeout_s: float) 
 def _version(body: bytes) -> str | None:
     try:
         return msgspec.json.decode(body, type=_Version).version
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_AS_EXPECTED:
         return None
 
 
@@ -158,3 +150,64 @@ async def _get(session: aiohttp.ClientSession, address: str, timeout_s: float) -
             if len(body) > _LONGEST_BODY_BYTES:
                 raise _TooLong(f"more than {_LONGEST_BODY_BYTES} bytes")
         return response.status, bytes(body)
+
+
+_COUNTERS = (
+    b"headway_steps_total",
+    b"vllm:iteration_tokens_total_count",
+    b"vllm:prompt_tokens_total",
+    b"vllm:generation_tokens_total",
+)
+"""Those that grow while an engine computes."""
+_REQUESTS = (b"vllm:num_requests_running", b"vllm:num_requests_waiting")
+"""What it says it has to compute: a client that reads nothing keeps its request here, and no engine busy."""
+_LOOKS = 10
+"""So often its counters are read within the time in which they must have changed."""
+
+
+class StallDetector:
+    """Holds an engine against its own counters: one that hangs answers `/health` all the same.
+
+    It stands still if it says that it has requests and none of its counters has changed for `patience_s`; who has no
+    such counters never does, nor does one that says that it was paused. Once it does, it has to move to be well again,
+    whatever is asked of it.
+    """
+
+    def __init__(self, patience_s: float, clock: Callable[[], float]) -> None:
+        self._patience_s = patience_s
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Another engine is there, or one that was idle: what was seen before says nothing."""
+        self._counters: list[bytes] = []
+        self._moved_s = self._clock()
+        self._asked_s = float("-inf")
+        self._stands_still = False
+
+    async def problem(
+        self, session: aiohttp.ClientSession, url: str, timeout_s: float, *, busy: bool
+    ) -> str | None:
+        """Why it is not well, for people; None if it is. `busy`: whether it was sent something that has not ended."""
+        if not busy and not self._stands_still:
+            self.begin()
+            return None
+        now_s = self._clock()
+        if now_s - self._asked_s >= self._patience_s / _LOOKS:
+            self._asked_s = now_s
+            self._look((await read_metrics(session, url, timeout_s)).splitlines(), now_s)
+            if self._stands_still and await is_paused(session, url, timeout_s):
+                self.begin()
+        if self._stands_still:
+            return f"its engine stands still: no step for {now_s - self._moved_s:.0f} s, with requests there"
+        return None
+
+    def _look(self, metrics: list[bytes], now_s: float) -> None:
+        if not metrics:
+            return
+        counters = [line for line in metrics if line.startswith(_COUNTERS)]
+        busy = any(line.startswith(_REQUESTS) and not line.endswith(b" 0.0") for line in metrics)
+        if counters != self._counters or not counters or not busy:
+            self._counters, self._moved_s, self._stands_still = counters, now_s, False
+        elif now_s - self._moved_s >= self._patience_s:
+            self._stands_still = True

@@ -6,9 +6,36 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
-from headway.gateway.fleet.fleet_process import LaunchedServer
 from headway.gateway.fleet.health import NO_FACTS, Facts
+
+
+class LaunchedServer(Protocol):
+    """A server that the gateway started and ends; `headway.engine.servers.server_process.ServerProcess` is one."""
+
+    @property
+    def url(self) -> str:
+        """Base URL of the server."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+
+    def poll(self) -> int | None:
+        """Exit code if it has ended (negative: the signal that ended it), without waiting."""
+
+    def last_words(self) -> str:
+        """Why it ended, as far as it said so itself; empty if it said nothing. May block for a moment."""
+
+    def ask_to_stop(self) -> None:
+        """Have it end by itself, and by force after its grace period."""
+
+    def kill(self) -> None:
+        """End every process of it at once."""
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Exit code once it and its children have ended. Blocks."""
 
 
 class Condition(StrEnum):

@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 import aiohttp
 
 from headway.errors import ConfigError, HeadwayError
-from headway.gateway.fleet.fleet_process import Backoff, how_it_ended, kill_process, stop_process
-from headway.gateway.fleet.health import NO_FACTS, health_problem, read_facts
-from headway.gateway.fleet.member import Condition, Member
-from headway.gateway.fleet.progress import Progress
+from headway.gateway.fleet.health import NO_FACTS, StallDetector, health_problem, read_facts
+from headway.gateway.fleet.member import Condition, LaunchedServer, Member
 
 _LOG = logging.getLogger(__name__)
 _SERVING = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
@@ -68,7 +66,28 @@ class FleetOptions:
             )
 
 
-class Watch:
+@dataclass(slots=True)
+class Backoff:
+    """Seconds to wait before the next launch: doubled each time, up to a limit, and from the start again after rest.
+
+    `rest_s` is how long a server must have served for its next end to count as the first.
+    """
+
+    first_s: float = 1.0
+    longest_s: float = 60.0
+    rest_s: float = 60.0
+    ends: int = 0
+
+    def ended(self, served_s: float) -> float:
+        """Seconds to wait, now that a server which had served for `served_s` has ended."""
+        if served_s >= self.rest_s:
+            self.ends = 0
+        wait_s = min(self.longest_s, self.first_s * 2.0 ** min(self.ends, 60))
+        self.ends += 1
+        return wait_s
+
+
+class Supervisor:
     """Keeps one member's condition true, and a launched one's process alive.
 
     Every change of condition goes through `become`. While it is `parting` (stopped, or about to be launched in another
@@ -85,7 +104,7 @@ class Watch:
         self._clock = clock
         self._backoff = Backoff(options.backoff_s, options.longest_backoff_s, options.longest_backoff_s)
         self._woken = asyncio.Event()
-        self._progress = Progress(options.stalled_s, clock)
+        self._stalls = StallDetector(options.stalled_s, clock)
         self._misses = 0
         self._garbage = 0
         self._served_before = 0
@@ -198,7 +217,7 @@ class Watch:
         member = self.member
         assert member.launch is not None
         self.parting, self._misses = False, 0
-        self._progress.begin()
+        self._stalls.begin()
         process = member.launch(member)
         member.process, member.url, member.facts = process, process.url, NO_FACTS
         self.become(Condition.STARTING, f"launched as process {process.pid}")
@@ -232,31 +251,23 @@ class Watch:
     # ---- health -------------------------------------------------------------------------------------------------
 
     async def _check(self, session: aiohttp.ClientSession) -> None:
-        """Ask once, and let the condition follow from the answer."""
-        late = False
+        """Ask for its health, and let the condition follow from the answer."""
+        member, timeout_s, late = self.member, self._options.timeout_s, False
         try:
-            problem = await health_problem(session, self.member.url, self._options.timeout_s)
+            problem = await health_problem(session, member.url, timeout_s)
         except TimeoutError:
-            problem, late = f"no answer to /health within {self._options.timeout_s:g} s", True
+            problem, late = f"no answer to /health within {timeout_s:g} s", True
         self._is_late = late
         if problem is None:
-            problem = await self._stalled(session)
-        if problem is None and (self.member.facts is NO_FACTS or self._is_changed):
+            problem = await self._stalls.problem(session, member.url, timeout_s, busy=member.in_flight > 0)
+        if problem is None and (member.facts is NO_FACTS or self._is_changed):
             problem = await self._learn_facts(session)
-        process = self.member.process
-        if self.parting or (process is not None and process.poll() is not None):
+        if self.parting or member.ended:
             return
         if problem is None:
             self._is_well()
         else:
             self._is_ill(problem)
-
-    async def _stalled(self, session: aiohttp.ClientSession) -> str | None:
-        """Why its engine does not get on, if so."""
-        member = self.member
-        return await self._progress.problem(
-            session, member.url, self._options.timeout_s, busy=member.in_flight > 0
-        )
 
     async def _learn_facts(self, session: aiohttp.ClientSession) -> str | None:
         """Hear what it says of itself; why that is nothing to go by, if so."""
@@ -287,3 +298,22 @@ class Watch:
             self.become(Condition.UNWELL, problem)
         elif condition is not Condition.DRAINING:
             self.member.reason = problem
+
+
+async def stop_process(process: LaunchedServer) -> int:
+    """Exit code of a server that was asked to stop, once all of its processes have ended."""
+    if process.poll() is None:
+        await asyncio.to_thread(process.ask_to_stop)
+    return await asyncio.to_thread(process.wait)
+
+
+async def kill_process(process: LaunchedServer) -> int:
+    """Exit code of a server that was killed with all of its processes."""
+    process.kill()
+    return await asyncio.to_thread(process.wait)
+
+
+def how_it_ended(code: int, last_words: str = "") -> str:
+    """For people: how a process ended, and what it said of it."""
+    ended = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    return f"{ended}: {last_words}" if last_words else ended

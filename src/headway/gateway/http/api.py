@@ -1,4 +1,4 @@
-"""The APIs in which clients ask for tokens: where a request says what, and how its answer streams."""
+"""Paths: the APIs in which clients ask for tokens, and how each streams; responses and explanations by their ids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """One of them, by its path.
+    """An API that generates tokens, by its path.
 
     `prompt` are the fields that become the prompt, in its order; `limits` those that bound the answer, of which the
     first that is set counts, and `default_max_tokens` where none is (None: nothing but the context bounds it).
@@ -57,4 +57,14 @@ MESSAGES = Api(
 )
 """Anthropic's, which vLLM speaks too."""
 
+EXPLAIN_PATHS = ("/explain", "/v1/explain")
+"""Where the gateway tells of single requests; a Headway server answers under the second too."""
+
 APIS = {api.path: api for api in (COMPLETIONS, CHAT, RESPONSES, MESSAGES)}
+
+
+def response_of_path(path: str) -> str | None:
+    """The response that a path names (`/v1/responses/ID` and what is under it); None for any other."""
+    under = path.removeprefix(f"{RESPONSES.path}/")
+    response_id = under.partition("/")[0]
+    return response_id if under != path and response_id not in ("", "render") else None

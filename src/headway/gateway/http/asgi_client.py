@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
+from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from headway.core.hint_headers import HINT_HEADERS, header_text
-from headway.gateway.http.refusal import Refusal, bad_request, stalled, too_large
-from headway.gateway.request.interrupt import Cut, Interrupt
+from headway.gateway.http.refusal import GatewayError, bad_request, stalled, too_large
 from headway.http_client import root_of
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 KEY_TENANT = "headway.key_tenant"
 """Where a request's scope has the tenant of its key, empty for a key without one."""
 
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
+_HOP_BY_HOP = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade",
+})  # fmt: skip
 _NOT_TO_INSTANCES = _HOP_BY_HOP | HINT_HEADERS | {b"host", b"content-length", b"accept-encoding", b"expect"}
 _CORS = {b"access-control-allow-origin", b"access-control-allow-credentials"}
 _NOT_TO_CLIENTS = _HOP_BY_HOP | _CORS | {b"date", b"server"}
@@ -57,11 +45,10 @@ class ClientGone(Exception):
 
 
 class Client:
-    """Where one request's answer goes. `began`: its head is out; `ended`: its end is.
+    """The client of one request, to whom its answer goes. `began`: the answer's head is out; `ended`: its end is.
 
-    What is passed on ends with a line, which need not be the last of its event (`end_event`).
-
-    Answers carry `request_id`, unless it is empty or the instance named one itself.
+    What is passed on ends with a line, which need not be the last of its event (`end_event`). Answers carry
+    `request_id`, unless it is empty or the instance named one itself.
     """
 
     __slots__ = ("_last", "_send", "began", "ended", "request_id", "status")
@@ -96,7 +83,7 @@ class Client:
         self.ended = True
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def refuse(self, refusal: Refusal) -> None:
+    async def refuse(self, refusal: GatewayError) -> None:
         """An error of the gateway's own, in place of an answer."""
         await self.begin(refusal.status, refusal.headers)
         await self.end(refusal.body)
@@ -105,39 +92,31 @@ class Client:
 async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
     """The whole body of a request.
 
-    Raises Refusal for a longer one (413) and for one that stalls (408), ClientGone if it breaks off.
+    Raises GatewayError for a longer one (413) and for one that stalls (408), ClientGone if it breaks off.
     """
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit_bytes:
             raise too_large(limit_bytes)
-    parts: list[bytes] = []
-    size, more = 0, True
-    while more:
-        piece, more = await next_piece(receive)
-        size += len(piece)
-        if size > limit_bytes:
-            raise too_large(limit_bytes)
-        parts.append(piece)
+    parts = [piece async for piece in body_pieces(receive, limit_bytes)]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def next_piece(receive: Receive) -> tuple[bytes, bool]:
-    """Some of a body, and whether more of it is to come. Raises Refusal (408) and ClientGone as `read_body`."""
-    try:
-        async with asyncio.timeout(STALLED_S):
-            message = await receive()
-    except TimeoutError:
-        raise stalled(STALLED_S) from None
-    if message["type"] != "http.request":
-        raise ClientGone
-    return message.get("body", b""), message.get("more_body", False)
-
-
-async def watch_client(receive: Receive, interrupt: Interrupt) -> None:
-    """Cut the request short once the client has gone; returns then, or when its answer is over."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    interrupt.cut(Cut.GONE)
+async def body_pieces(receive: Receive, limit_bytes: int) -> AsyncIterator[bytes]:
+    """A request's body as it comes. Raises GatewayError (408, 413) and ClientGone as `read_body`."""
+    size, more = 0, True
+    while more:
+        try:
+            async with asyncio.timeout(STALLED_S):
+                message = await receive()
+        except TimeoutError:
+            raise stalled(STALLED_S) from None
+        if message["type"] != "http.request":
+            raise ClientGone
+        piece, more = message.get("body", b""), message.get("more_body", False)
+        size += len(piece)
+        if size > limit_bytes:
+            raise too_large(limit_bytes)
+        yield piece
 
 
 def upstream_headers(
@@ -148,7 +127,8 @@ def upstream_headers(
     `with_key`: whether the client's key is for the instance, since the gateway asks for none. `request_id` stands in
     place of the client's, since vLLM goes by the header before the body; empty: there is none, None: as it came.
     """
-    left_out = _NOT_TO_INSTANCES | _named_hop_by_hop(headers)
+    next_hop = b",".join(value.lower() for name, value in headers if name == b"connection")
+    left_out = _NOT_TO_INSTANCES | {name.strip() for name in next_hop.split(b",")}  # RFC 9110, section 7.6.1
     found = [
         (name.decode("latin-1"), header_text(value))
         for name, value in headers
@@ -165,19 +145,13 @@ def upstream_headers(
 def target_url(base_url: str, scope: Scope) -> URL:
     """Where a request goes at an instance: its path and query as they came.
 
-    A `..` taken up here would lead to another path. Raises Refusal (400) unless it is a path: behind an instance's
+    A `..` taken up here would lead to another path. Raises GatewayError (400) unless it is a path: behind an instance's
     address `*@host/` would name another host.
     """
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     if not path.startswith("/"):
         raise bad_request(f"the path is {path[:80]!r}; accepted: one that begins with /")
     return URL(root_of(base_url) + path + (f"?{query}" if query else ""), encoded=True)
-
-
-def _named_hop_by_hop(headers: Headers) -> set[bytes]:
-    """Headers that a client's `Connection` says are for the next hop alone (RFC 9110, section 7.6.1)."""
-    named = [value.lower().split(b",") for name, value in headers if name == b"connection"]
-    return {name.strip() for names in named for name in names}
 
 
 def client_headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:

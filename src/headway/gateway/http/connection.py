@@ -10,7 +10,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from headway.gateway.http.asgi_client import STALLED_S
-from headway.gateway.http.refusal import Refusal, bad_request, head_too_large, no_upgrade, url_too_long
+from headway.gateway.http.refusal import GatewayError, bad_request, head_too_large, no_upgrade, url_too_long
 
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 100
@@ -43,7 +43,7 @@ class Connection(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self._answered: RequestResponseCycle | None = None
-        self._refusal: Refusal | None = None
+        self._refusal: GatewayError | None = None
         self._head_bytes = 0
         self._unpaid_bytes = 0
         self._head_due: asyncio.TimerHandle | None = None
@@ -90,7 +90,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request. From now on its body has a time limit of its own (`edge.next_piece`)."""
+        """Start the request. From now on its body has a time limit of its own (`asgi_client.body_pieces`)."""
         headers_bytes = sum(len(name) + len(value) + _SEPARATOR_BYTES for name, value in self.headers)
         self._head_bytes = len(self.url) + headers_bytes
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -123,17 +123,17 @@ class Connection(HttpToolsProtocol):
         """Answer a request on which the parser stopped."""
         self._refuse(self._refusal or bad_request("the request is not valid HTTP; accepted: HTTP/1.1"))
 
-    def _too_large(self) -> Refusal:
+    def _too_large(self) -> GatewayError:
         if 2 * len(self.url) > MAX_HEAD_BYTES:
             return url_too_long(MAX_HEAD_BYTES)
         return head_too_large(MAX_HEAD_BYTES, MAX_HEADERS)
 
-    def _stop_parsing(self, refusal: Refusal) -> None:
+    def _stop_parsing(self, refusal: GatewayError) -> None:
         """Raise in a callback of the parser, which ends in `send_400_response`."""
         self._refusal = refusal
         raise refusal
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: GatewayError) -> None:
         """Answer and end the connection; only end it where the answer would follow, or break, another one."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:

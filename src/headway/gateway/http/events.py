@@ -1,23 +1,34 @@
-"""Events of an answer: which begin it, and which say that it will not go on."""
+"""Server-sent events of an answer: bytes in, the same bytes out, and what the gateway needs to know of them."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.http_client import FIRST_SERVER_FAULT
+from headway.http_client import FIRST_SERVER_FAULT, NOT_AS_EXPECTED
+
+T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+MAX_LINE_BYTES = 64 * 2**20
+"""A line longer than this is no event."""
 
 _FIELD = b"data:"
 _REASON = "headway:"
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?([0-9]{1,9})')
+_IDS = re.compile(rb'"(prompt_)?token_ids":( ?)\[([0-9, ]*)\]')
+"""Inside a JSON text these quotes would be escaped, so a match is never part of one."""
+_EVENT = re.compile(rb"^data: ?\{", re.MULTILINE)
+_NO_CHOICES = re.compile(rb'"choices": ?\[\]')
+_END_MARK = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
+"""An answer may hold the same words, but never at the beginning of a line: JSON escapes newlines."""
 
 
 class _Delta(msgspec.Struct):
@@ -56,11 +67,39 @@ class Halt:
     message: str
 
 
-class Whole(NamedTuple):
+class WholeAnswer(NamedTuple):
     """What an answer in one piece says: how many tokens it has, and whether it will not come after all."""
 
     tokens: int
     halt: Halt | None
+
+
+class Lines:
+    """Cuts a stream after whole lines, which end in a newline and nothing else. O(bytes), however they were cut."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def take(self, data: bytes) -> bytes:
+        """The whole lines there are by now. Raises UpstreamError for one longer than MAX_LINE_BYTES."""
+        if not self._rest and data.endswith(b"\n"):
+            return data
+        cut = data.rfind(b"\n") + 1
+        if not cut:
+            self._rest += data
+            if len(self._rest) > MAX_LINE_BYTES:
+                raise UpstreamError(f"a line of the stream is longer than {MAX_LINE_BYTES} bytes")
+            return b""
+        whole = bytes(self._rest) + data[:cut] if self._rest else data[:cut]
+        self._rest[:] = data[cut:]
+        return whole
+
+    @property
+    def rest(self) -> bytes:
+        """The line that has no end yet."""
+        return bytes(self._rest)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,9 +109,9 @@ class Events(ABC):
     `halt` is set once an event says that the answer will not go on; nothing after it is returned. `finished`: its
     finish reason has passed; `counted`: the token counts after that have; `done`: the end mark has. `parsed`: a
     parser of the instance made something of the text (reasoning, tool calls). `refused`: an error in the request has
-    passed, which is the client's to see and no answer. `tokens` have passed, or events where
-    token ids were not asked for. `sent_ids` are the ids of the tokens that passed, `prompt_ids` those of the prompt,
-    both as JSON numbers with commas between, empty where they were not asked for.
+    passed, which is the client's to see and no answer. `tokens` have passed, or events where token ids were not asked
+    for. `sent_ids` are the ids of the tokens that passed, `prompt_ids` those of the prompt, both as JSON numbers with
+    commas between, empty where they were not asked for.
     """
 
     halt: Halt | None = None
@@ -84,11 +123,12 @@ class Events(ABC):
     tokens: int = 0
     sent_ids: bytearray = field(default_factory=bytearray)
     prompt_ids: bytes = b""
+    _lines: Lines = field(default_factory=Lines)
 
     @property
-    @abstractmethod
     def rest(self) -> bytes:
         """What came after the last whole line, to be passed on when the stream ends well."""
+        return self._lines.rest
 
     @abstractmethod
     def begins(self, data: bytes) -> bool:
@@ -100,6 +140,70 @@ class Events(ABC):
     @abstractmethod
     def take(self, data: bytes) -> bytes:
         """What of it can be sent on now: whole lines. Raises UpstreamError for what is no stream of events."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PassedEvents(Events):
+    """The first instance's events, as they are but for token ids that the client did not ask for (`hide_ids`).
+
+    `with_ids`: the instance was asked for token ids. Several answers may share the stream: the first that a policy
+    ends halts all of them. O(bytes); events are decoded only where a few bytes of them say that they may be special.
+    """
+
+    with_ids: bool = False
+    hide_ids: bool = False
+
+    def take(self, data: bytes) -> bytes:
+        """See `Events`."""
+        data = self._lines.take(data)
+        if not data or self.halt is not None:
+            return b""
+        if b'{"error"' in data or b'"headway:' in data:
+            data = self._until_halt(data)
+        if self.with_ids:
+            data = _IDS.sub(self._note_ids, data)
+            if b'"reasoning' in data or b'"tool_calls":' in data or b'"delta":{}' in data:
+                self.parsed = True
+        else:
+            self.tokens += len(_EVENT.findall(data)) - len(_NO_CHOICES.findall(data))
+        if b'"finish_reason":"' in data or b'"finish_reason": "' in data:
+            self.finished = True
+        if self.finished and _NO_CHOICES.search(data):
+            self.counted = True
+        if b"[DONE]" in data and _END_MARK.search(data):
+            self.done = True
+        return data
+
+    def begins(self, data: bytes) -> bool:
+        """See `Events`."""
+        for line in data.split(b"\n"):
+            if begins_answer(line):
+                return True
+            if not self.with_ids and payload(line) is not None:
+                self.tokens -= 1
+        return False
+
+    def _note_ids(self, match: re.Match[bytes]) -> bytes:
+        ids = match[3]
+        if match[1]:
+            self.prompt_ids = ids
+        elif ids:
+            self.sent_ids += b"," + ids if self.sent_ids else ids
+            self.tokens += ids.count(b",") + 1
+        if not self.hide_ids:
+            return match[0]
+        return b'"%btoken_ids":%bnull' % (match[1] or b"", match[2])
+
+    def _until_halt(self, data: bytes) -> bytes:
+        """The lines before one that says the answer halts, if there is such a one."""
+        place = 0
+        for line in data.split(b"\n"):
+            self.halt = halt_of(line)
+            if self.halt is not None:
+                return data[:place]
+            self.refused = self.refused or refuses(line)
+            place += len(line) + 1
+        return data
 
 
 def payload(line: bytes) -> bytes | None:
@@ -126,26 +230,23 @@ def halt_of(line: bytes) -> Halt | None:
     for choice in event.choices:
         reason = choice.stop_reason
         if choice.finish_reason == "abort" and isinstance(reason, str) and reason.startswith(_REASON):
-            return Halt(_departure(reason.removeprefix(_REASON)), f"ended by the policy ({reason})")
+            word = reason.removeprefix(_REASON)
+            known = Departure(word) if word in set(Departure) else None
+            return Halt(known, f"ended by the policy ({reason})")
     return None
 
 
-def whole_of(body: bytes) -> Whole:
+def whole_of(body: bytes) -> WholeAnswer:
     """What an answer in one piece says. Raises UpstreamError for what is no answer."""
     halt = halt_of(_FIELD + body) if b'"headway:' in body else None
     count = _COMPLETION_TOKENS.search(body)
-    return Whole(int(count[1]) if count else 0, halt)
+    return WholeAnswer(int(count[1]) if count else 0, halt)
 
 
 def refuses(line: bytes) -> bool:
     """Whether a line that does not halt the answer says that the request was in error."""
     found = payload(line)
     return found is not None and b'"error"' in found and _decode(found).error is not None
-
-
-def _departure(word: str) -> Departure | None:
-    """Why a policy ended a request; None for a reason that is not known here."""
-    return Departure(word) if word in set(Departure) else None
 
 
 def begins_answer(line: bytes) -> bool:
@@ -169,22 +270,22 @@ def _fault(error: _Error | str) -> Halt | None:
     """An error of the instance's own; an error in the request is the client's to see."""
     if isinstance(error, str):
         return Halt(None, error)
-    code = error.code
-    if isinstance(code, int) and code < FIRST_SERVER_FAULT:
+    if isinstance(error.code, int) and error.code < FIRST_SERVER_FAULT:
         return None
     return Halt(None, error.message)
 
 
 def read_event(found: bytes) -> dict[str, Any]:
     """An event whole. Raises UpstreamError for what is none."""
-    try:
-        return _decode_any(found)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UpstreamError(f"the stream holds what is no event of an answer ({error})") from None
+    return _decoded(_decode_any, found)
 
 
 def _decode(found: bytes) -> _Event:
+    return _decoded(_decode_event, found)
+
+
+def _decoded(decode: Callable[[bytes], T], found: bytes) -> T:
     try:
-        return _decode_event(found)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode(found)
+    except NOT_AS_EXPECTED as error:
         raise UpstreamError(f"the stream holds what is no event of an answer ({error})") from None

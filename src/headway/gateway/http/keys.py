@@ -1,4 +1,4 @@
-"""API keys: who may ask, and as which tenant."""
+"""API keys: whose requests are accepted, as which tenant's, and what a tenant's key may ask for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from headway.core.hints import MAX_TENANT_CHARACTERS
 from headway.errors import ConfigError
+from headway.gateway.http.api import APIS, EXPLAIN_PATHS, response_of_path
+from headway.gateway.http.refusal import GatewayError
 
 ENVIRONMENT = "HEADWAY_API_KEYS"
 """Keys without tenants, with commas or white space between them."""
@@ -59,22 +61,20 @@ def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        key, tenant = _key_and_tenant(words, f"{path}, line {number}")
+        where = f"{path}, line {number}"
+        if len(words) > 2:
+            raise ConfigError(f"{where}: {len(words)} words; accepted: KEY [TENANT]")
+        key, tenant = words[0].encode(), words[1] if len(words) == 2 else ""
+        if len(tenant) > MAX_TENANT_CHARACTERS:
+            raise ConfigError(
+                f"{where}: a tenant of {len(tenant)} characters; accepted: {MAX_TENANT_CHARACTERS}"
+            )
         if key in found:
-            raise ConfigError(f"{path}, line {number}: a key that was there before; accepted: each key once")
+            raise ConfigError(f"{where}: a key that was there before; accepted: each key once")
         found[key] = tenant
     if len(found) == count:
         raise ConfigError(f"{path} holds no API key; accepted: a line KEY [TENANT] for each")
     return Keys(found)
-
-
-def _key_and_tenant(words: list[str], where: str) -> tuple[bytes, str]:
-    if len(words) > 2:
-        raise ConfigError(f"{where}: {len(words)} words; accepted: KEY [TENANT]")
-    key, tenant = words[0], words[1] if len(words) == 2 else ""
-    if len(tenant) > MAX_TENANT_CHARACTERS:
-        raise ConfigError(f"{where}: a tenant of {len(tenant)} characters; accepted: {MAX_TENANT_CHARACTERS}")
-    return key.encode(), tenant
 
 
 def _given_key(authorization: bytes) -> bytes:
@@ -87,3 +87,35 @@ def _given_key(authorization: bytes) -> bytes:
         except binascii.Error:
             return b""
     return b""
+
+
+_WITHOUT_TOKENS = frozenset({
+    "/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
+    "/v2/rerank", "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/messages/render",
+    "/v1/completions/render", "/v1/completions/derender", "/v1/chat/completions/render",
+    "/v1/chat/completions/derender", "/v1/responses/render", "/version", "/v1/models", "/openapi.json",
+})  # fmt: skip
+"""Paths that generate nothing, and whose answers are the same for all tenants."""
+
+
+def check_key(path: str, key_tenant: str) -> None:
+    """Raise GatewayError (403) where a tenant's key asks for what is not the tenant's own.
+
+    The list names what is allowed: vLLM has several paths to most of its functions, and instances may have all of
+    them under a `--root-path` once more. Figures of all tenants (`/metrics`, `/dashboard`, `/shadow`) are not on it.
+    """
+    explained = any(path == each or path.startswith(f"{each}/") for each in EXPLAIN_PATHS)
+    if (
+        not key_tenant
+        or path in APIS
+        or path in _WITHOUT_TOKENS
+        or explained
+        or response_of_path(path) is not None
+    ):
+        return
+    raise GatewayError(
+        403,
+        "tenants_key",
+        f"the key is a tenant's, and {path[:80]!r} concerns all tenants, or counts for none; accepted: "
+        f"{', '.join(sorted(APIS))}, /explain, what is asked about texts, or a key without a tenant",
+    )

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.gateway.http.event_bytes import Lines
-from headway.gateway.http.events import Events, Halt, Whole, is_end_mark, payload
-from headway.http_client import FIRST_SERVER_FAULT
+from headway.gateway.http.events import Events, Halt, WholeAnswer, is_end_mark, payload
+from headway.http_client import FIRST_SERVER_FAULT, NOT_AS_EXPECTED
 
 _NAME = b"event:"
-_BEFORE_TOKENS = frozenset(
-    {
-        b"message_start",
-        b"ping",
-        b"content_block_start",
-        b"response.created",
-        b"response.queued",
-        b"response.in_progress",
-        b"response.output_item.added",
-        b"response.content_part.added",
-    }
-)
+_BEFORE_TOKENS = frozenset({
+    b"message_start", b"ping", b"content_block_start", b"response.created", b"response.queued",
+    b"response.in_progress", b"response.output_item.added", b"response.content_part.added",
+})  # fmt: skip
 _ENDS = frozenset({b"message_stop", b"response.completed", b"response.incomplete"})
 _TELLING = frozenset({b"message_delta", b"response.completed", b"response.failed", b"error"})
 """Those that are read; of all others the name says enough."""
@@ -38,11 +29,11 @@ class _Usage(msgspec.Struct):
     output_tokens: int | None = None
 
 
-class _Delta(msgspec.Struct):
+class _StopReason(msgspec.Struct):
     stop_reason: str | None = None
 
 
-class _Error(msgspec.Struct):
+class _NamedError(msgspec.Struct):
     message: str = ""
     type: str | None = None
     code: int | str | None = None
@@ -50,23 +41,23 @@ class _Error(msgspec.Struct):
 
 class _Response(msgspec.Struct):
     usage: _Usage | None = None
-    error: _Error | None = None
+    error: _NamedError | None = None
 
 
-class _Event(msgspec.Struct):
+class _NamedEvent(msgspec.Struct):
     """A whole answer too has what is read here."""
 
     type: str = ""
     usage: _Usage | None = None
-    delta: _Delta | str | None = None
+    delta: _StopReason | str | None = None
     stop_reason: str | None = None
     response: _Response = msgspec.field(default_factory=_Response)
-    error: _Error | str | None = None
+    error: _NamedError | str | None = None
     code: int | str | None = None
     message: object = ""
 
 
-_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_event = msgspec.json.Decoder(_NamedEvent).decode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +73,6 @@ class NamedEvents(Events):
     _name: bytes = b""
     _held: bytes = b""
     """The line with the name of an event whose data have not come: both are passed on, or neither."""
-    _lines: Lines = field(default_factory=Lines)
 
     def take(self, data: bytes) -> bytes:
         """See `events.Events`."""
@@ -127,23 +117,22 @@ class NamedEvents(Events):
         self.tokens += name.endswith(b"delta") and name != _COUNTS
         self.done = self.done or name in _ENDS
 
-    def _judge(self, name: bytes, event: _Event) -> None:
+    def _judge(self, name: bytes, event: _NamedEvent) -> None:
         if name in (b"error", b"response.failed"):
             self.halt = _fault(event)
             self.refused = self.done = self.halt is None
-        elif name == _COUNTS and isinstance(event.delta, _Delta):
+        elif name == _COUNTS and isinstance(event.delta, _StopReason):
             self.halt = _ended(event.usage, self.left, unexplained=event.delta.stop_reason is None)
         elif not self._begun:
             self.halt = _ended(event.response.usage, self.left)
 
 
-def named_whole(body: bytes, left: Departure | None) -> Whole:
+def named_whole(body: bytes, left: Departure | None) -> WholeAnswer:
     """What an answer in one piece says; `left` as for `NamedEvents`. Raises UpstreamError for what is no answer."""
     answer = _read(body)
-    usage = answer.usage
-    count = None if usage is None else usage.output_tokens
+    count = None if answer.usage is None else answer.usage.output_tokens
     unexplained = answer.type == _MESSAGE and answer.stop_reason is None
-    return Whole(count or 0, _ended(usage, left, unexplained=unexplained))
+    return WholeAnswer(count or 0, _ended(answer.usage, left, unexplained=unexplained))
 
 
 def _ended(usage: _Usage | None, left: Departure | None, *, unexplained: bool = False) -> Halt | None:
@@ -153,19 +142,18 @@ def _ended(usage: _Usage | None, left: Departure | None, *, unexplained: bool = 
     return Halt(left, "ended by the policy")
 
 
-def _fault(event: _Event) -> Halt | None:
+def _fault(event: _NamedEvent) -> Halt | None:
     """An error of the instance's own; an error in the request is the client's to see."""
-    error = event.error or event.response.error or _Error(message=str(event.message), code=event.code)
+    error = event.error or event.response.error or _NamedError(message=str(event.message), code=event.code)
     if isinstance(error, str):
         return Halt(None, error)
-    code = error.code
-    if error.type == _REQUESTS_FAULT or (isinstance(code, int) and code < FIRST_SERVER_FAULT):
+    if error.type == _REQUESTS_FAULT or (isinstance(error.code, int) and error.code < FIRST_SERVER_FAULT):
         return None
     return Halt(None, error.message)
 
 
-def _read(found: bytes) -> _Event:
+def _read(found: bytes) -> _NamedEvent:
     try:
         return _decode_event(found)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_AS_EXPECTED as error:
         raise UpstreamError(f"the answer holds what is no event of one ({error})") from None

@@ -28,8 +28,8 @@ class GatewayOptions:
 
     `slo`: targets of requests that name none. `max_in_flight`, `max_queue` and `max_per_tenant` count sequences: a
     request has one for each of its prompts, times `n`. `max_in_flight` are sent to each instance at a time (where
-    some are kept free for hand-offs, so many times the instances to all), the others wait at the door; Headway's
-    instances order better than that. `max_queue` may be without their first token, at the door and at
+    some are kept free for hand-offs, so many times the instances to all), the others wait in the queue; Headway's
+    instances order better than that. `max_queue` may be without their first token, in the queue and at
     instances, and each for `max_age_s`; a tenant may have `max_per_tenant` in all. A request is handed off `max_moves`
     times at most, and asked for `max_tries` times, or as long as an instance is left that has not failed with it (two
     tries at least): one that brings its instances down must not bring all of them down.

@@ -10,25 +10,19 @@ from starlette.responses import Response
 from headway.core.record import Outcome
 
 _STATUS_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    408: "invalid_request_error",
-    413: "invalid_request_error",
-    414: "invalid_request_error",
     429: "overloaded",
-    431: "invalid_request_error",
     500: "internal_error",
-    501: "invalid_request_error",
     502: "upstream_error",
     503: "unavailable",
 }
+"""All other statuses are an `invalid_request_error`."""
 RETRY_NO_INSTANCE_S = 5
-_OUTCOMES = {429: Outcome.SHED}
 
 
-class Refusal(Exception):
+class GatewayError(Exception):
     """A request is answered with an HTTP error of the gateway's own, nothing of an answer having been sent.
 
     `code` is the reason for machines, `retry_after_s` whole seconds after which to try again. `outcome` is what
@@ -43,7 +37,6 @@ class Refusal(Exception):
         *,
         param: str | None = None,
         retry_after_s: int | None = None,
-        outcome: Outcome | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -51,24 +44,23 @@ class Refusal(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
-        self.outcome = outcome or _OUTCOMES.get(status, Outcome.FAILED)
+        self.outcome = Outcome.SHED if status == 429 else Outcome.FAILED
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a refusal pass from one process to another: an exception keeps one argument by itself."""
-        return Refusal, (self.status, self.code, self.message), self.__dict__
+        return GatewayError, (self.status, self.code, self.message), self.__dict__
 
     @property
     def body(self) -> bytes:
         """`{"type": "error", "error": {"message", "type", "param", "code"}}`."""
-        return error_body(self.message, _STATUS_TYPES[self.status], self.code, self.param)
+        return error_body(
+            self.message, _STATUS_TYPES.get(self.status, "invalid_request_error"), self.code, self.param
+        )
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of the answer."""
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(self.body)),
-        ]
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
         if self.status in (408, 413):
             headers.append((b"connection", b"close"))  # what is still to come of the body is not waited for
         if self.retry_after_s is not None:
@@ -78,44 +70,45 @@ class Refusal(Exception):
         return headers
 
 
-def refused(refusal: Refusal) -> Response:
+def refused(refusal: GatewayError) -> Response:
     """A refusal as one of the gateway's own pages answers it."""
     headers = {name.decode(): value.decode() for name, value in refusal.headers}
     return Response(refusal.body, status_code=refusal.status, headers=headers)
 
 
-def bad_request(message: str, param: str | None = None) -> Refusal:
+def json_page(answer: object) -> Response:
+    """An answer of the gateway's own as JSON that no cache keeps."""
+    return Response(
+        msgspec.json.encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"}
+    )
+
+
+def bad_request(message: str, param: str | None = None) -> GatewayError:
     """HTTP 400."""
-    return Refusal(400, "bad_request", message, param=param)
+    return GatewayError(400, "bad_request", message, param=param)
 
 
-def too_large(limit_bytes: int) -> Refusal:
+def too_large(limit_bytes: int) -> GatewayError:
     """HTTP 413."""
-    return Refusal(
-        413, "body_too_large", f"the body is longer than {limit_bytes} bytes; accepted: up to so many"
-    )
+    message = f"the body is longer than {limit_bytes} bytes; accepted: up to so many"
+    return GatewayError(413, "body_too_large", message)
 
 
-def url_too_long(limit_bytes: int) -> Refusal:
+def url_too_long(limit_bytes: int) -> GatewayError:
     """HTTP 414."""
-    return Refusal(
-        414, "url_too_long", f"the URL is too long; accepted: {limit_bytes} bytes with all headers"
-    )
+    message = f"the URL is too long; accepted: {limit_bytes} bytes with all headers"
+    return GatewayError(414, "url_too_long", message)
 
 
-def head_too_large(limit_bytes: int, limit_headers: int) -> Refusal:
+def head_too_large(limit_bytes: int, limit_headers: int) -> GatewayError:
     """HTTP 431."""
-    return Refusal(
-        431,
-        "head_too_large",
-        f"the request's head is too large; accepted: {limit_bytes} bytes and {limit_headers} headers, with the URL, "
-        f"trailers and chunk extensions",
-    )
+    limits = f"{limit_bytes} bytes and {limit_headers} headers, with the URL, trailers and chunk extensions"
+    return GatewayError(431, "head_too_large", f"the request's head is too large; accepted: {limits}")
 
 
-def no_upgrade() -> Refusal:
+def no_upgrade() -> GatewayError:
     """HTTP 501."""
-    return Refusal(
+    return GatewayError(
         501,
         "no_upgrade",
         "the request asks for a WebSocket, or has a body and the header Upgrade; accepted: HTTP/1.1 without Upgrade "
@@ -123,37 +116,20 @@ def no_upgrade() -> Refusal:
     )
 
 
-def stalled(seconds: float) -> Refusal:
+def stalled(seconds: float) -> GatewayError:
     """HTTP 408."""
-    return Refusal(
-        408, "body_stalled", f"nothing more of the body came for {seconds:g} s; accepted: all of it"
-    )
+    message = f"nothing more of the body came for {seconds:g} s; accepted: all of it"
+    return GatewayError(408, "body_stalled", message)
 
 
-def no_instance(why: str = "no instance is ready") -> Refusal:
-    """HTTP 503: nobody is there to serve. An instance that restarts needs longer than one that missed a check."""
-    return Refusal(503, "no_instance", f"{why}; try again later", retry_after_s=RETRY_NO_INSTANCE_S)
+def no_instance(why: str = "no instance is ready") -> GatewayError:
+    """HTTP 503: no instance can serve. One that restarts needs longer than one that missed a check."""
+    return GatewayError(503, "no_instance", f"{why}; try again later", retry_after_s=RETRY_NO_INSTANCE_S)
 
 
-def closing() -> Refusal:
-    """HTTP 503: the gateway is on its way out; behind a load balancer another one is there at once."""
-    return Refusal(503, "closing", "the gateway is being stopped", retry_after_s=1)
-
-
-class _Message(msgspec.Struct):
-    message: str
-
-
-class _Error(msgspec.Struct):
-    error: _Message
-
-
-def message_of(body: bytes) -> str | None:
-    """What a server's error says, if it is of OpenAI's shape."""
-    try:
-        return msgspec.json.decode(body, type=_Error).error.message
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+def closing() -> GatewayError:
+    """HTTP 503: the gateway is being stopped; behind a load balancer another one is there at once."""
+    return GatewayError(503, "closing", "the gateway is being stopped", retry_after_s=1)
 
 
 def error_body(message: str, kind: str, code: str | int, param: str | None = None) -> bytes:

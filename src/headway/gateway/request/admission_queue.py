@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from headway.gateway.http.refusal import Refusal, no_instance
+from headway.gateway.http.refusal import GatewayError, no_instance
 from headway.gateway.request.interrupt import Interrupt
 
 LONGEST_RETRY_S = 60
@@ -22,7 +22,7 @@ _NEWEST_STAY = 1 / 16
 
 
 @dataclass(slots=True)
-class Pace:
+class StartRate:
     """How many sequences get their first token a second, over the last half minute."""
 
     _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STARTS))
@@ -46,7 +46,7 @@ class Pace:
 
 
 @dataclass(slots=True, eq=False)
-class Visit:
+class QueuedRequest:
     """One request's stay. It waits until its first token, and is inside once it may be sent to an instance."""
 
     tenant: str
@@ -56,7 +56,7 @@ class Visit:
     inside: bool = False
 
 
-class Turnstile:
+class AdmissionQueue:
     """Lets requests in by priority, then arrival, as far as the limits allow.
 
     Every limit counts sequences: a request has one for each of its prompts and each of their `n` answers. `places`
@@ -76,57 +76,61 @@ class Turnstile:
         self.max_queue = max_queue
         self.waiting = 0
         self.inside = 0
-        self.pace = Pace()
+        self.start_rate = StartRate()
         self._places = places
         self._max_in_flight = max_in_flight
         self._max_per_tenant = max_per_tenant
         self._clock = clock
         self._tenants: Counter[str] = Counter()
         self._mean_stay_s = 0.0
-        self._door: list[tuple[int, int, asyncio.Future[None], Visit]] = []
+        self._door: list[tuple[int, int, asyncio.Future[None], QueuedRequest]] = []
         self._turn = 0
 
-    async def enter(self, tenant: str, priority: int, interrupt: Interrupt, sequences: int = 1) -> Visit:
-        """Come in, waiting at the door if there is no place; the visit must be left.
+    async def enter(
+        self, tenant: str, priority: int, interrupt: Interrupt, sequences: int = 1
+    ) -> QueuedRequest:
+        """Take a request in, and wait for a place if there is none; what is returned must be given to `leave`.
 
-        Raises Refusal (429) if the queue or the tenant's share is full, (400) if the request is larger than a limit,
-        and (503) if no place is left at all; WaitCut if the wait is cut short.
+        Raises GatewayError (429) if the queue or the tenant's share is full, (400) if the request is larger than a
+        limit, and (503) if no place is left at all; WaitCut if the wait is cut short.
         """
-        visit = self._take_in(tenant, sequences)
-        if not self._door and self._has_place(visit):
-            self._let_in(visit)
-            return visit
+        admission = self._take_in(tenant, sequences)
+        if not self._door and self._has_place(admission):
+            self._let_in(admission)
+            return admission
         try:
-            await self._wait(visit, priority, interrupt)
+            await self._wait(admission, priority, interrupt)
         except BaseException:
-            self.leave(visit)
+            self.leave(admission)
             raise
-        return visit
+        return admission
 
-    def began(self, visit: Visit) -> None:
+    def began(self, admission: QueuedRequest) -> None:
         """Its first token is out. Later calls change nothing."""
-        if visit.waiting:
-            visit.waiting = False
-            self.waiting -= visit.sequences
-            self.pace.began(self._clock(), visit.sequences)
+        if admission.waiting:
+            admission.waiting = False
+            self.waiting -= admission.sequences
+            self.start_rate.began(self._clock(), admission.sequences)
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, admission: QueuedRequest) -> None:
         """It is over."""
-        self.waiting -= visit.sequences * visit.waiting
-        self.inside -= visit.sequences * visit.inside
-        visit.waiting = visit.inside = False
-        stay_s = self._clock() - visit.since_s
+        self.waiting -= admission.sequences * admission.waiting
+        self.inside -= admission.sequences * admission.inside
+        admission.waiting = admission.inside = False
+        stay_s = self._clock() - admission.since_s
         self._mean_stay_s += _NEWEST_STAY * (stay_s - self._mean_stay_s) if self._mean_stay_s else stay_s
-        self._tenants[visit.tenant] -= visit.sequences
-        if not self._tenants[visit.tenant]:
-            del self._tenants[visit.tenant]
+        self._tenants[admission.tenant] -= admission.sequences
+        if not self._tenants[admission.tenant]:
+            del self._tenants[admission.tenant]
         self._admit()
 
-    def overloaded(self, code: str, message: str) -> Refusal:
+    def overloaded(self, code: str, message: str) -> GatewayError:
         """HTTP 429, with the time in which those who wait now will have begun."""
-        return Refusal(429, code, message, retry_after_s=self.pace.retry_after_s(self.waiting, self._clock()))
+        return GatewayError(
+            429, code, message, retry_after_s=self.start_rate.retry_after_s(self.waiting, self._clock())
+        )
 
-    def _take_in(self, tenant: str, sequences: int) -> Visit:
+    def _take_in(self, tenant: str, sequences: int) -> QueuedRequest:
         self._check_size(sequences)
         if self.max_queue is not None and self.waiting + sequences > self.max_queue:
             raise self.overloaded(
@@ -135,7 +139,7 @@ class Turnstile:
                 f"{self.max_queue} in all (--max-queue); try again later",
             )
         if self._max_per_tenant is not None and self._tenants[tenant] + sequences > self._max_per_tenant:
-            raise Refusal(
+            raise GatewayError(
                 429,
                 "tenant_limit",
                 f"tenant {tenant!r} has {self._tenants[tenant]} sequences here, and the request has {sequences}; "
@@ -144,51 +148,51 @@ class Turnstile:
             )
         self._tenants[tenant] += sequences
         self.waiting += sequences
-        return Visit(tenant, sequences, self._clock())
+        return QueuedRequest(tenant, sequences, self._clock())
 
     def _check_size(self, sequences: int) -> None:
-        """Raise Refusal (400) for a request that no waiting could fit under a limit."""
+        """Raise GatewayError (400) for a request that no waiting could fit under a limit."""
         for flag, limit in (
             ("--max-per-tenant", self._max_per_tenant),
             ("--max-queue", self.max_queue),
             ("--max-in-flight", self._max_in_flight),
         ):
             if limit is not None and sequences > limit:
-                raise Refusal(
+                raise GatewayError(
                     400,
                     "too_many_sequences",
                     f"the request asks for {sequences} sequences (prompts times n); accepted: up to {limit} ({flag})",
                 )
 
-    def _has_place(self, visit: Visit) -> bool:
+    def _has_place(self, admission: QueuedRequest) -> bool:
         places = self._places()
-        return places is None or self.inside + visit.sequences <= places
+        return places is None or self.inside + admission.sequences <= places
 
-    def _let_in(self, visit: Visit) -> None:
-        visit.inside = True
-        self.inside += visit.sequences
+    def _let_in(self, admission: QueuedRequest) -> None:
+        admission.inside = True
+        self.inside += admission.sequences
 
-    async def _wait(self, visit: Visit, priority: int, interrupt: Interrupt) -> None:
+    async def _wait(self, admission: QueuedRequest, priority: int, interrupt: Interrupt) -> None:
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = (priority, self._turn, called, visit)
+        place = (priority, self._turn, called, admission)
         self._turn += 1
         heappush(self._door, place)
         try:
-            while not visit.inside:
+            while not admission.inside:
                 self._admit()
                 await interrupt.wait(asyncio.wait([called], timeout=_LOOK_AGAIN_S))
                 if self._places() == 0:
                     raise no_instance()
         finally:
-            if not visit.inside:
+            if not admission.inside:
                 self._door.remove(place)
                 heapify(self._door)
 
     def _admit(self) -> None:
         """Let in those at the head of the door that there are places for."""
         while self._door and self._has_place(self._door[0][3]):
-            called, visit = heappop(self._door)[2:]
-            self._let_in(visit)
+            called, admission = heappop(self._door)[2:]
+            self._let_in(admission)
             if not called.done():
                 called.set_result(None)
 

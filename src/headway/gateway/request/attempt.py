@@ -14,9 +14,9 @@ import aiohttp
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
 from headway.gateway.http.asgi_client import EVENT_STREAM, Client, client_headers
-from headway.gateway.http.events import Events, Halt, Whole, is_end_mark
+from headway.gateway.http.events import Events, Halt, WholeAnswer, is_end_mark
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
-from headway.http_client import FIRST_SERVER_FAULT, named
+from headway.http_client import FIRST_SERVER_FAULT, NO_ANSWER, named
 
 _OK = 200
 _LARGE_BYTES = 2**20
@@ -26,7 +26,7 @@ _BODY_END_S = 5.0
 _STALE_SHOWS_S = 1.0
 """A connection that was closed before the request came breaks within so long."""
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-"""Where nobody took the request."""
+"""Where no server took the request."""
 
 
 class End(Enum):
@@ -74,30 +74,24 @@ class Call:
     body: bytes
 
 
+@dataclass(slots=True)
 class Attempt:
     """Sends a call and passes its answer on.
 
     The head and what came before the first token are held back, so that nothing of it is the client's until the
     instance has begun: up to then another one can be asked. `on_tokens` is told how many tokens a piece of the
-    answer brought. Raises WaitCut if the interrupt cuts it short; the instance's connection is closed then.
+    answer brought; `first_events` are the first events that the client got. Raises WaitCut if the interrupt cuts it
+    short; the instance's connection is closed then.
     """
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        client: Client,
-        interrupt: Interrupt,
-        on_tokens: Callable[[int], None],
-    ) -> None:
-        self._session = session
-        self._client = client
-        self._interrupt = interrupt
-        self._on_tokens = on_tokens
-        self.first_events = b""
-        """The first events that the client got."""
+    session: aiohttp.ClientSession
+    client: Client
+    interrupt: Interrupt
+    on_tokens: Callable[[int], None]
+    first_events: bytes = b""
 
     async def run(
-        self, call: Call, events: Events, *, stream: bool, read_whole: Callable[[bytes], Whole]
+        self, call: Call, events: Events, *, stream: bool, read_whole: Callable[[bytes], WholeAnswer]
     ) -> Ending:
         """Send it once. `stream`: whether events were asked for; `read_whole` reads an answer in one piece."""
 
@@ -106,13 +100,13 @@ class Attempt:
                 if not stream:
                     return Ending(End.BROKEN, "a stream of events, which nobody asked for", garbage=True)
                 return await self._stream(response, events)
-            if self._client.began:
+            if self.client.began:
                 return await self._no_continuation(response)
             return await self._whole(response, read_whole)
 
         return await self._ask(call, pass_on)
 
-    async def keep(self, call: Call, read_whole: Callable[[bytes], Whole]) -> Ending:
+    async def keep(self, call: Call, read_whole: Callable[[bytes], WholeAnswer]) -> Ending:
         """Send it once, and keep the answer, which is in one piece, from the client: see `Ending.body`."""
 
         async def judge(response: aiohttp.ClientResponse) -> Ending:
@@ -126,20 +120,19 @@ class Attempt:
 
     async def _ask(self, call: Call, take: Callable[[aiohttp.ClientResponse], Awaitable[Ending]]) -> Ending:
         """Send it once, and `take` the answer unless it is an error of the instance's own."""
+        response: aiohttp.ClientResponse | None = None
         try:
             response = await self._send(call)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return _broken(error)
-        try:
             if response.status >= FIRST_SERVER_FAULT:
                 return await self._fault(response)
             return await take(response)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except NO_ANSWER as error:
             return _broken(error)
         except UpstreamError as error:
             return Ending(End.BROKEN, str(error), garbage=True)
         finally:
-            response.close()
+            if response is not None:
+                response.close()
 
     async def _send(self, call: Call) -> aiohttp.ClientResponse:
         """The head of the answer. A kept connection may have been closed meanwhile: then once more, on another.
@@ -160,21 +153,18 @@ class Attempt:
 
     async def _post(self, call: Call) -> aiohttp.ClientResponse:
         body = call.body if len(call.body) <= _LARGE_BYTES else BytesIO(call.body)
-        return await self._interrupt.wait(
-            self._session.post(call.url, data=body, headers=call.headers, allow_redirects=False)
+        return await self.interrupt.wait(
+            self.session.post(call.url, data=body, headers=call.headers, allow_redirects=False)
         )
 
     async def _fault(self, response: aiohttp.ClientResponse) -> Ending:
         body = await self._read(response)
         fault = Fault(response.status, client_headers(response), body)
-        return Ending(
-            End.BROKEN,
-            f"HTTP {response.status}: {body[:200].decode(errors='replace')}",
-            fell=True,
-            fault=fault,
-        )
+        return Ending(End.BROKEN, _shown(response.status, body), fell=True, fault=fault)
 
-    async def _whole(self, response: aiohttp.ClientResponse, read_whole: Callable[[bytes], Whole]) -> Ending:
+    async def _whole(
+        self, response: aiohttp.ClientResponse, read_whole: Callable[[bytes], WholeAnswer]
+    ) -> Ending:
         """An answer in one piece: read, judged, passed on."""
         body = await self._read(response)
         served = response.status == _OK
@@ -182,20 +172,20 @@ class Attempt:
             found = _judged(body, read_whole)
             if isinstance(found, Ending):
                 return found
-            self._on_tokens(found.tokens)
-        await self._client.begin(response.status, _sized(client_headers(response), body))
-        await self._client.end(body)
+            self.on_tokens(found.tokens)
+        await self.client.begin(response.status, _sized(client_headers(response), body))
+        await self.client.end(body)
         return Ending(End.PASSED if served else End.REFUSED, f"HTTP {response.status}")
 
     async def _no_continuation(self, response: aiohttp.ClientResponse) -> Ending:
         """An answer in one piece, where a stream was to go on."""
         body = await self._read(response)
-        reason = f"HTTP {response.status}: {body[:200].decode(errors='replace')}"
-        return Ending(End.BROKEN, reason, garbage=response.status == _OK, refused=response.status != _OK)
+        served = response.status == _OK
+        return Ending(End.BROKEN, _shown(response.status, body), garbage=served, refused=not served)
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         parts, size = [], 0
-        while data := await self._interrupt.wait(response.content.readany()):
+        while data := await self.interrupt.wait(response.content.readany()):
             parts.append(data)
             size += len(data)
             if size > _MAX_ANSWER_BYTES:
@@ -204,7 +194,7 @@ class Attempt:
 
     async def _stream(self, response: aiohttp.ClientResponse, events: Events) -> Ending:
         """An answer in events. Whatever ends it too early, the client has whole events."""
-        wait, read, client = self._interrupt.wait, response.content.readany, self._client
+        wait, read, client = self.interrupt.wait, response.content.readany, self.client
         if not client.began:
             ending = await self._until_begun(response, events)
             if ending is not None:
@@ -214,7 +204,7 @@ class Attempt:
             while not events.halt and (data := await wait(read())):
                 out = events.take(data)
                 if events.tokens != tokens:
-                    self._on_tokens(events.tokens - tokens)
+                    self.on_tokens(events.tokens - tokens)
                     tokens = events.tokens
                 if out:
                     await client.pass_on(out)
@@ -223,7 +213,7 @@ class Attempt:
                 raise
             await _drained(response)  # many a client leaves at the end mark, and has its answer then
         if events.halt is not None:
-            return _halted(events.halt)
+            return _left(events.halt, begun=True)
         if not events.done and not is_end_mark(events.rest):
             return Ending(End.BROKEN, "the stream ended without its end mark", fell=True)
         await client.end(events.rest)
@@ -232,7 +222,7 @@ class Attempt:
     async def _until_begun(self, response: aiohttp.ClientResponse, events: Events) -> Ending | None:
         """Hold back everything up to the first token, and send it with that. An ending, if that comes first."""
         held = b""
-        while data := await self._interrupt.wait(response.content.readany()):
+        while data := await self.interrupt.wait(response.content.readany()):
             out = events.take(data)
             held += out
             begun = bool(out) and events.begins(out)
@@ -240,22 +230,22 @@ class Attempt:
                 return _left(events.halt)
             if begun:
                 self.first_events = held
-                self._on_tokens(events.tokens)
-                await self._client.begin(response.status, _unsized(client_headers(response)))
-                await self._client.pass_on(held)
+                self.on_tokens(events.tokens)
+                await self.client.begin(response.status, _unsized(client_headers(response)))
+                await self.client.pass_on(held)
                 return None
         return Ending(End.BROKEN, "the stream ended before its first token", fell=True)
 
 
 async def _drained(response: aiohttp.ClientResponse) -> None:
     """Read what follows the end mark, which is the end of the body, so that the connection can be kept."""
-    with suppress(aiohttp.ClientError, TimeoutError, OSError):
+    with suppress(*NO_ANSWER):
         async with asyncio.timeout(_BODY_END_S):
             while await response.content.readany():
                 pass
 
 
-def _judged(body: bytes, read_whole: Callable[[bytes], Whole]) -> Whole | Ending:
+def _judged(body: bytes, read_whole: Callable[[bytes], WholeAnswer]) -> WholeAnswer | Ending:
     """What an answer in one piece says, or how its attempt ended if it is none."""
     if not body.lstrip().startswith(b"{"):
         return Ending(End.BROKEN, f"an answer that is no JSON object: {body[:80]!r}", garbage=True)
@@ -263,21 +253,21 @@ def _judged(body: bytes, read_whole: Callable[[bytes], Whole]) -> Whole | Ending
     return found if found.halt is None else _left(found.halt)
 
 
-def _left(halt: Halt) -> Ending:
-    end = End.BROKEN if halt.departure is None else End.LEFT
+def _left(halt: Halt, *, begun: bool = False) -> Ending:
+    """The end of an answer that halts: a stream that had `begun` is broken, whatever ended it."""
+    end = End.BROKEN if begun or halt.departure is None else End.LEFT
     return Ending(end, halt.message, departure=halt.departure, fell=halt.departure is None)
 
 
-def _halted(halt: Halt) -> Ending:
-    """The end of a stream that had begun: whoever ended it, the answer is not whole."""
-    return Ending(End.BROKEN, halt.message, departure=halt.departure, fell=halt.departure is None)
+def _shown(status: int, body: bytes) -> str:
+    """An answer for people: its status, and how its body begins."""
+    return f"HTTP {status}: {body[:200].decode(errors='replace')}"
 
 
 def _broken(error: Exception) -> Ending:
     garbage = isinstance(error, aiohttp.ClientResponseError)
-    return Ending(
-        End.BROKEN, named(error), garbage=garbage, fell=not garbage and not isinstance(error, _UNSENT)
-    )
+    fell = not garbage and not isinstance(error, _UNSENT)
+    return Ending(End.BROKEN, named(error), garbage=garbage, fell=fell)
 
 
 def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
@@ -285,5 +275,5 @@ def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes,
 
 
 def _unsized(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Whoever gathered a stream may say how long it is; what the client gets of it is not."""
+    """Without the length of a gathered stream: what the client gets of it has another."""
     return [each for each in headers if each[0] != b"content-length"]

@@ -16,8 +16,8 @@ import numpy as np
 
 from headway.gateway.http.api import APIS
 from headway.gateway.http.asgi_client import Headers
-from headway.gateway.http.refusal import Refusal
-from headway.gateway.request.generation_request import Ask, count_sequences, read_ask
+from headway.gateway.http.refusal import GatewayError
+from headway.gateway.request.generation_request import GenerationRequest, count_sequences, read_request
 from headway.with_parent import signal_with_parent
 
 T = TypeVar("T")
@@ -36,21 +36,21 @@ class BodyReader:
     def __init__(self) -> None:
         self._processes: ProcessPoolExecutor | None = None
 
-    async def read(self, path: str, headers: Headers, body: bytes, **options: Any) -> Ask:
-        """Return `read_ask(path, headers, body, **options)`, and raise what that raises.
+    async def read(self, path: str, headers: Headers, body: bytes, **options: Any) -> GenerationRequest:
+        """Return `read_request(path, headers, body, **options)`, and raise what that raises.
 
-        Also raises Refusal (503) if the process ends before it has answered.
+        Also raises GatewayError (503) if the process ends before it has answered.
         """
         if _is_small(body):
-            return read_ask(path, headers, body, **options)
-        ask, places = await self._apart(_read, path, list(headers), body, options)
-        ask.api = APIS[ask.api.path]
+            return read_request(path, headers, body, **options)
+        request, places = await self._apart(_read, path, list(headers), body, options)
+        request.api = APIS[request.api.path]
         view = memoryview(body)
-        ask.fields = {name: msgspec.Raw(view[start:end]) for name, (start, end) in places.items()}
-        return ask
+        request.fields = {name: msgspec.Raw(view[start:end]) for name, (start, end) in places.items()}
+        return request
 
     async def count(self, body: bytes) -> int:
-        """Return `count_sequences(body)`. Raises Refusal (503) as `read` does."""
+        """Return `count_sequences(body)`. Raises GatewayError (503) as `read` does."""
         if body.startswith(b"--"):
             return 1  # a form, with sound in it
         return count_sequences(body) if _is_small(body) else await self._apart(count_sequences, body)
@@ -65,7 +65,7 @@ class BodyReader:
             # All that waited fail, one after another: another request may have a new process by now.
             if self._processes is processes:
                 self.close()
-            raise Refusal(
+            raise GatewayError(
                 503, "body_not_read", "the body's reader ended; try again later", retry_after_s=1
             ) from None
 
@@ -104,16 +104,16 @@ def _begin() -> None:
 
 def _read(
     path: str, headers: Headers, body: bytes, options: dict[str, Any]
-) -> tuple[Ask, dict[str, tuple[int, int]]]:
-    """An `Ask` without its fields, and where each field lies in the body: the gateway has the body already."""
-    ask = read_ask(path, headers, body, **options)
+) -> tuple[GenerationRequest, dict[str, tuple[int, int]]]:
+    """A request without its fields, and where each field lies in the body: the gateway has the body already."""
+    request = read_request(path, headers, body, **options)
     origin = _address(body)
     places = {}
-    for name, raw in ask.fields.items():
+    for name, raw in request.fields.items():
         start = _address(raw) - origin
         places[name] = (start, start + memoryview(raw).nbytes)
-    ask.fields = {}
-    return ask, places
+    request.fields = {}
+    return request, places
 
 
 def _address(data: bytes | msgspec.Raw) -> int:

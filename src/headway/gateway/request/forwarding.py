@@ -1,77 +1,82 @@
-"""Everything that the gateway does not serve itself goes to an instance as it is."""
+"""What the gateway does not serve itself goes to an instance as it is; what changes instances goes to all of them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
-import aiohttp
+from starlette.types import Receive, Scope
 
-from headway.gateway.fleet.member import Member
+from headway.gateway.fleet.member import Condition, Member
+from headway.gateway.http.api import response_of_path
 from headway.gateway.http.asgi_client import (
     Client,
     ClientGone,
     Headers,
-    Receive,
-    Scope,
+    body_pieces,
     client_headers,
-    next_piece,
+    read_body,
     target_url,
     upstream_headers,
-    watch_client,
 )
-from headway.gateway.http.refusal import Refusal, closing, too_large
-from headway.gateway.request.admission_queue import Visit
+from headway.gateway.http.refusal import GatewayError, closing, no_instance, too_large
+from headway.gateway.request.admission_queue import QueuedRequest
 from headway.gateway.request.body_reader import BodyReader
 from headway.gateway.request.generation_request import checked_hints, priority_of, tenant_of
-from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.request.serving import Serving
-from headway.gateway.request.stored_responses import response_of_path
+from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut, watch_client
+from headway.gateway.request.serving import InstanceLost, Serving
+from headway.http_client import NO_ANSWER, named
 
 _COMPUTED = (
-    "/v1/",
-    "/v2/",
-    "/inference/",
-    "/cohere/",
-    "/invocations",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/rerank",
+    "/v1/", "/v2/", "/inference/", "/cohere/", "/invocations", "/pooling", "/classify", "/score", "/rerank",
     "/generative_scoring",
-)
+)  # fmt: skip
 """What engines compute is asked for under these paths,"""
 _NOT_COMPUTED = ("/cancel", "/count_tokens", "/render", "/derender")
 """but for those that end so."""
 
+_TO_ALL = frozenset({
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/pause", "/resume", "/sleep", "/wake_up",
+    "/abort_requests", "/inference/v1/abort_requests", "/collective_rpc", "/reset_prefix_cache",
+    "/reset_mm_cache", "/reset_encoder_cache", "/release_kv_cache_memory", "/start_profile", "/stop_profile",
+    "/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update",
+    "/update_weight_version",
+})  # fmt: skip
+"""Paths of vLLM's whose POST one instance alone should not get."""
+_ADAPTERS = "/adapters"
+"""The same as SageMaker has it: POST, and DELETE of a name under it."""
+_FIRST_ERROR = 400
+_ANSWERS = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
 
+
+@dataclass(slots=True)
 class PassThrough:
     """Streams both ways, to the instances in turn. What breaks, breaks: there is no other attempt."""
 
-    def __init__(self, serving: Serving, bodies: BodyReader) -> None:
-        self._serving = serving
-        self._bodies = bodies
-        self._turn = 0
+    serving: Serving
+    bodies: BodyReader
+    _turn: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, client: Client, key_tenant: str) -> None:
         """Answer one request; what is to be computed is let in first, as far as the limits of all requests allow.
 
-        Raises Refusal (400, 403, 408, 413, 429, 502, 503); ClientGone where all that is left is to hang up.
+        Raises GatewayError (400, 403, 408, 413, 429, 502, 503); ClientGone where all that is left is to hang up.
         """
-        serving = self._serving
+        serving = self.serving
         response_id = response_of_path(scope["path"])
         if response_id is not None:
             serving.stored.check(response_id, key_tenant)
         interrupt = Interrupt()
         upload = _Upload(scope["headers"], receive, interrupt, serving.options.max_body_bytes)
         serving.running.add(interrupt)
-        visit: Visit | None = None
+        admission: QueuedRequest | None = None
         try:
             if _is_computed(scope):
-                # A client that waits at the door may leave, which is seen once its whole body has come.
-                sequences = await interrupt.wait(self._bodies.count(await upload.hold()))
-                visit = await self._enter(scope, key_tenant, interrupt, sequences)
-            await self._ask(scope, upload, client, interrupt, 1 if visit is None else visit.sequences)
+                # A client may leave while its request is queued, which is seen once its whole body has come.
+                sequences = await interrupt.wait(self.bodies.count(await upload.hold()))
+                admission = await self._enter(scope, key_tenant, interrupt, sequences)
+            await self._ask(scope, upload, client, interrupt, 1 if admission is None else admission.sequences)
         except WaitCut as cut:
             if cut.reason is Cut.GONE or client.began:
                 raise ClientGone from None
@@ -79,58 +84,53 @@ class PassThrough:
         finally:
             serving.running.discard(interrupt)
             upload.close()
-            if visit is not None:
-                serving.turnstile.leave(visit)
+            if admission is not None:
+                serving.queue.leave(admission)
 
-    async def _enter(self, scope: Scope, key_tenant: str, interrupt: Interrupt, sequences: int) -> Visit:
+    async def _enter(
+        self, scope: Scope, key_tenant: str, interrupt: Interrupt, sequences: int
+    ) -> QueuedRequest:
         """Wait for a place, no longer than requests may. When its answer begins is not looked at."""
-        serving = self._serving
+        serving = self.serving
         hints = checked_hints(scope["headers"], {}, None)
         tenant = tenant_of(hints.tenant, key_tenant)
         with serving.limited(interrupt):
             priority = priority_of(hints.priority, key_tenant) or 0
-            visit = await serving.turnstile.enter(tenant, priority, interrupt, sequences)
-        serving.turnstile.began(visit)
-        return visit
+            admission = await serving.queue.enter(tenant, priority, interrupt, sequences)
+        serving.queue.began(admission)
+        return admission
 
     async def _ask(
         self, scope: Scope, upload: _Upload, client: Client, interrupt: Interrupt, sequences: int
     ) -> None:
         """Send it to an instance. Raises WaitCut where that is cut short, but for the instance's loss."""
-        serving, member = self._serving, self._member(response_of_path(scope["path"]))
-        member.in_flight += sequences
+        serving, member = self.serving, self._member(response_of_path(scope["path"]))
         try:
-            with serving.losses.cutting(member.name, member.loss, interrupt):
+            with serving.at(member, sequences, interrupt):
                 await self._pass(scope, upload, client, member, interrupt)
             member.served += 1
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (*NO_ANSWER, InstanceLost) as error:
             raise self._broken(upload, client, member, str(error)) from None
-        except WaitCut as cut:
-            if cut.reason is not Cut.LOST:
-                raise
-            raise self._broken(upload, client, member, "lost") from None
-        finally:
-            member.in_flight -= sequences
 
     def _member(self, response_id: str | None) -> Member:
         """The instance that has the response which is asked for, else the next in turn."""
-        names = self._serving.where(response_id)
+        names = self.serving.where(response_id)
         self._turn += 1
-        return self._serving.fleet.member(names[self._turn % len(names)])
+        return self.serving.fleet.member(names[self._turn % len(names)])
 
     def _broken(self, upload: _Upload, client: Client, member: Member, reason: str) -> Exception:
         """What is to be raised when it did not come to its end."""
         if upload.problem is not None:
             return upload.problem
-        self._serving.fleet.suspect(member.name)
+        self.serving.fleet.suspect(member.name)
         if client.began:
             return ClientGone()
-        return Refusal(502, "bad_instance", f"{member.name} did not answer ({reason})")
+        return GatewayError(502, "bad_instance", f"{member.name} did not answer ({reason})")
 
     async def _pass(
         self, scope: Scope, upload: _Upload, client: Client, member: Member, interrupt: Interrupt
     ) -> None:
-        serving = self._serving
+        serving = self.serving
         headers = upstream_headers(scope["headers"], with_key=serving.passes_key(member))
         response = await interrupt.wait(
             serving.session.request(
@@ -159,13 +159,13 @@ class _Upload:
     """A request's body on its way. `problem` is what ended it too early: the sender wraps errors in its own."""
 
     def __init__(self, headers: Headers, receive: Receive, interrupt: Interrupt, limit_bytes: int) -> None:
-        """Raises Refusal (413) for a body that says it is too long."""
+        """Raises GatewayError (413) for a body that says it is too long."""
         self._receive = receive
         self._interrupt = interrupt
         self._limit_bytes = limit_bytes
         self._watcher: asyncio.Task[None] | None = None
         self._held: list[bytes] | None = None
-        self.problem: Refusal | ClientGone | None = None
+        self.problem: GatewayError | ClientGone | None = None
         fields = dict(headers)
         size = fields.get(b"content-length", b"")
         if size.isdigit() and int(size) > limit_bytes:
@@ -202,19 +202,107 @@ class _Upload:
     async def _parts(self) -> AsyncIterator[bytes]:
         """As they come.
 
-        Raises `problem`: Refusal for too many bytes (413) or none for long (408), ClientGone if they break off.
+        Raises `problem`: GatewayError for too many bytes (413) or none for long (408), ClientGone if they break off.
         """
-        size, more = 0, True
-        while more:
-            try:
-                part, more = await next_piece(self._receive)
-            except (Refusal, ClientGone) as problem:
-                self.problem = problem
-                raise
-            size += len(part)
-            if size > self._limit_bytes:
-                self.problem = too_large(self._limit_bytes)
-                raise self.problem
-            if part:
-                yield part
+        try:
+            async for part in body_pieces(self._receive, self._limit_bytes):
+                if part:
+                    yield part
+        except (GatewayError, ClientGone) as problem:
+            self.problem = problem
+            raise
         self._watch()
+
+
+@dataclass(frozen=True, slots=True)
+class _InstanceAnswer:
+    instance: str
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def goes_to_all(scope: Scope) -> bool:
+    """Whether a request is one that all instances should get."""
+    method, path = scope["method"], scope["path"]
+    if method == "DELETE":
+        return bool(path.startswith(f"{_ADAPTERS}/"))
+    return method == "POST" and (path in _TO_ALL or path == _ADAPTERS)
+
+
+@dataclass(slots=True)
+class Broadcast:
+    """Asks every instance at once, and answers for all of them."""
+
+    serving: Serving
+
+    async def __call__(self, scope: Scope, receive: Receive, client: Client) -> None:
+        """Pass on the answer of the first if all answered alike.
+
+        Raises GatewayError (502) if some did not do it, which it names, or could not be asked; (400, 408, 413, 503)
+        too, and ClientGone if the request breaks off.
+        """
+        serving = self.serving
+        body = await read_body(scope["headers"], receive, serving.options.max_body_bytes)
+        members = [member for member in serving.fleet.members if member.condition is not Condition.STOPPED]
+        if not serving.fleet.names():
+            raise no_instance()
+        interrupt = Interrupt()
+        serving.running.add(interrupt)
+        watcher = asyncio.create_task(watch_client(receive, interrupt))
+        try:
+            answers = await interrupt.wait(
+                asyncio.gather(*(self._ask(member, scope, body) for member in members))
+            )
+        except WaitCut as cut:
+            if cut.reason is Cut.CLOSING:
+                raise closing() from None
+            return
+        finally:
+            watcher.cancel()
+            serving.running.discard(interrupt)
+            for member in members:  # also where nobody waits for the answer: they may do it all the same
+                serving.fleet.learn_again(member.name)
+        await self._answer(answers, client)
+
+    async def _answer(self, answers: list[_InstanceAnswer], client: Client) -> None:
+        first = answers[0]
+        failed = [answer for answer in answers if answer.status >= _FIRST_ERROR]
+        if failed and any(answer.status != first.status for answer in answers):
+            told = "; ".join(
+                f"{each.instance}: {each.body[:200].decode(errors='replace')}" for each in failed
+            )
+            message = f"{len(failed)} of {len(answers)} instances did not do it: {told}"
+            raise GatewayError(502, "not_all", message)
+        await client.begin(first.status, first.headers)
+        await client.end(first.body)
+
+    async def _ask(self, member: Member, scope: Scope, body: bytes) -> _InstanceAnswer:
+        """What one says, or why it says nothing."""
+        if member.condition not in _ANSWERS:
+            return _silent(member, f"it is {member.condition}")
+        interrupt = Interrupt()
+        try:
+            with self.serving.at(member, 1, interrupt):
+                return await interrupt.wait(self._send(member, scope, body))
+        except NO_ANSWER as error:
+            self.serving.fleet.suspect(member.name)
+            return _silent(member, named(error))
+        except InstanceLost:
+            return _silent(member, "it was lost")
+
+    async def _send(self, member: Member, scope: Scope, body: bytes) -> _InstanceAnswer:
+        headers = upstream_headers(scope["headers"], with_key=self.serving.passes_key(member))
+        url = target_url(member.url, scope)
+        async with self.serving.session.request(
+            scope["method"], url, data=body, headers=headers, allow_redirects=False
+        ) as response:
+            answer = await response.read()
+            sized = [each for each in client_headers(response) if each[0] != b"content-length"]
+            sized.append((b"content-length", b"%d" % len(answer)))
+            return _InstanceAnswer(member.name, response.status, sized, answer)
+
+
+def _silent(member: Member, why: str) -> _InstanceAnswer:
+    refusal = GatewayError(502, "bad_instance", f"{member.name} did not answer ({why})")
+    return _InstanceAnswer(member.name, refusal.status, refusal.headers, refusal.body)

@@ -16,7 +16,7 @@ from headway.core.hints import MAY_MOVE, TENANT, quoted, target_hints
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import HintError
 from headway.gateway.http.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
-from headway.gateway.http.refusal import Refusal, bad_request
+from headway.gateway.http.refusal import GatewayError, bad_request
 from headway.routing.prompt_blocks import BYTES_PER_TOKEN, prompt_blocks
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(slots=True, kw_only=True)
-class Ask:
+class GenerationRequest:
     """What a client wants, in one of the APIs. `max_tokens` is None where it sets no limit.
 
     `answers` is how many answers it gets (prompts times `n`), each of which is a sequence of the engine.
@@ -137,7 +137,8 @@ class Ask:
         if self.api is MESSAGES:
             prompt = _ATTRIBUTION.sub(b'"', prompt)
         before = self._beginnings(_BEFORE_PROMPT, b"\n")
-        by_ids = self.api is COMPLETIONS and _begins_with_id(prompt)
+        first = prompt[:16].lstrip(b"[ \n")[:1]
+        by_ids = self.api is COMPLETIONS and prompt.startswith(b"[") and first.isdigit()
         bytes_per_token = _BYTES_PER_ID if by_ids else BYTES_PER_TOKEN
         return prompt_blocks(prompt, within=before, bytes_per_token=bytes_per_token)
 
@@ -154,7 +155,7 @@ class Ask:
         return said
 
 
-def read_ask(
+def read_request(
     path: str,
     headers: Sequence[tuple[bytes, bytes]],
     body: bytes,
@@ -162,14 +163,14 @@ def read_ask(
     request_id: str,
     default_slo: Slo = NO_TARGETS,
     key_tenant: str = "",
-) -> Ask:
+) -> GenerationRequest:
     """Read a request. A `request_id` of the body goes before the given one; a key's tenant before all others.
 
     The path, which may have a query, is one of the APIs'. A response with a key's tenant gets a new id: who knows it
     may ask for it, so none is to be guessed, nor given to two.
 
     What is not Headway's is left for the instance to judge, as long as the gateway needs nothing of it. Raises
-    Refusal (400, or 403 for another tenant than the key's).
+    GatewayError (400, or 403 for another tenant than the key's).
     """
     fields = _read_fields(body)
     api = APIS[path.partition("?")[0]]
@@ -178,17 +179,20 @@ def read_ask(
     if api is RESPONSES and key_tenant:
         fields.pop("request_id", None)
         request_id = uuid4().hex
-    completion = api is COMPLETIONS
-    prompts, prompt_tokens = _prompts(fields) if completion else (1, _tokens(fields, api))
+    if api is COMPLETIONS:
+        prompts, prompt_tokens = _prompts(fields)
+    else:
+        prompts, prompt_tokens = 1, sum(_guess(fields.get(name)) for name in api.prompt)
     options = _value(fields, "stream_options", _OBJECT) or {}
-    return Ask(
+    limits = (_value(fields, name, _NUMBER) for name in api.limits)
+    return GenerationRequest(
         path=path,
         api=api,
         fields=fields,
         stream=_value(fields, "stream", _YES_OR_NO) or False,
         answers=prompts * max(1, _value(fields, "n", _NUMBER) or 1) if api.several else 1,
         prompt_tokens=prompt_tokens,
-        max_tokens=_limit(fields, api),
+        max_tokens=next((limit for limit in limits if limit is not None), api.default_max_tokens),
         request_id=_name(fields, api, request_id),
         previous_id=_value(fields, "previous_response_id", _TEXT) if api is RESPONSES else None,
         slo=hints.slo,
@@ -205,7 +209,7 @@ def count_sequences(body: bytes) -> int:
     """Sequences that a body asks for on a path without an `Api`, such as /invocations or /v1/chat/completions/batch.
 
     These are its prompts, or its conversations, times `n`, which may stand among `sampling_params`. A body that is no
-    JSON object counts as one. Raises Refusal (400) for an `n` that is no number.
+    JSON object counts as one. Raises GatewayError (400) for an `n` that is no number.
     """
     fields = _fields_as_in_python(body)
     nested = _value(fields, "sampling_params", _FIELDS) or {}
@@ -233,7 +237,7 @@ def checked_hints(
     priority: int | None,
     default_slo: Slo = NO_TARGETS,
 ) -> Hints:
-    """See `hints_of_request`. Raises Refusal (400) for hints that are not accepted."""
+    """See `hints_of_request`. Raises GatewayError (400) for hints that are not accepted."""
     try:
         return hints_of_request(headers, xargs, priority, default_slo)
     except HintError as error:
@@ -282,14 +286,6 @@ def _name(fields: Fields, api: Api, request_id: str) -> str:
     return name or api.id_prefix + request_id.removeprefix(api.id_prefix)
 
 
-def _limit(fields: Fields, api: Api) -> int | None:
-    for name in api.limits:
-        limit = _value(fields, name, _NUMBER)
-        if limit is not None:
-            return limit
-    return api.default_max_tokens
-
-
 def _prompts(fields: Fields) -> tuple[int, int]:
     """How many prompts a completion has, and how many tokens those have, roughly if they are text. O(bytes)."""
     given = [raw for name in ("prompt", "prompt_embeds") if (raw := fields.get(name)) not in (None, _NULL)]
@@ -307,22 +303,14 @@ def _prompts_in(text: bytes) -> tuple[int, int]:
     return prompts, text.count(b",") + 1 if inner == b"[" else _guess(text)
 
 
-def _begins_with_id(prompt: bytes) -> bool:
-    return prompt.startswith(b"[") and prompt[:16].lstrip(b"[ \n")[:1].isdigit()
-
-
-def _tokens(fields: Fields, api: Api) -> int:
-    return sum(_guess(fields.get(name)) for name in api.prompt)
-
-
 def _guess(raw: msgspec.Raw | bytes | None) -> int:
     return 0 if raw is None else max(1, len(bytes(raw)) // BYTES_PER_TOKEN)
 
 
 def tenant_of(named: str, of_key: str) -> str:
-    """Whose a request is: its key's, or as it says. Raises Refusal (403) where it names another than its key's."""
+    """Whose a request is: its key's, or as it says. Raises GatewayError (403) where it names another than its key's."""
     if of_key and named not in ("", of_key):
-        raise Refusal(
+        raise GatewayError(
             403,
             "wrong_tenant",
             f"the tenant is {named!r}, the key's is {of_key!r}; accepted: the key's, or none",

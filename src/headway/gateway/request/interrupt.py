@@ -1,11 +1,14 @@
-"""Ending a task's waiting from outside, for a reason it can tell from being cancelled itself."""
+"""Cuts a request short from outside: its client leaves, its instance is lost, it grows too old, the gateway ends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TypeVar
+
+from starlette.types import Receive
 
 T = TypeVar("T")
 
@@ -64,7 +67,8 @@ class Interrupt:
     async def wait(self, work: Awaitable[T]) -> T:
         """The work's result. Raises WaitCut if it was cut short; the work is cancelled then."""
         if self.reason is not None:
-            _drop(work)
+            if isinstance(work, Coroutine):
+                work.close()  # it is not begun, and nothing is to complain of that
             raise WaitCut(self.reason)
         self._waiting = True
         try:
@@ -80,8 +84,48 @@ class Interrupt:
                 self._task.uncancel()
 
 
-def _drop(work: Awaitable[object]) -> None:
-    """Let go of work that is not begun, so that nothing complains of it."""
-    close = getattr(work, "close", None)
-    if callable(close):
-        close()
+async def watch_client(receive: Receive, interrupt: Interrupt) -> None:
+    """Cut the request short once the client has gone; returns then, or when its answer is over."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    interrupt.cut(Cut.GONE)
+
+
+class InstanceLosses:
+    """One task an instance's life waits for its end, in place of one a request. O(1) a request."""
+
+    def __init__(self, lost: Callable[[str], None]) -> None:
+        """`lost` hears the name of each instance that is, if it was ever sent anything in that life."""
+        self._lost = lost
+        self._there: dict[asyncio.Event, set[Interrupt]] = {}
+        self._watchers: dict[asyncio.Event, asyncio.Task[None]] = {}
+
+    @contextmanager
+    def cutting(self, name: str, loss: asyncio.Event, interrupt: Interrupt) -> Iterator[None]:
+        """As long as this is open, the instance's `loss` cuts the request short; at once if it is set already."""
+        there = self._there.get(loss)
+        if there is None:
+            there = self._there[loss] = set()
+            self._watchers[loss] = asyncio.create_task(self._watch(name, loss))
+        there.add(interrupt)
+        if loss.is_set():
+            interrupt.cut(Cut.LOST)
+        try:
+            yield
+        finally:
+            there.discard(interrupt)
+            interrupt.clear(Cut.LOST)
+
+    async def _watch(self, name: str, loss: asyncio.Event) -> None:
+        await loss.wait()
+        self._lost(name)
+        del self._watchers[loss]
+        for interrupt in self._there.pop(loss):
+            interrupt.cut(Cut.LOST)
+
+    def close(self) -> None:
+        """Wait for no instance any longer."""
+        for watcher in self._watchers.values():
+            watcher.cancel()
+        self._watchers.clear()
+        self._there.clear()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,55 +18,84 @@ from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.errors import UpstreamError
-from headway.gateway.book.account_rows import Prefill
-from headway.gateway.book.accounts import Entry
+from headway.gateway.book.accounts import Entry, Prefill
 from headway.gateway.fleet.member import Member
 from headway.gateway.http.asgi_client import Client, Headers, upstream_headers
-from headway.gateway.http.event_bytes import PassedEvents
-from headway.gateway.http.events import DONE, Events, Whole, whole_of
+from headway.gateway.http.events import DONE, Events, PassedEvents, WholeAnswer, whole_of
 from headway.gateway.http.named_events import NamedEvents, named_whole
-from headway.gateway.http.refusal import Refusal, closing, error_event, message_of
-from headway.gateway.request.admission_queue import Visit
+from headway.gateway.http.refusal import GatewayError, closing, error_event
+from headway.gateway.request.admission_queue import QueuedRequest
 from headway.gateway.request.attempt import Attempt, Call, End, Ending
-from headway.gateway.request.generation_request import Ask
+from headway.gateway.request.generation_request import GenerationRequest
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.request.prefill import (
-    has_prompt_stage,
-    prompt_alone,
-    prompt_targets,
-    read_transfer,
-    with_transfer,
+from headway.gateway.request.prefill import has_prompt_stage, prompt_alone, read_transfer, with_transfer
+from headway.gateway.request.resume import (
+    Continuation,
+    ResumedEvents,
+    continue_from,
+    half_a_character,
+    resumable,
 )
-from headway.gateway.request.resumable import resumable
-from headway.gateway.request.resume import Continuation, continue_from, half_a_character
-from headway.gateway.request.resumed_events import ResumedEvents
-from headway.http_client import root_of
+from headway.gateway.request.serving import InstanceLost, Serving
+from headway.http_client import message_of, root_of
 from headway.routing.prefill_decode import PrefillDecode, for_prompts
 
-if TYPE_CHECKING:
-    from headway.gateway.request.serving import Serving
-
-_TOO_MANY = 429
+_LOG = logging.getLogger(__name__)
+_BAD_REQUEST, _TOO_MANY = 400, 429
 _FIRST_PAUSE_S = 0.05
 """Before a request goes to an instance that broke it a moment ago: the fleet looks at it meanwhile."""
 
 
+async def serve(
+    serving: Serving,
+    request: GenerationRequest,
+    client: Client,
+    headers: Headers,
+    interrupt: Interrupt,
+    arrival_s: float,
+) -> None:
+    """Answer one request, whatever happens. Its one end is in the accounts afterwards, and in the log."""
+    entry = serving.accounts.offer(request.request_id, request.slo, request.tenant, arrival_s)
+    job = serving.job(request, arrival_s)
+    lifecycle = RequestLifecycle(serving, request, client, headers, interrupt, entry, job)
+    outcome, reason = Outcome.FAILED, "the gateway broke off"
+    serving.running.add(interrupt)
+    try:
+        outcome, reason = await lifecycle.run()
+    except GatewayError as refusal:
+        outcome, reason = refusal.outcome, refusal.message
+        await lifecycle.refuse(refusal)
+    except WaitCut as cut:
+        outcome, reason = await lifecycle.cut_short(cut.reason)
+    except Exception:
+        _LOG.exception("request %s", request.request_id)
+        reason = "an error of the gateway's own"
+        await lifecycle.give_up(reason)
+    finally:
+        serving.running.discard(interrupt)
+        lifecycle.close()
+        now_s = serving.clock()
+        serving.accounts.end(entry, outcome, now_s, rejected=lifecycle.rejected)
+        if serving.log is not None:
+            serving.log.write(entry, request.path, client.status, now_s, reason, stream=request.stream)
+
+
 @dataclass(slots=True)
-class Life:
-    """One request on its way. `run` returns its outcome, and why for people; raises Refusal or WaitCut."""
+class RequestLifecycle:
+    """One request on its way. `run` returns its outcome, and why for people; raises GatewayError or WaitCut."""
 
     serving: Serving
-    ask: Ask
+    request: GenerationRequest
     client: Client
     headers: Headers
     interrupt: Interrupt
     entry: Entry
     job: Job
     rejected: bool = False
-    _visit: Visit | None = None
+    _admission: QueuedRequest | None = None
     _timer: asyncio.TimerHandle | None = None
     _events: Events | None = None
-    _attempt: Attempt | None = None
+    _attempt: Attempt = field(init=False)
     _continuation: Continuation | None = None
     _transfer: msgspec.Raw | None = None
     _may_move: bool = True
@@ -72,10 +103,12 @@ class Life:
     _routed: bool = False
     _fell: int = 0
 
+    def __post_init__(self) -> None:
+        self._attempt = Attempt(self.serving.session, self.client, self.interrupt, self._tokens)
+
     async def run(self) -> tuple[Outcome, str]:
         """See the class."""
         await self._enter()
-        self._attempt = Attempt(self.serving.session, self.client, self.interrupt, self._tokens)
         if isinstance(self.serving.router, PrefillDecode):
             await self._prefill(self.serving.router)
         tried: list[str] = []
@@ -107,43 +140,30 @@ class Life:
                 return Outcome.FAILED, ending.reason
 
     async def _enter(self) -> None:
-        """Wait for a place. Raises Refusal or WaitCut if there is none for it."""
-        serving = self.serving
+        """Wait for a place. Raises GatewayError or WaitCut if there is none for it."""
+        serving, request, interrupt = self.serving, self.request, self.interrupt
         if serving.closing:
             raise closing()
         self._names()
-        if serving.options.max_age_s is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(serving.options.max_age_s, self.interrupt.cut, Cut.TOO_OLD)
-        self._visit = await serving.turnstile.enter(
-            self.ask.tenant, self.job.priority, self.interrupt, self.ask.answers
-        )
-        if not self.ask.stream:
+        self._timer = serving.start_age_timer(interrupt)
+        priority = self.job.priority
+        self._admission = await serving.queue.enter(request.tenant, priority, interrupt, request.answers)
+        if not self.request.stream:
             self._no_longer_waits()
-
-    def close(self) -> None:
-        """Whatever became of it, it is nowhere any longer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._routed:
-            self.job.num_output_tokens = self.entry.tokens
-            self.serving.router.end(self.job)
-        if self._visit is not None:
-            self.serving.turnstile.leave(self._visit)
 
     # ---- the prompt, at a prefill instance ------------------------------------------------------------------------
 
     async def _prefill(self, router: PrefillDecode) -> None:
         """Have the prompt computed where prompts are. Where that fails, the decode instance computes it.
 
-        Raises Refusal (429) if a policy ended it there, WaitCut as every wait.
+        Raises GatewayError (429) if a policy ended it there, WaitCut as every wait.
         """
         serving = self.serving
-        names = for_prompts(serving.fleet.names()) if has_prompt_stage(self.ask) else ()
+        names = for_prompts(serving.fleet.names()) if has_prompt_stage(self.request) else ()
         if not names:
             self._prefill_ended(Prefill.NONE)
             return
-        name = router.prefill(self.job, serving.with_room(names, self.ask.answers))
+        name = router.prefill(self.job, serving.with_room(names, self.request.answers))
         try:
             ending = await self._at(name, self._ask_for_prompt)
         finally:
@@ -161,9 +181,8 @@ class Life:
 
     async def _ask_for_prompt(self, member: Member) -> Ending:
         """Send the prompt to a prefill instance, and keep the answer."""
-        assert self._attempt is not None
-        ask, left = prompt_alone(self.ask), prompt_targets(self._left())
-        call = self._call(member, ask, self._hints(member, left, may_move=False))
+        request, left = prompt_alone(self.request), replace(self._left(), tbt_s=None)
+        call = self._call(member, request, self._hints(member, left, may_move=False))
         _, read_whole = self._readers(member, Departure.SHED, ids=False)
         ending = await self._attempt.keep(call, read_whole)
         if ending.end is End.PASSED:
@@ -173,17 +192,17 @@ class Life:
     # ---- where to -------------------------------------------------------------------------------------------------
 
     def _names(self) -> Sequence[str]:
-        return self.serving.where(self.ask.previous_id)
+        return self.serving.where(self.request.previous_id)
 
     def _route(self, avoided: Sequence[str]) -> str:
         serving, names = self.serving, self._names()
         unavoided = [each for each in names if each not in avoided] or names
-        name = serving.router.route(self.job, serving.with_room(unavoided, self.ask.answers))
+        name = serving.router.route(self.job, serving.with_room(unavoided, self.request.answers))
         self._routed, self._started = True, False
         return name
 
     def _after_departure(self, name: str, ending: Ending) -> str:
-        """Where a request goes that a policy ended unstarted. Raises Refusal (429) if that was its end."""
+        """Where a request goes that a policy ended unstarted. Raises GatewayError (429) if that was its end."""
         serving = self.serving
         moves_left = self.entry.moves < serving.options.max_moves
         if ending.departure is not Departure.HAND_OFF or not moves_left:
@@ -196,14 +215,14 @@ class Life:
         serving.accounts.hand_off(self.entry, target)
         return target
 
-    def _unserved(self, ending: Ending) -> Refusal:
+    def _unserved(self, ending: Ending) -> GatewayError:
         """HTTP 429: a policy ended it unstarted."""
         expired = ending.departure is Departure.EXPIRED
-        begun = "it was begun" if self.ask.one_answer else f"all of its {self.ask.answers} answers were begun"
-        refusal = self.serving.turnstile.overloaded(
-            str(ending.departure or Departure.SHED),
-            f"its time ran out before {begun}" if expired else "too much is waiting; try again later",
-        )
+        what = "it was" if self.request.one_answer else f"all of its {self.request.answers} answers were"
+        late = f"its time ran out before {what} begun"
+        code = str(ending.departure or Departure.SHED)
+        message = late if expired else "too much is waiting; try again later"
+        refusal = self.serving.queue.overloaded(code, message)
         if expired:
             refusal.outcome = Outcome.EXPIRED
         return refusal
@@ -211,10 +230,10 @@ class Life:
     async def _retry(self, tried: list[str], ending: Ending) -> str:
         """Another instance for a request of which nothing has come; empty if the client got the instance's error."""
         serving = self.serving
-        untried = [name for name in serving.able(self.ask.previous_id) if name not in tried]
+        untried = [name for name in serving.able(self.request.previous_id) if name not in tried]
         if self._has_tried_enough(tried) or (ending.fault is not None and not untried):
             if ending.fault is None or message_of(ending.fault.body) is None:
-                raise Refusal(502, "bad_instance", f"no instance answered it ({ending.reason})")
+                raise GatewayError(502, "bad_instance", f"no instance answered it ({ending.reason})")
             await self.client.begin(ending.fault.status, ending.fault.headers)
             await self.client.end(ending.fault.body)
             return ""
@@ -237,21 +256,21 @@ class Life:
                 name = self._route(tried)
                 serving.accounts.resume(self.entry)
                 return name
-            except Refusal as refusal:
+            except GatewayError as refusal:
                 reason = refusal.message
         await self._end_in_error(f"{ending.reason}; {reason}")
         return ""
 
     def _cannot_resume(self, tried: list[str], ending: Ending) -> str:
         """Why a stream that has begun does not go on; empty if it does, and how is in `_continuation`."""
-        serving, events, attempt = self.serving, self._events, self._attempt
-        if not serving.options.resume or events is None or attempt is None:
+        events = self._events
+        if not self.serving.options.resume or events is None:
             return "it does not go on elsewhere"
         if ending.refused or ending.departure not in (None, Departure.HAND_OFF):
             return "nobody takes the rest of it"
         if self._has_tried_enough(tried):
             return f"it broke {len(tried)} times"
-        found = continue_from(self.ask, events, attempt.first_events, self._context())
+        found = self._continue_from(events)
         if isinstance(found, str):
             return found
         self._continuation = found
@@ -261,17 +280,16 @@ class Life:
         events = self._events
         if events is None or not self.client.began:
             return False
-        return events.done or (events.finished and self.ask.one_answer)
+        return events.done or (events.finished and self.request.one_answer)
 
     async def _finish(self) -> tuple[Outcome, str]:
         """All of its tokens have come, and no more than usage and end mark may be missing."""
-        events, attempt = self._events, self._attempt
+        events = self._events
         assert events is not None
-        assert attempt is not None
-        if events.done or events.counted or not self.ask.wants_usage:
+        if events.done or events.counted or not self.request.wants_usage:
             await self.client.end(b"" if events.done else DONE)
             return Outcome.FINISHED, ""
-        found = continue_from(self.ask, events, attempt.first_events, self._context())
+        found = self._continue_from(events)
         if isinstance(found, str):
             await self._end_in_error(f"its token counts are lost; {found}")
             return Outcome.FAILED, found
@@ -279,10 +297,11 @@ class Life:
         return Outcome.FINISHED, ""
 
     async def _end_in_error(self, reason: str) -> None:
-        await self.client.end(error_event(reason, "interrupted", named=self.ask.api.named_events))
+        await self.client.end(error_event(reason, "interrupted", named=self.request.api.named_events))
 
-    def _context(self) -> int | None:
-        return self.serving.fleet.facts.max_model_len
+    def _continue_from(self, events: Events) -> Continuation | str:
+        context = self.serving.fleet.facts.max_model_len
+        return continue_from(self.request, events, self._attempt.first_events, context)
 
     # ---- one attempt ----------------------------------------------------------------------------------------------
 
@@ -294,42 +313,36 @@ class Life:
         except KeyError:
             return Ending(End.BROKEN, f"{name} is no longer there")
         serving.accounts.place(self.entry, name)
-        member.in_flight += self.ask.answers
         try:
-            with serving.losses.cutting(name, serving.fleet.lost(name), self.interrupt):
+            with serving.at(member, self.request.answers, self.interrupt):
                 ending = await send(member)
+        except InstanceLost:
+            return Ending(End.BROKEN, f"its instance was lost ({member.reason})", fell=True)
         except UpstreamError as error:
             return Ending(End.BROKEN, str(error))
-        except WaitCut as cut:
-            if cut.reason is not Cut.LOST:
-                raise
-            return Ending(End.BROKEN, f"its instance was lost ({member.reason})", fell=True)
-        finally:
-            member.in_flight -= self.ask.answers
         member.served += ending.end in (End.PASSED, End.REFUSED)
         return ending
 
     async def _ask_for_it(self, member: Member) -> Ending:
         """Send it to an instance, and pass on what comes back."""
-        serving, attempt = self.serving, self._attempt
-        assert attempt is not None
-        if self.ask.is_stored:
-            serving.stored.keep(self.ask.request_id, member.name, self.ask.tenant)
+        serving = self.serving
+        if self.request.is_stored:
+            serving.stored.keep(self.request.request_id, member.name, self.request.tenant)
         await self._drop_half_a_character(member)
-        ids = member.facts.is_vllm and serving.options.resume and resumable(self.ask)
-        ask, left, rest, may_move = self.ask, self._left(), self._continuation, False
+        ids = member.facts.is_vllm and serving.options.resume and resumable(self.request)
+        request, left, rest, may_move = self.request, self._left(), self._continuation, False
         if rest is not None:
-            ask = rest.rest()
-            left = replace(left, ttft_s=ask.slo.ttft_s)
+            request = rest.rest()
+            left = replace(left, ttft_s=request.slo.ttft_s)
         else:
             may_move = self._may_move and self.job.may_move and serving.router.hands_off
             if self._transfer is not None:
-                ask = with_transfer(ask, self._transfer)
+                request = with_transfer(request, self._transfer)
         # The instance does not say why a policy ended it: a request that may move is handed off, else it is shed.
         unserved = Departure.HAND_OFF if may_move else Departure.SHED
         self._events, read_whole = self._readers(member, unserved, ids=ids)
-        call = self._call(member, ask, self._hints(member, left, may_move=may_move), ids=ids)
-        return await attempt.run(call, self._events, stream=self.ask.stream, read_whole=read_whole)
+        call = self._call(member, request, self._hints(member, left, may_move=may_move), ids=ids)
+        return await self._attempt.run(call, self._events, stream=self.request.stream, read_whole=read_whole)
 
     async def _drop_half_a_character(self, member: Member) -> None:
         """What goes on here begins with a whole character. Raises UpstreamError if the instance does not tell."""
@@ -340,31 +353,33 @@ class Life:
 
     def _left(self) -> Slo:
         """What is left of its targets."""
-        return self.ask.slo.after(self.serving.clock() - self.entry.arrival_s)
+        return self.request.slo.after(self.serving.clock() - self.entry.arrival_s)
 
     def _hints(self, member: Member, left: Slo, *, may_move: bool) -> dict[str, Any] | None:
-        return self.ask.hints(left, may_move=may_move) if member.facts.is_headway else None
+        return self.request.hints(left, may_move=may_move) if member.facts.is_headway else None
 
     def _readers(
         self, member: Member, unserved: Departure, *, ids: bool
-    ) -> tuple[Events, Callable[[bytes], Whole]]:
+    ) -> tuple[Events, Callable[[bytes], WholeAnswer]]:
         """How its events are read, or its answer in one piece; `unserved`: what an answer without a token means."""
         if self._continuation is not None:
             return ResumedEvents(continuation=self._continuation), whole_of
-        if self.ask.api.named_events:
+        if self.request.api.named_events:
             left = unserved if member.facts.is_headway else None
             return NamedEvents(left=left), partial(named_whole, left=left)
-        return PassedEvents(with_ids=ids, hide_ids=not self.ask.wants_ids), whole_of
+        return PassedEvents(with_ids=ids, hide_ids=not self.request.wants_ids), whole_of
 
-    def _call(self, member: Member, ask: Ask, hints: dict[str, Any] | None, *, ids: bool = False) -> Call:
+    def _call(
+        self, member: Member, request: GenerationRequest, hints: dict[str, Any] | None, *, ids: bool = False
+    ) -> Call:
         """What an instance is sent."""
-        body = ask.body(hints=hints, request_id=member.facts.is_vllm, ids=ids)
+        body = request.body(hints=hints, request_id=member.facts.is_vllm, ids=ids)
         headers = upstream_headers(
             self.headers, with_key=self.serving.passes_key(member), request_id=self.client.request_id
         )
-        if ask.priority is not None and not ask.api.takes_priority:
-            headers.append((PRIORITY_HEADER, str(ask.priority)))
-        return Call(root_of(member.url) + ask.path, headers, body)
+        if request.priority is not None and not request.api.takes_priority:
+            headers.append((PRIORITY_HEADER, str(request.priority)))
+        return Call(root_of(member.url) + request.path, headers, body)
 
     def _tell_fleet(self, name: str, ending: Ending) -> None:
         if ending.garbage:
@@ -384,8 +399,48 @@ class Life:
 
     def _no_longer_waits(self) -> None:
         """It has begun; or it may have, and will not say so before it is whole (no stream)."""
-        if self._visit is not None:
-            self.serving.turnstile.began(self._visit)
+        if self._admission is not None:
+            self.serving.queue.began(self._admission)
         if self._timer is not None:
             self._timer.cancel()
             self.interrupt.clear(Cut.TOO_OLD)
+
+    # ---- its end, where it has no answer --------------------------------------------------------------------------
+
+    async def refuse(self, refusal: GatewayError) -> None:
+        """Answer with an error of the gateway's own."""
+        self.rejected = refusal.status == _BAD_REQUEST
+        await self.serving.refuse(self.client, refusal, self.entry.slo, self.entry.key.tenant)
+
+    async def cut_short(self, cut: Cut) -> tuple[Outcome, str]:
+        """End what waited and waits no longer; its outcome, and why for people."""
+        if cut is Cut.GONE:
+            return Outcome.CANCELLED, "the client left"
+        refusal = self.serving.too_old() if cut is Cut.TOO_OLD else closing()
+        if not self.client.began:
+            await self.refuse(refusal)
+            return refusal.outcome, refusal.message
+        await self.give_up(refusal.message)
+        return Outcome.FAILED, refusal.message
+
+    async def give_up(self, reason: str) -> None:
+        """The end of an answer that cannot go on, as far as the client can be told."""
+        client = self.client
+        if client.ended:
+            return
+        with suppress(Exception):
+            if client.began:
+                await client.end_event()
+                await self._end_in_error(reason)
+            else:
+                await client.refuse(GatewayError(500, "internal", reason))
+
+    def close(self) -> None:
+        """Whatever became of it, it is nowhere any longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._routed:
+            self.job.num_output_tokens = self.entry.tokens
+            self.serving.router.end(self.job)
+        if self._admission is not None:
+            self.serving.queue.leave(self._admission)

@@ -12,11 +12,10 @@ from dataclasses import replace
 import msgspec
 
 from headway.core.hints import OF_ANSWERS
-from headway.core.slo import Slo
 from headway.errors import UpstreamError
 from headway.gateway.http.api import RESPONSES
 from headway.gateway.http.refusal import bad_request
-from headway.gateway.request.generation_request import Ask
+from headway.gateway.request.generation_request import GenerationRequest
 
 TRANSFER = "kv_transfer_params"
 
@@ -45,32 +44,27 @@ class _Answer(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = _NULL
 
 
-def has_prompt_stage(ask: Ask) -> bool:
+def has_prompt_stage(request: GenerationRequest) -> bool:
     """Whether a prefill instance can compute the prompt; else the decode instance serves the whole request.
 
     KV that is read once serves one answer, and of several prompts vLLM tells the parameters of one. A response may
     build upon another, which only the instance that answered it has.
 
-    Raises Refusal (400) for a request with parameters of its own: they name addresses that the instance connects to.
+    Raises GatewayError (400) for a request with parameters of its own: those name addresses to connect to.
     """
-    if ask.fields.get(TRANSFER) not in _NOTHING:
+    if request.fields.get(TRANSFER) not in _NOTHING:
         raise bad_request(f"{TRANSFER} is given; accepted: none, since the gateway sets it", TRANSFER)
-    needs_all = any(ask.fields.get(name) not in _NOTHING for name in _WHOLE_PROMPT)
-    return ask.one_answer and ask.api is not RESPONSES and not needs_all
+    needs_all = any(request.fields.get(name) not in _NOTHING for name in _WHOLE_PROMPT)
+    return request.one_answer and request.api is not RESPONSES and not needs_all
 
 
-def prompt_alone(ask: Ask) -> Ask:
+def prompt_alone(request: GenerationRequest) -> GenerationRequest:
     """The request that has the prompt computed and its KV kept."""
-    fields = {name: raw for name, raw in ask.fields.items() if name not in _OF_ANSWERS}
-    limits = [name for name in ask.api.limits if name in fields] or ask.api.limits[-1:]
+    fields = {name: raw for name, raw in request.fields.items() if name not in _OF_ANSWERS}
+    limits = [name for name in request.api.limits if name in fields] or request.api.limits[-1:]
     fields |= dict.fromkeys(limits, _ONE)
-    xargs = {name: value for name, value in ask.xargs.items() if name not in OF_ANSWERS}
-    return replace(ask, fields={**fields, TRANSFER: _KEEP_KV}, xargs=xargs, stream=False, max_tokens=1)
-
-
-def prompt_targets(left: Slo) -> Slo:
-    """Targets of the prompt: its end is due when the first token is. One token has no time between tokens."""
-    return replace(left, tbt_s=None)
+    xargs = {name: value for name, value in request.xargs.items() if name not in OF_ANSWERS}
+    return replace(request, fields={**fields, TRANSFER: _KEEP_KV}, xargs=xargs, stream=False, max_tokens=1)
 
 
 def read_transfer(body: bytes) -> msgspec.Raw:
@@ -81,6 +75,6 @@ def read_transfer(body: bytes) -> msgspec.Raw:
         raise UpstreamError(f"the answer to a prompt is no object ({error})") from None
 
 
-def with_transfer(ask: Ask, transfer: msgspec.Raw) -> Ask:
+def with_transfer(request: GenerationRequest, transfer: msgspec.Raw) -> GenerationRequest:
     """The request for the decode instance."""
-    return ask if transfer == _NULL else replace(ask, fields={**ask.fields, TRANSFER: transfer})
+    return request if transfer == _NULL else replace(request, fields={**request.fields, TRANSFER: transfer})

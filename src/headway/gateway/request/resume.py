@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -10,10 +10,31 @@ import msgspec
 
 from headway.errors import UpstreamError
 from headway.gateway.http.api import COMPLETIONS
-from headway.gateway.http.events import DONE, Events, payload
-from headway.gateway.request.generation_request import Ask, whole_number
-from headway.gateway.request.resumable import KEPT, has_more_than_text, resumable
-from headway.http_client import FIRST_SERVER_FAULT, named, root_of
+from headway.gateway.http.events import DONE, Events, halt_of, is_end_mark, payload, read_event
+from headway.gateway.request.generation_request import UNREADABLE, GenerationRequest, whole_number
+from headway.http_client import FIRST_SERVER_FAULT, NO_ANSWER, NOT_AS_EXPECTED, named, root_of
+
+KEPT = frozenset({
+    "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "stop_token_ids",
+    "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
+    "logit_bias", "allowed_token_ids", "user", "priority", "vllm_xargs", "cache_salt", "session_id", "stream",
+    "stream_options", "stream_interval", "request_id",
+})  # fmt: skip
+"""Fields that mean the same for the rest of an answer as for the whole."""
+_PROMPT = frozenset({
+    "prompt", "messages", "add_special_tokens", "truncate_prompt_tokens", "truncation_side",
+    "add_generation_prompt", "continue_final_message", "documents", "chat_template", "chat_template_kwargs",
+})  # fmt: skip
+"""Fields that say what the prompt is: its token ids stand for them."""
+
+_COUNTED = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
+_OURS = frozenset({"return_token_ids", "n"})
+_NO_EFFECT = (b"null", b"false", b"0", b"0.0", b'""', b"[]", b"{}", b'"none"', b'{"type":"text"}')
+"""Values by which a field asks for nothing."""
+_COUNTS_OTHERS = frozenset({"logprobs", "prompt_logprobs"})
+"""Fields of which 0 asks for something: the log probability of the token itself, and of no other."""
+_SHORT_BYTES = 2**12
+"""A longer value asks for something, and is not looked at: a stream that might break is to cost little before."""
 
 _REPLACEMENT = "\ufffd"
 _TAIL_TOKENS = 16
@@ -24,6 +45,47 @@ _encode = msgspec.json.encode
 
 _NOT_NOW = (408, 429)
 """Of those that say that the client is at fault: too late, and too much."""
+
+
+def resumable(request: GenerationRequest) -> bool:
+    """Whether the rest of its stream can be asked for by token ids, and be what it would have been.
+
+    Not so with several answers, or a field whose effect reaches over the break: penalties that count only the
+    answer, stop texts of two characters and more, log probabilities, tools, structured output, and any field that
+    is not known here. Sampled answers go on, as another sample would.
+    """
+    if not (request.stream and request.one_answer) or request.api.named_events:
+        return False
+    return all(_keeps_its_sense(name, raw) for name, raw in request.fields.items())
+
+
+def _keeps_its_sense(name: str, raw: msgspec.Raw) -> bool:
+    if name != "stop" and (name in KEPT or name in _PROMPT or name in _COUNTED or name in _OURS):
+        return True
+    if memoryview(raw).nbytes > _SHORT_BYTES:
+        return False
+    if name == "stop":
+        return _short_stops(raw)
+    value = bytes(raw).replace(b" ", b"")
+    return value in _NO_EFFECT and not (value == b"0" and name in _COUNTS_OTHERS)
+
+
+def _short_stops(raw: msgspec.Raw) -> bool:
+    """A stop text of one character cannot lie across the break, nor hold text back that had been made before it."""
+    try:
+        stop = msgspec.json.decode(raw)
+    except UNREADABLE:
+        return False  # the instance's to refuse
+    stops = stop if isinstance(stop, list) else [stop or ""]
+    return all(isinstance(text, str) and len(text) <= 1 for text in stops)
+
+
+def has_more_than_text(request: GenerationRequest) -> bool:
+    """Whether a message holds an image, sound or the like."""
+    messages = msgspec.json.decode(request.fields["messages"]) if "messages" in request.fields else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(not isinstance(part, dict) or part.get("type") != "text" for part in parts)
 
 
 class _Text(msgspec.Struct):
@@ -43,7 +105,7 @@ class Continuation:
     `prompt_ids` and `sent_ids` are JSON numbers with commas between, `sent` how many of the latter there are.
     """
 
-    ask: Ask
+    request: GenerationRequest
     head: _Head
     prompt_ids: bytes
     sent_ids: bytes
@@ -63,54 +125,39 @@ class Continuation:
     def left(self) -> int | None:
         """Tokens that may still come; None where nobody says how many."""
         limits = []
-        if self.ask.max_tokens is not None:
-            limits.append(self.ask.max_tokens - self.sent)
+        if self.request.max_tokens is not None:
+            limits.append(self.request.max_tokens - self.sent)
         if self.max_model_len is not None:
             limits.append(self.max_model_len - self.prompt_tokens - self.sent)
         return min(limits) if limits else None
 
     def without(self, tokens: int) -> Continuation:
         """As if the last tokens had not been sent: they belong to a character of which the client has nothing."""
-        kept = b",".join(self.sent_ids.split(b",")[:-tokens]) if tokens else self.sent_ids
-        return Continuation(
-            ask=self.ask,
-            head=self.head,
-            prompt_ids=self.prompt_ids,
-            sent_ids=kept,
-            max_model_len=self.max_model_len,
-        )
+        return replace(self, sent_ids=b",".join(self.sent_ids.split(b",")[:-tokens])) if tokens else self
 
-    def rest(self) -> Ask:
+    def rest(self) -> GenerationRequest:
         """The request for the rest."""
-        fields = {name: raw for name, raw in self.ask.fields.items() if name in KEPT}
+        fields = {name: raw for name, raw in self.request.fields.items() if name in KEPT}
         ids = self.prompt_ids + b"," + self.sent_ids if self.sent_ids else self.prompt_ids
         fields["prompt"] = msgspec.Raw(b"[" + ids + b"]")
         fields["max_tokens"] = msgspec.Raw(b"%d" % (self.left or 1))
-        least = self.ask.fields.get("min_tokens")
+        least = self.request.fields.get("min_tokens")
         if least is not None:
             fields["min_tokens"] = msgspec.Raw(_encode(max(0, (whole_number(least) or 0) - self.sent)))
-        return Ask(
+        return replace(
+            self.request,
             path=COMPLETIONS.path,
             api=COMPLETIONS,
             fields=fields,
-            stream=True,
-            answers=1,
             prompt_tokens=self.prompt_tokens + self.sent,
             max_tokens=self.left,
-            request_id=self.ask.request_id,
             previous_id=None,
-            slo=self.ask.slo,
-            tenant=self.ask.tenant,
-            priority=self.ask.priority,
             may_move=False,
-            wants_ids=self.ask.wants_ids,
-            wants_usage=self.ask.wants_usage,
-            xargs=self.ask.xargs,
         )
 
     def end(self) -> bytes:
         """What is missing when the finish reason has come: the usage, if the client wants it, and the end mark."""
-        if not self.ask.wants_usage:
+        if not self.request.wants_usage:
             return DONE
         return self.render({"choices": [], "usage": {"completion_tokens": 0}}) + DONE
 
@@ -118,7 +165,7 @@ class Continuation:
         """A completion event of the rest, as the client would have had it from the first instance."""
         head = {
             "id": self.head.id,
-            "object": "chat.completion.chunk" if self.ask.chat else "text_completion",
+            "object": "chat.completion.chunk" if self.request.chat else "text_completion",
             "created": self.head.created,
             "model": self.head.model,
         }
@@ -130,8 +177,8 @@ class Continuation:
         return b"data: " + _encode(shown) + b"\n\n"
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
-        ids = choice.get("token_ids") if self.ask.wants_ids else None
-        if not self.ask.chat:
+        ids = choice.get("token_ids") if self.request.wants_ids else None
+        if not self.request.chat:
             return {**choice, "prompt_token_ids": None, "token_ids": ids}
         shown: dict[str, Any] = {
             "index": choice.get("index", 0),
@@ -152,14 +199,14 @@ class Continuation:
 
 
 def continue_from(
-    ask: Ask, events: Events, first_events: bytes, max_model_len: int | None
+    request: GenerationRequest, events: Events, first_events: bytes, max_model_len: int | None
 ) -> Continuation | str:
     """How a broken stream goes on; or why it cannot, for people."""
     if not events.prompt_ids:
         return "its tokens are not known"
-    if not resumable(ask):
+    if not resumable(request):
         return "a request of its kind cannot be continued"
-    if ask.chat and has_more_than_text(ask):
+    if request.chat and has_more_than_text(request):
         return "its prompt is more than text"
     if events.parsed:
         return "its text is made by a parser"
@@ -167,7 +214,7 @@ def continue_from(
     if head is None:
         return "its first event cannot be read"
     found = Continuation(
-        ask=ask,
+        request=request,
         head=head,
         prompt_ids=events.prompt_ids,
         sent_ids=bytes(events.sent_ids),
@@ -185,7 +232,7 @@ def _head(first_events: bytes) -> _Head | None:
         if found is not None:
             try:
                 return _decode(found, type=_Head)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except NOT_AS_EXPECTED:
                 return None
     return None
 
@@ -226,5 +273,56 @@ async def _text(session: aiohttp.ClientSession, url: str, model: str, ids: list[
             if 400 <= response.status < FIRST_SERVER_FAULT and response.status not in _NOT_NOW:
                 return ""
             return _decode(await response.read(), type=_Text).prompt
-    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (*NO_ANSWER, *NOT_AS_EXPECTED) as error:
         raise UpstreamError(f"it does not say what text its tokens are ({named(error)})") from None
+
+
+@dataclass(slots=True, kw_only=True)
+class ResumedEvents(Events):
+    """The rest of a stream: decoded, and made to look like what came before. See `events.Events`."""
+
+    continuation: Continuation
+
+    def __post_init__(self) -> None:
+        self.sent_ids = bytearray(self.continuation.sent_ids)
+        self.prompt_ids = self.continuation.prompt_ids
+        self.tokens = self.continuation.sent
+
+    def take(self, data: bytes) -> bytes:
+        """See `Events`."""
+        shown = bytearray()
+        for line in self._lines.take(data).split(b"\n"):
+            if self.halt is None:
+                shown += self._line(line)
+        return bytes(shown)
+
+    def begins(self, data: bytes) -> bool:
+        """It has begun long ago."""
+        return True
+
+    @property
+    def rest(self) -> bytes:
+        """Nothing: what has no end is not passed on."""
+        return b""
+
+    def _line(self, line: bytes) -> bytes:
+        self.halt = halt_of(line)
+        if self.halt is not None:
+            return b""
+        found = payload(line)
+        if found is None:
+            self.done = self.done or is_end_mark(line)
+            return DONE if is_end_mark(line) else b""
+        event = read_event(found)
+        if "error" in event:
+            self.refused = True
+            return line + b"\n\n"
+        choices = event.get("choices") or []
+        self.counted = self.counted or not choices
+        for choice in choices:
+            ids = choice.get("token_ids") or []
+            self.tokens += len(ids)
+            text = ",".join(map(str, ids)).encode()
+            self.sent_ids += b"," + text if self.sent_ids and text else text
+            self.finished = self.finished or choice.get("finish_reason") is not None
+        return self.continuation.render(event)

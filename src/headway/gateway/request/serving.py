@@ -1,41 +1,85 @@
-"""One request's life at the gateway: let in, routed, handed off, resumed, and ended exactly once."""
+"""What all requests at the gateway share: fleet, router, admission queue, accounts, and who has which response."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from urllib.parse import urlsplit
 
 from headway.core.job import Job
-from headway.core.record import Outcome
 from headway.core.slo import Slo
+from headway.errors import UpstreamError
 from headway.gateway.book.access_log import AccessLog
-from headway.gateway.book.accounts import Accounts, RefusalNote, slo_label
-from headway.gateway.fleet.fleet import Fleet, Member
-from headway.gateway.http.asgi_client import Client, Headers
+from headway.gateway.book.accounts import Accounts, Refusal, slo_label
+from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.fleet.member import Member
+from headway.gateway.http.asgi_client import Client
 from headway.gateway.http.options import GatewayOptions
-from headway.gateway.http.refusal import Refusal, closing, error_event, no_instance
-from headway.gateway.request.admission_queue import Turnstile
-from headway.gateway.request.generation_request import Ask
-from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
-from headway.gateway.request.lifecycle import Life
-from headway.gateway.request.losses import Losses
-from headway.gateway.request.stored_responses import StoredResponses
+from headway.gateway.http.refusal import GatewayError, no_instance
+from headway.gateway.request.admission_queue import AdmissionQueue
+from headway.gateway.request.generation_request import GenerationRequest
+from headway.gateway.request.interrupt import Cut, InstanceLosses, Interrupt, WaitCut
 from headway.routing import Router
 from headway.routing.prefill_decode import PrefillDecode, for_answers
 
-_LOG = logging.getLogger(__name__)
-
 _NO_LIMIT_TOKENS = 2**31 - 1
-_BAD_REQUEST = 400
+_MOST, _MOST_OF_A_TENANT = 100_000, 10_000
+"""Of those that were made or asked for last: in all, and of a named tenant, for which no other's are forgotten."""
+
+
+class InstanceLost(UpstreamError):
+    """The instance that had a request is gone or frozen."""
+
+
+class StoredResponses:
+    """Instances and tenants of responses by their ids. O(1).
+
+    An instance that is lost may be back with all that it had; one that was launched anew says itself that it has not.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, str]] = {}
+        self._of_tenant: dict[str, dict[str, None]] = {}
+
+    def keep(self, response_id: str, instance: str, tenant: str) -> None:
+        """It is made there."""
+        self._forget(response_id)
+        self._known[response_id] = (instance, tenant)
+        theirs = self._of_tenant.setdefault(tenant, {})
+        theirs[response_id] = None
+        if tenant and len(theirs) > _MOST_OF_A_TENANT:
+            self._forget(next(iter(theirs)))
+        if len(self._known) > _MOST:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, response_id: str) -> None:
+        known = self._known.pop(response_id, None)
+        if known is not None:
+            theirs = self._of_tenant[known[1]]
+            del theirs[response_id]
+            if not theirs:
+                del self._of_tenant[known[1]]
+
+    def place_of(self, response_id: str) -> str | None:
+        """The instance that makes or made it; None if that is not known any more."""
+        known = self._known.get(response_id)
+        if known is None:
+            return None
+        self.keep(response_id, *known)
+        return known[0]
+
+    def check(self, response_id: str, key_tenant: str) -> None:
+        """Raise GatewayError (404) for a response that is not the tenant's, as far as the key says whose it is."""
+        if key_tenant and self._known.get(response_id, ("", ""))[1] != key_tenant:
+            message = f"no response {response_id[:80]!r} of tenant {key_tenant!r}"
+            raise GatewayError(404, "unknown_response", message)
 
 
 class Serving:
-    """Serves requests from the fleet. Everything on one event loop.
+    """What requests need of the gateway. Everything on one event loop.
 
     `running` are the interrupts of the requests that are here, so that they can be cut short together.
     """
@@ -57,8 +101,8 @@ class Serving:
         self.log = log
         self.accounts = Accounts()
         self.stored = StoredResponses()
-        self.losses = Losses(router.lost)
-        self.turnstile = Turnstile(
+        self.losses = InstanceLosses(router.lost)
+        self.queue = AdmissionQueue(
             self._places,
             max_in_flight=options.max_in_flight,
             max_queue=options.max_queue,
@@ -70,64 +114,55 @@ class Serving:
         self._keys_are_clients = not options.keys and "Authorization" not in fleet.session.headers
         self._numbers = count()
 
-    async def serve(
-        self, ask: Ask, client: Client, headers: Headers, interrupt: Interrupt, arrival_s: float
-    ) -> None:
-        """Answer one request, whatever happens. Its one end is in the accounts afterwards, and in the log."""
-        entry = self.accounts.offer(ask.request_id, ask.slo, ask.tenant, arrival_s)
-        life = Life(self, ask, client, headers, interrupt, entry, self._job(ask, arrival_s))
-        outcome, reason = Outcome.FAILED, "the gateway broke off"
-        self.running.add(interrupt)
-        try:
-            outcome, reason = await life.run()
-        except Refusal as refusal:
-            outcome, reason = refusal.outcome, refusal.message
-            life.rejected = refusal.status == _BAD_REQUEST
-            await self.refuse(client, refusal, entry.slo, entry.key.tenant)
-        except WaitCut as cut:
-            outcome, reason = await self._cut_short(life, cut.reason)
-        except Exception:
-            _LOG.exception("request %s", ask.request_id)
-            reason = "an error of the gateway's own"
-            await self._give_up(life, reason)
-        finally:
-            self.running.discard(interrupt)
-            life.close()
-            now_s = self.clock()
-            self.accounts.end(entry, outcome, now_s, rejected=life.rejected)
-            if self.log is not None:
-                self.log.write(entry, ask, client.status, now_s, reason)
-
     def passes_key(self, member: Member) -> bool:
-        """Whether a client's key is for the instance: neither does the gateway ask for one, nor has it one for there.
+        """Whether the client's API key is forwarded to the instance.
 
-        It has one in all of its headers, or in the instance's URL.
+        True if the gateway asks for no key, and has none for this instance (in its own headers or in the URL).
         """
         return self._keys_are_clients and "@" not in urlsplit(member.url).netloc
 
-    async def refuse(self, client: Client, refusal: Refusal, slo: Slo, tenant: str) -> None:
+    async def refuse(self, client: Client, refusal: GatewayError, slo: Slo, tenant: str) -> None:
         """Answer with an error of the gateway's own, and note it."""
+        label = slo_label(slo)
         self.accounts.refuse(
-            RefusalNote(self.clock(), refusal.status, refusal.code, refusal.message, slo_label(slo), tenant)
+            Refusal(self.clock(), refusal.status, refusal.code, refusal.message, label, tenant)
         )
         await client.refuse(refusal)
 
     @contextmanager
+    def at(self, member: Member, sequences: int, interrupt: Interrupt) -> Iterator[None]:
+        """Count a request's sequences there as long as this is open. Raises InstanceLost if that cuts it short."""
+        member.in_flight += sequences
+        try:
+            with self.losses.cutting(member.name, member.loss, interrupt):
+                yield
+        except WaitCut as cut:
+            if cut.reason is not Cut.LOST:
+                raise
+            raise InstanceLost("lost") from None
+        finally:
+            member.in_flight -= sequences
+
+    @contextmanager
     def limited(self, interrupt: Interrupt) -> Iterator[None]:
         """Cut what waits here short (TOO_OLD) once it is older than requests may be before they begin."""
-        if self.options.max_age_s is None:
-            yield
-            return
-        timer = asyncio.get_running_loop().call_later(self.options.max_age_s, interrupt.cut, Cut.TOO_OLD)
+        timer = self.start_age_timer(interrupt)
         try:
             yield
         finally:
-            timer.cancel()
-            interrupt.clear(Cut.TOO_OLD)
+            if timer is not None:
+                timer.cancel()
+                interrupt.clear(Cut.TOO_OLD)
 
-    def too_old(self) -> Refusal:
+    def start_age_timer(self, interrupt: Interrupt) -> asyncio.TimerHandle | None:
+        """Have a request cut short (TOO_OLD) after `max_age_s`, if that is set."""
+        if self.options.max_age_s is None:
+            return None
+        return asyncio.get_running_loop().call_later(self.options.max_age_s, interrupt.cut, Cut.TOO_OLD)
+
+    def too_old(self) -> GatewayError:
         """HTTP 429: it has waited for as long as any may."""
-        return self.turnstile.overloaded(
+        return self.queue.overloaded(
             "too_old", f"no answer had begun within {self.options.max_age_s:g} s; try again later"
         )
 
@@ -162,7 +197,7 @@ class Serving:
         return [name for name in names if name == home]
 
     def where(self, response_id: str | None) -> Sequence[str]:
-        """The same. Raises Refusal (503) if there is none now."""
+        """The same. Raises GatewayError (503) if there is none now."""
         names = self.able(response_id)
         if not names:
             others = self.fleet.names()
@@ -178,38 +213,16 @@ class Serving:
         limit = self.options.max_in_flight
         return None if limit is None else limit * len(self._answering())
 
-    def _job(self, ask: Ask, arrival_s: float) -> Job:
+    def job(self, request: GenerationRequest, arrival_s: float) -> Job:
         """The request as routers see it. Clients may use a name twice, so it has a number of its own."""
         return Job(
             id=str(next(self._numbers)),
             arrival_s=arrival_s,
-            num_prompt_tokens=ask.prompt_tokens,
-            max_output_tokens=_NO_LIMIT_TOKENS if ask.max_tokens is None else ask.max_tokens,
-            slo=ask.slo,
-            priority=ask.priority or 0,
-            tenant=ask.tenant,
-            may_move=ask.may_move and ask.one_answer and ask.previous_id is None,
-            prefix_blocks=ask.prefix_blocks(),
+            num_prompt_tokens=request.prompt_tokens,
+            max_output_tokens=_NO_LIMIT_TOKENS if request.max_tokens is None else request.max_tokens,
+            slo=request.slo,
+            priority=request.priority or 0,
+            tenant=request.tenant,
+            may_move=request.may_move and request.one_answer and request.previous_id is None,
+            prefix_blocks=request.prefix_blocks(),
         )
-
-    async def _cut_short(self, life: Life, cut: Cut) -> tuple[Outcome, str]:
-        if cut is Cut.GONE:
-            return Outcome.CANCELLED, "the client left"
-        refusal = self.too_old() if cut is Cut.TOO_OLD else closing()
-        if life.client.began:
-            await self._give_up(life, refusal.message)
-            return Outcome.FAILED, refusal.message
-        await self.refuse(life.client, refusal, life.entry.slo, life.entry.key.tenant)
-        return refusal.outcome, refusal.message
-
-    async def _give_up(self, life: Life, reason: str) -> None:
-        """The end of an answer that cannot go on, as far as the client can be told."""
-        client = life.client
-        if client.ended:
-            return
-        with suppress(Exception):
-            if client.began:
-                await client.end_event()
-                await client.end(error_event(reason, "interrupted", named=life.ask.api.named_events))
-            else:
-                await client.refuse(Refusal(500, "internal", reason))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from headway.gateway.fleet.member import Condition
-from headway.gateway.http.api import RESPONSES
+from headway.gateway.http.api import RESPONSES, response_of_path
 from headway.gateway.http.keys import Keys
-from headway.gateway.http.refusal import Refusal
-from headway.gateway.request.stored_responses import StoredResponses, response_of_path
+from headway.gateway.http.refusal import GatewayError
+from headway.gateway.request.serving import StoredResponses
 from tests.gateway.fleets import QUICK, until
 from tests.gateway.front import Answer, ask, gateway
 from tests.gateway.test_named_apis import BODIES, answering
@@ -150,10 +150,10 @@ async def test_who_waits_for_a_place_elsewhere_may_leave_and_does_not_wait_for_e
         first = asyncio.create_task(front.post({}, "/v1/hang"))
         await until(lambda: instance.running)
         leaving = asyncio.create_task(front.post({}, "/v1/embeddings"))
-        turnstile = front.app.serving.turnstile
-        await until(lambda: turnstile.waiting)
+        queue = front.app.serving.queue
+        await until(lambda: queue.waiting)
         leaving.cancel()
-        await until(lambda: not turnstile.waiting)
+        await until(lambda: not queue.waiting)
         answer = await front.post({}, "/v1/embeddings")
         assert (answer.status, answer.json["error"]["code"]) == (429, "too_old")
         assert not asked(instance, "/v1/embeddings")
@@ -285,7 +285,7 @@ async def test_a_response_is_its_tenants() -> None:
 
 
 def test_only_the_newest_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.request.stored_responses._MOST", 2)
+    monkeypatch.setattr("headway.gateway.request.serving._MOST", 2)
     stored = StoredResponses()
     for name in ("resp_1", "resp_2", "resp_1", "resp_3"):
         stored.keep(name, "a", "blue")
@@ -293,7 +293,7 @@ def test_only_the_newest_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_tenants_many_responses_push_out_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.request.stored_responses._MOST_OF_A_TENANT", 2)
+    monkeypatch.setattr("headway.gateway.request.serving._MOST_OF_A_TENANT", 2)
     stored = StoredResponses()
     stored.keep("blues", "a", "blue")
     for number in range(5):
@@ -303,12 +303,12 @@ def test_a_tenants_many_responses_push_out_its_own(monkeypatch: pytest.MonkeyPat
     assert [stored.place_of(f"reds_{number}") for number in range(5)] == [None, None, None, "b", "b"]
     assert all(stored.place_of(f"nobodys_{number}") for number in range(5))
     stored.check("blues", "blue")
-    with pytest.raises(Refusal):
+    with pytest.raises(GatewayError):
         stored.check("reds_0", "red")
 
 
 def test_what_is_asked_for_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.request.stored_responses._MOST", 2)
+    monkeypatch.setattr("headway.gateway.request.serving._MOST", 2)
     stored = StoredResponses()
     stored.keep("old", "a", "")
     stored.keep("newer", "a", "")

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.gateway.http import event_bytes
-from headway.gateway.http.event_bytes import Lines, PassedEvents
-from headway.gateway.http.events import Halt, halt_of
+from headway.gateway.http import events as event_stream
+from headway.gateway.http.events import Halt, Lines, PassedEvents, halt_of
 
 TRICKY = st.text(alphabet='ab\u2028\x85\n\r é😀\\"[]:,{}dt', max_size=12)
 TEXTS = st.one_of(
@@ -162,7 +161,7 @@ def test_what_is_no_event_is_an_upstream_error(bad: bytes) -> None:
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_bytes, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(event_stream, "MAX_LINE_BYTES", 1000)
     lines = Lines()
     assert lines.take(b"x" * 1000) == b""
     with pytest.raises(UpstreamError, match="longer than 1000 bytes"):

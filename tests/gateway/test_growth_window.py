@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.gateway.book.recent import Recent
+from headway.gateway.book.dashboard import GrowthWindow
 
 
 @pytest.fixture
-def recent() -> Recent[str]:
+def recent() -> GrowthWindow[str]:
     """Totals of `a` after 0, 1, 2, 3 s: 0, 2, 5, 5; `b` joins after 2 s with 4."""
-    made: Recent[str] = Recent(1, keep_s=10.0)
+    made: GrowthWindow[str] = GrowthWindow(1, keep_s=10.0)
     made.add(0.0, {"a": (0,)})
     made.add(1.0, {"a": (2,)})
     made.add(2.0, {"a": (5,), "b": (4,)})
@@ -31,34 +31,36 @@ def recent() -> Recent[str]:
     ],
 )
 def test_growth_is_over_the_window_or_the_time_there_is(
-    recent: Recent[str], key: str, window_s: float, grown: int
+    recent: GrowthWindow[str], key: str, window_s: float, grown: int
 ) -> None:
     assert recent.growth(key, window_s) == (grown,)
 
 
-def test_a_series_has_a_value_for_each_step_and_zeros_before_the_first_sample(recent: Recent[str]) -> None:
+def test_a_series_has_a_value_for_each_step_and_zeros_before_the_first_sample(
+    recent: GrowthWindow[str],
+) -> None:
     assert recent.series("a", 1.0, 5) == [(0,), (0,), (2,), (3,), (0,)]
 
 
-def test_the_span_is_what_there_are_samples_of(recent: Recent[str]) -> None:
+def test_the_span_is_what_there_are_samples_of(recent: GrowthWindow[str]) -> None:
     assert recent.span_s(2.0) == 2.0
     assert recent.span_s(60.0) == 3.0
 
 
 def test_without_a_sample_nothing_has_grown() -> None:
-    empty: Recent[str] = Recent(2, keep_s=10.0)
+    empty: GrowthWindow[str] = GrowthWindow(2, keep_s=10.0)
     assert empty.span_s(60.0) == 0.0
     assert empty.growth("a", 60.0) == (0, 0)
     assert empty.series("a", 1.0, 2) == [(0, 0), (0, 0)]
 
 
-def test_a_second_sample_at_one_time_counts(recent: Recent[str]) -> None:
+def test_a_second_sample_at_one_time_counts(recent: GrowthWindow[str]) -> None:
     recent.add(3.0, {"a": (9,)})
     assert recent.growth("a", 1.0) == (4,)
 
 
 def test_however_often_samples_come_few_are_kept_and_the_newest_counts() -> None:
-    kept: Recent[str] = Recent(1, keep_s=10.0, spacing_s=0.5)
+    kept: GrowthWindow[str] = GrowthWindow(1, keep_s=10.0, spacing_s=0.5)
     for tick in range(100_000):  # 20 s of 5,000 a second
         kept.add(tick / 5000, {"a": (tick,)})
         assert len(kept._times_s) <= 10.0 / 0.5 + 3
@@ -67,7 +69,7 @@ def test_however_often_samples_come_few_are_kept_and_the_newest_counts() -> None
 
 
 def test_samples_older_than_needed_are_dropped_but_for_the_one_a_full_window_starts_from() -> None:
-    kept: Recent[str] = Recent(1, keep_s=3.0)
+    kept: GrowthWindow[str] = GrowthWindow(1, keep_s=3.0)
     for second in range(100):
         kept.add(float(second), {"a": (second,)})
     assert kept.span_s(1000.0) == 3.0
@@ -80,7 +82,7 @@ def test_samples_older_than_needed_are_dropped_but_for_the_one_a_full_window_sta
 )
 def test_steps_add_up_to_the_growth_over_all_of_them(moves: list[tuple[int, int, int]], steps: int) -> None:
     """Whatever the times of the samples: no request is counted in two steps, or in none."""
-    recent: Recent[str] = Recent(2, keep_s=50.0)
+    recent: GrowthWindow[str] = GrowthWindow(2, keep_s=50.0)
     now_s, first, second = 0.0, 0, 0
     for wait_s, more, yet_more in moves:
         now_s, first, second = now_s + wait_s, first + more, second + yet_more

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.gateway.fleet.fleet_process import Backoff, how_it_ended
+from headway.gateway.fleet.supervisor import Backoff, how_it_ended
 
 
 def test_waits_double_up_to_the_longest_and_begin_again_after_rest() -> None:
