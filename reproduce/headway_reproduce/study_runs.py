@@ -1,29 +1,33 @@
-"""The runs of a paper's experiments: each decided by plain data, simulated once, kept in one file."""
+"""A simulated run of one engine, decided by plain data; its policy counted, or with a batch for each stage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
+from headway.core.cost import CostModel
+from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.record import Record
+from headway.core.view import StepView
 from headway.errors import HeadwayError
 from headway.lab.kept_runs import FILE as FILE
-from headway.lab.kept_runs import Kept, release, run_kept
+from headway.lab.kept_runs import Kept, release
 from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.lab.simulation import fingerprint, run_info
 from headway.lab.stream import Stream
+from headway.policies.policy import Policy
 from headway.predict.calibration import Calibration
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.results import Summary, summarize
 from headway.sim.limits import EngineLimits
-from headway.sim.simulation import System, simulate
+from headway.sim.simulation import PolicyFactory, System, simulate
 from headway.traces import TraceRequest
-from headway_reproduce.micro_batches import micro_batched
-from headway_reproduce.policy_meter import Meter, metered
+from headway_reproduce.study import PointFindings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,31 @@ class RunResult:
     end_s: float
     steps: int
     meter: Meter
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that did not finish."""
+        return self.summary.requests - self.summary.finished
+
+
+KeptRuns = Kept[StudyRun, RunResult]
+
+Number = Callable[[RunResult], float | None]
+"""What is asked of a run; None where it has no such value."""
+
+
+def summary_key(key: str) -> Number:
+    """The number that a summary has under a key."""
+
+    def value(result: RunResult) -> float | None:
+        found: float | None = getattr(result.summary, key)
+        return found
+
+    return value
+
+
+throughput_rps = summary_key("throughput_rps")
+"""Requests a second."""
 
 
 def simulate_run(run: StudyRun) -> RunResult:
@@ -121,27 +150,143 @@ def _fingerprint(hardware: str, model: str, tp: int, stages: int) -> str:
     return fingerprint(_calibration(hardware, model, tp, stages))
 
 
-# ---- what is done is kept ------------------------------------------------------------------------------
+class EnginePoint(Protocol):
+    """One setting that policies are compared at on one engine."""
+
+    def run(self, policy: str, seed: int) -> StudyRun:
+        """This setting under one policy."""
+        ...
 
 
-@dataclass(slots=True)
-class KeptRuns(Kept[StudyRun, RunResult]):
-    """Runs that are done, in DIR/runs.jsonl."""
-
-    @classmethod
-    def read(cls, root: Path) -> KeptRuns:
-        """What a folder holds. Raises ConfigError if the file holds anything else or cannot be read."""
-        kept = cls(root)
-        kept.load(RunResult)
-        return kept
+PointT = TypeVar("PointT", bound=EnginePoint)
 
 
-def run_study(
-    runs: Sequence[StudyRun],
-    kept: KeptRuns,
-    *,
-    jobs: int | None = None,
-    tick: Callable[[], None] = lambda: None,
-) -> None:
-    """Simulate the runs that are not kept yet, and keep them, as `run_kept`."""
-    run_kept(runs, kept, simulate_run, jobs=jobs, tick=tick)
+@dataclass(frozen=True)
+class EngineFindings(PointFindings[PointT, StudyRun, RunResult], Generic[PointT]):
+    """What the runs of one engine came to."""
+
+    @property
+    def simulate(self) -> Callable[[StudyRun], RunResult]:
+        """As `Runs.simulate`."""
+        return simulate_run
+
+    def run(self, point: PointT, policy: str, seed: int) -> StudyRun:
+        """As `PointFindings.run`."""
+        return point.run(policy, seed)
+
+    def count(self, point: PointT, policy: str, name: str) -> float:
+        """Mean over seeds of a counter of the policy's meter."""
+        return self.mean(point, policy, lambda result: float(getattr(result.meter, name))) or 0.0
+
+
+# ---- policies that decide as others do -------------------------------------------------------------------
+
+PolicyT = TypeVar("PolicyT", bound=Policy)
+
+
+def of_kind(kind: type[PolicyT], policy: Policy) -> PolicyT:
+    """A policy of another kind with the parts of this one."""
+    return kind(**{part.name: getattr(policy, part.name) for part in fields(policy)})
+
+
+def micro_batched(build: PolicyFactory) -> PolicyFactory:
+    """A factory of the same policies whose batches leave out jobs that a step in flight computes.
+
+    Each step fills a batch of its own, as Orca keeps one a stage in flight (Yu et al., OSDI 2022, section 4.2).
+    Without it the batch width bounds all residents together, whom the stages then share.
+    """
+
+    def build_micro_batched(cost: CostModel) -> Policy:
+        return of_kind(_MicroBatched, build(cost))
+
+    return build_micro_batched
+
+
+class _MicroBatched(Policy):
+    """Decides as the policy whose parts it has, with a batch's width beside those in flight."""
+
+    def plan(self, view: StepView) -> StepPlan:
+        """As the policy, without jobs that have nothing to compute before their step comes back."""
+        in_flight = {job for job in view.residents if job.awaiting_output}
+        view.max_run += len(in_flight)
+        try:
+            plan = super().plan(view)
+        finally:
+            view.max_run -= len(in_flight)
+        if in_flight:
+            plan.run = [job for job in plan.run if job not in in_flight]
+        return plan
+
+
+@dataclass(slots=True, kw_only=True)
+class Meter:
+    """Counts of a run: jobs swapped out, jobs dropped to be computed again, and how many of these the host lacked
+    room for. `peak_kv_blocks` is the most KV that jobs had at once, on the device or the host, where it was counted.
+
+    Room is asked about only where a policy chooses its victims itself; those of stock vLLM have no other way.
+    `plans` decisions took `plan_s` seconds of this process's CPU time; steps that are stepped over are not
+    planned.
+    """
+
+    swaps: int = 0
+    recomputes: int = 0
+    host_full: int = 0
+    plans: int = 0
+    plan_s: float = 0.0
+    peak_kv_blocks: int = 0
+
+
+def metered(build: PolicyFactory, meter: Meter, *, count_kv: bool = False) -> PolicyFactory:
+    """A factory of the same policies, all of whose decisions are counted in `meter`; their KV with `count_kv`."""
+
+    def build_metered(cost: CostModel) -> Policy:
+        policy = build(cost)
+        mine = type(policy)  # the metered policy is still of its kind, to code that asks
+        kind: type[_MeteredPolicy] = type(f"_Metered{mine.__name__}", (_MeteredPolicy, mine), {})
+        found = of_kind(kind, policy)
+        found.meter, found.count_kv = meter, count_kv
+        return found
+
+    return build_metered
+
+
+class _MeteredPolicy(Policy):
+    """Decides as the policy whose parts it has."""
+
+    meter: Meter
+    count_kv: bool
+
+    def plan(self, view: StepView) -> StepPlan:
+        """As the policy, timed."""
+        started_s = time.thread_time()
+        plan = super().plan(view)
+        self.meter.plan_s += time.thread_time() - started_s
+        self.meter.plans += 1
+        if plan.preempt:
+            self.meter.host_full += _without_room(view, plan)
+        if self.count_kv:
+            blocks = sum(view.blocks(job.num_computed_tokens) for job in (*view.residents, *view.swapped))
+            self.meter.peak_kv_blocks = max(self.meter.peak_kv_blocks, blocks)
+        return plan
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """As the policy; a swap that was planned and did not happen found no room on the host."""
+        super().observe(outcome)
+        for job, fate in outcome.preempted.items():
+            if fate is Fate.SWAP:
+                self.meter.swaps += 1
+                continue
+            self.meter.recomputes += 1
+            self.meter.host_full += outcome.plan.preempt.get(job) is Fate.SWAP
+
+
+def _without_room(view: StepView, plan: StepPlan) -> int:
+    """Victims to be recomputed for which the host has no room, those before them counted."""
+    found, host_free = 0, view.host_free_blocks
+    for job, fate in plan.preempt.items():
+        unsent = view.unsent_blocks(job)
+        if fate is Fate.SWAP:
+            host_free -= unsent
+        else:
+            found += unsent > host_free
+    return found

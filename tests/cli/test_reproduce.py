@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.adaptivellm.errors import PredictorErrors
-from headway_reproduce.adaptivellm.scope import Scope
-from headway_reproduce.ascendra.scope import Scope as AscendraScope
-from headway_reproduce.fastserve.scope import Scope as FastServeScope
+from headway_reproduce.adaptivellm.predictor_errors import PredictorErrors
+from headway_reproduce.adaptivellm.setting import QUICK
+from headway_reproduce.ascendra.cells import QUICK as QUICK_OF_ASCENDRA
+from headway_reproduce.fastserve.setting import QUICK as QUICK_OF_FASTSERVE
+from headway_reproduce.magnus.cells import Scope
 from headway_reproduce.magnus.data import find_data
-from headway_reproduce.magnus.scope import Scope as MagnusScope
 from headway_reproduce.study_runs import FILE
 
 from tests.cli.conftest import Headway, Refused
@@ -30,7 +30,7 @@ from tests.reproduce.magnus.test_magnus_study import keep_all as keep_all_of_mag
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which all of the quick part is done, with made-up results."""
     root = tmp_path_factory.mktemp("done")
-    kept(root, Scope(quick=True))
+    kept(root, QUICK)
     (root / "predictors-quick.json").write_bytes(msgspec.json.encode(ERRORS))
     return root
 
@@ -41,7 +41,7 @@ def test_json_is_one_object_and_all_else_is_on_stderr(headway: Headway, done: Pa
     found = json.loads(ended.out)
     assert found["table3"]["OPT-13B/Chatbot"]["vs_recompute"] == 1.2
     assert found == json.loads((done / "adaptivellm.json").read_text())
-    runs = Scope(quick=True).num_runs()
+    runs = QUICK.num_runs()
     assert ended.err.startswith(
         f"adaptivellm: {runs} simulated runs, {runs} of them done already; about 1 s in 1 process\n"
     )
@@ -68,13 +68,13 @@ def test_tables_plots_and_a_page_are_kept(headway: Headway, done: Path) -> None:
 def test_all_papers_have_a_folder_and_a_key_each(headway: Headway, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data")
     folder = tmp_path / "adaptivellm"
-    kept(folder, Scope(quick=True))
+    kept(folder, QUICK)
     (folder / "predictors-quick.json").write_bytes(msgspec.json.encode(PredictorErrors(reason="Not now.")))
-    kept_of_fastserve(tmp_path / "fastserve", FastServeScope(quick=True))
-    keep_all_of_magnus(tmp_path / "magnus", MagnusScope(source=find_data(data), quick=True))
-    kept_of_ascendra(tmp_path / "ascendra", AscendraScope(quick=True))
+    kept_of_fastserve(tmp_path / "fastserve", QUICK_OF_FASTSERVE)
+    keep_all_of_magnus(tmp_path / "magnus", Scope(source=find_data(data), quick=True))
+    kept_of_ascendra(tmp_path / "ascendra", QUICK_OF_ASCENDRA)
     ended = headway("reproduce", "all", "--quick", "--json", "--out", tmp_path, "--data", data)
-    assert list(json.loads(ended.out)) == ["adaptivellm", "fastserve", "magnus", "ascendra"]
+    assert list(json.loads(ended.out)) == ["adaptivellm", "ascendra", "fastserve", "magnus"]
     assert "Not now." in ended.err
     assert (folder / "adaptivellm.html").exists()
     assert (tmp_path / "fastserve" / "end-to-end-rate.svg").exists()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from headway_reproduce.micro_batches import micro_batched
+from headway_reproduce.study_runs import micro_batched
 
 from headway.sim.simulation import PolicyFactory, System
 from tests.sim.worlds import calibration, limits, preset, request, run

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from headway_reproduce.policy_meter import Meter, metered
+from headway_reproduce.study_runs import Meter, metered
 
 from headway.core.cost import UnknownCost
 from headway.core.record import Record

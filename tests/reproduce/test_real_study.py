@@ -14,13 +14,11 @@ from headway_reproduce.real_study import (
     RealSizes,
     real_data,
     real_part,
-    real_runs,
-    real_seconds,
-    run_real_policies,
 )
 
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import RecordError
+from headway.lab.papers import Request
 from headway.results import summarize
 from headway.traces import TraceRequest
 from tests.lab.test_real_engine import StubEngine
@@ -33,8 +31,8 @@ PLAN = RealPlan(
     sizes=SIZES,
     requests=lambda: FEW,
     columns=(
-        RealColumn(key="throughput_rps", heading="req/s", over=True),
-        RealColumn(key="preemptions", heading="preemptions"),
+        RealColumn("throughput_rps", "req/s", over=True),
+        RealColumn("preemptions", "preemptions"),
     ),
     what="requests",
     note="Only a test.",
@@ -63,7 +61,7 @@ def test_the_engine_has_the_sizes_it_is_given() -> None:
 
 def test_policies_take_turns_and_the_warm_up_is_not_counted() -> None:
     engine, told = StubEngine(), list[str]()
-    found = run_real_policies(cast(SteppedEngine, engine), FEW, PLAN, told.append)
+    found = PLAN.run(cast(SteppedEngine, engine), FEW, told.append)
     assert [result.policy for result in found] == ["vllm-v0", "sjf"]
     assert [summary.finished for result in found for summary in result.summaries] == [4, 4, 4, 4]
     assert told[:3] == [
@@ -91,20 +89,29 @@ def test_what_was_not_run_says_so() -> None:
 
 
 def test_what_is_kept_is_not_measured_again(tmp_path: Path) -> None:
-    assert real_seconds(tmp_path, PLAN) == 90
+    request = Request(root=tmp_path, jobs=1)
+    assert PLAN.measurement.more_seconds(request) == 90
     (tmp_path / FILE).write_bytes(msgspec.json.encode(RUNS))
-    assert real_seconds(tmp_path, PLAN) == 0
-    assert real_runs(tmp_path, PLAN, lambda line: None) == RUNS
+    assert PLAN.measurement.more_seconds(request) == 0
+    assert PLAN.measurement.found(request, lambda line: None) == RUNS
 
 
 def test_what_is_kept_and_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    request = Request(root=tmp_path, jobs=1)
     for content in (b"[]", b'{"hardware": "\xe9"}'):
         (tmp_path / FILE).write_bytes(content)
         with pytest.raises(RecordError, match=FILE):
-            real_runs(tmp_path, PLAN, lambda line: None)
+            PLAN.measurement.found(request, lambda line: None)
 
 
 @pytest.mark.parametrize("other", [{"headway": "0.0.1"}, {"vllm": "0.11.0"}])
 def test_what_another_release_measured_is_measured_again(tmp_path: Path, other: dict[str, str]) -> None:
+    request = Request(root=tmp_path, jobs=1)
     (tmp_path / FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(RUNS, **other)))
-    assert real_seconds(tmp_path, PLAN) == 90
+    assert PLAN.measurement.more_seconds(request) == 90
+
+
+def test_quick_leaves_it_out(tmp_path: Path) -> None:
+    request = Request(root=tmp_path, jobs=1, quick=True)
+    assert PLAN.measurement.more_seconds(request) == 0
+    assert PLAN.measurement.found(request, lambda line: None) is None

@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from headway_reproduce.study_runs import FILE, KeptRuns, RunResult, StudyRun, run_study, simulate_run
+from headway_reproduce.study import read_kept
+from headway_reproduce.study_runs import FILE, KeptRuns, RunResult, StudyRun, simulate_run
 
 from headway.errors import ConfigError, TraceError
+from headway.lab.kept_runs import run_kept
 from headway.lab.policy_choice import Parts
 from headway.sim.limits import EngineLimits
 
@@ -20,6 +22,10 @@ RUN = StudyRun(
     limits=EngineLimits(num_blocks=32, host_blocks=16, prefix_caching=False),
 )
 RUNS = [RUN, replace(RUN, policy="vllm-v0"), replace(RUN, seed=1)]
+
+
+def read(root: Path) -> KeptRuns:
+    return read_kept(root, RunResult)
 
 
 def untimed(result: RunResult) -> RunResult:
@@ -89,23 +95,23 @@ def test_whatever_may_differ_gives_another_digest(change: dict[str, object]) -> 
 
 def test_what_is_done_is_kept_and_not_run_again(tmp_path: Path) -> None:
     ticks: list[None] = []
-    run_study(RUNS[:2], KeptRuns.read(tmp_path), jobs=1, tick=lambda: ticks.append(None))
+    run_kept(RUNS[:2], read(tmp_path), simulate_run, jobs=1, tick=lambda: ticks.append(None))
     before = (tmp_path / FILE).read_bytes()
-    kept = KeptRuns.read(tmp_path)
-    run_study(RUNS, kept, jobs=1, tick=lambda: ticks.append(None))
+    kept = read(tmp_path)
+    run_kept(RUNS, kept, simulate_run, jobs=1, tick=lambda: ticks.append(None))
     assert len(ticks) == 3
     after = (tmp_path / FILE).read_bytes()
     assert after.startswith(before)
     assert after.count(b"\n") == 3
-    read = KeptRuns.read(tmp_path)
-    assert [read.result(run) for run in RUNS] == [kept.result(run) for run in RUNS]
-    assert read.result(replace(RUN, seed=2)) is None
+    again = read(tmp_path)
+    assert [again.result(run) for run in RUNS] == [kept.result(run) for run in RUNS]
+    assert again.result(replace(RUN, seed=2)) is None
 
 
 def test_processes_find_the_same(tmp_path: Path) -> None:
-    one, two = KeptRuns.read(tmp_path / "one"), KeptRuns.read(tmp_path / "two")
-    run_study(RUNS, one, jobs=1)
-    run_study(RUNS, two, jobs=2)
+    one, two = read(tmp_path / "one"), read(tmp_path / "two")
+    run_kept(RUNS, one, simulate_run, jobs=1)
+    run_kept(RUNS, two, simulate_run, jobs=2)
     for run in RUNS:
         found, other = one.result(run), two.result(run)
         assert found is not None
@@ -118,16 +124,16 @@ def test_an_interruption_loses_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_study(RUNS, KeptRuns.read(tmp_path), jobs=2, tick=interrupt)
-    assert sum(KeptRuns.read(tmp_path).result(run) is not None for run in RUNS) == 1
+        run_kept(RUNS, read(tmp_path), simulate_run, jobs=2, tick=interrupt)
+    assert sum(read(tmp_path).result(run) is not None for run in RUNS) == 1
 
 
 def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path: Path) -> None:
-    run_study(RUNS[:1], KeptRuns.read(tmp_path), jobs=1)
+    run_kept(RUNS[:1], read(tmp_path), simulate_run, jobs=1)
     path = tmp_path / FILE
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"digest":"12')
-    assert KeptRuns.read(tmp_path).result(RUN) is not None
+    assert read(tmp_path).result(RUN) is not None
     assert path.read_bytes() == whole
 
 
@@ -135,10 +141,10 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     for content in (b'{"a": 1}\n', b'{"digest": "\xe9"}\n'):
         (tmp_path / FILE).write_bytes(content)
         with pytest.raises(ConfigError, match="holds something else than runs"):
-            KeptRuns.read(tmp_path)
+            read(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        run_study(RUNS, KeptRuns(tmp_path / "file"), jobs=1)
+        run_kept(RUNS, KeptRuns(tmp_path / "file"), simulate_run, jobs=1)

@@ -1,4 +1,4 @@
-"""AdaptiveLLM's experiments: the workload, the engine and the policies, fixed before the first run.
+"""AdaptiveLLM's experiments: the workload, the engine and the policies, fixed before the first run; and which are run.
 
 Source: Liang et al., "Inference Optimization for Large Models Based on Adaptive Tensor Swapping and
 Recomputation" (2025), sections 4.1 to 4.6. What the paper leaves open is marked "ours".
@@ -6,6 +6,7 @@ Recomputation" (2025), sections 4.1 to 4.6. What the paper leaves open is marked
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -163,13 +164,9 @@ class Point:
         load = f"{self.rate_rps:.4g} req/s" if self.rate_rps else "all at once"
         return f"{self.group}, {self.lengths} outputs up to {self.limit}, batch cap {self.cap}, {load}"
 
-    def law(self) -> str:
-        """The name of its length laws."""
-        return DATA_SETS[self.group.data]
-
     def trace(self) -> str:
         """The workload as `headway simulate --trace` takes it."""
-        law = self.law()
+        law = DATA_SETS[self.group.data]
         arrivals = f"poisson:rate={self.rate_rps:.4g}" if self.rate_rps else "at-once"
         output = law if self.lengths == NATURAL else f"constant:tokens={self.limit}"
         return f"gen:{arrivals}/input={law}/output={output}/count={REQUESTS}/max_output={self.limit}"
@@ -195,3 +192,151 @@ class Point:
             copy_bytes_per_s=self.copy_bytes_per_s,
             every_step=every_step,
         )
+
+
+# ---- which of it is run --------------------------------------------------------------------------------
+
+_STEPS = {"Chatbot": (34, 160), "Alpaca": (34, 160), "Summary": (190, 85)}
+"""Data set -> steps for each token of the longest output, and the limit beyond which few outputs are longer."""
+_DRIFTING = (ADAPTIVE, PLUS, FAIRNESS_ONLY)
+_STEP_S, _DRIFTING_STEP_S = 1e-4, 2e-4
+"""Seconds that simulating a step takes; the second, where every step is planned anew."""
+
+
+class What(NamedTuple):
+    """A variation of Table 3's setting (ours): what differs from it, and the policy that is asked."""
+
+    name: str
+    policy: str
+    gpu_blocks: int = GPU_BLOCKS
+    host_blocks: int = HOST_BLOCKS
+    copy_bytes_per_s: float | None = None
+
+    def of(self, group: Group) -> Point:
+        """The group's point with it changed."""
+        return Point(
+            group=group,
+            gpu_blocks=self.gpu_blocks,
+            host_blocks=self.host_blocks,
+            copy_bytes_per_s=self.copy_bytes_per_s,
+        )
+
+
+VARIATIONS = (
+    What("memory only", MEMORY_ONLY),
+    What("adaptivellm, host never full", ADAPTIVE, host_blocks=LARGE_HOST_BLOCKS),
+    What("memory only, host never full", MEMORY_ONLY, host_blocks=LARGE_HOST_BLOCKS),
+    What("memory only, copies at 12 GB/s", MEMORY_ONLY, copy_bytes_per_s=SLOW_COPIES_BYTES_PER_S),
+    What("vllm-s, half the device's blocks", SWAP, gpu_blocks=HOST_BLOCKS),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What is varied, and which runs that makes; as it stands, all of it. Table 3 is whole in every scope.
+
+    `groups` are those of everything but Table 3, `limits` the longest outputs and `kinds` the draws of outputs of
+    Fig. 3, `caps` the batch caps of Fig. 4; the overhead is asked of one group of each of `overhead_models`.
+    """
+
+    quick: bool = False
+    groups: Sequence[Group] = GROUPS
+    limits: Sequence[int] = OUTPUT_LIMITS
+    kinds: Sequence[str] = (NATURAL, EXACT)
+    caps: Sequence[int] = BATCH_CAPS
+    overhead_models: Sequence[str] = tuple(MODELS)
+
+    def seeds(self, point: Point) -> range:
+        """Each is another draw of lengths, and of the clock's noise; several for throughput alone."""
+        plain = Point(group=point.group, limit=point.limit)
+        return range(SEEDS if point == plain and not self.quick else 1)
+
+    # ---- where policies are compared ---------------------------------------------------------------
+
+    def table_points(self) -> list[Point]:
+        """Table 3."""
+        return [Point(group=group) for group in GROUPS]
+
+    def sweep_points(self) -> list[Point]:
+        """Fig. 3."""
+        return [
+            Point(group=group, limit=limit, lengths=kind)
+            for kind, group, limit in product(self.kinds, self.groups, self.limits)
+        ]
+
+    def ablation_points(self) -> list[Point]:
+        """Table 3's settings."""
+        return [] if self.quick else self.table_points()
+
+    def latency_points(self) -> list[Point]:
+        """Fig. 4."""
+        return [Point(group=group, cap=cap) for group, cap in product(self.groups, self.caps)]
+
+    def loaded_points(self, capacity_rps: Mapping[Group, float]) -> list[Point]:
+        """Poisson arrivals, given what each group's baseline got through."""
+        if self.quick:
+            return []
+        return [Point(group=group, rate_rps=LOAD * rate_rps) for group, rate_rps in capacity_rps.items()]
+
+    def overhead_points(self) -> list[Point]:
+        """What deciding costs."""
+        return [Point(group=Group(model, "Chatbot")) for model in self.overhead_models]
+
+    # ---- runs --------------------------------------------------------------------------------------
+
+    def first_runs(self) -> list[StudyRun]:
+        """All runs but the loaded ones, whose rates depend on these; the longest first."""
+        longest_first = sorted(self._compared(), key=_seconds, reverse=True)
+        stepwise = product(self.overhead_points(), OVERHEAD)
+        return [
+            *self._runs(longest_first),
+            *(point.run(policy, 0, every_step=True) for point, policy in stepwise),
+        ]
+
+    def loaded_runs(self, capacity_rps: Mapping[Group, float]) -> list[StudyRun]:
+        """The runs with Poisson arrivals."""
+        return self._runs(product(self.loaded_points(capacity_rps), MAIN))
+
+    def num_runs(self) -> int:
+        """All runs together."""
+        return len(self.first_runs()) + len(self.loaded_runs(dict.fromkeys(GROUPS, 1.0)))
+
+    def seconds_a_run(self) -> float:
+        """About how long a run takes on one core, in the mean."""
+        pairs = self._compared()
+        return sum(map(_seconds, pairs)) / len(pairs)
+
+    def _compared(self) -> list[tuple[Point, str]]:
+        """Every point with every policy that is asked there."""
+        pairs = [
+            *product(self.table_points(), MAIN),
+            *product(self.sweep_points(), MAIN),
+            *product(self.ablation_points(), ABLATIONS),
+            *product(self.latency_points(), LATENCY),
+            *((what.of(group), what.policy) for group, what in product(self.groups, VARIATIONS)),
+        ]
+        return list(dict.fromkeys(pairs))
+
+    def _runs(self, compared: Iterable[tuple[Point, str]]) -> list[StudyRun]:
+        return [point.run(policy, seed) for point, policy in compared for seed in self.seeds(point)]
+
+
+ALL = Scope()
+QUICK = Scope(
+    quick=True,
+    groups=QUICK_GROUPS,
+    limits=(OUTPUT_LIMITS[0], TABLE_LIMIT, OUTPUT_LIMITS[-1]),
+    kinds=(NATURAL,),
+    caps=PAPER_CAPS,
+    overhead_models=("OPT-13B",),
+)
+"""One seed; neither ablations, nor the control of exact lengths, nor Poisson arrivals."""
+
+
+def _seconds(pair: tuple[Point, str]) -> float:
+    """About how long simulating it takes on one core."""
+    point, policy = pair
+    a_token, longest = _STEPS[point.group.data]
+    tokens = point.limit if point.lengths == EXACT else min(point.limit, longest)
+    steps = max(a_token * tokens, REQUESTS * tokens / min(point.cap, SEATS))
+    return steps * (_DRIFTING_STEP_S if policy in _DRIFTING else _STEP_S)

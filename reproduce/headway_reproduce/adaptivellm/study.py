@@ -1,23 +1,24 @@
-"""AdaptiveLLM's experiments from beginning to end: what is run, in which order, and what is made of it."""
+"""AdaptiveLLM's experiments from beginning to end, those on this machine's own engine too, and what is made of them."""
 
 from __future__ import annotations
 
-from headway.lab.papers import Request, Size, Tell, Tick
+from headway.lab.papers import Request, Tell
+from headway.lab.stream import Stream
 from headway.predict.hardware import hardware
-from headway.results.study import Study, StudyPart
-from headway.traces import NAMED_LAWS
-from headway_reproduce.adaptivellm.errors import PredictorErrors, errors_seconds, predictor_errors
-from headway_reproduce.adaptivellm.findings import Findings
-from headway_reproduce.adaptivellm.latency import figure_4, figure_4_data, loaded
-from headway_reproduce.adaptivellm.overhead import Overhead, overhead_part, overheads
-from headway_reproduce.adaptivellm.real import REAL_PLAN
-from headway_reproduce.adaptivellm.scope import Scope
+from headway.results.study import Study
+from headway.traces import NAMED_LAWS, TraceRequest, take
+from headway_reproduce.adaptivellm.latency import Latency, Overheads
+from headway_reproduce.adaptivellm.predictor_errors import errors_seconds, predictor_errors
 from headway_reproduce.adaptivellm.setting import (
+    ALL,
     BLOCK_TOKENS,
+    DATA_SETS,
     GPU_BLOCKS,
     GROUPS,
     HARDWARE,
     HOST_BLOCKS,
+    QUICK,
+    REAL,
     REQUESTS,
     SEATS,
     SEEDS,
@@ -25,81 +26,102 @@ from headway_reproduce.adaptivellm.setting import (
     WATERMARK_BLOCKS,
     Point,
 )
-from headway_reproduce.adaptivellm.throughput import (
-    ablations,
-    figure_3,
-    figure_3_data,
-    shortfall,
-    table_3,
-    table_3_data,
+from headway_reproduce.adaptivellm.throughput import Findings, Throughput
+from headway_reproduce.real_study import RealColumn, RealPlan, RealSizes, real_data, real_part
+from headway_reproduce.study import RepeatedPaper, read_kept
+from headway_reproduce.study_runs import RunResult
+
+# ---- on this machine's own engine: the same kind of workload, fewer requests, a made model -------------
+
+REAL_REQUESTS = 200
+REAL_BLOCK_TOKENS = 32
+"""The CPU backend's; as many KV tokens as in the paper, in fewer blocks."""
+
+
+def real_requests(count: int = REAL_REQUESTS) -> list[TraceRequest]:
+    """The first requests of a group's own draw, all at 0 s, each declaring the limit of its output."""
+    return take(Stream(Point(group=GROUPS[0]).trace()).requests(0), count)
+
+
+REAL_PLAN = RealPlan(
+    policies=REAL,
+    sizes=RealSizes(
+        blocks=GPU_BLOCKS * BLOCK_TOKENS // REAL_BLOCK_TOKENS,
+        host_blocks=HOST_BLOCKS * BLOCK_TOKENS // REAL_BLOCK_TOKENS,
+        block_tokens=REAL_BLOCK_TOKENS,
+    ),
+    requests=real_requests,
+    columns=(
+        RealColumn("throughput_rps", "req/s", over=True),
+        RealColumn("weighted_turnaround", "weighted turnaround"),
+        RealColumn("preemptions", "preemptions"),
+        RealColumn("swapped_out_blocks", "blocks out"),
+        RealColumn("recomputed_tokens", "recomputed tokens"),
+    ),
+    what="requests of the chat groups, all at once",
+    note="A CPU's copies and products are not a GPU's: this shows the same policies on the real engine, not the "
+    "paper's gains.",
+    seconds=140.0,
 )
-from headway_reproduce.real_study import RealRuns, real_data, real_part, real_runs, real_seconds
-from headway_reproduce.study_findings import short
-from headway_reproduce.study_runs import KeptRuns, run_study
 
-NAME = "adaptivellm"
-TITLE = "AdaptiveLLM, repeated"
+# ---- from beginning to end -----------------------------------------------------------------------------
 
 
-class AdaptiveLlm:
+class AdaptiveLlm(RepeatedPaper[Findings]):
     """The twelve groups on a simulated A800, and predictor errors and a smaller run on this machine's engine."""
 
-    def size(self, request: Request) -> Size:
-        """As `Paper.size`."""
-        scope, kept = Scope(quick=request.quick), KeptRuns.read(request.root)
-        runs, first = scope.num_runs(), scope.first_runs()
-        done = sum(kept.result(run) is not None for run in first)
-        if done == len(first):
-            capacity_rps = Findings(kept, scope).capacity_rps()
-            done += sum(kept.result(run) is not None for run in scope.loaded_runs(capacity_rps))
-        seconds = (runs - done) * scope.seconds_a_run() / request.jobs + errors_seconds(request)
-        if not request.quick:
-            seconds += real_seconds(request.root, REAL_PLAN)
-        return Size(runs=runs, kept=done, seconds=seconds)
+    name = "adaptivellm"
+    title = "AdaptiveLLM, repeated"
 
-    def reproduce(self, request: Request, tick: Tick, tell: Tell) -> Study:
-        """As `Paper.reproduce`."""
-        scope, kept = Scope(quick=request.quick), KeptRuns.read(request.root)
-        findings = Findings(kept, scope)
-        run_study(scope.first_runs(), kept, jobs=request.jobs, tick=tick)
-        if not scope.quick:
-            run_study(scope.loaded_runs(findings.capacity_rps()), kept, jobs=request.jobs, tick=tick)
-        real = None if scope.quick else real_runs(request.root, REAL_PLAN, tell)
-        return _study(findings, predictor_errors(request, tell), real)
+    def findings(self, request: Request, *, quick: bool) -> Findings:
+        """As `RepeatedPaper.findings`."""
+        return Findings(read_kept(request.root, RunResult), QUICK if quick else ALL)
 
+    def more_seconds(self, request: Request) -> float:
+        """Those of the predictors and the real engine."""
+        return errors_seconds(request) + REAL_PLAN.measurement.more_seconds(request)
 
-def _study(findings: Findings, errors: PredictorErrors, real: RealRuns | None) -> Study:
-    costs = overheads(findings)
-    parts: list[StudyPart | None] = [
-        table_3(findings),
-        shortfall(findings),
-        figure_3(findings),
-        figure_4(findings),
-        ablations(findings),
-        loaded(findings),
-        errors.part(),
-        overhead_part(costs),
-        real_part(real, REAL_PLAN),
-    ]
-    return Study(
-        name=NAME,
-        title=TITLE,
-        facts=_facts(findings.scope),
-        parts=[part for part in parts if part is not None],
-        data={**_data(findings, costs), **errors.data(), "real_engine": real_data(real, REAL_PLAN)},
-    )
+    def study(self, findings: Findings, request: Request, tell: Tell) -> Study:
+        """As `RepeatedPaper.study`."""
+        made = findings.kept, findings.scope
+        throughput, latency, overheads = Throughput(*made), Latency(*made), Overheads(*made)
+        real = REAL_PLAN.measurement.found(request, tell)
+        errors = predictor_errors(request, tell)
+        return self.told(
+            findings.scope,
+            ALL,
+            extent=f"all; {SEEDS} seeds for throughput, 1 for the rest",
+            seeds=len(findings.scope.seeds(Point(group=GROUPS[0]))),
+            facts=_facts(),
+            parts=[
+                throughput.table_3(),
+                throughput.shortfall(),
+                throughput.figure_3(),
+                latency.figure_4(),
+                throughput.ablations(),
+                latency.loaded(),
+                errors.part(),
+                overheads.part(),
+                real_part(real, REAL_PLAN),
+            ],
+            data={
+                **throughput.data(),
+                **latency.data(),
+                **overheads.data(),
+                **errors.data(),
+                "real_engine": real_data(real, REAL_PLAN),
+            },
+        )
 
 
-def _facts(scope: Scope) -> list[tuple[str, str]]:
+def _facts() -> list[tuple[str, str]]:
     """What was run on what."""
-    laws = {group.data: NAMED_LAWS[Point(group=group).law()] for group in GROUPS[:3]}
+    laws = {name: NAMED_LAWS[law] for name, law in DATA_SETS.items()}
     lengths = "; ".join(
         f"{name} {law.input.expected_tokens():.2f} in, {law.output.expected_tokens():.1f} out"
         for name, law in laws.items()
     )
-    part = "the quick part, 1 seed" if scope.quick else f"all; {SEEDS} seeds for throughput, 1 for the rest"
     return [
-        ("scope", f"{scope.num_runs():,} of {Scope().num_runs():,} simulated runs: {part}"),
         ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
         (
             "engine",
@@ -108,17 +130,3 @@ def _facts(scope: Scope) -> list[tuple[str, str]]:
         ),
         ("workload", f"{REQUESTS:,} requests a group, all at 0 s; mean tokens before the limit: {lengths}"),
     ]
-
-
-def _data(findings: Findings, costs: list[Overhead]) -> dict[str, object]:
-    scope = findings.scope
-    return {
-        "quick": scope.quick,
-        "cells_run": scope.num_runs(),
-        "cells_total": Scope().num_runs(),
-        "seeds": len(scope.seeds(Point(group=GROUPS[0]))),
-        "table3": table_3_data(findings),
-        "fig3": figure_3_data(findings),
-        "weighted_turnaround_cut": figure_4_data(findings),
-        "decision_overhead": short(max(each.share for each in costs)),
-    }

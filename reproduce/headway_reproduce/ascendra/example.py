@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headway.core.batch_shape import BatchShape
-from headway.core.cost import CostModel
+from headway.core.cost import CostModel, UnknownCost
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.policies.policy import Policy
-from headway.policies.presets import build_policy, find_preset
+from headway.policies.presets import Preset, build_policy, find_preset
 from headway.predict.calibration import Calibration
 from headway.predict.transfer import TransferModel
 from headway.results.metrics import ends, ttft_s
@@ -37,8 +37,8 @@ HAND_OFF = f"at-risk:threshold=-0.35,hp_tokens={2 * UNIT_TOKENS}"
 
 
 @dataclass(frozen=True, slots=True)
-class KnownCost:
-    """So many seconds a token, as everybody knows."""
+class KnownCost(UnknownCost):
+    """So many seconds a token, as everybody knows; nothing else takes time."""
 
     per_token_s: float
 
@@ -50,26 +50,9 @@ class KnownCost:
         """No step takes anything else."""
         return self.step_s(shape)
 
-    @property
-    def kv_tokens(self) -> int:
-        """Not known."""
-        return 0
-
     def prefill_s(self, num_tokens: int) -> float:
         """By its tokens alone."""
         return self.per_token_s * num_tokens
-
-    def swap_out_s(self, num_blocks: int) -> float:
-        """Nothing is swapped."""
-        return 0.0
-
-    def swap_in_s(self, num_blocks: int) -> float:
-        """Nothing is swapped."""
-        return 0.0
-
-    def load_s(self, num_tokens: int) -> float:
-        """There is no store."""
-        return 0.0
 
 
 COST = KnownCost(1.0 / UNIT_TOKENS)
@@ -92,19 +75,16 @@ class Fate:
 def figure_1() -> dict[str, dict[str, Fate]]:
     """System -> request -> what became of it."""
     lp = find_preset("ascendra-lp", batching=f"within-budgets:token_budget={LP_TOKENS}", leaving=(HAND_OFF,))
-    hp = find_preset("ascendra-hp", leaving=())
+    pools = {"lp": _knowing(lp), "hp": _knowing(find_preset("ascendra-hp", leaving=()))}
     return {
-        "vllm-v0": _served(_knowing(find_preset("vllm-v0").name), _system()),
-        "ascendra": _served(
-            {"lp": lambda cost: build_policy(lp, COST), "hp": lambda cost: build_policy(hp, COST)},
-            _system({"lp": 1, "hp": 1}),
-        ),
+        "vllm-v0": _served(_knowing(find_preset("vllm-v0")), _system()),
+        "ascendra": _served(pools, _system({"lp": 1, "hp": 1})),
     }
 
 
-def _knowing(name: str) -> PolicyFactory:
+def _knowing(preset: Preset) -> PolicyFactory:
     def build(cost: CostModel) -> Policy:
-        return build_policy(find_preset(name), COST)
+        return build_policy(preset, COST)
 
     return build
 

@@ -1,23 +1,42 @@
-"""What Ascendra's runs came to: goodput over rates, and the rate at which nine in ten are within their targets."""
+"""Ascendra's goodput beside the others': against rate, with tighter targets, and in overload."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
 from headway.errors import SimulationError
-from headway_reproduce.ascendra.measures import AscendraResult
-from headway_reproduce.ascendra.run import AscendraRun, KeptAscendraRuns
-from headway_reproduce.ascendra.scope import Scope
-from headway_reproduce.ascendra.setting import ASCENDRA, GOOD, MAIN, Case, Change, Service
-from headway_reproduce.study_findings import spread
+from headway.results.study import Chart, StudyPart, Value
+from headway_reproduce.ascendra.cells import AscendraRun, Scope
+from headway_reproduce.ascendra.run import AscendraResult, simulate_ascendra
+from headway_reproduce.ascendra.setting import (
+    ASCENDRA,
+    BASELINES,
+    GOOD,
+    LONGBENCH,
+    MAIN,
+    PAPER_GAINS,
+    PAPER_IN_SLO_GAIN,
+    PAPER_LOSS_RATIO,
+    PAPER_TIGHTER,
+    SCALE_RATES,
+    SIMULATED,
+    SYSTEMS,
+    TODAY,
+    Case,
+    Change,
+    Service,
+)
+from headway_reproduce.study import Runs, chart, mean, ratio, short
 
 Number = Callable[[AscendraResult], float | None]
 """What is asked of a run; None where it has no such value."""
 Curve = Sequence[tuple[float, float]]
 """(setting, share within targets), settings rising."""
+
+NAMES = [service.name for service in SYSTEMS]
 
 
 def goodput(result: AscendraResult) -> float:
@@ -25,12 +44,23 @@ def goodput(result: AscendraResult) -> float:
     return result.goodput
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """The runs that were made; rates are in shares of a case's reference where they are called loads."""
+@dataclass(frozen=True)
+class Findings(Runs[AscendraRun, AscendraResult]):
+    """Ascendra's runs; rates are in shares of a case's reference where they are called loads."""
 
-    kept: KeptAscendraRuns
+    measured_on = SIMULATED
     scope: Scope
+
+    def phases(self) -> Iterator[Sequence[AscendraRun]]:
+        """The reference first, then the sweep, which capacity is read from."""
+        yield self.scope.reference_runs()
+        yield self.scope.sweep_runs(self.reference_rps)
+        yield self.scope.further_runs(self.reference_rps, self.capacity_rps())
+
+    @property
+    def simulate(self) -> Callable[[AscendraRun], AscendraResult]:
+        """As `Runs.simulate`."""
+        return simulate_ascendra
 
     def result(self, run: AscendraRun) -> AscendraResult:
         """What a run came to. Raises SimulationError for one that was not made."""
@@ -50,11 +80,9 @@ class Findings:
         found = self.rate_at_good(MAIN, ASCENDRA)
         return self.scope.loads[-1] * self.reference_rps(MAIN) if found is None else found
 
-    def results(
-        self, case: Case, load: float, service: Service, *, scale: float = 1.0
-    ) -> list[AscendraResult]:
-        """One for each seed, at a load."""
-        return self.at_rate(case, load * self.reference_rps(case), service, scale=scale)
+    def at_load(self, load: float, service: Service, seed: int = 0) -> AscendraResult:
+        """One seed's result in the main case."""
+        return self.result(self.scope.run(MAIN, service, load * self.reference_rps(MAIN), seed))
 
     def at_rate(
         self, case: Case, rate_rps: float, service: Service, *, scale: float = 1.0
@@ -65,15 +93,12 @@ class Findings:
 
     def mean(self, case: Case, load: float, service: Service, number: Number = goodput) -> float | None:
         """The mean over seeds; None where some seed has no such value."""
-        return mean(self.results(case, load, service), number)
+        return mean(map(number, self.at_rate(case, load * self.reference_rps(case), service)))
 
     def curve(self, case: Case, service: Service) -> Curve:
         """Goodput over requests a second."""
-        reference_rps = self.reference_rps(case)
-        return [
-            (load * reference_rps, fmean(map(goodput, self.results(case, load, service))))
-            for load in self.scope.loads
-        ]
+        rates = [load * self.reference_rps(case) for load in self.scope.loads]
+        return [(rate_rps, fmean(map(goodput, self.at_rate(case, rate_rps, service)))) for rate_rps in rates]
 
     def rate_at_good(self, case: Case, service: Service) -> float | None:
         """Requests a second at which nine in ten are still within their targets."""
@@ -81,26 +106,18 @@ class Findings:
 
     def rate_gain(self, case: Case, over: Service) -> float | None:
         """Ascendra's rate at nine in ten over another's."""
-        mine, theirs = self.rate_at_good(case, ASCENDRA), self.rate_at_good(case, over)
-        return None if mine is None or theirs is None else mine / theirs
+        return ratio(self.rate_at_good(case, ASCENDRA), self.rate_at_good(case, over))
 
     def largest_goodput_gain(self, case: Case, over: Service) -> float | None:
         """The most that Ascendra's goodput is over another's, at the same rate of the sweep."""
         pairs = zip(self.curve(case, ASCENDRA), self.curve(case, over), strict=True)
-        found = [mine / theirs for (_, mine), (_, theirs) in pairs if theirs]
-        return max(found) if found else None
+        return max((mine / theirs for (_, mine), (_, theirs) in pairs if theirs), default=None)
 
     def changed_rate(self, service: Service, change: Change, loads: Sequence[float]) -> float | None:
         """As `rate_at_good` in the main case, with one thing changed; a single seed."""
         reference_rps = self.reference_rps(MAIN)
         runs = [self.scope.run(MAIN, service, load * reference_rps, 0) for load in loads]
         return crossing([(run.rate_rps, self.result(replace(run, change=change)).goodput) for run in runs])
-
-
-def mean(results: Sequence[AscendraResult], number: Number) -> float | None:
-    """The mean over seeds; None where some seed has no such value."""
-    found = spread(map(number, results))
-    return None if found is None else found.mean
 
 
 def crossing(curve: Curve, level: float = GOOD) -> float | None:
@@ -122,3 +139,310 @@ def scale_at_good(curve: Curve, level: float = GOOD) -> float | None:
             tighter, less = curve[place - 1]
             return tighter + (scale - tighter) * (level - less) / (share - less)
     return None
+
+
+# ---- goodput against rate ------------------------------------------------------------------------------
+
+GAIN_KEYS = dict(zip(("vs_vllm_v0", "vs_sarathi", "vs_vllm_today"), BASELINES, strict=True))
+"""Key of the JSON -> which system Ascendra is put over."""
+
+
+class Rates(Findings):
+    """Every system's curve in every case, and Ascendra's gains beside the paper's."""
+
+    def headline(self) -> StudyPart:
+        """Both readings of the gain, the paper's beside ours."""
+        rows: list[list[Value]] = []
+        for case in self.scope.cases:
+            rates = [self.rate_gain(case, service) for service in BASELINES]
+            goodputs = [self.largest_goodput_gain(case, service) for service in BASELINES]
+            rows.append([str(case), *rates, *PAPER_GAINS.get(case, (None, None)), *goodputs])
+        table = self.table(
+            "gains",
+            "Ascendra's goodput over the others'",
+            [
+                "case",
+                *(f"rate at 90 %, over {service.name}" for service in BASELINES),
+                *("paper: over vLLM", "paper: over Sarathi"),
+                *(f"largest goodput gain at one rate, over {service.name}" for service in BASELINES),
+            ],
+            rows,
+            "The rate at which nine in ten requests are within both targets, over the other's; and the largest ratio "
+            "of the shares within targets at the same rate. The paper does not say which of the two its gain is. 1 is "
+            f"equal, less is worse. {LONGBENCH.title} is lengths of arXiv papers and their abstracts.",
+        )
+        text = [self._said_of(case) for case in self.scope.cases if case in PAPER_GAINS]
+        return StudyPart(title="Goodput beside the paper's", text=text, tables=[table])
+
+    def _said_of(self, case: Case) -> str:
+        gains = [self.rate_gain(case, service) for service in BASELINES[:2]]
+        found = " and ".join("not known" if gain is None else f"{gain:.2f}" for gain in gains)
+        paper = " and ".join(f"{gain:.2f}" for gain in PAPER_GAINS[case])
+        return (
+            f"{case}: the rate Ascendra holds is {found} times vLLM's of its time and Sarathi's; in the paper "
+            f"{paper}."
+        )
+
+    def part(self) -> StudyPart:
+        """Each system's curve in each case."""
+        cases, loads = self.scope.cases, self.scope.loads
+        capacities: list[list[Value]] = [
+            [str(case), self.reference_rps(case), *(self.rate_at_good(case, service) for service in SYSTEMS)]
+            for case in cases
+        ]
+        capacity = self.table(
+            "capacity",
+            "Requests a second at which nine in ten are within both targets",
+            ["case", "load of 1, req/s", *NAMES],
+            capacities,
+            "None where the sweep begins or ends beyond it.",
+        )
+        table = self.table(
+            "goodput",
+            "Share of requests within both targets",
+            ["case", "load", "req/s", *NAMES],
+            [
+                [str(case), load, load * self.reference_rps(case), *self._goodputs(case, load)]
+                for case in cases
+                for load in loads
+            ],
+            f"A load of 1 is what {TODAY.name} gets through of the case's requests sent all at once.",
+            decimals=3,
+            keys=2,
+            detail=True,
+        )
+        charts = [self._chart(case) for case in cases]
+        return StudyPart(title="Goodput against rate", tables=[capacity, table], charts=charts)
+
+    def _goodputs(self, case: Case, load: float) -> list[float | None]:
+        return [self.mean(case, load, service) for service in SYSTEMS]
+
+    def _chart(self, case: Case) -> Chart:
+        curves = {
+            service.name: [
+                (load, share)
+                for load, (_, share) in zip(self.scope.loads, self.curve(case, service), strict=True)
+            ]
+            for service in SYSTEMS
+        }
+        return chart(
+            f"goodput-{_slug(case)}",
+            f"Goodput, {case}",
+            curves,
+            "load, simulated",
+            "share within targets",
+            level=0.9,
+            doubling=False,
+        )
+
+    def data(self) -> dict[str, object]:
+        """The keys that are about the sweep."""
+        rates, gains, goodputs = dict[str, object](), dict[str, object](), dict[str, object]()
+        for case in self.scope.cases:
+            rates[str(case)] = {service.name: short(self.rate_at_good(case, service)) for service in SYSTEMS}
+            paper = [short(gain) for gain in PAPER_GAINS[case]] if case in PAPER_GAINS else None
+            over = {key: short(self.rate_gain(case, service)) for key, service in GAIN_KEYS.items()}
+            gains[str(case)] = {**over, "paper": paper}
+            goodputs[str(case)] = {
+                key: short(self.largest_goodput_gain(case, service)) for key, service in GAIN_KEYS.items()
+            }
+        return {
+            "rate_at_90_goodput_rps": rates,
+            "rate_at_90_goodput_gain": gains,
+            "goodput_gain_at_same_rate_max": goodputs,
+        }
+
+    def sweep(self) -> list[dict[str, object]]:
+        """Every point of the sweep."""
+        return [
+            {
+                "case": str(case),
+                "load": load,
+                "rate_rps": short(load * self.reference_rps(case)),
+                **dict(zip(NAMES, map(short, self._goodputs(case, load)), strict=True)),
+            }
+            for case in self.scope.cases
+            for load in self.scope.loads
+        ]
+
+
+def _slug(case: Case) -> str:
+    words = f"{case.model.title}-{case.data.title}".lower()
+    return "".join(letter if letter.isalnum() else "-" for letter in words).strip("-").replace("--", "-")
+
+
+# ---- tighter targets -----------------------------------------------------------------------------------
+
+
+class Targets(Findings):
+    """How tight targets may be: the smallest factor on both that nine in ten requests are still within."""
+
+    def least_scale(self, share: float, service: Service) -> float | None:
+        """At a share of Ascendra's capacity, mean over seeds of the baselines; None if no factor tried is enough.
+
+        Ascendra decides by targets, so it is run with each factor; the others are run once, and each request is asked
+        which factor it would have needed.
+        """
+        rate_rps = share * self.capacity_rps()
+        if service is not ASCENDRA:
+            return mean(result.needed_scale for result in self.at_rate(MAIN, rate_rps, service))
+        return scale_at_good(
+            [
+                (scale, fmean(map(goodput, self.at_rate(MAIN, rate_rps, service, scale=scale))))
+                for scale in self.scope.scales
+            ]
+        )
+
+    def part(self) -> StudyPart:
+        """By share of capacity and system."""
+        rows = {share: [self.least_scale(share, service) for service in SYSTEMS] for share in SCALE_RATES}
+        table = self.table(
+            "slo-scale",
+            f"Smallest factor on both targets that nine in ten are within ({MAIN})",
+            ["rate, of Ascendra's capacity", *NAMES],
+            [[share, *scales] for share, scales in rows.items()],
+            "Smaller is tighter. Ascendra decides by targets, so it is run with each of a few factors, the smallest "
+            f"{self.scope.scales[0]:g}, and read off between two.",
+        )
+        tightest = [theirs / mine for mine, *others in rows.values() if mine for theirs in others if theirs]
+        said = f"{max(tightest):.2f}" if tightest else "not known how many"
+        text = f"Ascendra holds targets up to {said} times tighter; in the paper up to {PAPER_TIGHTER:g}."
+        return StudyPart(title="Tighter targets", text=[text], tables=[table])
+
+    def data(self) -> dict[str, dict[str, float | None]]:
+        """Share of capacity -> system -> factor."""
+        return {
+            f"{share:.1f}": {service.name: short(self.least_scale(share, service)) for service in SYSTEMS}
+            for share in SCALE_RATES
+        }
+
+
+# ---- overload with shedding ----------------------------------------------------------------------------
+
+Shares = dict[str, float]
+"""System -> share of all requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """Shares of all requests at one rate: within targets, dropped, and finished late, by system."""
+
+    over: float
+    met: Shares
+    dropped: Shares
+    late: Shares
+
+    @property
+    def best(self) -> str:
+        """The baseline with the most within targets."""
+        return max((service.name for service in BASELINES), key=self.met.__getitem__)
+
+    def over_best(self, shares: Shares) -> float | None:
+        """Ascendra's share over that of the best baseline."""
+        return _over(shares, self.best)
+
+    def gain(self, over: str) -> float:
+        """Ascendra's requests within targets over another's; 0 over none."""
+        return _over(self.met, over) or 0.0
+
+
+def _over(shares: Shares, name: str) -> float | None:
+    """Ascendra's share over another's."""
+    return ratio(shares[ASCENDRA.name], shares[name])
+
+
+class Overloads(Findings):
+    """Ten minutes above capacity, every system dropping what still waits when its first token is due."""
+
+    def found(self) -> list[Overload]:
+        """Each rate, means over seeds."""
+        return [
+            Overload(
+                over,
+                self._shares(over, goodput),
+                self._shares(over, lambda result: result.dropped / result.requests),
+                self._shares(over, lambda result: result.late / result.requests),
+            )
+            for over in self.scope.overloads
+        ]
+
+    def _shares(self, over: float, number: Number) -> Shares:
+        return {service.name: self._share(service, over, number) for service in SYSTEMS}
+
+    def _share(self, service: Service, over: float, number: Number) -> float:
+        rate_rps = over * self.capacity_rps()
+        runs = [self.scope.overload_run(service, rate_rps, seed) for seed in self.scope.seeds]
+        return mean(number(self.result(run)) for run in runs) or 0.0
+
+    def part(self) -> StudyPart:
+        """Within targets, dropped and late, by rate."""
+        found = self.found()
+        rows: list[list[Value]] = [
+            [each.over, *(shares[name] for shares in (each.met, each.dropped, each.late) for name in NAMES)]
+            for each in found
+        ]
+        shown = [f"{what}: {name}" for what in ("within", "dropped", "late") for name in NAMES]
+        table = self.table(
+            "overload",
+            f"Ten minutes in overload, shares of all requests ({MAIN})",
+            ["rate, of Ascendra's capacity", *shown],
+            rows,
+            "Every system drops a request that still waits for its first step when its first token is due. Late ones "
+            "finished outside a target.",
+            decimals=3,
+        )
+        title = "Overload with shedding"
+        drawn = chart(
+            "overload",
+            title,
+            {name: [(each.over, each.met[name]) for each in found] for name in NAMES},
+            "rate, of Ascendra's capacity; simulated",
+            "share within targets",
+            doubling=False,
+        )
+        text = [*_said(found), self._said_of_hand_offs()]
+        return StudyPart(title=title, text=text, tables=[table], charts=[drawn])
+
+    def _said_of_hand_offs(self) -> str:
+        moved = {
+            over: self._share(ASCENDRA, over, lambda result: result.moves / result.requests)
+            for over in self.scope.overloads
+        }
+        said = ", ".join(f"{share:.0%} at {over:g}" for over, share in moved.items())
+        return (
+            f"LP instances hand off {said} of capacity, of all requests, to the one HP instance. They do not know "
+            "what waits there; what is too much is dropped there."
+        )
+
+    def data(self) -> dict[str, object]:
+        """Ratios are over the baseline with the most within targets at that rate; `vs` has each of them."""
+        found = self.found()
+        best = [each.best for each in found]
+        return {
+            "rate_over_capacity": [each.over for each in found],
+            **_ratios(found, best),
+            "over": best,
+            "vs": {service.name: _ratios(found, [service.name] * len(found)) for service in BASELINES},
+            "paper": {"in_slo_gain": PAPER_IN_SLO_GAIN, "dropped_and_violated_ratio": PAPER_LOSS_RATIO},
+        }
+
+
+def _ratios(found: list[Overload], over: list[str]) -> dict[str, object]:
+    """At each rate, over the system named for it."""
+    pairs = list(zip(found, over, strict=True))
+    return {
+        "in_slo_gain": [short(_over(each.met, name)) for each, name in pairs],
+        "dropped_ratio": [short(_over(each.dropped, name)) for each, name in pairs],
+        "violated_ratio": [short(_over(each.late, name)) for each, name in pairs],
+    }
+
+
+def _said(found: list[Overload]) -> list[str]:
+    most = max(found, key=lambda each: each.gain(each.best))
+    v0, sarathi = (max((each.gain(name), each.over) for each in found) for name in ("vllm-v0", "sarathi"))
+    return [
+        f"At most {v0[0]:.2f} times vllm-v0's requests are within their targets (at {v0[1]:g} of capacity) and "
+        f"{sarathi[0]:.2f} times sarathi's (at {sarathi[1]:g}); in the paper {PAPER_IN_SLO_GAIN}. Over the best of the "
+        f"three at the same rate: at most {most.gain(most.best):.2f} ({most.best}, at {most.over:g}).",
+        f"In the paper dropped and late requests are nearly halved ({PAPER_LOSS_RATIO:g}).",
+    ]

@@ -1,69 +1,31 @@
-"""One run of Ascendra's experiments: decided by plain data, what it came to, and where that is kept."""
+"""One run of Ascendra's experiments: simulated, its records read, and predicted step times held against it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from hashlib import sha256
-from pathlib import Path
+from statistics import fmean
 
-from headway.core.record import Record
+import numpy as np
+
+from headway.core.batch_shape import StepKind, shape_of
+from headway.core.cost import CostModel
+from headway.core.plan import StepOutcome
+from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import HeadwayError
-from headway.lab.kept_runs import Kept, release
 from headway.lab.policy_choice import policy_factory
-from headway.lab.simulation import fingerprint
 from headway.lab.stream import Stream
-from headway.predict.calibration import Calibration
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.policies.policy import Policy
+from headway.results import summarize
+from headway.results.metrics import end_s, ends, met_targets, tbt_s, ttft_s
 from headway.routing.pools import pool_of
-from headway.sim.simulation import Policies, Result, System, simulate
+from headway.sim.simulation import Policies, PolicyFactory, Result, System, simulate
 from headway.traces import TraceRequest
-from headway_reproduce.ascendra.errors import StepErrors
-from headway_reproduce.ascendra.measures import AscendraResult, PoolUse, measure
-from headway_reproduce.ascendra.setting import HARDWARE, UNCHANGED, Case, Change, Service
-
-FILE = "ascendra-runs.jsonl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AscendraRun:
-    """All that decides one run.
-
-    `count` requests in Poisson arrivals at `rate_rps`, 0 for all at once. `slo_scale` is a factor on both targets.
-    `seed` draws the workload anew, and the noise of the clock. With `errors` predicted step times are held against
-    what steps took.
-    """
-
-    case: Case
-    service: Service
-    rate_rps: float
-    count: int
-    seed: int
-    slo_scale: float = 1.0
-    change: Change = UNCHANGED
-    errors: bool = False
-
-    @property
-    def slo(self) -> Slo:
-        """The targets of every request."""
-        slo, scale = self.case.slo, self.slo_scale
-        assert slo.ttft_s is not None
-        assert slo.tbt_s is not None
-        return Slo(ttft_s=scale * slo.ttft_s, tbt_s=scale * self.change.tbt_factor * slo.tbt_s)
-
-    def trace(self) -> str:
-        """The workload as `headway simulate --trace` takes it."""
-        law = self.case.data.law
-        arrivals = f"poisson:rate={self.rate_rps:.6g}" if self.rate_rps else "at-once"
-        return f"gen:{arrivals}/input={law}/output={law}/count={self.count}"
-
-    def digest(self) -> str:
-        """As `Digested.digest`."""
-        said = [release(), _fingerprint(self.case.model.name, self.change), *sorted(asdict(self).items())]
-        return sha256(repr(said).encode()).hexdigest()
+from headway_reproduce.ascendra.cells import AscendraRun, costs
+from headway_reproduce.ascendra.setting import Service
+from headway_reproduce.study_runs import of_kind
 
 
 def simulate_ascendra(run: AscendraRun) -> AscendraResult:
@@ -124,27 +86,209 @@ def _requests(trace: str, slo: Slo, seed: int) -> list[TraceRequest]:
     return Stream(trace, slo=slo).requests(seed)
 
 
-@lru_cache(maxsize=16)
-def costs(model: str, change: Change = UNCHANGED) -> Calibration:
-    """What an instance costs."""
-    found = calibration(HARDWARE, model_shape(model))
-    return replace(found, host_s=found.host_s + change.more_host_s)
+# ---- predicted step times ------------------------------------------------------------------------------
 
-
-@lru_cache(maxsize=16)
-def _fingerprint(model: str, change: Change) -> str:
-    return fingerprint(costs(model, change))
+MINUTE_S = 60.0
 
 
 @dataclass(slots=True)
-class KeptAscendraRuns(Kept[AscendraRun, AscendraResult]):
-    """Runs that are done, in DIR/ascendra-runs.jsonl."""
+class StepErrors:
+    """Relative errors of each instance's own predictions, each made when its step was scheduled.
 
-    file: str = FILE
+    For steps one at a time: what a step took is from there to its output, the host's time among it. Steps before the
+    model answers are left out.
+    """
 
-    @classmethod
-    def read(cls, root: Path) -> KeptAscendraRuns:
-        """What a folder holds. Raises ConfigError if the file holds anything else or cannot be read."""
-        kept = cls(root)
-        kept.load(AscendraResult)
-        return kept
+    _expected: dict[int, tuple[StepKind, float]] = field(default_factory=dict)
+    _found: dict[StepKind, dict[int, list[float]]] = field(default_factory=dict)
+
+    def following(self, policies: Policies) -> Policies:
+        """The same policies, whose cost models are asked about every step."""
+        if not isinstance(policies, Mapping):
+            return self._following(policies)
+        return {pool: self._following(build) for pool, build in policies.items()}
+
+    def _following(self, build: PolicyFactory) -> PolicyFactory:
+        def build_followed(cost: CostModel) -> Policy:
+            followed = of_kind(_Followed, build(cost))
+            followed.errors, followed.cost = self, cost
+            followed.uses_costs = True
+            return followed
+
+        return build_followed
+
+    def expect(self, outcome: StepOutcome, cost: CostModel) -> None:
+        """A step was scheduled."""
+        if outcome.tokens:
+            shape = shape_of(outcome.tokens)
+            self._expected[id(outcome)] = (shape.kind, cost.step_s(shape))
+
+    def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
+        """A step's output has come."""
+        kind, expected_s = self._expected.pop(id(outcome))
+        if expected_s:
+            took_s = finished_s - started_s
+            minute = int(started_s // MINUTE_S)
+            self._found.setdefault(kind, {}).setdefault(minute, []).append(abs(expected_s / took_s - 1))
+
+    def by_minute(self) -> dict[str, tuple[float | None, ...]]:
+        """Kind of step -> mean relative error of each minute; None where it had no such step."""
+        return {
+            kind: tuple(fmean(minutes[at]) if at in minutes else None for at in range(max(minutes) + 1))
+            for kind, minutes in sorted(self._found.items())
+        }
+
+
+class _Followed(Policy):
+    """Decides as the policy whose parts it has."""
+
+    errors: StepErrors
+    cost: CostModel
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """As the policy, its cost model asked first."""
+        self.errors.expect(outcome, self.cost)
+        super().observe(outcome)
+
+
+# ---- from the records of a run to what the experiments ask of it -----------------------------------------
+
+STEADY = 0.9
+QUANTILES = 100
+"""Steps of the distribution of times to first token that is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUse:
+    """How busy the instances of a pool were, as a share of the run."""
+
+    instances: int
+    busy_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolResult:
+    """What a pool's instances did: `delay_s` is the mean wait there, from coming to the first step, of those that
+    started there; `first_tokens` how many did.
+    """
+
+    busy_share: float
+    first_tokens: int
+    delay_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AscendraResult:
+    """What a run came to.
+
+    `met` of `requests` finished within both targets; `late` finished outside; `dropped` never started. `needed_scale`
+    is the least factor on both targets that nine in ten would have met, None where fewer finished. `ttft_s` are
+    quantiles at equal distances from 0 to 1. `steady_rps` is the rate at which the first nine tenths ended, so that
+    a few long answers at the end do not count. `pools` has one entry, "", where there are none. `step_errors` are mean
+    relative errors of predicted step times, minute by minute, of each kind of step; None for a minute without.
+    """
+
+    requests: int
+    finished: int
+    met: int
+    late: int
+    dropped: int
+    moves: int
+    throughput_rps: float | None
+    total_tps: float | None
+    mean_ttft_s: float | None
+    p99_ttft_s: float | None
+    mean_tbt_s: float | None
+    p99_tbt_s: float | None
+    needed_scale: float | None
+    preemptions: int
+    steady_rps: float | None
+    ttft_s: tuple[float, ...]
+    pools: dict[str, PoolResult]
+    step_errors: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that did not finish."""
+        return self.requests - self.finished
+
+    @property
+    def goodput(self) -> float:
+        """Share of all requests that finished within both targets."""
+        return self.met / self.requests
+
+
+def measure(records: Sequence[Record], use: Mapping[str, PoolUse], good: float = 0.9) -> AscendraResult:
+    """What the records of a run say, moves among them."""
+    summary, ended = summarize(records), ends(records)
+    met = sum(map(met_targets, ended))
+    finished = [record for record in ended if record.outcome is Outcome.FINISHED]
+    return AscendraResult(
+        requests=len(ended),
+        finished=len(finished),
+        met=met,
+        late=len(finished) - met,
+        dropped=summary.expired + summary.shed,
+        moves=summary.handed_off,
+        throughput_rps=summary.throughput_rps,
+        total_tps=summary.total_tps,
+        mean_ttft_s=summary.mean_ttft_s,
+        p99_ttft_s=summary.p99_ttft_s,
+        mean_tbt_s=summary.mean_tbt_s,
+        p99_tbt_s=summary.p99_tbt_s,
+        needed_scale=needed_scale(finished, len(ended), good),
+        preemptions=summary.preemptions,
+        ttft_s=_quantiles(finished),
+        steady_rps=_steady_rps(ended),
+        pools={pool: _pool_result(pool, found, records) for pool, found in use.items()},
+    )
+
+
+def _steady_rps(ended: Sequence[Record]) -> float | None:
+    times_s = sorted(map(end_s, ended))
+    count = int(STEADY * len(times_s))
+    began_s = min(record.arrival_s for record in ended)
+    return count / (times_s[count - 1] - began_s) if count and times_s[count - 1] > began_s else None
+
+
+def needed_scale(finished: Sequence[Record], requests: int, good: float) -> float | None:
+    """The least factor on all targets at which a share `good` of all requests is within both; O(n log n)."""
+    scales = sorted(map(_own_scale, finished))
+    wanted = int(np.ceil(good * requests))
+    return scales[wanted - 1] if 0 < wanted <= len(scales) else None
+
+
+def _own_scale(record: Record) -> float:
+    """The least factor at which one request is within both targets; one token has no time between tokens."""
+    first_s, between_s = ttft_s(record), tbt_s(record) or 0.0
+    assert first_s is not None
+    assert record.slo.ttft_s is not None
+    assert record.slo.tbt_s is not None
+    return max(first_s / record.slo.ttft_s, between_s / record.slo.tbt_s)
+
+
+def _quantiles(finished: Sequence[Record]) -> tuple[float, ...]:
+    times_s = [time_s for record in finished if (time_s := ttft_s(record)) is not None]
+    if not times_s:
+        return ()
+    found = np.quantile(times_s, np.linspace(0, 1, QUANTILES + 1))
+    return tuple(round(float(time_s), 6) for time_s in found)
+
+
+def _pool_result(pool: str, use: PoolUse, records: Sequence[Record]) -> PoolResult:
+    came_s = {record.id: end_s(record) for record in records if record.outcome is Outcome.HANDED_OFF}
+    started = [
+        record
+        for record in records
+        if record.first_scheduled_s is not None and pool_of(record.instance) == pool
+    ]
+    delays_s = [
+        record.first_scheduled_s - came_s.get(record.id, record.arrival_s)
+        for record in started
+        if record.first_scheduled_s is not None
+    ]
+    return PoolResult(
+        busy_share=use.busy_share,
+        first_tokens=len(started),
+        delay_s=fmean(delays_s) if delays_s else None,
+    )

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
 from headway.lab.policy_choice import label
-from headway.results.line_chart import settings_svg
 from headway.results.study import Chart, StudyPart, StudyTable, Value
-from headway_reproduce.fastserve.findings import (
-    Findings,
-    Range,
-    largest,
-    mean_jct_s,
-    p50_jct_s,
-    p99_jct_s,
-    said,
-    span,
-)
-from headway_reproduce.fastserve.scope import (
+from headway_reproduce.fastserve.setting import (
     AXES,
+    CLUSTER,
     CV_AXIS,
     END_TO_END,
-    RATE_AXIS,
-    SCARCE_MEMORY,
-    THETA_AXIS,
-    VARIATIONS,
-    VARIED,
-    What,
-)
-from headway_reproduce.fastserve.setting import (
-    CLUSTER,
     FASTER_TRANSFORMER,
     FASTSERVE,
     LOAD,
@@ -39,303 +23,317 @@ from headway_reproduce.fastserve.setting import (
     PAPER_MEAN_GAIN,
     PAPER_RANGES,
     PAPER_TAIL_GAIN,
+    RATE_AXIS,
+    SCARCE_MEMORY,
     SIMULATED,
     SYSTEMS,
+    THETA_AXIS,
     TODAY,
+    VARIATIONS,
+    VARIED,
+    Machine,
+    Place,
     Point,
+    Scope,
+    What,
 )
-from headway_reproduce.study_findings import Number, short, throughput_rps
+from headway_reproduce.study import Range, chart, short, short_range, span
+from headway_reproduce.study_runs import EngineFindings, Number, StudyRun, summary_key, throughput_rps
+
+mean_jct_s = summary_key("mean_jct_s")
+"""Mean job completion time."""
+p50_jct_s = summary_key("p50_jct_s")
+"""Its median."""
+p99_jct_s = summary_key("p99_jct_s")
+"""Its 99th percentile: the papers say "tail" and not which."""
 
 AXIS_HEADINGS = {RATE_AXIS: "load (of orca's capacity)", CV_AXIS: "CV of arrivals", THETA_AXIS: "Zipf theta"}
 _OVER = {ORCA: "over orca", FASTER_TRANSFORMER: "over fastertransformer", TODAY: "over vllm today"}
 
 
-def axis_points(findings: Findings, axis: str) -> dict[float, Point]:
-    """Setting -> point."""
-    return findings.scope.end_to_end(axis, findings.capacity_rps)
+@dataclass(frozen=True)
+class Findings(EngineFindings[Point]):
+    """FastServe's runs."""
+
+    measured_on = SIMULATED
+    scope: Scope
+
+    def phases(self) -> Iterator[Sequence[StudyRun]]:
+        """Capacity first, which the rates of all others are shares of."""
+        yield self.scope.capacity_runs()
+        yield self.scope.loaded_runs(self.capacity_rps)
+
+    def capacity_rps(self, place: Place) -> float:
+        """What the baseline got through of a place's requests, all at once."""
+        return self.mean(place.at_once(), ORCA, throughput_rps) or 0.0
+
+    def gain(self, point: Point, over: str, number: Number = mean_jct_s) -> float | None:
+        """How many times another policy's latency is fastserve's, mean over seeds: 2 is half the time."""
+        return self.ratio(point, over, FASTSERVE, number)
+
+    def gains(self, points: Iterable[Point], over: str, number: Number = mean_jct_s) -> Range | None:
+        """The least and the largest gain."""
+        return span(self.gain(point, over, number) for point in points)
+
+    def jct_chart(
+        self,
+        name: str,
+        machine: Machine,
+        points: Mapping[float, Point],
+        policies: Mapping[str, str],
+        x_label: str,
+        *,
+        doubling: bool,
+    ) -> Chart:
+        """Mean completion time against a setting; `policies` are curves by what they are called."""
+        curves = {
+            called: [(setting, self.mean(point, policy, mean_jct_s)) for setting, point in points.items()]
+            for called, policy in policies.items()
+        }
+        title = f"Mean JCT, {machine.title}"
+        return chart(name, title, curves, f"{x_label}, simulated", "seconds", doubling=doubling)
 
 
-def all_points(findings: Findings) -> list[Point]:
-    """Every point of the three axes, once."""
-    return list(dict.fromkeys(point for axis in AXES for point in axis_points(findings, axis).values()))
+def largest(found: Range | None) -> float | None:
+    """The most of a range, as scripts read it."""
+    return None if found is None else short(found[1])
 
 
-# ---- beside the paper ----------------------------------------------------------------------------------
+def sensitivity(values: Iterable[float | None]) -> float | None:
+    """The most over the least: 1 where nothing changes."""
+    found = span(values)
+    return found[1] / found[0] if found and found[0] else None
 
 
-def headline(findings: Findings) -> StudyPart:
-    """The largest gains and their ranges, the paper's beside ours."""
-    points = all_points(findings)
-    tail = findings.gains(points, ORCA, p99_jct_s)
-    rows: list[list[Value]] = [
-        _row("mean JCT, over orca", findings.gains(points, ORCA), (1.0, PAPER_MEAN_GAIN)),
-        _row("p99 JCT, over orca", tail, (None, PAPER_TAIL_GAIN)),
-        _row(
-            "mean JCT, over fastertransformer",
-            findings.gains(points, FASTER_TRANSFORMER),
-            (1.9, PAPER_FT_GAIN),
-        ),
-        _row("mean JCT, over vllm today", findings.gains(points, TODAY), (None, None)),
-    ]
-    for axis in AXES:
-        found = list(axis_points(findings, axis).values())
-        rows.append(_row(f"{axis}: mean JCT, over orca", findings.gains(found, ORCA), PAPER_RANGES[axis]))
-        gains = findings.gains(found, FASTER_TRANSFORMER)
-        rows.append(_row(f"{axis}: mean JCT, over fastertransformer", gains, PAPER_FT_RANGES[axis]))
-    table = StudyTable(
-        name="headline",
-        title="How many times the other's job completion time is fastserve's",
-        measured_on=SIMULATED,
-        headings=["what", "least", "most", "paper: least", "paper: most"],
-        rows=rows,
-        note="1 is equal, 2 is half the time, less than 1 is longer. The paper does not say which percentile its tail "
-        "is; ours is the 99th.",
-    )
-    text = [
-        f"fastserve's mean job completion time over the grid: orca's is {said(findings.gains(points, ORCA))} as long, "
-        f"in the paper up to {PAPER_MEAN_GAIN}; its 99th percentile {said(tail)}, in the paper up to "
-        f"{PAPER_TAIL_GAIN}.",
-        _said_of_low_load(findings),
-        _said_of_static(findings),
-        f"{label(ORACLE)}, which knows how long answers will be: fastserve's mean is {said(gaps_to_oracle(findings))} "
-        "that one's.",
-    ]
-    return StudyPart(title="Beside the paper", text=text, tables=[table])
+def said(found: Range | None) -> str:
+    """A range in a sentence."""
+    return "not measured" if found is None else f"{found[0]:.2f} to {found[1]:.2f} times"
+
+
+class EndToEnd(Findings):
+    """The three axes: completion times, gains, and what changes them."""
+
+    def points(self, axis: str) -> dict[float, Point]:
+        """Setting -> point."""
+        return self.scope.end_to_end(axis, self.capacity_rps)
+
+    def all_points(self) -> list[Point]:
+        """Every point of the three axes, once."""
+        return list(dict.fromkeys(point for axis in AXES for point in self.points(axis).values()))
+
+    # ---- beside the paper --------------------------------------------------------------------------
+
+    def headline(self) -> StudyPart:
+        """The largest gains and their ranges, the paper's beside ours."""
+        points = self.all_points()
+        gains, tail = self.gains(points, ORCA), self.gains(points, ORCA, p99_jct_s)
+        static = self.gains(points, FASTER_TRANSFORMER)
+        rows = [
+            _row("mean JCT, over orca", gains, (1.0, PAPER_MEAN_GAIN)),
+            _row("p99 JCT, over orca", tail, (None, PAPER_TAIL_GAIN)),
+            _row("mean JCT, over fastertransformer", static, (1.9, PAPER_FT_GAIN)),
+            _row("mean JCT, over vllm today", self.gains(points, TODAY), (None, None)),
+        ]
+        for axis in AXES:
+            found = self.points(axis).values()
+            for over, paper in ((ORCA, PAPER_RANGES), (FASTER_TRANSFORMER, PAPER_FT_RANGES)):
+                rows.append(_row(f"{axis}: mean JCT, over {over}", self.gains(found, over), paper[axis]))
+        table = self.table(
+            "headline",
+            "How many times the other's job completion time is fastserve's",
+            ["what", "least", "most", "paper: least", "paper: most"],
+            rows,
+            "1 is equal, 2 is half the time, less than 1 is longer. The paper does not say which percentile its tail "
+            "is; ours is the 99th.",
+        )
+        differs = self._low_load_difference()
+        equal = "not measured" if differs is None else f"within {differs:.1%}"
+        text = [
+            f"fastserve's mean job completion time over the grid: orca's is {said(gains)} as long, "
+            f"in the paper up to {PAPER_MEAN_GAIN}; its 99th percentile {said(tail)}, in the paper up to "
+            f"{PAPER_TAIL_GAIN}.",
+            f"At loads up to {LOW_LOAD:g} the means of fastserve and orca are equal {equal}; in the paper they are "
+            "equal.",
+            self._said_of_static(),
+            f"{label(ORACLE)}, which knows how long answers will be: fastserve's mean is "
+            f"{said(self._gaps_to_oracle())} that one's.",
+        ]
+        return StudyPart(title="Beside the paper", text=text, tables=[table])
+
+    def _said_of_static(self) -> str:
+        """Why gains over static batches are what they are."""
+        got_rps = self.mean(self.points(RATE_AXIS)[LOAD], FASTER_TRANSFORMER, throughput_rps) or 0.0
+        share = got_rps / self.capacity_rps(END_TO_END)
+        return (
+            f"{FASTER_TRANSFORMER} runs each batch to the end of its longest answer, in one stage at a time, and gets "
+            f"through {share:.0%} of orca's capacity: it is overloaded at every rate of the grid, and its job "
+            "completion times grow with the length of the run."
+        )
+
+    def _low_load_difference(self) -> float | None:
+        """The largest relative difference from orca in mean JCT at low load."""
+        points = self.points(RATE_AXIS)
+        gains = [self.gain(point, ORCA) for load, point in points.items() if load <= LOW_LOAD]
+        found = span(abs(gain - 1) for gain in gains if gain is not None)
+        return None if found is None else found[1]
+
+    def _gaps_to_oracle(self) -> Range | None:
+        """fastserve's mean JCT over the oracle's, least and most."""
+        return span(self.ratio(point, FASTSERVE, ORACLE, mean_jct_s) for point in self.all_points())
+
+    # ---- the three axes ----------------------------------------------------------------------------
+
+    def axis_part(self, axis: str) -> StudyPart:
+        """One axis: every policy's mean and tail, and fastserve's gains."""
+        points = self.points(axis)
+        low, high = PAPER_RANGES[axis]
+        gains = self.gains(points.values(), ORCA)
+        shown = {label(policy): policy for policy in SYSTEMS if policy != FASTER_TRANSFORMER}
+        heading = AXIS_HEADINGS[axis]
+        return StudyPart(
+            title=f"Job completion time against {heading}",
+            text=[
+                f"Over orca {said(gains)}; in the paper {low} to {high}.",
+                *self.unfinished(points.values(), SYSTEMS),
+            ],
+            tables=[self._gain_table(axis, points), self._latency_table(axis, points)],
+            charts=[
+                self.jct_chart(
+                    f"end-to-end-{axis}", CLUSTER, points, shown, heading, doubling=axis == CV_AXIS
+                )
+            ],
+        )
+
+    def _gain_table(self, axis: str, points: dict[float, Point]) -> StudyTable:
+        rows: list[list[Value]] = []
+        for setting, point in points.items():
+            means = [self.mean(point, policy, mean_jct_s) for policy in SYSTEMS]
+            gains = [self.gain(point, over) for over in _OVER]
+            deviation = self.ratios(point, ORCA, FASTSERVE, mean_jct_s).deviation
+            others = [self.gain(point, ORCA, number) for number in (p50_jct_s, p99_jct_s)]
+            rows.append([f"{setting:g}", *means, *gains, deviation, *others])
+        more = ("± over orca", "p50, over orca", "p99, over orca")
+        return self.table(
+            f"end-to-end-{axis}",
+            f"Mean job completion time in seconds, and fastserve's gains ({CLUSTER.title})",
+            [AXIS_HEADINGS[axis], *map(label, SYSTEMS), *_OVER.values(), *more],
+            rows,
+            "Gains are taken seed by seed; ± is their standard deviation, where there are several.",
+        )
+
+    def _latency_table(self, axis: str, points: dict[float, Point]) -> StudyTable:
+        asked = (("p99 JCT s", p99_jct_s), ("req/s", throughput_rps))
+        return self.table(
+            f"end-to-end-{axis}-more",
+            "Tail and throughput of every policy",
+            [AXIS_HEADINGS[axis], "offered req/s", "value", *map(label, SYSTEMS)],
+            [
+                [
+                    f"{setting:g}",
+                    point.rate_rps,
+                    unit,
+                    *(self.mean(point, policy, number) for policy in SYSTEMS),
+                ]
+                for setting, point in points.items()
+                for unit, number in asked
+            ],
+            keys=3,
+            detail=True,
+        )
+
+    # ---- what falls short --------------------------------------------------------------------------
+
+    def shortfall(self) -> StudyPart | None:
+        """What the gains would be with one thing changed; None where that is not run."""
+        points = self.scope.varied(self.capacity_rps)
+        if not points:
+            return None
+        rows: list[list[Value]] = []
+        for load, point in points.items():
+            for what in (What("as it stands"), *VARIATIONS):
+                changed = what.of(point)
+                gains = [self.gain(changed, ORCA, number) for number in (mean_jct_s, p99_jct_s)]
+                means = [self.mean(changed, policy, mean_jct_s) for policy in VARIED]
+                rows.append([f"{load:g}", what.name, *gains, *means])
+        table = self.table(
+            "shortfall",
+            f"fastserve's gain over orca with one thing changed ({CLUSTER.title})",
+            [
+                *("load", "changed", "mean JCT, over orca", "p99, over orca"),
+                *(f"{policy}, mean s" for policy in VARIED),
+            ],
+            rows,
+            "The load is of orca's capacity as it stands, whatever is changed.",
+            keys=2,
+        )
+        return StudyPart(
+            title="Where it differs from the paper, and why",
+            text=[
+                *(self._said_of_variations(load, point) for load, point in points.items()),
+                self._said_of_tails(list(points.values())),
+            ],
+            tables=[table],
+        )
+
+    def _said_of_variations(self, load: float, point: Point) -> str:
+        def gain(what: What) -> str:
+            return f"{self.gain(what.of(point), ORCA) or 0.0:.2f}"
+
+        single, reserving, scarce, longer, any_size = VARIATIONS
+        return (
+            f"At load {load:g} the gain over orca is {self.gain(point, ORCA) or 0.0:.2f}. It depends on what orca can "
+            f"keep running: {gain(single)} if it shares one batch among both stages, {gain(reserving)} if it reserves "
+            f"2,048 tokens for each, {gain(scarce)} with {SCARCE_MEMORY:g} of the KV blocks; and {gain(any_size)} "
+            f"where batches may be of any size. A run {longer.times_jobs} times as long: {gain(longer)}."
+        )
+
+    def _said_of_tails(self, points: list[Point]) -> str:
+        mine = self.gains(points, ORCA, p99_jct_s)
+        ideal = span(self.ratio(point, ORCA, ORACLE, p99_jct_s) for point in points)
+        return (
+            "Whoever puts the short first makes the long wait: at these loads orca's p99 over all jobs is "
+            f"{said(mine)} fastserve's, and {said(ideal)} that of the "
+            "oracle, which knows who is short."
+        )
+
+    # ---- what scripts read -------------------------------------------------------------------------
+
+    def data(self) -> dict[str, object]:
+        """The keys that are about the grid."""
+        points = self.all_points()
+        return {
+            "max_mean_jct_gain_vs_orca": largest(self.gains(points, ORCA)),
+            "max_p99_jct_gain_vs_orca": largest(self.gains(points, ORCA, p99_jct_s)),
+            "gain_range": self._ranges(ORCA),
+            "vs_fastertransformer": self._ranges(FASTER_TRANSFORMER),
+            "vs_vllm_today": self._ranges(TODAY),
+            "equal_at_low_load": short(self._low_load_difference()),
+            "gap_to_srpt": largest(self._gaps_to_oracle()),
+        }
+
+    def _ranges(self, over: str) -> dict[str, list[float | None] | None]:
+        """Axis -> least and largest gain."""
+        return {axis: short_range(self.gains(self.points(axis).values(), over)) for axis in AXES}
+
+    def cells(self) -> list[dict[str, object]]:
+        """Every point of every axis: what it is, and each policy's mean and tail."""
+        return [
+            {
+                "axis": axis,
+                "setting": setting,
+                "rate_rps": short(point.rate_rps),
+                "cv": point.cv,
+                **{policy: self._latencies(point, policy) for policy in SYSTEMS},
+                "gain_vs_orca": short(self.gain(point, ORCA)),
+            }
+            for axis in AXES
+            for setting, point in self.points(axis).items()
+        ]
+
+    def _latencies(self, point: Point, policy: str) -> dict[str, float | None]:
+        numbers = {"mean_jct_s": mean_jct_s, "p99_jct_s": p99_jct_s}
+        return {key: short(self.mean(point, policy, number)) for key, number in numbers.items()}
 
 
 def _row(what: str, ours: Range | None, paper: tuple[float | None, float | None]) -> list[Value]:
     return [what, *(ours or (None, None)), *paper]
-
-
-def _said_of_low_load(findings: Findings) -> str:
-    differs = low_load_difference(findings)
-    ours = "not measured" if differs is None else f"within {differs:.1%}"
-    return f"At loads up to {LOW_LOAD:g} the means of fastserve and orca are equal {ours}; in the paper they are equal."
-
-
-def _said_of_static(findings: Findings) -> str:
-    """Why gains over static batches are what they are."""
-    point = axis_points(findings, RATE_AXIS)[LOAD]
-    got_rps = findings.mean(point, FASTER_TRANSFORMER, throughput_rps) or 0.0
-    share = got_rps / findings.capacity_rps(END_TO_END)
-    return (
-        f"{FASTER_TRANSFORMER} runs each batch to the end of its longest answer, in one stage at a time, and gets "
-        f"through {share:.0%} of orca's capacity: it is overloaded at every rate of the grid, and its job completion "
-        "times grow with the length of the run."
-    )
-
-
-def low_load_difference(findings: Findings) -> float | None:
-    """The largest relative difference from orca in mean JCT at low load."""
-    points = axis_points(findings, RATE_AXIS)
-    gains = [findings.gain(point, ORCA) for load, point in points.items() if load <= LOW_LOAD]
-    found = span(abs(gain - 1) for gain in gains if gain is not None)
-    return None if found is None else found[1]
-
-
-def gaps_to_oracle(findings: Findings) -> Range | None:
-    """fastserve's mean JCT over the oracle's, least and most."""
-    found = [findings.ratio(point, FASTSERVE, ORACLE, mean_jct_s) for point in all_points(findings)]
-    return span(each.mean for each in found if each is not None)
-
-
-# ---- the three axes ------------------------------------------------------------------------------------
-
-
-def axis_part(findings: Findings, axis: str) -> StudyPart:
-    """One axis: everyone's mean and tail, and fastserve's gains."""
-    points = axis_points(findings, axis)
-    low, high = PAPER_RANGES[axis]
-    gains = findings.gains(points.values(), ORCA)
-    return StudyPart(
-        title=f"Job completion time against {AXIS_HEADINGS[axis]}",
-        text=[
-            f"Over orca {said(gains)}; in the paper {low} to {high}.",
-            *findings.unfinished(points.values(), SYSTEMS),
-        ],
-        tables=[_gain_table(findings, axis, points), _latency_table(findings, axis, points)],
-        charts=[_chart(findings, axis, points)],
-    )
-
-
-def _gain_table(findings: Findings, axis: str, points: dict[float, Point]) -> StudyTable:
-    rows: list[list[Value]] = []
-    for setting, point in points.items():
-        means = [findings.mean(point, policy, mean_jct_s) for policy in SYSTEMS]
-        gains = [findings.gain(point, over) for over in _OVER]
-        spread = findings.ratio(point, ORCA, FASTSERVE, mean_jct_s)
-        deviation = None if spread is None else spread.deviation
-        others = [findings.gain(point, ORCA, number) for number in (p50_jct_s, p99_jct_s)]
-        rows.append([f"{setting:g}", *means, *gains, deviation, *others])
-    return StudyTable(
-        name=f"end-to-end-{axis}",
-        title=f"Mean job completion time in seconds, and fastserve's gains ({CLUSTER.title})",
-        measured_on=SIMULATED,
-        headings=[
-            AXIS_HEADINGS[axis],
-            *map(label, SYSTEMS),
-            *_OVER.values(),
-            "± over orca",
-            "p50, over orca",
-            "p99, over orca",
-        ],
-        rows=rows,
-        note="Gains are taken seed by seed; ± is their standard deviation, where there are several.",
-    )
-
-
-def _latency_table(findings: Findings, axis: str, points: dict[float, Point]) -> StudyTable:
-    asked: tuple[tuple[str, Number], ...] = (("p99 JCT s", p99_jct_s), ("req/s", throughput_rps))
-    rows: list[list[Value]] = [
-        [f"{setting:g}", point.rate_rps, unit, *(findings.mean(point, policy, number) for policy in SYSTEMS)]
-        for setting, point in points.items()
-        for unit, number in asked
-    ]
-    return StudyTable(
-        name=f"end-to-end-{axis}-more",
-        title="Tail and throughput of every policy",
-        measured_on=SIMULATED,
-        headings=[AXIS_HEADINGS[axis], "offered req/s", "value", *map(label, SYSTEMS)],
-        rows=rows,
-        keys=3,
-        detail=True,
-    )
-
-
-def _chart(findings: Findings, axis: str, points: dict[float, Point]) -> Chart:
-    shown = [policy for policy in SYSTEMS if policy != FASTER_TRANSFORMER]
-    curves = {
-        label(policy): [
-            (setting, findings.mean(point, policy, mean_jct_s)) for setting, point in points.items()
-        ]
-        for policy in shown
-    }
-    svg = settings_svg(
-        f"Mean JCT, {CLUSTER.title}",
-        curves,
-        x_label=f"{AXIS_HEADINGS[axis]}, simulated",
-        y_label="seconds",
-        doubling=axis == CV_AXIS,
-    )
-    return Chart(name=f"end-to-end-{axis}", svg=svg)
-
-
-# ---- what falls short ----------------------------------------------------------------------------------
-
-
-def shortfall(findings: Findings) -> StudyPart | None:
-    """What the gains would be with one thing changed; None where that is not run."""
-    points = findings.scope.varied(findings.capacity_rps)
-    if not points:
-        return None
-    plain = What("as it stands")
-    rows: list[list[Value]] = []
-    for load, point in points.items():
-        for what in (plain, *VARIATIONS):
-            changed = what.of(point)
-            rows.append([f"{load:g}", what.name, *_gain_pair(findings, changed), *_means(findings, changed)])
-    table = StudyTable(
-        name="shortfall",
-        title=f"fastserve's gain over orca with one thing changed ({CLUSTER.title})",
-        measured_on=SIMULATED,
-        headings=[
-            "load",
-            "changed",
-            "mean JCT, over orca",
-            "p99, over orca",
-            *(f"{policy}, mean s" for policy in VARIED),
-        ],
-        rows=rows,
-        note="The load is of orca's capacity as it stands, whatever is changed.",
-        keys=2,
-    )
-    return StudyPart(
-        title="Where it differs from the paper, and why",
-        text=_said_of_reasons(findings, points),
-        tables=[table],
-    )
-
-
-def _gain_pair(findings: Findings, point: Point) -> list[float | None]:
-    return [findings.gain(point, ORCA), findings.gain(point, ORCA, p99_jct_s)]
-
-
-def _means(findings: Findings, point: Point) -> list[float | None]:
-    return [findings.mean(point, policy, mean_jct_s) for policy in VARIED]
-
-
-def _said_of_reasons(findings: Findings, points: dict[float, Point]) -> list[str]:
-    """Each with the numbers it is read from."""
-    return [
-        *(_said_of_variations(findings, load, point) for load, point in points.items()),
-        _said_of_tails(findings, list(points.values())),
-    ]
-
-
-def _said_of_variations(findings: Findings, load: float, point: Point) -> str:
-    def gain(what: What) -> str:
-        return f"{findings.gain(what.of(point), ORCA) or 0.0:.2f}"
-
-    single, reserving, scarce, longer, any_size = VARIATIONS
-    return (
-        f"At load {load:g} the gain over orca is {findings.gain(point, ORCA) or 0.0:.2f}. It depends on what orca can "
-        f"keep running: {gain(single)} if it shares one batch among both stages, {gain(reserving)} if it reserves "
-        f"2,048 tokens for each, {gain(scarce)} with {SCARCE_MEMORY:g} of the KV blocks; and {gain(any_size)} where "
-        f"batches may be of any size. A run {longer.times_jobs} times as long: {gain(longer)}."
-    )
-
-
-def _said_of_tails(findings: Findings, points: list[Point]) -> str:
-    mine = findings.gains(points, ORCA, p99_jct_s)
-    ideal = [findings.ratio(point, ORCA, ORACLE, p99_jct_s) for point in points]
-    return (
-        "Whoever puts the short first makes the long wait: at these loads orca's p99 over all jobs is "
-        f"{said(mine)} fastserve's, and {said(span(each.mean for each in ideal if each is not None))} that of the "
-        "oracle, which knows who is short."
-    )
-
-
-# ---- what scripts read ---------------------------------------------------------------------------------
-
-
-def end_to_end_data(findings: Findings) -> dict[str, object]:
-    """The keys that are about the grid."""
-    points = all_points(findings)
-    gaps = gaps_to_oracle(findings)
-    return {
-        "max_mean_jct_gain_vs_orca": largest(findings.gains(points, ORCA)),
-        "max_p99_jct_gain_vs_orca": largest(findings.gains(points, ORCA, p99_jct_s)),
-        "gain_range": _ranges(findings, ORCA),
-        "vs_fastertransformer": _ranges(findings, FASTER_TRANSFORMER),
-        "vs_vllm_today": _ranges(findings, TODAY),
-        "equal_at_low_load": short(low_load_difference(findings)),
-        "gap_to_srpt": largest(gaps),
-    }
-
-
-def _ranges(findings: Findings, over: str) -> dict[str, list[float | None] | None]:
-    """Axis -> least and largest gain."""
-    found = {axis: findings.gains(axis_points(findings, axis).values(), over) for axis in AXES}
-    return {axis: None if gains is None else [short(gain) for gain in gains] for axis, gains in found.items()}
-
-
-def cells_data(findings: Findings) -> list[dict[str, object]]:
-    """Every point of every axis: what it is, and each policy's mean and tail."""
-    return [
-        {
-            "axis": axis,
-            "setting": setting,
-            "rate_rps": short(point.rate_rps),
-            "cv": point.cv,
-            **{
-                policy: {
-                    "mean_jct_s": short(findings.mean(point, policy, mean_jct_s)),
-                    "p99_jct_s": short(findings.mean(point, policy, p99_jct_s)),
-                }
-                for policy in SYSTEMS
-            },
-            "gain_vs_orca": short(findings.gain(point, ORCA)),
-        }
-        for axis in AXES
-        for setting, point in axis_points(findings, axis).items()
-    ]

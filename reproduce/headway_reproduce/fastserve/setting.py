@@ -1,4 +1,4 @@
-"""FastServe's experiments: the workloads, the engines and the policies, fixed before the first run.
+"""FastServe's experiments: the workloads, the engines and the policies, fixed before the first run; and which are run.
 
 Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models" (arXiv 2305.05920, first version of
 2023, and its later versions; NSDI 2026 with released code). What the papers leave open is marked "ours".
@@ -6,14 +6,19 @@ Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
+from typing import NamedTuple
 
 from headway.core.batch_shape import BatchShape
 from headway.lab.policy_choice import OWN_PARTS, Parts
+from headway.policies.presets import find_preset
 from headway.predict.calibration import Calibration
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
+from headway.sim.killed_steps import KILLING_ROWS
 from headway.sim.limits import EngineLimits
 from headway_reproduce.study_runs import StudyRun
 
@@ -261,3 +266,261 @@ class Point:
             micro_batches=staged and not self.one_batch,
             every_step=self.every_step,
         )
+
+
+# ---- which of it is run --------------------------------------------------------------------------------
+
+RATE_AXIS, CV_AXIS, THETA_AXIS = "rate", "cv", "theta"
+AXES = (RATE_AXIS, CV_AXIS, THETA_AXIS)
+"""What is varied end to end, one at a time."""
+
+MORE_JOBS = 3
+"""Times as many, for the question of what a longer run changes."""
+SCARCE_MEMORY = 0.25
+"""Share of the device's blocks, for the question of what memory changes."""
+FURTHER_TOKENS = 1536
+"""So that every answer may have 2,048 tokens, for the question of what reserving for the longest answer costs."""
+
+_SECONDS = {ORCA: 0.9, TODAY: 1.0, FASTER_TRANSFORMER: 2.6, ORACLE: 1.3, DEFER: 1.0}
+"""Policy -> about how long simulating a run takes on one core; `_OTHER_SECONDS` for any other."""
+_OTHER_SECONDS = 3.5
+
+
+class Place(NamedTuple):
+    """A machine and the lengths it serves: where capacity is measured."""
+
+    machine: Machine
+    lengths: Lengths
+
+    def at_once(self) -> Point:
+        """All requests at 0 s."""
+        return Point(machine=self.machine, lengths=self.lengths)
+
+
+END_TO_END = Place(CLUSTER, zipf(THETA))
+ABLATED = Place(SINGLE, zipf(THETA))
+PEAK = Place(SMALL, zipf(THETA, PEAK_OUTPUT))
+
+Capacity = Callable[[Place], float]
+"""Requests a second that the baseline gets through at a place, all at once."""
+Pairs = list[tuple[Point, str]]
+"""Points, each with a policy that is asked there."""
+
+
+class What(NamedTuple):
+    """A variation of the end-to-end setting (ours): what differs from it, for every policy."""
+
+    name: str
+    one_batch: bool = False
+    batch: int | None = BATCH
+    memory: float = 1.0
+    further_tokens: int = 0
+    times_jobs: int = 1
+
+    def of(self, point: Point) -> Point:
+        """A point with it changed."""
+        return replace(
+            point,
+            lengths=replace(point.lengths, count=self.times_jobs * point.lengths.count),
+            one_batch=self.one_batch,
+            batch=self.batch,
+            memory=self.memory,
+            further_tokens=self.further_tokens,
+        )
+
+
+VARIATIONS = (
+    What("one batch for both stages", one_batch=True),
+    What("room for 2,048 tokens reserved", further_tokens=FURTHER_TOKENS),
+    What("a quarter of the KV blocks", memory=SCARCE_MEMORY),
+    What(f"{MORE_JOBS} times as many jobs", times_jobs=MORE_JOBS),
+    What("batches of any size", batch=None),
+)
+VARIED = (ORCA, TODAY, FASTSERVE)
+
+
+def loaded(place: Place, load: float, capacity: Capacity, *, cv: float = CV) -> Point:
+    """Arrivals at a share of a place's capacity."""
+    return Point(machine=place.machine, lengths=place.lengths, cv=cv, rate_rps=load * capacity(place))
+
+
+def with_quantum(point: Point, policy: str, quantum: float) -> Point:
+    """A point at which the policy's first quantum is so many decode steps."""
+    return _with_order(point, policy, f"quantum_s={quantum * point.machine.decode_step_s():.4g}")
+
+
+def with_starvation(point: Point, starve_s: float) -> Point:
+    """A point at which fastserve promotes jobs that have not run for so long."""
+    return _with_order(point, FASTSERVE, f"starve_s={starve_s:g}")
+
+
+def _with_order(point: Point, policy: str, setting: str) -> Point:
+    row = KILLING_ROWS.get(policy) or find_preset(policy)
+    order = f"{row.order}{',' if ':' in row.order else ':'}{setting}"
+    return replace(point, parts=replace(OWN_PARTS, order=order))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What is varied, and which runs that makes, given what the baseline gets through; as it stands, all of it.
+
+    `loads`, `cvs` and `thetas` are of the axes, those of the memory's ablation apart; `memories` and `other_orders`
+    are policies. Capacity is measured with the same seeds in every scope, so that rates are the same.
+    """
+
+    quick: bool = False
+    loads: Sequence[float] = LOADS
+    cvs: Sequence[float] = CVS
+    thetas: Sequence[float] = THETAS
+    scheduler_loads: Sequence[float] = SCHEDULER_LOADS
+    quanta: Sequence[float] = QUANTA
+    starve_s: Sequence[float] = STARVE_S
+    other_orders: Sequence[str] = OTHER_ORDERS
+    memories: Sequence[str] = MEMORIES
+    memory_loads: Sequence[float] = LOADS
+    memory_cvs: Sequence[float] = CVS
+    idle_jobs: Sequence[int] = IDLE_JOBS
+    burst_levels: Sequence[int] = BURST_LEVELS
+    stages: Sequence[int] = STAGES
+    sharegpt_rates_rps: Sequence[float] = SHAREGPT_RATES_RPS
+
+    def seeds(self, point: Point) -> range:
+        """Each is another draw of arrivals and lengths, and of the clock's noise."""
+        if not point.rate_rps:
+            return range(CAPACITY_SEEDS)
+        if self.quick:
+            return range(1)
+        lengths = replace(point.lengths, count=END_TO_END.lengths.count)
+        end_to_end = Point(machine=CLUSTER, lengths=lengths, cv=point.cv, rate_rps=point.rate_rps)
+        return range(SEEDS if point == end_to_end else ABLATION_SEEDS)
+
+    # ---- where policies are compared ---------------------------------------------------------------
+
+    def settings(self, axis: str) -> Sequence[float]:
+        """What an axis is varied over."""
+        return {RATE_AXIS: self.loads, CV_AXIS: self.cvs, THETA_AXIS: self.thetas}[axis]
+
+    def end_to_end(self, axis: str, capacity: Capacity) -> dict[float, Point]:
+        """Setting -> point, the other two axes as they stand."""
+        found: dict[float, Point] = {}
+        for setting in self.settings(axis):
+            place = Place(CLUSTER, zipf(setting)) if axis == THETA_AXIS else END_TO_END
+            load = setting if axis == RATE_AXIS else LOAD
+            found[setting] = loaded(place, load, capacity, cv=setting if axis == CV_AXIS else CV)
+        return found
+
+    def varied(self, capacity: Capacity) -> dict[float, Point]:
+        """Load -> point, of the end-to-end settings that variations start from."""
+        return {} if self.quick else {load: loaded(END_TO_END, load, capacity) for load in (LOAD, OVERLOAD)}
+
+    def memory(self, axis: str, capacity: Capacity) -> dict[float, Point]:
+        """Setting -> point of the memory's ablation."""
+        if axis == RATE_AXIS:
+            return {load: loaded(ABLATED, load, capacity) for load in self.memory_loads}
+        return {cv: loaded(ABLATED, LOAD, capacity, cv=cv) for cv in self.memory_cvs}
+
+    def slot_points(self, capacity: Capacity) -> dict[tuple[str, int], Point]:
+        """(setting of the eviction, value) -> point: one of them varied, the other as it stands."""
+        point = loaded(ABLATED, OVERLOAD, capacity)
+        values = {"idle_jobs": self.idle_jobs, "burst_levels": self.burst_levels}
+        return {
+            (name, value): replace(point, parts=Parts(eviction=f"proactive:{name}={value}"))
+            for name, found in values.items()
+            for value in found
+        }
+
+    def peaks(self, capacity: Capacity) -> dict[str, Point]:
+        """What it is called -> point at which KV is counted, every step of it planned."""
+        paper = Point(machine=SMALL, lengths=PEAK.lengths, cv=PEAK_CV, rate_rps=PEAK_RATE_RPS)
+        found = {f"{PEAK_RATE_RPS:g} req/s, CV {PEAK_CV:g}": paper}
+        if not self.quick:
+            found[f"{OVERLOAD:g} of capacity, CV {PEAK_CV:g}"] = loaded(PEAK, OVERLOAD, capacity, cv=PEAK_CV)
+        return {name: replace(point, every_step=True) for name, point in found.items()}
+
+    def scaled(self, capacity: Capacity) -> dict[Machine, Point]:
+        """Machine -> point, each at the same share of its own capacity."""
+        machines = map(gpt_175b, self.stages)
+        return {machine: loaded(Place(machine, zipf(THETA)), LOAD, capacity) for machine in machines}
+
+    def per_token(self) -> dict[float, Point]:
+        """Requests a second -> point of the ShareGPT curve."""
+        rates = self.sharegpt_rates_rps
+        return {rate: Point(machine=RELEASED, lengths=SHAREGPT, rate_rps=rate) for rate in rates}
+
+    # ---- runs --------------------------------------------------------------------------------------
+
+    def capacity_runs(self) -> list[StudyRun]:
+        """The runs that the rates of all others depend on."""
+        return self._runs(self._places())
+
+    def loaded_runs(self, capacity: Capacity) -> list[StudyRun]:
+        """All other runs, the longest first."""
+        return self._runs(sorted(self._compared(capacity), key=_seconds, reverse=True))
+
+    def num_runs(self) -> int:
+        """All runs together."""
+        return len(self.capacity_runs()) + len(self.loaded_runs(lambda place: 1.0))
+
+    def seconds_a_run(self) -> float:
+        """About how long a run takes on one core, in the mean."""
+        pairs = self._places() + self._compared(lambda place: 1.0)
+        return sum(map(_seconds, pairs)) / len(pairs)
+
+    def _places(self) -> Pairs:
+        """Where capacity is measured, and of which policy."""
+        thetas = [Place(CLUSTER, zipf(theta)) for theta in self.thetas]
+        machines = [Place(gpt_175b(stages), zipf(THETA)) for stages in self.stages]
+        places = dict.fromkeys([*thetas, ABLATED, *machines, *([] if self.quick else [PEAK])])
+        return [(place.at_once(), ORCA) for place in places]
+
+    def _compared(self, capacity: Capacity) -> Pairs:
+        """Every point with every policy that is asked there."""
+        ends = [point for axis in AXES for point in self.end_to_end(axis, capacity).values()]
+        varied = [what.of(point) for point in self.varied(capacity).values() for what in VARIATIONS]
+        ablated = [loaded(ABLATED, load, capacity) for load in self.scheduler_loads]
+        swept = product(ablated, SCHEDULERS, self.quanta)
+        memory = [point for axis in (RATE_AXIS, CV_AXIS) for point in self.memory(axis, capacity).values()]
+        pairs = [
+            *product(ends, SYSTEMS),
+            *product(varied, VARIED),
+            *((with_quantum(point, policy, quantum), policy) for point, policy, quantum in swept),
+            *((with_starvation(*pair), FASTSERVE) for pair in product(ablated, self.starve_s)),
+            *product(ablated, self.other_orders),
+            *product(memory, self.memories),
+            *((point, FASTSERVE) for point in self.slot_points(capacity).values()),
+            *product(self.peaks(capacity).values(), PEAKS),
+            *product(self.scaled(capacity).values(), SCALED),
+            *product(self.per_token().values(), PER_TOKEN),
+        ]
+        return list(dict.fromkeys(pairs))
+
+    def _runs(self, compared: Iterable[tuple[Point, str]]) -> list[StudyRun]:
+        found = (point.run(policy, seed) for point, policy in compared for seed in self.seeds(point))
+        return list(dict.fromkeys(found))
+
+
+ALL = Scope()
+QUICK = Scope(
+    quick=True,
+    loads=(LOW_LOAD, LOAD, OVERLOAD),
+    cvs=(CV, CVS[-1]),
+    thetas=(THETAS[0], THETA, THETAS[-1]),
+    scheduler_loads=(OVERLOAD,),
+    quanta=QUANTA[::2],
+    starve_s=(),
+    other_orders=(),
+    memories=(FASTSERVE, DEFER, REACTIVE),
+    memory_loads=(OVERLOAD,),
+    memory_cvs=(CVS[-1],),
+    idle_jobs=(IDLE_JOBS[0], IDLE_JOBS[-1]),
+    burst_levels=(BURST_LEVELS[0], BURST_LEVELS[-1]),
+    stages=(),
+    sharegpt_rates_rps=(),
+)
+"""One seed; neither variations, nor more GPUs, nor the ShareGPT curve."""
+
+
+def _seconds(pair: tuple[Point, str]) -> float:
+    """About how long simulating it takes on one core."""
+    point, policy = pair
+    return _SECONDS.get(policy, _OTHER_SECONDS) * point.lengths.count / zipf(THETA).count

@@ -1,99 +1,127 @@
-"""FastServe's experiments from beginning to end: what is run, in which order, and what is made of it."""
+"""FastServe's experiments from beginning to end, those on this machine's own engine too, and what is made of them."""
 
 from __future__ import annotations
 
-from headway.lab.papers import Request, Size, Tell, Tick
+from headway.lab.papers import Request, Tell
+from headway.lab.stream import Stream
 from headway.predict.hardware import hardware
-from headway.results.study import Study, StudyPart
-from headway_reproduce.fastserve.end_to_end import (
-    axis_part,
-    cells_data,
-    end_to_end_data,
-    headline,
-    shortfall,
-)
-from headway_reproduce.fastserve.findings import Findings
-from headway_reproduce.fastserve.memory import k_sensitivity, memory_data, memory_part, peak_kv, slots_data
-from headway_reproduce.fastserve.per_token import per_token_part
-from headway_reproduce.fastserve.real import REAL_PLAN
-from headway_reproduce.fastserve.scale import scale_part
-from headway_reproduce.fastserve.scheduler import quantum_sensitivity, scheduler_part
-from headway_reproduce.fastserve.scope import AXES, END_TO_END, Scope
+from headway.results.study import Study
+from headway.traces import TraceRequest, take
+from headway_reproduce.fastserve.ablations import Further, Memory, Scheduler
+from headway_reproduce.fastserve.end_to_end import EndToEnd, Findings
 from headway_reproduce.fastserve.setting import (
+    ALL,
+    AXES,
     BATCH,
     BLOCK_TOKENS,
     CAPACITY_SEEDS,
     CLUSTER,
+    END_TO_END,
     HARDWARE,
     JOBS,
     LONGEST_INPUT,
     LONGEST_OUTPUT,
     ORCA,
+    QUICK,
+    REAL,
     SEEDS,
     SINGLE,
     SLOTS,
     TOKENS_A_STEP,
     Machine,
 )
-from headway_reproduce.real_study import RealRuns, real_part, real_runs, real_seconds
-from headway_reproduce.study_runs import KeptRuns, run_study
+from headway_reproduce.real_study import RealColumn, RealPlan, RealSizes, real_part
+from headway_reproduce.study import RepeatedPaper, read_kept
+from headway_reproduce.study_runs import RunResult
 
-NAME = "fastserve"
-TITLE = "FastServe, repeated"
+DATA_KEYS = (
+    *("max_mean_jct_gain_vs_orca", "max_p99_jct_gain_vs_orca", "gain_range", "vs_fastertransformer"),
+    *("vs_vllm_today", "equal_at_low_load", "vs_defer", "vs_reactive", "gap_to_srpt", "quantum_sensitivity"),
+    *("k_sensitivity", "slots_sweep", "peak_kv_vs_fcfs", "cells"),
+)
+"""What scripts read, in a stable order."""
+
+# ---- on this machine's own engine: the same lengths, fewer jobs, a made model --------------------------
+
+REAL_REQUESTS = 60
 
 
-class FastServe:
+def real_requests(count: int = REAL_REQUESTS) -> list[TraceRequest]:
+    """The first requests of the end-to-end draw, all at 0 s, each declaring the limit of its answer."""
+    point = END_TO_END.at_once()
+    return take(Stream(f"{point.trace()}/max_output={point.lengths.limit}").requests(0), count)
+
+
+REAL_PLAN = RealPlan(
+    policies=REAL,
+    # Half of what eight of the longest jobs would need, so that memory is short.
+    sizes=RealSizes(blocks=96, host_blocks=256, batch_width=8),
+    requests=real_requests,
+    columns=(
+        RealColumn("mean_jct_s", "mean JCT s", over=True),
+        RealColumn("p99_jct_s", "p99 JCT s", over=True),
+        RealColumn("throughput_rps", "req/s"),
+        RealColumn("preemptions", "preemptions"),
+        RealColumn("swapped_out_blocks", "blocks out"),
+        RealColumn("recomputed_tokens", "recomputed tokens"),
+    ),
+    what="jobs of the end-to-end workload, all at once",
+    note="Over orca less than 1 is shorter. Memory is short, and orca reserves room for 512 tokens of every answer, so "
+    "that few of its jobs run at a time. A CPU's copies and products are not a GPU's.",
+    seconds=180.0,
+)
+
+# ---- from beginning to end -----------------------------------------------------------------------------
+
+
+class FastServe(RepeatedPaper[Findings]):
     """GPT-175B on simulated A100s, its ablations on one of them, and a smaller run on this machine's engine."""
 
-    def size(self, request: Request) -> Size:
-        """As `Paper.size`."""
-        scope, kept = Scope(quick=request.quick), KeptRuns.read(request.root)
-        runs, first = scope.num_runs(), scope.capacity_runs()
-        done = sum(kept.result(run) is not None for run in first)
-        if done == len(first):
-            capacity_rps = Findings(kept, scope).capacity_rps
-            done += sum(kept.result(run) is not None for run in scope.loaded_runs(capacity_rps))
-        seconds = (runs - done) * scope.seconds_a_run() / request.jobs
-        if not request.quick:
-            seconds += real_seconds(request.root, REAL_PLAN)
-        return Size(runs=runs, kept=done, seconds=seconds)
+    name = "fastserve"
+    title = "FastServe, repeated"
 
-    def reproduce(self, request: Request, tick: Tick, tell: Tell) -> Study:
-        """As `Paper.reproduce`."""
-        scope, kept = Scope(quick=request.quick), KeptRuns.read(request.root)
-        findings = Findings(kept, scope)
-        run_study(scope.capacity_runs(), kept, jobs=request.jobs, tick=tick)
-        run_study(scope.loaded_runs(findings.capacity_rps), kept, jobs=request.jobs, tick=tick)
-        real = None if scope.quick else real_runs(request.root, REAL_PLAN, tell)
-        return _study(findings, real)
+    def findings(self, request: Request, *, quick: bool) -> Findings:
+        """As `RepeatedPaper.findings`."""
+        return Findings(read_kept(request.root, RunResult), QUICK if quick else ALL)
 
+    def more_seconds(self, request: Request) -> float:
+        """The real engine's."""
+        return REAL_PLAN.measurement.more_seconds(request)
 
-def _study(findings: Findings, real: RealRuns | None) -> Study:
-    parts: list[StudyPart | None] = [
-        headline(findings),
-        shortfall(findings),
-        *(axis_part(findings, axis) for axis in AXES),
-        scheduler_part(findings),
-        memory_part(findings),
-        scale_part(findings),
-        per_token_part(findings),
-        real_part(real, REAL_PLAN),
-    ]
-    return Study(
-        name=NAME,
-        title=TITLE,
-        facts=_facts(findings),
-        parts=[part for part in parts if part is not None],
-        data=_data(findings),
-    )
+    def study(self, findings: Findings, request: Request, tell: Tell) -> Study:
+        """As `RepeatedPaper.study`."""
+        made = findings.kept, findings.scope
+        ends, scheduler, memory, further = EndToEnd(*made), Scheduler(*made), Memory(*made), Further(*made)
+        real = REAL_PLAN.measurement.found(request, tell)
+        data = {
+            **ends.data(),
+            **memory.data(),
+            "quantum_sensitivity": scheduler.sensitivities(),
+            "cells": ends.cells(),
+        }
+        return self.told(
+            findings.scope,
+            ALL,
+            extent=f"all; {SEEDS} seeds end to end, fewer for the rest",
+            seeds=1 if findings.scope.quick else SEEDS,
+            facts=_facts(findings),
+            parts=[
+                ends.headline(),
+                ends.shortfall(),
+                *map(ends.axis_part, AXES),
+                scheduler.part(),
+                memory.part(),
+                further.scale_part(),
+                further.per_token_part(),
+                real_part(real, REAL_PLAN),
+            ],
+            data={key: data[key] for key in DATA_KEYS},
+        )
 
 
 def _facts(findings: Findings) -> list[tuple[str, str]]:
     """What was run on what."""
-    scope = findings.scope
-    part = "the quick part, 1 seed" if scope.quick else f"all; {SEEDS} seeds end to end, fewer for the rest"
     return [
-        ("scope", f"{scope.num_runs():,} of {Scope().num_runs():,} simulated runs: {part}"),
         ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
         *((machine.title, _sizes(machine)) for machine in (CLUSTER, SINGLE)),
         (
@@ -116,28 +144,3 @@ def _sizes(machine: Machine) -> str:
         f"tokens on the devices, {limits.host_blocks:,} on the host, batches of {BATCH} a stage, {SLOTS} slots, "
         f"{TOKENS_A_STEP:,} tokens a step, no prefix caching, synchronous"
     )
-
-
-def _data(findings: Findings) -> dict[str, object]:
-    """What scripts read, in a stable order."""
-    scope = findings.scope
-    ends, memory = end_to_end_data(findings), memory_data(findings)
-    return {
-        "quick": scope.quick,
-        "cells_run": scope.num_runs(),
-        "cells_total": Scope().num_runs(),
-        "seeds": 1 if scope.quick else SEEDS,
-        "max_mean_jct_gain_vs_orca": ends["max_mean_jct_gain_vs_orca"],
-        "max_p99_jct_gain_vs_orca": ends["max_p99_jct_gain_vs_orca"],
-        "gain_range": ends["gain_range"],
-        "vs_fastertransformer": ends["vs_fastertransformer"],
-        "vs_vllm_today": ends["vs_vllm_today"],
-        "equal_at_low_load": ends["equal_at_low_load"],
-        **memory,
-        "gap_to_srpt": ends["gap_to_srpt"],
-        "quantum_sensitivity": quantum_sensitivity(findings),
-        "k_sensitivity": k_sensitivity(findings),
-        "slots_sweep": slots_data(findings),
-        "peak_kv_vs_fcfs": peak_kv(findings),
-        "cells": cells_data(findings),
-    }

@@ -17,6 +17,7 @@ from headway.lab.papers import Request, Tell
 from headway.predict.encoders import text_encoder
 from headway.predict.length_forest import LengthForest, Tokens
 from headway.predict.magnus_features import USER_GROUPS, MagnusFeatures
+from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.magnus.data import (
     DataSource,
     TaskData,
@@ -25,7 +26,9 @@ from headway_reproduce.magnus.data import (
     load_natural,
     load_tasks,
 )
-from headway_reproduce.magnus.forecasts import ENCODER, SETTINGS, features
+from headway_reproduce.magnus.setting import PAPER_CORRELATION
+from headway_reproduce.magnus.simulation import ENCODER, SETTINGS, features
+from headway_reproduce.study import short
 
 MOST_ROWS = 1500
 """Of each task, or natural log, that errors are measured on; none of them is trained on."""
@@ -186,3 +189,68 @@ def _seconds_a_request(train: Sequence[TaskRow], test: Sequence[TaskRow]) -> flo
         forest.ask(maker.rows([row.facts()]))
         times_s.append(time.perf_counter() - started_s)
     return median(times_s)
+
+
+# ---- as tables -----------------------------------------------------------------------------------------
+
+_ERRORS = {"rmse": "RMSE", "mae": "MAE", "tau": "tau"}
+
+
+def prediction_part(found: Accuracy) -> StudyPart:
+    """Errors of every way, and the correlation of input and answer."""
+    columns = [(way, key) for key in _ERRORS for way in WAYS]
+    rows: list[list[Value]] = []
+    for each in found.sets:
+        errors = {error.way: error for error in each.errors}
+        values = [getattr(errors[way], key) for way, key in columns]
+        rows.append([each.name, each.rows, each.mean_tokens, each.deviation_tokens, *values])
+    shown = [f"{_ERRORS[key]}: {way}" for way, key in columns]
+    errors_table = StudyTable(
+        name="accuracy",
+        title="Errors of predicted answer lengths, in tokens",
+        measured_on=f"measured, {found.rows_of}",
+        headings=["data", "rows", "mean answer", "deviation", *shown],
+        rows=rows,
+        note=f"On rows that were not trained on; encoder: {ENCODER}. The tasks share one predictor, each "
+        "log has its own.",
+    )
+    correlation_table = StudyTable(
+        name="correlation",
+        title=f"Correlation of the user's input and the answer, in tokens ({found.rows_of})",
+        measured_on=f"measured, {found.rows_of}",
+        headings=["data", "rows", "Pearson's"],
+        rows=[[each.name, each.rows, each.correlation] for each in found.sets],
+        note="The paper's is of the answers of three models, 0.8 or more for most of its 18 pairs.",
+    )
+    return StudyPart(title="Predicted lengths", text=_said(found), tables=[errors_table, correlation_table])
+
+
+def _said(found: Accuracy) -> list[str]:
+    whole, *tasks = [each for each in found.sets if not each.natural]
+    alike = sum((each.correlation or 0.0) >= PAPER_CORRELATION for each in tasks)
+    said = [f"Input and answer go together by {PAPER_CORRELATION} or more in {alike} of {len(tasks)} tasks."]
+    logs = [each for each in found.sets if each.natural]
+    if logs:
+        named = ", ".join(f"{each.name} {_over_mean(each):.2f}" for each in logs)
+        said.append(
+            "Answers to what people ask of an assistant are predicted worse: the forest's RMSE over that of the mean "
+            f"of all answers is {named}; over all tasks {_over_mean(whole):.2f}."
+        )
+    return said
+
+
+def _over_mean(found: SetAccuracy) -> float:
+    return found.errors[0].rmse / found.errors[-1].rmse
+
+
+def prediction_data(found: Accuracy) -> dict[str, object]:
+    """What scripts read: errors of every way, and correlations."""
+    return {
+        "predictor": {
+            each.name: {
+                error.way: {key: short(getattr(error, key)) for key in _ERRORS} for error in each.errors
+            }
+            for each in found.sets
+        },
+        "correlation": {each.name: short(each.correlation) for each in found.sets},
+    }

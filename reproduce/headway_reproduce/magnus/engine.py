@@ -1,13 +1,19 @@
-"""The engine Magnus ran on: Hugging Face's `generate` with ChatGLM-6B on a V100, as a law of its steps."""
+"""The engine Magnus ran on: Hugging Face's `generate` with ChatGLM-6B on a V100, as a law of its steps.
+
+What batches take on it, predicted too, and the toy that its one constant is fitted to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
+from math import sqrt
 
 from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
+from headway.predict.batch_time import BatchRow, BatchTimeModel, profiled_grid
 from headway.predict.calibration import Calibration, StepSeconds
 from headway.predict.hardware import catalogue, hardware
 from headway.predict.known_models import model_shape
@@ -19,6 +25,7 @@ from headway_reproduce.magnus.setting import (
     HARDWARE,
     MODEL,
     PAPER_TOY_VS_S,
+    TIMES_LEARN_EVERY_S,
     TOY_LARGE,
     TOY_SMALL,
     VS,
@@ -158,3 +165,56 @@ def toy(*, copies: bool = True) -> Toy:
 
 def _toy_batch(large: int, small: int) -> Lengths:
     return [(TOY_LARGE.tokens, TOY_LARGE.tokens)] * large + [(TOY_SMALL.tokens, TOY_SMALL.tokens)] * small
+
+
+# ---- batch times, predicted for a run and learned from its batches on its clock ------------------------
+
+_SIZES = (1, 2, 4, 7, 14, 28, 56, 112, 224)
+_PROMPTS = (8, 32, 64, 128, 256, 512, 1024)
+_OUTPUTS = (4, 16, 32, 64, 128, 256, 512, 1024)
+"""Profiled before the run, as far as memory holds them (ours: the paper does not say what it starts from)."""
+
+
+@dataclass(slots=True)
+class BatchTimes:
+    """Magnus's estimator of batch times, refitted every two minutes of a clock that its owner moves (section III-D)."""
+
+    model: BatchTimeModel
+    now_s: float = 0.0
+    _squares: float = 0.0
+    _batches: int = 0
+
+    @classmethod
+    def of(cls, profile: Iterable[BatchRow]) -> BatchTimes:
+        """Starts from what the batches of a profile take."""
+        return cls(BatchTimeModel(profile, period_s=TIMES_LEARN_EVERY_S))
+
+    def predict(self, size: int, prompt_tokens: int, output_tokens: int) -> float:
+        """As `BatchTime.predict`."""
+        return self.model.predict(size, prompt_tokens, output_tokens)
+
+    def observe(self, size: int, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
+        """As `BatchTime.observe`; fits again when that is due."""
+        error_s = self.model.predict(size, prompt_tokens, output_tokens) - seconds
+        self._squares += error_s * error_s
+        self._batches += 1
+        self.model.observe(size, prompt_tokens, output_tokens, seconds)
+        if self.model.due(self.now_s):
+            self.model.refit(self.now_s)
+
+    def rmse_s(self) -> float | None:
+        """Root mean square of its errors about batches whose length was known; None before the first."""
+        return sqrt(self._squares / self._batches) if self._batches else None
+
+
+def profile(step: StepSeconds) -> tuple[BatchRow, ...]:
+    """What batches of a grid take on an engine with these steps, those that memory holds. Half a second."""
+
+    def seconds(size: int, prompt: int, output: int) -> float:
+        return batches_seconds([[(prompt, output)] * size], step)
+
+    grid: list[BatchRow] = []
+    for size, prompt in product(_SIZES, _PROMPTS):
+        outputs = [output for output in _OUTPUTS if size * (prompt + output) <= CAPACITY_TOKENS]
+        grid += profiled_grid(seconds, sizes=(size,), prompt_tokens=(prompt,), output_tokens=outputs)
+    return tuple(grid)

@@ -1,30 +1,39 @@
-"""What Magnus's runs came to: means over seeds, and gains over others seed by seed."""
+"""Magnus against all others at every rate (Fig. 8, 9), step by step (Fig. 10, 11), and beside vLLM as it is now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from headway.errors import SimulationError
-from headway_reproduce.magnus.run import UNCHANGED, Change, KeptMagnusRuns, MagnusResult
-from headway_reproduce.magnus.scope import Point, Scope
-from headway_reproduce.magnus.setting import BASELINES, MAGNUS, VS
-from headway_reproduce.study_findings import short, spread
+from headway.results.study import Chart, StudyPart, Value
+from headway_reproduce.magnus.cells import UNCHANGED, Change, MagnusRun, Point, Scope
+from headway_reproduce.magnus.setting import (
+    BASELINES,
+    MAGNUS,
+    PAPER_RANGES,
+    POLICIES,
+    SIMULATED,
+    STEPS,
+    TODAY,
+    VS,
+)
+from headway_reproduce.magnus.simulation import MagnusResult, simulate_magnus
+from headway_reproduce.study import PointFindings, Range, chart, mean, short, short_range, span
 
-Number = Callable[[MagnusResult], float | None]
-"""What is asked of a run; None where it has no such value."""
-Range = tuple[float, float]
-"""Least and most."""
-
-
-def number(key: str) -> Number:
-    """The number that a result has under a key."""
-
-    def value(result: MagnusResult) -> float | None:
-        found: float | None = getattr(result, key)
-        return found
-
-    return value
+KEYS = {
+    "throughput_rps": "requests/s",
+    "mean_rt_s": "mean response time, s",
+    "p95_rt_s": "95th percentile, s",
+    "valid_tps": "valid tokens/s",
+    "total_tps": "tokens/s, invalid ones too",
+    "oom": "batches out of memory",
+}
+"""Key of the JSON -> what it is called."""
+LOAD = "load, of vs's capacity"
+"""What charts and tables call it."""
+_KEEPS_UP = 0.9
+"""Of what comes: a policy that gets less through is overloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,57 +61,232 @@ GAINS = {
     "total_tps": Gain("total_tps", "more tokens/s, invalid ones too"),
 }
 """Key of the JSON -> what is compared. Source of the five: Fig. 8 and 9."""
+MAIN_GAINS = (GAINS["throughput"], GAINS["mean_rt_cut"])
+_GAIN_HEADINGS = [gain.heading for gain in GAINS.values()]
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """The runs that were made, asked by point and policy."""
+@dataclass(frozen=True)
+class Findings(PointFindings[Point, MagnusRun, MagnusResult]):
+    """Magnus's runs."""
 
-    kept: KeptMagnusRuns
+    measured_on = SIMULATED
     scope: Scope
+
+    def phases(self) -> Iterator[Sequence[MagnusRun]]:
+        """Capacity first, which the rates of all others are shares of."""
+        yield self.scope.capacity_runs()
+        yield self.scope.loaded_runs(self.capacity_rps)
+
+    @property
+    def simulate(self) -> Callable[[MagnusRun], MagnusResult]:
+        """As `Runs.simulate`."""
+        return simulate_magnus
+
+    def run(self, point: Point, policy: str, seed: int) -> MagnusRun:
+        """As `PointFindings.run`."""
+        return self.scope.run(point, policy, seed, self.capacity_rps)
 
     def capacity_rps(self, change: Change = UNCHANGED) -> float:
         """What vs gets through, all at once."""
-        return self.mean(Point(load=0.0, change=change), VS, number("throughput_rps")) or 0.0
+        return self.value(Point(load=0.0, change=change), VS, "throughput_rps") or 0.0
 
-    def results(self, point: Point, policy: str) -> list[MagnusResult]:
-        """One for each seed. Raises SimulationError for a run that was not made."""
-        runs = [self.scope.run(point, policy, seed, self.capacity_rps) for seed in self.scope.seeds(point)]
-        found = [result for run in runs if (result := self.kept.result(run)) is not None]
-        if len(found) < len(runs):
-            raise SimulationError(f"{policy} has not been run at {point}")
-        return found
+    def value(self, point: Point, policy: str, key: str) -> float | None:
+        """The mean over seeds of what a result has under a key."""
+        return mean(getattr(result, key) for result in self.results(point, policy))
 
-    def mean(self, point: Point, policy: str, asked: Number) -> float | None:
-        """The mean over seeds; None where some seed has no such value."""
-        found = spread(asked(result) for result in self.results(point, policy))
-        return None if found is None else found.mean
+    def values(self, point: Point, policy: str, keys: Iterable[str]) -> dict[str, float | None]:
+        """As `value`, by key, as scripts read them."""
+        return {key: short(self.value(point, policy, key)) for key in keys}
 
     def gain(self, point: Point, policy: str, over: str, gain: Gain) -> float | None:
         """One policy's gain over another, mean over seeds: both served the same requests."""
         pairs = zip(self.results(point, policy), self.results(point, over), strict=True)
-        found = spread(gain.of(mine, theirs) for mine, theirs in pairs)
-        return None if found is None else found.mean
+        return mean(gain.of(mine, theirs) for mine, theirs in pairs)
 
-    def gains(self, points: Iterable[Point], gain: Gain, over: Sequence[str] = BASELINES) -> Range | None:
-        """Magnus's least and largest gain over any of the others, at any of the points."""
-        found = [self.gain(point, MAGNUS, base, gain) for point in points for base in over]
-        known = [value for value in found if value is not None]
-        return (min(known), max(known)) if known else None
+    def gains(self, point: Point, policy: str, over: str) -> list[float | None]:
+        """Each of GAINS."""
+        return [self.gain(point, policy, over, gain) for gain in GAINS.values()]
 
-    def unfinished(self, points: Iterable[Point], policies: Sequence[str]) -> list[str]:
-        """A sentence for each policy and point at which requests did not finish."""
+
+class Rates(Findings):
+    """Every policy at every rate."""
+
+    def overloaded(self) -> list[Point]:
+        """Where none of the baselines can follow: only there can more get through than with any of them."""
         return [
-            f"{policy} at {point}: requests that did not finish: {missing}; it is not comparable."
-            for point in points
-            for policy in policies
-            if (missing := sum(found.requests - found.finished for found in self.results(point, policy)))
+            point
+            for point in self.scope.rates()
+            if all(
+                (self.value(point, base, "throughput_rps") or 0.0)
+                < _KEEPS_UP * point.load * self.capacity_rps()
+                for base in BASELINES
+            )
         ]
 
+    def span(self, points: Iterable[Point], gain: Gain) -> Range | None:
+        """Magnus's least and largest gain over any of the baselines, at any of the points."""
+        return span(self.gain(point, MAGNUS, base, gain) for point in points for base in BASELINES)
 
-def ranges_data(findings: Findings, points: Sequence[Point]) -> dict[str, list[float | None] | None]:
-    """Key of the JSON -> least and largest gain over any baseline."""
-    found = {key: findings.gains(points, gain) for key, gain in GAINS.items()}
-    return {
-        key: None if range_ is None else [short(value) for value in range_] for key, range_ in found.items()
-    }
+    # ---- beside the paper --------------------------------------------------------------------------
+
+    def headline(self) -> StudyPart:
+        """Gains over all baselines, the paper's beside ours."""
+        rows: list[list[Value]] = []
+        for key, gain in GAINS.items():
+            ours = [self.span(some, gain) or (None, None) for some in (self.scope.rates(), self.overloaded())]
+            rows.append([gain.heading, *ours[0], *ours[1], *PAPER_RANGES[key]])
+        table = self.table(
+            "headline",
+            f"Gains of magnus over {', '.join(BASELINES)}: least and most",
+            ["what", "least", "most", "all overloaded: least", "most", "paper: least", "most"],
+            rows,
+            "0.66 is 66 % more, or that much shorter; less than 0 is worse. Nobody "
+            "gets more through than comes: at rates that are 'all overloaded' none of the others can follow. The paper "
+            "does not state its rates.",
+        )
+        text = list(map(self._said_of_baseline, BASELINES))
+        return StudyPart(title="Beside the paper", text=text, tables=[table])
+
+    def _said_of_baseline(self, base: str) -> str:
+        first, *_, last = self.scope.rates()
+        more, shorter = (
+            [self.gain(point, MAGNUS, base, gain) for point in (first, last)] for gain in MAIN_GAINS
+        )
+        less = [None if cut is None else -cut for cut in shorter]
+        return (
+            f"Over {base}, at {first.load:g} and {last.load:g} of vs's capacity: requests/s {_signed(more[0])} and "
+            f"{_signed(more[1])}, mean response time {_signed(less[0])} and {_signed(less[1])}."
+        )
+
+    def part(self) -> StudyPart:
+        """Every policy's numbers at every rate."""
+        points, shown, policies = self.scope.rates(), (*KEYS, "mean_batch"), (*POLICIES, TODAY)
+        title = "Throughput and response time (Fig. 8 and 9)"
+        table = self.table(
+            "rates",
+            title,
+            [LOAD, "policy", *KEYS.values(), "mean batch"],
+            [
+                [f"{point.load:g}", policy, *(self.value(point, policy, key) for key in shown)]
+                for point in points
+                for policy in policies
+            ],
+            "Means over seeds. Response time is from arrival to the whole answer, which batches return together. "
+            f"{TODAY} is vLLM as it is now, on the same instances.",
+            keys=2,
+        )
+        drawn = ("throughput_rps", "mean_rt_s", "p95_rt_s", "total_tps")
+        return StudyPart(
+            title=title,
+            text=self.unfinished(points, policies),
+            tables=[table],
+            charts=[self._chart(policies, key, "rates") for key in drawn],
+        )
+
+    def _chart(self, policies: Sequence[str], key: str, name: str) -> Chart:
+        """One number of some policies against the load."""
+        curves = {
+            policy: [(point.load, self.value(point, policy, key)) for point in self.scope.rates()]
+            for policy in policies
+        }
+        title = KEYS[key][0].upper() + KEYS[key][1:]
+        return chart(f"{name}-{key.replace('_', '-')}", title, curves, f"{LOAD}, simulated", KEYS[key])
+
+    # ---- step by step ------------------------------------------------------------------------------
+
+    def ablation_part(self) -> StudyPart:
+        """What each step adds to the one before."""
+        rows: list[list[Value]] = [
+            [f"{point.load:g}", f"{before} to {after}", *self.gains(point, after, before)]
+            for point in self.scope.rates()
+            for before, after in pairwise(STEPS)
+        ]
+        table = self.table(
+            "ablation",
+            "What each step adds to the one before (Fig. 10 and 11)",
+            [LOAD, "step", *_GAIN_HEADINGS],
+            rows,
+            "glp: batches by predicted length, of 7 at most; abp: without that cap; magnus: the batch that has waited "
+            "longest for its length goes first. In the paper every step is a gain.",
+            keys=2,
+            decimals=3,
+        )
+        return StudyPart(
+            title="Step by step (Fig. 10 and 11)",
+            text=[self._said_of_step(*step) for step in pairwise(STEPS)],
+            tables=[table],
+            charts=[self._chart(STEPS, key, "ablation") for key in ("throughput_rps", "mean_rt_s")],
+        )
+
+    def _step_span(self, before: str, after: str, gain: Gain) -> Range | None:
+        return span(self.gain(point, after, before, gain) for point in self.scope.rates())
+
+    def _said_of_step(self, before: str, after: str) -> str:
+        found = (self._step_span(before, after, gain) for gain in MAIN_GAINS)
+        more, shorter = (
+            "not measured" if each is None else f"{each[0]:.1%} to {each[1]:.1%}" for each in found
+        )
+        return f"From {before} to {after}: requests/s {more} more, mean response time {shorter} shorter."
+
+    # ---- vLLM as it is now -------------------------------------------------------------------------
+
+    def today_part(self) -> StudyPart:
+        """Whether batching by predicted length still pays where requests come and go one by one."""
+        points = self.scope.rates()
+        wins = sum((self.gain(point, MAGNUS, TODAY, GAINS["mean_rt_cut"]) or 0.0) > 0 for point in points)
+        verdict = (
+            f"{TODAY} answers sooner than magnus at {len(points) - wins} of {len(points)} rates. Continuous batching "
+            "over paged memory has neither padding nor members that wait for the longest, and takes in whoever comes "
+            "at the next step: batches by predicted length are for engines that cannot do so."
+        )
+        table = self.table(
+            "vs-vllm-today",
+            f"Gains of magnus over {TODAY} on the same instances",
+            [LOAD, *_GAIN_HEADINGS],
+            [[f"{point.load:g}", *self.gains(point, MAGNUS, TODAY)] for point in points],
+            "Less than 0 is worse. Same steps, same memory, same overhead a step; no copies of the cache, which vLLM "
+            "writes in place. Not in the paper.",
+        )
+        return StudyPart(title="Against vLLM as it is now", text=[verdict], tables=[table])
+
+    # ---- what scripts read -------------------------------------------------------------------------
+
+    def data(self) -> dict[str, object]:
+        """Every policy's numbers at every rate, ranges of gains, and what each step adds."""
+        points = self.scope.rates()
+        rates = [
+            {
+                "rate_over_vs_capacity": point.load,
+                **{policy: self.values(point, policy, KEYS) for policy in POLICIES},
+            }
+            for point in points
+        ]
+        ablation = {
+            f"{before} to {after}": {
+                key: short_range(self._step_span(before, after, gain)) for key, gain in GAINS.items()
+            }
+            for before, after in pairwise(STEPS)
+        }
+        return {
+            "rates": rates,
+            "gain_range_over_all_baselines": self._ranges(points),
+            "gain_range_where_all_are_overloaded": self._ranges(self.overloaded()),
+            "ablation": ablation,
+        }
+
+    def _ranges(self, points: Sequence[Point]) -> dict[str, list[float | None] | None]:
+        return {key: short_range(self.span(points, gain)) for key, gain in GAINS.items()}
+
+    def today_data(self) -> dict[str, object]:
+        """Load -> vLLM's own numbers, and magnus's gains over it."""
+        return {
+            f"{point.load:g}": {
+                **self.values(point, TODAY, KEYS),
+                "gains": dict(zip(GAINS, map(short, self.gains(point, MAGNUS, TODAY)), strict=True)),
+            }
+            for point in self.scope.rates()
+        }
+
+
+def _signed(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:+.0%}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from random import Random
 from tempfile import TemporaryFile
 
@@ -14,7 +13,7 @@ from headway.engine.servers.server_command import server_command
 from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
 from headway.errors import SimulationError
-from headway.lab.papers import Request, Tell
+from headway.lab.papers import Tell
 from headway.lab.policy_bench import START_TIMEOUT_S, free_port
 from headway.loadgen import BatchPlan, ReplayOptions, replay, replay_batches
 from headway.predict.length import RequestFacts
@@ -25,24 +24,14 @@ from headway.traces import TraceRequest
 from headway.traces.demo_tasks import prompt_text
 from headway_reproduce.magnus.data import LONGEST_OUTPUT, DataSource, TaskRow, load_tasks
 from headway_reproduce.magnus.setting import MAGNUS, TODAY, VS, VS_BATCH
-from headway_reproduce.measured_once import read_current
-from headway_reproduce.real_study import (
-    RealColumn,
-    RealResult,
-    RealRuns,
-    keep_runs,
-)
+from headway_reproduce.real_study import RealColumn, RealMeasurement, RealResult, RealRuns, in_rounds
 
-FILE = "magnus-real-engine.json"
 POLICIES = (VS, MAGNUS, TODAY)
 ROUNDS = 2
 REQUESTS_A_TASK = 30
 WARM_UP = 8
-SECONDS = 150.0
-"""About how long all of it takes on two cores."""
 SERVER_FLAGS = ("--max-num-seqs", "256", "--no-enable-prefix-caching")
 PREDICTOR = "hash:forest=rf,trees=20"
-NEEDED = ("vllm", "lightgbm", "aiohttp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +39,10 @@ class _Shown:
     """What the table says."""
 
     columns: Sequence[RealColumn] = (
-        RealColumn(key="throughput_rps", heading="req/s", over=True),
-        RealColumn(key="mean_jct_s", heading="mean response time, s", over=True),
-        RealColumn(key="p99_jct_s", heading="99th percentile, s", over=True),
-        RealColumn(key="output_tps", heading="valid tokens/s"),
+        RealColumn("throughput_rps", "req/s", over=True),
+        RealColumn("mean_jct_s", "mean response time, s", over=True),
+        RealColumn("p99_jct_s", "99th percentile, s", over=True),
+        RealColumn("output_tps", "valid tokens/s"),
     )
     what: str = "of the demo model's tasks, all at once"
     note: str = (
@@ -67,26 +56,8 @@ class _Shown:
 REAL_SHOWN = _Shown()
 
 
-def magnus_real_seconds(request: Request) -> float:
-    """About how long `magnus_real_runs` will take. Raises RecordError as it does."""
-    if request.quick or read_current(request.root / FILE, RealRuns) or _missing():
-        return 0.0
-    return SECONDS
-
-
-def magnus_real_runs(request: Request, tell: Tell) -> RealRuns | None:
-    """What the folder keeps of these releases, else measured now and kept; None for --quick, or without what is needed.
-
-    Raises UpstreamError if the server does not start, RecordError if what is kept cannot be read.
-    """
-    path = request.root / FILE
-    if request.quick:
-        return None
-    kept = read_current(path, RealRuns)
-    if kept is not None:
-        return kept
-    if _missing():
-        return None
+def _measure(tell: Tell) -> RealRuns:
+    """Raises UpstreamError if the server does not start."""
     training, requests = real_rows()
     address = ("127.0.0.1", free_port())
     command = server_command(DEMO, EngineSettings(policy=TODAY), address, SERVER_FLAGS)
@@ -94,11 +65,16 @@ def magnus_real_runs(request: Request, tell: Tell) -> RealRuns | None:
     with TemporaryFile() as log, ServerProcess(command.arguments, address, log=log) as server:
         server.wait_ready(START_TIMEOUT_S)
         results = serve_policies(server.url, training, requests, tell)
-    return keep_runs(path, len(requests), results)
+    return RealRuns(requests=len(requests), results=results)
 
 
-def _missing() -> list[str]:
-    return [module for module in NEEDED if find_spec(module) is None]
+MEASUREMENT = RealMeasurement(
+    file="magnus-real-engine.json",
+    kind=RealRuns,
+    needed=("vllm", "lightgbm", "aiohttp"),
+    seconds=150.0,
+    measure=_measure,
+)
 
 
 def real_rows(count: int = REQUESTS_A_TASK) -> tuple[list[TaskRow], list[TraceRequest]]:
@@ -137,12 +113,11 @@ def serve_policies(
     longest = max(request.input_tokens + request.output_tokens for request in requests)
     first = [replace(request, id=f"warm-up-{request.id}") for request in requests[:WARM_UP]]
     asyncio.run(replay(first, options))
-    found: dict[str, list[Summary]] = {policy: [] for policy in POLICIES}
-    for number in range(rounds):
-        for policy in POLICIES:
-            tell(f"real engine: {policy}, round {number + 1} of {rounds}")
-            found[policy].append(_served(policy, requests, training, options, VS_BATCH * longest))
-    return tuple(RealResult(policy=policy, summaries=tuple(rounds)) for policy, rounds in found.items())
+
+    def serve(policy: str, number: int) -> Summary:
+        return _served(policy, requests, training, options, VS_BATCH * longest)
+
+    return in_rounds(POLICIES, rounds, tell, serve)
 
 
 def _served(

@@ -1,15 +1,15 @@
-"""Magnus's threshold, the toy, and what its figures depend on: one thing changed at a time."""
+"""Magnus's threshold, the toy, what deciding costs, and what gains depend on: one thing changed at a time."""
 
 from __future__ import annotations
 
 from statistics import fmean
 
 from headway.results.study import StudyPart, StudyTable, Value
+from headway_reproduce.magnus.accuracy import Accuracy
+from headway_reproduce.magnus.cells import UNCHANGED, Change, Point
 from headway_reproduce.magnus.data import load_tasks
 from headway_reproduce.magnus.engine import Toy, toy
-from headway_reproduce.magnus.findings import GAINS, Findings, number
-from headway_reproduce.magnus.run import UNCHANGED, Change
-from headway_reproduce.magnus.scope import Point
+from headway_reproduce.magnus.findings import LOAD, MAIN_GAINS, Findings
 from headway_reproduce.magnus.setting import (
     CCB,
     MAGNUS,
@@ -18,62 +18,149 @@ from headway_reproduce.magnus.setting import (
     PAPER_TOY_VS_S,
     PHI,
     PHI_SEED,
-    SIMULATED,
+    PREDICTING,
     VS,
 )
-from headway_reproduce.study_findings import short
+from headway_reproduce.study import short
 
-_SWEPT = ("throughput_rps", "mean_rt_s", "p95_rt_s", "mean_batch", "oom")
-
-
-def phi_part(findings: Findings) -> StudyPart:
-    """Magnus under each threshold."""
-    points = findings.scope.phis()
-    rows: list[list[Value]] = [
-        [f"{point.load:g}", f"{point.phi:,}", *(findings.mean(point, MAGNUS, number(key)) for key in _SWEPT)]
-        for point in points
-    ]
-    table = StudyTable(
-        name="phi",
-        title="The threshold of wasted memory access, Phi",
-        measured_on=SIMULATED,
-        headings=[
-            "load, of vs's capacity",
-            "Phi",
-            "requests/s",
-            "mean response time, s",
-            "95th percentile, s",
-            "mean batch",
-            "batches out of memory",
-        ],
-        rows=rows,
-        note=f"Seed {PHI_SEED}, which nothing else is run with. The paper does not give its value.",
-        keys=2,
-    )
-    text = f"All else is run with Phi {PHI:,}. Least mean response time: {_best_said(findings)}."
-    return StudyPart(title="Phi", text=[text], tables=[table])
+_SWEPT = {
+    "throughput_rps": "requests/s",
+    "mean_rt_s": "mean response time, s",
+    "p95_rt_s": "95th percentile, s",
+    "mean_batch": "mean batch",
+    "oom": "batches out of memory",
+}
+_LEARNED = {
+    "length_rmse": "RMSE of lengths, tokens",
+    "refits": "fits",
+    "time_rmse_s": "RMSE of batch times, s",
+    "oom": "batches out of memory",
+}
+_DECISIONS = {"join_us": "joining a batch", "choose_us": "choosing a batch"}
 
 
-def _best_said(findings: Findings) -> str:
-    best: dict[float, Point] = {}
-    for point in findings.scope.phis():
-        if point.load not in best or _mean_rt_s(findings, point) < _mean_rt_s(findings, best[point.load]):
-            best[point.load] = point
-    return ", ".join(f"{point.phi:,} at load {load:g}" for load, point in best.items())
+class Reasons(Findings):
+    """Magnus's own runs under other thresholds and changes, and the time of its decisions."""
 
+    # ---- Phi ---------------------------------------------------------------------------------------
 
-def _mean_rt_s(findings: Findings, point: Point) -> float:
-    return findings.mean(point, MAGNUS, number("mean_rt_s")) or 0.0
+    def phi_part(self) -> StudyPart:
+        """Magnus under each threshold."""
+        best: dict[float, Point] = {}
+        for point in self.scope.phis():
+            if point.load not in best or self._mean_rt_s(point) < self._mean_rt_s(best[point.load]):
+                best[point.load] = point
+        said = ", ".join(f"{point.phi:,} at load {load:g}" for load, point in best.items())
+        table = self.table(
+            "phi",
+            "The threshold of wasted memory access, Phi",
+            [LOAD, "Phi", *_SWEPT.values()],
+            [
+                [f"{point.load:g}", f"{point.phi:,}", *(self.value(point, MAGNUS, key) for key in _SWEPT)]
+                for point in self.scope.phis()
+            ],
+            f"Seed {PHI_SEED}, which nothing else is run with. The paper does not give its value.",
+            keys=2,
+        )
+        text = f"All else is run with Phi {PHI:,}. Least mean response time: {said}."
+        return StudyPart(title="Phi", text=[text], tables=[table])
 
+    def _mean_rt_s(self, point: Point) -> float:
+        return self.value(point, MAGNUS, "mean_rt_s") or 0.0
 
-def phi_data(findings: Findings) -> dict[str, object]:
-    """Load -> Phi -> numbers; and which is used."""
-    data: dict[str, dict[str, object]] = {}
-    for point in findings.scope.phis():
-        data.setdefault(f"{point.load:g}", {})[str(point.phi)] = {
-            key: short(findings.mean(point, MAGNUS, number(key))) for key in _SWEPT
-        }
-    return {"used": PHI, "seed": PHI_SEED, "by_load": data}
+    def phi_data(self) -> dict[str, object]:
+        """Load -> Phi -> numbers; and which is used."""
+        data: dict[str, dict[str, object]] = {}
+        for point in self.scope.phis():
+            data.setdefault(f"{point.load:g}", {})[str(point.phi)] = self.values(point, MAGNUS, _SWEPT)
+        return {"used": PHI, "seed": PHI_SEED, "by_load": data}
+
+    # ---- one thing changed at a time ---------------------------------------------------------------
+
+    def part(self) -> StudyPart | None:
+        """Magnus's gains with one thing changed; None where that is not run."""
+        changed = self.scope.changed()
+        if not changed:
+            return None
+        plain = [Point(load=point.load) for point in next(iter(changed.values()))]
+        rows: list[list[Value]] = []
+        for name, points in {"as it stands": plain, **changed}.items():
+            for point in points:
+                gains = [self.gain(point, MAGNUS, base, gain) for base in (VS, CCB) for gain in MAIN_GAINS]
+                keys = ("mean_rt_s", "mean_batch", "length_rmse")
+                own = [self.value(point, MAGNUS, key) for key in keys]
+                rows.append([name, f"{point.load:g}", *gains, *own])
+        over = [f"{gain.heading}, {base}" for base in (VS, CCB) for gain in MAIN_GAINS]
+        table = self.table(
+            "reasons",
+            "Gains of magnus with one thing changed",
+            ["changed", "load", *over, "mean response time, s", "mean batch", "RMSE of lengths, tokens"],
+            rows,
+            "Loads are of what vs gets through on the engine as changed. Not in the paper.",
+            keys=2,
+        )
+        text = self._said_of_reasons({name: points[0].change for name, points in changed.items()})
+        return StudyPart(title="Where it differs from the paper, and why", text=text, tables=[table])
+
+    def _said_of_reasons(self, changes: dict[str, Change]) -> list[str]:
+        """Of the highest load, each with the numbers it is read from."""
+        load = max(point.load for points in self.scope.changed().values() for point in points)
+
+        def gains(base: str, change: Change) -> str:
+            point = Point(load=load, change=change)
+            more, shorter = (self.gain(point, MAGNUS, base, gain) for gain in MAIN_GAINS)
+            return f"{more or 0.0:+.0%} requests/s and {-(shorter or 0.0):+.0%} response time"
+
+        def asked(key: str, change: Change = UNCHANGED) -> str:
+            return f"{self.value(Point(load=load, change=change), MAGNUS, key) or 0.0:.0f}"
+
+        def others(base: str) -> str:
+            return "; ".join(f"{name}: {gains(base, change)}" for name, change in changes.items())
+
+        outputs = [row.output_tokens for task in load_tasks(self.scope.source) for row in task.workload]
+        held = "; ".join(f"{name}: {asked('oom', change)}" for name, change in changes.items())
+        return [
+            f"Over vs at load {load:g}: {gains(VS, UNCHANGED)} as it stands; {others(VS)}.",
+            f"Over ccb at load {load:g}: {gains(CCB, UNCHANGED)} as it stands; {others(CCB)}.",
+            f"An answer has {fmean(outputs):.0f} tokens in the mean, so that a batch held by memory alone has "
+            f"{asked('mean_batch')} members. Memory is planned to the last token "
+            "for the longest answer that is predicted; a batch that outgrows it loses its work. Batches that did at "
+            f"load {load:g}: {asked('oom')} as it stands; {held}.",
+        ]
+
+    # ---- what deciding costs -----------------------------------------------------------------------
+
+    def overhead_part(self, found: Accuracy) -> StudyPart:
+        """This machine's time for each decision, beside the simulated time it is made in."""
+        point = self.scope.rates()[-1]
+        rows: list[list[Value]] = [["predicting a length", found.predict_us]]
+        rows += [[heading, self.value(point, MAGNUS, key)] for key, heading in _DECISIONS.items()]
+        decisions = self.table(
+            "overhead",
+            "CPU time of Magnus's decisions",
+            ["decision", "µs"],
+            rows,
+            f"Each for one request or batch, at load {point.load:g}, on one core.",
+            measured_on="timed on this machine",
+        )
+        estimates = self.table(
+            "estimates",
+            "Errors of what was predicted while serving",
+            [LOAD, "policy", *_LEARNED.values()],
+            [
+                [f"{point.load:g}", policy, *(self.value(point, policy, key) for key in _LEARNED)]
+                for point in self.scope.rates()
+                for policy in PREDICTING
+            ],
+            keys=2,
+            detail=True,
+        )
+        return StudyPart(title="What deciding costs", tables=[decisions, estimates])
+
+    def overhead_data(self, found: Accuracy) -> dict[str, float | None]:
+        """What scripts read, in microseconds."""
+        predict_us = short(found.predict_us)
+        return {"predict_us": predict_us, **self.values(self.scope.rates()[-1], MAGNUS, _DECISIONS)}
 
 
 # ---- the toy -------------------------------------------------------------------------------------------
@@ -81,16 +168,16 @@ def phi_data(findings: Findings) -> dict[str, object]:
 
 def toy_part() -> StudyPart:
     """21 requests on one instance, the paper's seconds beside ours."""
-    found, in_place = toy(), toy(copies=False)
+    found = toy()
     table = StudyTable(
         name="toy",
         title="18 small requests and 3 large ones on one instance (section II)",
         measured_on="simulated, V100 32 GB",
         headings=["engine", "vs, s", "magnus, s", "ratio", "fitted overhead, ms a step"],
         rows=[
-            _toy_row("paper", None),
+            ["paper", PAPER_TOY_VS_S, PAPER_TOY_MAGNUS_S, PAPER_TOY_RATIO, None],
             _toy_row("as it stands", found),
-            _toy_row("a cache that is written in place", in_place),
+            _toy_row("a cache that is written in place", toy(copies=False)),
         ],
         note="Small: 10 tokens in and out; large: 1,000. Each batch of vs holds one large request; magnus serves "
         "a batch of 18 and one of 3.",
@@ -104,100 +191,11 @@ def toy_part() -> StudyPart:
     return StudyPart(title="The toy", text=[text], tables=[table])
 
 
-def _toy_row(name: str, found: Toy | None) -> list[Value]:
-    if found is None:
-        return [name, PAPER_TOY_VS_S, PAPER_TOY_MAGNUS_S, PAPER_TOY_RATIO, None]
+def _toy_row(name: str, found: Toy) -> list[Value]:
     return [name, found.vs_s, found.magnus_s, found.ratio, 1e3 * found.fitted_overhead_s]
 
 
 def toy_data() -> dict[str, float | None]:
     """What scripts read."""
-    found = toy()
-    return {
-        "vs_s": short(found.vs_s),
-        "magnus_s": short(found.magnus_s),
-        "ratio": short(found.ratio),
-        "fitted_overhead_s": short(found.fitted_overhead_s),
-    }
-
-
-# ---- one thing changed at a time -----------------------------------------------------------------------
-
-
-def reasons_part(findings: Findings) -> StudyPart | None:
-    """Magnus's gains with one thing changed; None where that is not run."""
-    changed = findings.scope.changed()
-    if not changed:
-        return None
-    plain = [Point(load=point.load) for point in next(iter(changed.values()))]
-    rows: list[list[Value]] = []
-    for name, points in {"as it stands": plain, **changed}.items():
-        for point in points:
-            gains = [
-                findings.gain(point, MAGNUS, base, GAINS[key])
-                for base in (VS, CCB)
-                for key in ("throughput", "mean_rt_cut")
-            ]
-            own = [
-                findings.mean(point, MAGNUS, number(key))
-                for key in ("mean_rt_s", "mean_batch", "length_rmse")
-            ]
-            rows.append([name, f"{point.load:g}", *gains, *own])
-    headings = [
-        f"{GAINS[key].heading}, {base}" for base in (VS, CCB) for key in ("throughput", "mean_rt_cut")
-    ]
-    table = StudyTable(
-        name="reasons",
-        title="Gains of magnus with one thing changed",
-        measured_on=SIMULATED,
-        headings=[
-            "changed",
-            "load",
-            *headings,
-            "mean response time, s",
-            "mean batch",
-            "RMSE of lengths, tokens",
-        ],
-        rows=rows,
-        note="Loads are of what vs gets through on the engine as changed. Not in the paper.",
-        keys=2,
-    )
-    return StudyPart(
-        title="Where it differs from the paper, and why", text=_said_of_reasons(findings), tables=[table]
-    )
-
-
-def _said_of_reasons(findings: Findings) -> list[str]:
-    """Of the highest load, each with the numbers it is read from."""
-    changed = findings.scope.changed()
-    load = max(point.load for points in changed.values() for point in points)
-
-    def gains(base: str, change: Change) -> str:
-        point = Point(load=load, change=change)
-        more, shorter = (
-            findings.gain(point, MAGNUS, base, GAINS[key]) for key in ("throughput", "mean_rt_cut")
-        )
-        return f"{more or 0.0:+.0%} requests/s and {-(shorter or 0.0):+.0%} response time"
-
-    others = "; ".join(f"{name}: {gains(VS, points[0].change)}" for name, points in changed.items())
-    beside = "; ".join(f"{name}: {gains(CCB, points[0].change)}" for name, points in changed.items())
-    return [
-        f"Over vs at load {load:g}: {gains(VS, UNCHANGED)} as it stands; {others}.",
-        f"Over ccb at load {load:g}: {gains(CCB, UNCHANGED)} as it stands; {beside}.",
-        _said_of_memory(findings, load, changed),
-    ]
-
-
-def _said_of_memory(findings: Findings, load: float, changed: dict[str, list[Point]]) -> str:
-    outputs = [row.output_tokens for task in load_tasks(findings.scope.source) for row in task.workload]
-    plain = Point(load=load)
-    held = "; ".join(
-        f"{name}: {findings.mean(Point(load=load, change=points[0].change), MAGNUS, number('oom')) or 0.0:.0f}"
-        for name, points in changed.items()
-    )
-    return (
-        f"An answer has {fmean(outputs):.0f} tokens in the mean, so that a batch held by memory alone has "
-        f"{findings.mean(plain, MAGNUS, number('mean_batch')) or 0.0:.0f} members. Memory is planned to the last token "
-        "for the longest answer that is predicted; a batch that outgrows it loses its work. Batches that did at load "
-        f"{load:g}: {findings.mean(plain, MAGNUS, number('oom')) or 0.0:.0f} as it stands; {held}."
-    )
+    keys = ("vs_s", "magnus_s", "ratio", "fitted_overhead_s")
+    return {key: short(getattr(toy(), key)) for key in keys}

@@ -6,16 +6,21 @@ import time
 from collections.abc import Callable, Collection, Reversible, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import sqrt
+from math import floor, sqrt
 from statistics import fmean
 
 import numpy as np
+import numpy.typing as npt
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.errors import HeadwayError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.predict.batch_time import BatchRow
+from headway.predict.encoders import text_encoder
+from headway.predict.length_forest import LengthForest, Rows, Tokens
+from headway.predict.length_settings import LengthSettings
+from headway.predict.magnus_features import MagnusFeatures
 from headway.results.metrics import end_s, jct_s, measured
 from headway.routing.batch import Batch, Member
 from headway.routing.choosing import Choosing
@@ -25,13 +30,21 @@ from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.sim.static_cluster import StaticSystem, simulate_batches
 from headway.traces import TraceRequest
-from headway_reproduce.magnus.data import LONGEST_OUTPUT
-from headway_reproduce.magnus.forecasts import Forecasts
-from headway_reproduce.magnus.run import Change, MagnusResult, MagnusRun, run_costs
+from headway_reproduce.magnus.cells import Change, MagnusRun, run_costs
+from headway_reproduce.magnus.data import (
+    LONGEST_OUTPUT,
+    DataSource,
+    TaskRow,
+    drawn_rows,
+    load_tasks,
+    task_requests,
+)
+from headway_reproduce.magnus.engine import BatchTimes, profile
 from headway_reproduce.magnus.setting import (
     CAPACITY_TOKENS,
     CCB,
     INSTANCES,
+    LEARN_EVERY_S,
     MAGNUS,
     PREDICTING,
     TODAY,
@@ -39,8 +52,6 @@ from headway_reproduce.magnus.setting import (
     VSQ,
     VSQ_CAPACITY_TOKENS,
 )
-from headway_reproduce.magnus.stream import task_requests
-from headway_reproduce.magnus.times import BatchTimes, profile
 
 BLOCK_TOKENS = 16
 TOKENS_A_STEP = 8192
@@ -51,6 +62,37 @@ CONTINUOUS = {CCB: "vllm-v0", TODAY: "vllm"}
 who decode wait for them."""
 ROUTER = "least-work"
 """In front of the continuous instances; the others share one queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MagnusResult:
+    """What a run came to.
+
+    Times are of finished requests, from arrival to the whole answer. `valid_tps` counts tokens of answers,
+    `total_tps` those too that finished members went on producing. `oom` batches ran out of memory. Errors are root
+    mean squares, of lengths as they were predicted at arrival and of batch times; None where nothing is predicted.
+    `join_us` and `choose_us` are this machine's time for putting a request into a batch and for choosing one.
+    """
+
+    requests: int
+    finished: int
+    throughput_rps: float
+    mean_rt_s: float
+    p95_rt_s: float
+    valid_tps: float
+    total_tps: float
+    oom: int = 0
+    mean_batch: float | None = None
+    length_rmse: float | None = None
+    time_rmse_s: float | None = None
+    refits: int = 0
+    join_us: float | None = None
+    choose_us: float | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that did not finish."""
+        return self.requests - self.finished
 
 
 def simulate_magnus(run: MagnusRun) -> MagnusResult:
@@ -209,3 +251,90 @@ def _length_rmse(records: Sequence[Record]) -> float:
 @lru_cache(maxsize=4)
 def _profile(change: Change) -> tuple[BatchRow, ...]:
     return profile(run_costs(MAGNUS, change).step)
+
+
+# ---- lengths, predicted for a run and learned from its answers on its clock ----------------------------
+
+ENCODER = "hash"
+"""Needs no package and no file. LaBSE's place in the paper."""
+SETTINGS = LengthSettings(forest="rf", trees=20, period_s=LEARN_EVERY_S)
+"""The paper's forest and its rule of learning. A hundred trees err by no less here, and are fitted every three minutes
+of every run."""
+
+
+class Forecasts:
+    """Predicts each request of a run when it comes, and learns from answers when they end.
+
+    The forest starts from the training rows. Answers that were predicted badly are learned from: every three minutes
+    of the run's clock a forest is fitted to the training rows and all of these, and used at once. Source: Magnus,
+    section III-B.
+    """
+
+    def __init__(self, source: DataSource, seed: int, *, learns: bool = True) -> None:
+        self.refits = 0
+        self._source = source
+        self._rows = _served_features(source, seed)
+        self._outputs = [drawn.row.output_tokens for drawn in drawn_rows(source, seed)]
+        self._tokens = _whole(_first_forest(source).ask(self._rows))
+        self._worse: list[int] = []
+        self._fitted = 0
+        self._learns = learns
+        self._due_s = LEARN_EVERY_S
+
+    def estimate(self, request: TraceRequest) -> LengthEstimate:
+        """How long the answer will probably be, asked when the request comes."""
+        self._learn(request.arrival_s)
+        return LengthEstimate.around(float(self._tokens[int(request.id)]))
+
+    def ended(self, record: Record) -> None:
+        """An answer has ended; told in the order of time."""
+        self._learn(end_s(record))
+        predicted = record.predicted_output_tokens
+        if record.outcome is not Outcome.FINISHED or predicted is None:
+            return
+        if SETTINGS.worth_learning(predicted, record.output_tokens):
+            self._worse.append(int(record.id))
+
+    def _learn(self, now_s: float) -> None:
+        """Fit again if it is due and there is something new."""
+        if not self._learns or now_s < self._due_s:
+            return
+        self._due_s = LEARN_EVERY_S * (floor(now_s / LEARN_EVERY_S) + 1)
+        if len(self._worse) == self._fitted:
+            return
+        self._fitted = len(self._worse)
+        rows, tokens = training(self._source)
+        outputs = np.array([self._outputs[number] for number in self._worse], dtype=np.float64)
+        forest = LengthForest(
+            np.concatenate([rows, self._rows[self._worse]]), np.concatenate([tokens, outputs]), SETTINGS
+        )
+        self._tokens = _whole(forest.ask(self._rows))
+        self.refits += 1
+
+
+def features(rows: Sequence[TaskRow], encoder: str = ENCODER) -> Rows:
+    """(rows, features): what the forest sees of each."""
+    return MagnusFeatures(text_encoder(encoder)).rows([row.facts() for row in rows])
+
+
+@lru_cache(maxsize=2)
+def training(source: DataSource) -> tuple[Rows, Tokens]:
+    """The features and answers of the training rows of all tasks."""
+    rows = [row for task in load_tasks(source) for row in task.training]
+    return features(rows), np.array([row.output_tokens for row in rows], dtype=np.float64)
+
+
+@lru_cache(maxsize=2)
+def _first_forest(source: DataSource) -> LengthForest:
+    return LengthForest(*training(source), SETTINGS)
+
+
+@lru_cache(maxsize=4)
+def _served_features(source: DataSource, seed: int) -> Rows:
+    return features([drawn.row for drawn in drawn_rows(source, seed)])
+
+
+def _whole(answers: Tokens) -> npt.NDArray[np.float64]:
+    """The middle of each answer, (rows,), rounded, 1 to Gmax."""
+    found: npt.NDArray[np.float64] = np.clip(np.rint(answers[:, 1]), 1, LONGEST_OUTPUT)
+    return found

@@ -2,112 +2,101 @@
 
 from __future__ import annotations
 
-from headway.lab.kept_runs import run_kept
-from headway.lab.papers import Request, Size, Tell, Tick
+from headway.lab.papers import Request, Size, Tell
 from headway.predict.hardware import hardware
 from headway.predict.length_forest import lightgbm
-from headway.results.study import Study, StudyPart
-from headway_reproduce.magnus.accuracy import Accuracy, accuracy, accuracy_seconds
-from headway_reproduce.magnus.data import find_data, load_tasks
+from headway.results.study import Study
+from headway_reproduce.magnus.accuracy import accuracy, accuracy_seconds, prediction_data, prediction_part
+from headway_reproduce.magnus.cells import Scope
+from headway_reproduce.magnus.data import find_data, load_tasks, requests_a_task
 from headway_reproduce.magnus.engine import toy
-from headway_reproduce.magnus.findings import Findings
-from headway_reproduce.magnus.prediction import (
-    overhead_data,
-    overhead_part,
-    prediction_data,
-    prediction_part,
-)
-from headway_reproduce.magnus.rates import gains_data, headline, rates_data, rates_part
-from headway_reproduce.magnus.real import REAL_SHOWN, magnus_real_runs, magnus_real_seconds
-from headway_reproduce.magnus.reasons import phi_data, phi_part, reasons_part, toy_data, toy_part
-from headway_reproduce.magnus.run import KeptMagnusRuns
-from headway_reproduce.magnus.scope import Scope
+from headway_reproduce.magnus.findings import Findings, Rates
+from headway_reproduce.magnus.real import MEASUREMENT, REAL_SHOWN
+from headway_reproduce.magnus.reasons import Reasons, toy_data, toy_part
 from headway_reproduce.magnus.setting import (
     CAPACITY_TOKENS,
+    HARDWARE,
     MODEL,
     SEEDS,
     VS,
     VS_BATCH,
     VSQ_BATCH,
 )
-from headway_reproduce.magnus.simulation import simulate_magnus
-from headway_reproduce.magnus.steps import ablation_data, ablation_part, today_data, today_part
-from headway_reproduce.magnus.stream import requests_a_task
-from headway_reproduce.real_study import RealRuns, real_data, real_part
-from headway_reproduce.study_findings import short
+from headway_reproduce.magnus.simulation import MagnusResult
+from headway_reproduce.real_study import real_data, real_part
+from headway_reproduce.study import RepeatedPaper, read_kept, short
 
-NAME = "magnus"
-TITLE = "Magnus, repeated"
+FILE = "magnus-runs.jsonl"
 
 
-class Magnus:
+class Magnus(RepeatedPaper[Findings]):
     """Eight tasks on eight simulated V100s, and a smaller run on this machine's engine."""
 
+    name = "magnus"
+    title = "Magnus, repeated"
+
+    def findings(self, request: Request, *, quick: bool) -> Findings:
+        """As `RepeatedPaper.findings`."""
+        scope = Scope(source=find_data(request.data), quick=quick)
+        return Findings(read_kept(request.root, MagnusResult, FILE), scope)
+
+    def more_seconds(self, request: Request) -> float:
+        """Those of the predictor's errors and the real engine."""
+        return accuracy_seconds(request) + MEASUREMENT.more_seconds(request)
+
     def size(self, request: Request) -> Size:
-        """As `Paper.size`; ConfigError too without LightGBM."""
-        scope, kept = _scope(request), KeptMagnusRuns.read(request.root)
-        runs, first = scope.num_runs(), scope.capacity_runs()
-        done = sum(kept.result(run) is not None for run in first)
-        if done == len(first):
-            capacity_rps = Findings(kept, scope).capacity_rps
-            done += sum(kept.result(run) is not None for run in scope.loaded_runs(capacity_rps))
-        if done < runs:
-            lightgbm()  # a missing one is refused before anything runs
-        seconds = (runs - done) * scope.seconds_a_run() / request.jobs
-        seconds += accuracy_seconds(request) + magnus_real_seconds(request)
-        return Size(runs=runs, kept=done, seconds=seconds)
+        """As `Paper.size`; ConfigError too without LightGBM, before anything runs."""
+        size = super().size(request)
+        if size.kept < size.runs:
+            lightgbm()
+        return size
 
-    def reproduce(self, request: Request, tick: Tick, tell: Tell) -> Study:
-        """As `Paper.reproduce`."""
-        scope, kept = _scope(request), KeptMagnusRuns.read(request.root)
-        findings = Findings(kept, scope)
-        run_kept(scope.capacity_runs(), kept, simulate_magnus, jobs=request.jobs, tick=tick)
-        run_kept(
-            scope.loaded_runs(findings.capacity_rps), kept, simulate_magnus, jobs=request.jobs, tick=tick
-        )
+    def study(self, findings: Findings, request: Request, tell: Tell) -> Study:
+        """As `RepeatedPaper.study`."""
+        scope = findings.scope
+        rates, reasons = Rates(findings.kept, scope), Reasons(findings.kept, scope)
         found = accuracy(request, scope.source, tell)
-        return _study(findings, found, magnus_real_runs(request, tell))
-
-
-def _scope(request: Request) -> Scope:
-    return Scope(source=find_data(request.data), quick=request.quick)
-
-
-def _study(findings: Findings, found: Accuracy, real: RealRuns | None) -> Study:
-    parts: list[StudyPart | None] = [
-        headline(findings),
-        rates_part(findings),
-        ablation_part(findings),
-        phi_part(findings),
-        toy_part(),
-        reasons_part(findings),
-        today_part(findings),
-        prediction_part(found),
-        overhead_part(findings, found),
-        real_part(real, REAL_SHOWN),
-    ]
-    return Study(
-        name=NAME,
-        title=TITLE,
-        facts=_facts(findings),
-        parts=[part for part in parts if part is not None],
-        data={**_data(findings, found), "real_engine": real_data(real, REAL_SHOWN)},
-    )
+        real = MEASUREMENT.found(request, tell)
+        return self.told(
+            scope,
+            Scope(source=scope.source),
+            extent=f"all; {SEEDS} seeds",
+            seeds=1 if scope.quick else SEEDS,
+            facts=_facts(findings),
+            parts=[
+                rates.headline(),
+                rates.part(),
+                rates.ablation_part(),
+                reasons.phi_part(),
+                toy_part(),
+                reasons.part(),
+                rates.today_part(),
+                prediction_part(found),
+                reasons.overhead_part(found),
+                real_part(real, REAL_SHOWN),
+            ],
+            data={
+                "data": scope.source.name,
+                "vs_capacity_rps": short(findings.capacity_rps()),
+                **rates.data(),
+                "phi_sweep": reasons.phi_data(),
+                "vs_vllm_today": rates.today_data(),
+                "toy": toy_data(),
+                **prediction_data(found),
+                "overhead": reasons.overhead_data(found),
+                "real_engine": real_data(real, REAL_SHOWN),
+            },
+        )
 
 
 def _facts(findings: Findings) -> list[tuple[str, str]]:
     """What was run on what."""
     scope = findings.scope
     tasks = load_tasks(scope.source)
-    part = "the quick part, 1 seed" if scope.quick else f"all; {SEEDS} seeds"
     training = sum(len(task.training) for task in tasks)
     workload = sum(len(task.workload) for task in tasks)
     return [
-        (
-            "scope",
-            f"{scope.num_runs():,} of {Scope(source=scope.source).num_runs():,} simulated runs: {part}",
-        ),
-        ("hardware", f"simulated; {hardware('v100-32g').provenance()}"),
+        ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
         (
             "engine",
             f"{MODEL}, padded batches that return together; KV for {CAPACITY_TOKENS:,} tokens, which is {VS_BATCH} of "
@@ -129,24 +118,3 @@ def _facts(findings: Findings) -> list[tuple[str, str]]:
             f"{findings.capacity_rps():.2f} req/s",
         ),
     ]
-
-
-def _data(findings: Findings, found: Accuracy) -> dict[str, object]:
-    """What scripts read, in a stable order."""
-    scope = findings.scope
-    return {
-        "quick": scope.quick,
-        "cells_run": scope.num_runs(),
-        "cells_total": Scope(source=scope.source).num_runs(),
-        "seeds": 1 if scope.quick else SEEDS,
-        "data": scope.source.name,
-        "vs_capacity_rps": short(findings.capacity_rps()),
-        "rates": rates_data(findings),
-        **gains_data(findings),
-        "ablation": ablation_data(findings),
-        "phi_sweep": phi_data(findings),
-        "vs_vllm_today": today_data(findings),
-        "toy": toy_data(),
-        **prediction_data(found),
-        "overhead": overhead_data(findings, found),
-    }

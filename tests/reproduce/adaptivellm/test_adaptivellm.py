@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from headway_reproduce.adaptivellm.scope import VARIATIONS, Scope, varied
 from headway_reproduce.adaptivellm.setting import (
     ADAPTIVE,
+    ALL,
     BASELINE,
     DATA_SETS,
     EXACT,
@@ -12,6 +12,8 @@ from headway_reproduce.adaptivellm.setting import (
     MAIN,
     MODELS,
     PAPER_TABLE_3,
+    QUICK,
+    VARIATIONS,
     Group,
     Point,
 )
@@ -22,7 +24,6 @@ from headway.predict.known_models import model_shape
 from headway.traces import NAMED_LAWS, load_trace
 
 CHAT = Group("OPT-13B", "Chatbot")
-QUICK, FULL = Scope(quick=True), Scope()
 
 
 def test_the_twelve_groups_are_the_papers() -> None:
@@ -85,19 +86,19 @@ def test_loaded_requests_arrive_at_their_rate() -> None:
 
 
 def test_the_policies_exist() -> None:
-    check_policies(sorted({run.policy for run in FULL.first_runs()}), OWN_PARTS)
+    check_policies(sorted({run.policy for run in ALL.first_runs()}), OWN_PARTS)
 
 
 def test_quick_is_a_part_of_all_with_the_same_workloads() -> None:
-    quick, full = set(QUICK.first_runs()), set(FULL.first_runs())
+    quick, full = set(QUICK.first_runs()), set(ALL.first_runs())
     assert quick < full
     assert {run.seed for run in quick} == {0}
     assert QUICK.num_runs() == len(quick)
-    assert FULL.num_runs() == len(full) + 12 * len(MAIN)
+    assert ALL.num_runs() == len(full) + 12 * len(MAIN)
 
 
 def test_table_3_is_whole_in_both() -> None:
-    for scope, seeds in ((QUICK, 1), (FULL, 3)):
+    for scope, seeds in ((QUICK, 1), (ALL, 3)):
         wanted = {
             Point(group=group).run(policy, seed)
             for group in GROUPS
@@ -108,19 +109,19 @@ def test_table_3_is_whole_in_both() -> None:
 
 
 def test_the_longest_runs_come_first() -> None:
-    first, *_ = FULL.first_runs()
+    first, *_ = ALL.first_runs()
     assert (first.policy, first.max_output_tokens) == (ADAPTIVE, 256)
     assert "constant:tokens=256" in first.trace
 
 
 def test_a_variation_changes_one_thing() -> None:
-    changes = [varied(Point(group=CHAT), what) for what in VARIATIONS]
+    changes = [what.of(CHAT) for what in VARIATIONS]
     assert [point.gpu_blocks for point in changes] == [128, 128, 128, 128, 64]
     assert [point.host_blocks for point in changes] == [64, 10_000, 10_000, 64, 64]
     assert [point.copy_bytes_per_s for point in changes] == [None, None, None, 12e9, None]
 
 
 def test_loads_are_shares_of_capacity() -> None:
-    [point] = FULL.loaded_points({CHAT: 20.0})
+    [point] = ALL.loaded_points({CHAT: 20.0})
     assert point.rate_rps == pytest.approx(18.0)
     assert QUICK.loaded_points({CHAT: 20.0}) == []

@@ -3,8 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from headway_reproduce.adaptivellm.real import REAL_PLAN, real_requests
-from headway_reproduce.real_study import run_real_policies
+from headway_reproduce.adaptivellm.study import REAL_PLAN, real_requests
 
 from headway.engine.vllm.stepped_engine import SteppedEngine
 
@@ -26,7 +25,7 @@ def test_they_swap_and_recompute_on_the_real_engine() -> None:
     sizes = REAL_PLAN.sizes
     engine = SteppedEngine("demo", sizes.flags(), sizes.settings("vllm-v0"))
     try:
-        found = run_real_policies(engine, real_requests(100), replace(REAL_PLAN, rounds=1))
+        found = replace(REAL_PLAN, rounds=1).run(engine, real_requests(100))
     finally:
         engine.close()
     by_policy = {result.policy: result.summaries[0] for result in found}

@@ -9,32 +9,33 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.adaptivellm.errors import (
+from headway_reproduce.adaptivellm.latency import Latency, Overheads, turnaround
+from headway_reproduce.adaptivellm.predictor_errors import (
     PredictorErrors,
     RecomputeError,
     SwapError,
     predictor_errors,
 )
-from headway_reproduce.adaptivellm.findings import Findings, turnaround
-from headway_reproduce.adaptivellm.overhead import overheads
-from headway_reproduce.adaptivellm.scope import Scope
 from headway_reproduce.adaptivellm.setting import (
     ADAPTIVE,
+    ALL,
     BASELINE,
     GROUPS,
     PLUS,
     PREDICT_ONLY,
+    QUICK,
     SWAP,
     SWAP_FALLBACK,
     TODAY,
     Group,
     Point,
+    Scope,
+    What,
 )
 from headway_reproduce.adaptivellm.study import AdaptiveLlm
-from headway_reproduce.adaptivellm.throughput import ablations
-from headway_reproduce.policy_meter import Meter
-from headway_reproduce.study_findings import throughput_rps
-from headway_reproduce.study_runs import KeptRuns, RunResult, StudyRun
+from headway_reproduce.adaptivellm.throughput import Findings, Throughput
+from headway_reproduce.study import read_kept
+from headway_reproduce.study_runs import KeptRuns, Meter, RunResult, StudyRun, throughput_rps
 
 from headway.core.record import Outcome, Record
 from headway.errors import VLLM_COMES_BY, RecordError, SimulationError
@@ -69,7 +70,7 @@ def result(run: StudyRun, lost: Sequence[Record] = ()) -> RunResult:
 
 def kept(root: Path, scope: Scope) -> KeptRuns:
     """Every run of a scope, done."""
-    found = KeptRuns.read(root)
+    found: KeptRuns = read_kept(root, RunResult)
     with found.adding() as add:
         for run in scope.first_runs():
             add(run, result(run))
@@ -81,14 +82,14 @@ def kept(root: Path, scope: Scope) -> KeptRuns:
 @pytest.fixture(scope="module")
 def quick_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("quick")
-    kept(root, Scope(quick=True))
+    kept(root, QUICK)
     (root / "predictors-quick.json").write_bytes(msgspec.json.encode(ERRORS))
     return root
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    return Findings(kept(tmp_path_factory.mktemp("full"), Scope()), Scope())
+    return Findings(kept(tmp_path_factory.mktemp("full"), ALL), ALL)
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +107,7 @@ def study(quick_root: Path) -> Study:
 
 def test_ratios_are_taken_seed_by_seed(full: Findings) -> None:
     # 12 s, 13 s and 14 s over 10 s, 11 s and 12 s: 1.2, 1.1818 and 1.1667.
-    found = full.ratio(Point(group=CHAT), ADAPTIVE, BASELINE, throughput_rps)
-    assert found is not None
+    found = full.ratios(Point(group=CHAT), ADAPTIVE, BASELINE, throughput_rps)
     assert found.mean == pytest.approx((12 / 10 + 13 / 11 + 14 / 12) / 3)
     assert found.deviation == pytest.approx(0.0167, abs=1e-4)
     assert full.mean(Point(group=CHAT), BASELINE, throughput_rps) == pytest.approx(
@@ -116,16 +116,14 @@ def test_ratios_are_taken_seed_by_seed(full: Findings) -> None:
 
 
 def test_a_ratio_across_points_is_over_the_seeds_both_have(full: Findings) -> None:
-    # One seed at a cap of 8, three without: 12 s over 10 s.
-    capped = Point(group=CHAT, cap=8)
-    found = full.ratio_across(capped, ADAPTIVE, Point(group=CHAT), BASELINE, throughput_rps)
-    assert found == pytest.approx(1.2)
+    # One seed with more blocks on the host, three without: 12 s over 10 s.
+    what = What("host never full", ADAPTIVE, host_blocks=10_000)
+    assert Throughput(full.kept, full.scope).varied_gain(CHAT, what) == pytest.approx(1.2)
 
 
 def test_counts_are_means_and_one_seed_has_no_spread(full: Findings) -> None:
     assert full.count(Point(group=CHAT), ADAPTIVE, "recomputes") == 11
-    capped = full.ratio(Point(group=CHAT, cap=8), ADAPTIVE, BASELINE, turnaround)
-    assert capped is not None
+    capped = full.ratios(Point(group=CHAT, cap=8), ADAPTIVE, BASELINE, turnaround)
     assert capped.mean == pytest.approx(1.0)
     assert capped.deviation is None
 
@@ -133,25 +131,26 @@ def test_counts_are_means_and_one_seed_has_no_spread(full: Findings) -> None:
 def test_a_cut_is_the_share_by_which_a_turnaround_is_shorter(full: Findings) -> None:
     # Half of the time waiting: 2 for every policy, so nothing is cut.
     assert full.mean(Point(group=CHAT), ADAPTIVE, turnaround) == pytest.approx(2.0)
-    assert full.cut(Point(group=CHAT, cap=8), ADAPTIVE, BASELINE) == pytest.approx(0.0)
+    assert Latency(full.kept, full.scope).cuts(Point(group=CHAT, cap=8)) == pytest.approx([0.0, 0.0])
 
 
 def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
-    findings = Findings(KeptRuns.read(tmp_path), Scope(quick=True))
+    findings = Findings(read_kept(tmp_path, RunResult), QUICK)
     with pytest.raises(
         SimulationError, match="adaptivellm has not been run at OPT-13B/Chatbot, natural outputs"
     ):
         findings.results(Point(group=CHAT), ADAPTIVE)
     with pytest.raises(SimulationError, match="step by step"):
-        overheads(findings)
+        Overheads(findings.kept, findings.scope).found()
 
 
 def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
-    runs, point = KeptRuns.read(tmp_path), Point(group=CHAT)
+    runs: KeptRuns = read_kept(tmp_path, RunResult)
+    point = Point(group=CHAT)
     with runs.adding() as add:
         add(point.run(SWAP, 0), result(point.run(SWAP, 0), [unfinished("c", Outcome.FAILED, 0.0, 1.0)]))
         add(point.run(BASELINE, 0), result(point.run(BASELINE, 0)))
-    said = Findings(runs, Scope(quick=True)).unfinished([point], [BASELINE, SWAP])
+    said = Findings(runs, QUICK).unfinished([point], [BASELINE, SWAP])
     assert said == [f"vllm-s at {point}: requests that did not finish: 1; it is not comparable."]
 
 
@@ -164,8 +163,8 @@ def test_the_data_has_the_stable_keys_and_the_papers_numbers(study: Study) -> No
         *("quick", "cells_run", "cells_total", "seeds", "table3", "fig3", "weighted_turnaround_cut"),
         *("decision_overhead", "recompute_error", "swap_error", "real_engine"),
     ]
-    assert (data["quick"], data["seeds"], data["cells_run"]) == (True, 1, Scope(quick=True).num_runs())
-    assert data["cells_total"] == Scope().num_runs()
+    assert (data["quick"], data["seeds"], data["cells_run"]) == (True, 1, QUICK.num_runs())
+    assert data["cells_total"] == ALL.num_runs()
     assert list(data["table3"]) == [str(group) for group in GROUPS]
     assert data["table3"]["OPT-13B/Chatbot"] == {
         "vs_recompute": 1.2,
@@ -217,14 +216,14 @@ def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
 
 
 def test_ablations_belong_to_the_whole(full: Findings) -> None:
-    part = ablations(full)
+    part = Throughput(full.kept, full.scope).ablations()
     assert part is not None
     assert part.tables[0].rows[0][1:4] == pytest.approx([1.0, 1.0, 1.0])
-    assert ablations(Findings(full.kept, Scope(quick=True))) is None
+    assert Throughput(full.kept, QUICK).ablations() is None
 
 
 def test_overhead_is_of_the_same_run_and_predicting_apart(full: Findings) -> None:
-    first = overheads(full)[0]
+    first = Overheads(full.kept, full.scope).found()[0]
     assert first.group == CHAT
     assert first.plan_s == pytest.approx(0.0012)
     assert first.step_s == pytest.approx(0.1)
@@ -250,7 +249,7 @@ def test_kept_errors_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_the_engine_the_reason_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway_reproduce.adaptivellm.errors.find_spec", lambda name: None)
+    monkeypatch.setattr("headway_reproduce.adaptivellm.predictor_errors.find_spec", lambda name: None)
     found = predictor_errors(Request(root=tmp_path, jobs=1, quick=True), lambda line: None)
     assert found.recompute_error.value is None
     assert found.part().text == [f"Not measured: needs {VLLM_COMES_BY} and pip install 'headway[fit]'."]
@@ -259,7 +258,7 @@ def test_without_the_engine_the_reason_is_given(tmp_path: Path, monkeypatch: pyt
 
 def test_papers_are_found_by_name() -> None:
     assert list(papers("adaptivellm")) == ["adaptivellm"]
-    assert list(papers("all")) == ["adaptivellm", "fastserve", "magnus", "ascendra"]
+    assert list(papers("all")) == ["adaptivellm", "ascendra", "fastserve", "magnus"]
 
 
 @pytest.mark.parametrize("name", ["adaptivellm", "fastserve"])

@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, Scope
 from headway_reproduce.ascendra.findings import crossing, scale_at_good
-from headway_reproduce.ascendra.measures import PoolUse, measure, needed_scale
-from headway_reproduce.ascendra.run import AscendraRun, policies_of, simulate_ascendra, system_of
-from headway_reproduce.ascendra.scope import Scope
+from headway_reproduce.ascendra.run import (
+    PoolUse,
+    measure,
+    needed_scale,
+    policies_of,
+    simulate_ascendra,
+    system_of,
+)
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
     CASES,
@@ -221,14 +227,14 @@ def test_the_quick_part_is_a_part_of_the_whole() -> None:
         found = scope.further_runs(lambda case: 7.0, 7.93)
         return {*scope.reference_runs(), *scope.sweep_runs(lambda case: 7.0), *found}
 
-    quick, full = runs(Scope(quick=True)), runs(Scope())
-    assert len(quick) == Scope(quick=True).num_runs()
-    assert len(full) == Scope().num_runs()
+    quick, full = runs(QUICK), runs(ALL)
+    assert len(quick) == QUICK.num_runs()
+    assert len(full) == ALL.num_runs()
     assert quick < full
 
 
 def test_every_load_is_a_rate_of_its_own_case() -> None:
     rates = {MAIN: 7.0, Case(QWEN, SHAREGPT): 1.5}
-    found = Scope(quick=True).sweep_runs(rates.__getitem__)
+    found = QUICK.sweep_runs(rates.__getitem__)
     assert {run.rate_rps for run in found if run.case == MAIN} == {3.5, 4.9, 6.3, 7.7, 9.1, 10.5, 11.9}
     assert max(run.rate_rps for run in found if run.case != MAIN) == 2.55

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.ascendra.real import (
-    FILE,
+from headway_reproduce.ascendra.real_run import (
+    CLIENT,
+    COMPARED,
+    GATEWAY,
     LOADS,
-    SECONDS,
-    SYSTEMS,
+    MEASUREMENT,
+    OTHERS,
     AscendraReal,
+    Calibrated,
     RealCell,
+    StreamRun,
     real_data,
     real_part,
-    real_runs,
-    real_seconds,
 )
-from headway_reproduce.ascendra.real_run import CLIENT, GATEWAY, OTHERS, Calibrated, StreamRun
 from headway_reproduce.ascendra.real_systems import ASCENDRA
 
 from headway.core.record import Outcome, Record
@@ -69,7 +70,7 @@ def found() -> AscendraReal:
         cells=tuple(
             RealCell(system=system, load=load, runs=(run(count, dropped=1), run(count)))
             for load, counts in met.items()
-            for system, count in zip(SYSTEMS, counts, strict=True)
+            for system, count in zip(COMPARED, counts, strict=True)
         ),
     )
 
@@ -78,7 +79,7 @@ def test_the_part_shows_every_system_at_every_load(found: AscendraReal) -> None:
     part = real_part(found)
     (table,) = part.tables
     assert [(row[0], row[1]) for row in table.rows] == [
-        (f"{load:g}", system) for load in LOADS for system in SYSTEMS
+        (f"{load:g}", system) for load in LOADS for system in COMPARED
     ]
     assert len(table.headings) == len(table.rows[0])
     first = dict(zip(table.headings, table.rows[0], strict=True))
@@ -99,22 +100,22 @@ def test_scripts_read_goodput_and_what_it_is_over_the_best_of_the_others(found: 
 
 def test_quick_leaves_it_out(tmp_path: Path) -> None:
     request = Request(root=tmp_path, jobs=1, quick=True)
-    assert real_seconds(request) == 0.0
-    assert real_runs(request, lambda line: None) is None
+    assert MEASUREMENT.more_seconds(request) == 0.0
+    assert MEASUREMENT.found(request, lambda line: None) is None
     assert real_data(None) is None
     assert "--quick" in real_part(None).text[0]
     assert not real_part(None).tables
 
 
 def test_what_is_kept_is_not_run_again(tmp_path: Path, found: AscendraReal) -> None:
-    (tmp_path / FILE).write_bytes(msgspec.json.encode(found))
+    (tmp_path / MEASUREMENT.file).write_bytes(msgspec.json.encode(found))
     request = Request(root=tmp_path, jobs=1)
-    assert real_seconds(request) == 0.0
-    assert real_runs(request, lambda line: None) == found
-    assert real_seconds(replace(request, root=tmp_path / "empty")) in (0.0, SECONDS)
+    assert MEASUREMENT.more_seconds(request) == 0.0
+    assert MEASUREMENT.found(request, lambda line: None) == found
+    assert MEASUREMENT.more_seconds(replace(request, root=tmp_path / "empty")) in (0.0, MEASUREMENT.seconds)
 
 
 def test_what_is_kept_must_be_such_runs(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"hardware": 3}')
-    with pytest.raises(RecordError, match=FILE):
-        real_runs(Request(root=tmp_path, jobs=1), lambda line: None)
+    (tmp_path / MEASUREMENT.file).write_text('{"hardware": 3}')
+    with pytest.raises(RecordError, match=MEASUREMENT.file):
+        MEASUREMENT.found(Request(root=tmp_path, jobs=1), lambda line: None)

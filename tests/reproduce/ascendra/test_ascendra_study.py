@@ -7,12 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.ascendra.findings import Findings
-from headway_reproduce.ascendra.measures import AscendraResult, PoolResult
-from headway_reproduce.ascendra.overload import overloads
-from headway_reproduce.ascendra.reasons import choice_part, reasons_part
-from headway_reproduce.ascendra.run import AscendraRun, KeptAscendraRuns
-from headway_reproduce.ascendra.scope import Scope
+from headway_reproduce.ascendra.ablations import Further, Reasons
+from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, Scope
+from headway_reproduce.ascendra.findings import Findings, Overloads, Targets
+from headway_reproduce.ascendra.run import AscendraResult, PoolResult
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
     BASELINES,
@@ -24,11 +22,11 @@ from headway_reproduce.ascendra.setting import (
     UNCHANGED,
     VLLM_V0,
 )
-from headway_reproduce.ascendra.study import Ascendra
-from headway_reproduce.ascendra.tails import tails_part
-from headway_reproduce.ascendra.targets import least_scale
+from headway_reproduce.ascendra.study import FILE, Ascendra
+from headway_reproduce.study import read_kept
 
 from headway.errors import SimulationError
+from headway.lab.kept_runs import Kept
 from headway.lab.papers import Request
 from headway.results.study import Study
 
@@ -77,9 +75,13 @@ def _sheds(run: AscendraRun) -> bool:
     return all("expired" in (engines.parts.leaving or ()) for engines in run.service.engines)
 
 
-def kept(root: Path, scope: Scope) -> KeptAscendraRuns:
+def read(root: Path) -> Kept[AscendraRun, AscendraResult]:
+    return read_kept(root, AscendraResult, FILE)
+
+
+def kept(root: Path, scope: Scope) -> Kept[AscendraRun, AscendraResult]:
     """Every run of a scope, done."""
-    found = KeptAscendraRuns.read(root)
+    found = read(root)
     findings = Findings(found, scope)
     with found.adding() as add:
         for run in scope.reference_runs():
@@ -99,7 +101,7 @@ def never() -> None:
 @pytest.fixture(scope="module")
 def quick_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("quick")
-    kept(root, Scope(quick=True))
+    kept(root, QUICK)
     return root
 
 
@@ -110,7 +112,7 @@ def study(quick_root: Path) -> Study:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    return Findings(kept(tmp_path_factory.mktemp("full"), Scope()), Scope())
+    return Findings(kept(tmp_path_factory.mktemp("full"), ALL), ALL)
 
 
 # ---- findings ------------------------------------------------------------------------------------------
@@ -132,8 +134,8 @@ def test_the_largest_gain_at_one_rate(full: Findings) -> None:
 
 
 def test_where_the_sweep_does_not_pass_it_capacity_is_its_largest_rate(tmp_path: Path) -> None:
-    scope = Scope(quick=True)
-    found = KeptAscendraRuns.read(tmp_path)
+    scope = QUICK
+    found = read(tmp_path)
     findings = Findings(found, scope)
     with found.adding() as add:
         for run in scope.reference_runs():
@@ -145,26 +147,27 @@ def test_where_the_sweep_does_not_pass_it_capacity_is_its_largest_rate(tmp_path:
 
 
 def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
-    findings = Findings(KeptAscendraRuns.read(tmp_path), Scope(quick=True))
+    findings = Findings(read(tmp_path), QUICK)
     with pytest.raises(SimulationError, match=r"vllm has not been run for Mistral-7B/ShareGPT at 0 req/s"):
         findings.reference_rps(MAIN)
 
 
 def test_ratios_in_overload_are_over_the_best_of_the_three(full: Findings) -> None:
     # At capacity, 12.5: ascendra 0.9, vllm 0.7, vllm-v0 0.5, sarathi 0.1. Half of the others are dropped.
-    first = overloads(full)[0]
+    first = Overloads(full.kept, full.scope).found()[0]
     assert (first.over, first.best) == (1.0, "vllm")
     assert first.gain("vllm") == pytest.approx(0.9 / 0.7)
     assert first.gain("sarathi") == pytest.approx(9.0)
-    assert first.lost_ratio(first.dropped) == pytest.approx(0.1 / 0.3)
-    assert first.lost_ratio(first.late) == pytest.approx(0.1 / 0.3)
+    assert first.over_best(first.dropped) == pytest.approx(0.1 / 0.3)
+    assert first.over_best(first.late) == pytest.approx(0.1 / 0.3)
 
 
 def test_the_smallest_factor_of_those_who_go_by_targets_and_of_those_who_do_not(full: Findings) -> None:
     # At 0.8 x 12.5 = 10 req/s Ascendra is within targets to 12 x factor: 0.8 at 0.75 and 1.0 at 10/12. Of the factors
     # tried 0.7 has 1 - 0.2 x 1.6 = 0.68 and 0.85 all: 0.9 at 0.7 + 0.15 x 22/32.
-    assert least_scale(full, 0.8, ASCENDRA) == pytest.approx(0.7 + 0.15 * 0.22 / 0.32)
-    assert least_scale(full, 0.8, VLLM_V0) == pytest.approx(1.0)
+    targets = Targets(full.kept, full.scope)
+    assert targets.least_scale(0.8, ASCENDRA) == pytest.approx(0.7 + 0.15 * 0.22 / 0.32)
+    assert targets.least_scale(0.8, VLLM_V0) == pytest.approx(1.0)
 
 
 def test_a_change_is_made_for_everybody(full: Findings) -> None:
@@ -174,7 +177,7 @@ def test_a_change_is_made_for_everybody(full: Findings) -> None:
     assert full.changed_rate(ASCENDRA, UNCHANGED, CHANGED_LOADS) == pytest.approx(12.0)
     assert full.changed_rate(ASCENDRA, host, CHANGED_LOADS) == pytest.approx(7.5)
     assert full.changed_rate(VLLM_V0, host, CHANGED_LOADS) == pytest.approx(5.5)
-    assert f"{host.name}: {7.5 / 5.5:.2f}" in reasons_part(full).text[-1]
+    assert f"{host.name}: {7.5 / 5.5:.2f}" in Reasons(full.kept, full.scope).part().text[-1]
 
 
 # ---- the study -----------------------------------------------------------------------------------------
@@ -199,7 +202,7 @@ def test_the_data_has_the_stable_keys(study: Study) -> None:
         "model_error",
     } <= set(data)
     assert (data["quick"], data["seeds"]) == (True, 1)
-    assert data["cells_run"] < data["cells_total"] == Scope().num_runs()
+    assert data["cells_run"] < data["cells_total"] == ALL.num_runs()
     assert list(data["rate_at_90_goodput_gain"]["Mistral-7B/ShareGPT"]) == [
         "vs_vllm_v0",
         "vs_sarathi",
@@ -245,12 +248,12 @@ def test_every_table_says_how_it_was_measured_and_has_its_columns(study: Study) 
 
 def test_the_whole_has_more_parts_than_the_quick_part(full: Findings, study: Study) -> None:
     titles = {part.title for part in study.parts}
-    for part in (choice_part(full), tails_part(full)):
+    for part in (Reasons(full.kept, full.scope).choice_part(), Further(full.kept, full.scope).tails_part()):
         assert part is not None
         assert part.title not in titles
         for table in part.tables:
             assert all(len(row) == len(table.headings) for row in table.rows), table.name
-    assert [table.name for table in reasons_part(full).tables] == ["reasons"]
+    assert [table.name for table in Reasons(full.kept, full.scope).part().tables] == ["reasons"]
     assert not {"reasons", "lp-tokens", "figure-2"} & {table.name for table in study.tables}
 
 
@@ -265,13 +268,13 @@ def test_the_reasons_are_read_from_the_runs(study: Study) -> None:
 
 def test_what_is_done_is_not_done_again(quick_root: Path) -> None:
     size = Ascendra().size(Request(root=quick_root, jobs=2, quick=True))
-    assert size.runs == size.kept == Scope(quick=True).num_runs()
+    assert size.runs == size.kept == QUICK.num_runs()
     assert size.seconds == 0
 
 
 def test_size_counts_what_is_kept_phase_by_phase(tmp_path: Path) -> None:
-    scope = Scope(quick=True)
-    found = KeptAscendraRuns.read(tmp_path)
+    scope = QUICK
+    found = read(tmp_path)
     request = Request(root=tmp_path, jobs=1, quick=True)
     assert Ascendra().size(request).kept == 0
     with found.adding() as add:

@@ -3,25 +3,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from headway_reproduce.fastserve.real import REAL_PLAN, real_requests
-from headway_reproduce.fastserve.scope import (
-    ABLATED,
-    AXES,
-    END_TO_END,
-    FULL_SETTINGS,
-    VARIATIONS,
-    Place,
-    Scope,
-    loaded,
-    with_quantum,
-)
 from headway_reproduce.fastserve.setting import (
+    ABLATED,
     ABLATION_SEEDS,
+    ALL,
+    AXES,
     CAPACITY_SEEDS,
     CLUSTER,
+    END_TO_END,
     FASTSERVE,
     ORCA,
     PAPER_PER_TOKEN_S,
+    QUICK,
     RELEASED,
     SEEDS,
     SHAREGPT,
@@ -29,16 +22,19 @@ from headway_reproduce.fastserve.setting import (
     SINGLE,
     SMALL,
     TODAY,
+    VARIATIONS,
+    Place,
     Point,
     gpt_175b,
+    loaded,
+    with_quantum,
     zipf,
 )
+from headway_reproduce.fastserve.study import REAL_PLAN, real_requests
 
 from headway.lab.policy_choice import check_policies
 from headway.predict.known_models import model_shape
 from headway.traces import NAMED_LAWS, load_trace
-
-QUICK, FULL = Scope(quick=True), Scope()
 
 
 def ten(place: Place) -> float:
@@ -106,39 +102,39 @@ def test_who_runs_all_residents_has_a_batch_for_each_stage() -> None:
 
 def test_one_axis_varies_at_a_time() -> None:
     base = point()
-    assert [each.rate_rps for each in FULL.end_to_end("rate", ten).values()] == [
+    assert [each.rate_rps for each in ALL.end_to_end("rate", ten).values()] == [
         *(2.5, 5.0, 7.5, 9.0, 10.0, 12.5, 15.0)
     ]
-    assert list(FULL.end_to_end("cv", ten).values()) == [replace(base, cv=cv) for cv in (1.0, 2.0, 4.0, 8.0)]
-    thetas = FULL.end_to_end("theta", ten)
+    assert list(ALL.end_to_end("cv", ten).values()) == [replace(base, cv=cv) for cv in (1.0, 2.0, 4.0, 8.0)]
+    thetas = ALL.end_to_end("theta", ten)
     assert list(thetas) == [0.7, 0.9, 1.1, 1.3, 1.5]
     assert thetas[0.7] == replace(base, lengths=zipf(0.7))
     assert thetas[1.1] == base
 
 
 def test_end_to_end_has_the_most_seeds() -> None:
-    assert FULL.seeds(point()) == FULL.seeds(replace(point(), lengths=zipf(0.7))) == range(SEEDS)
-    assert FULL.seeds(loaded(ABLATED, 0.9, ten)) == range(ABLATION_SEEDS)
-    assert {FULL.seeds(what.of(point())) for what in VARIATIONS} == {range(ABLATION_SEEDS)}
+    assert ALL.seeds(point()) == ALL.seeds(replace(point(), lengths=zipf(0.7))) == range(SEEDS)
+    assert ALL.seeds(loaded(ABLATED, 0.9, ten)) == range(ABLATION_SEEDS)
+    assert {ALL.seeds(what.of(point())) for what in VARIATIONS} == {range(ABLATION_SEEDS)}
     assert QUICK.seeds(point()) == range(1)
-    assert FULL.seeds(END_TO_END.at_once()) == QUICK.seeds(END_TO_END.at_once()) == range(CAPACITY_SEEDS)
+    assert ALL.seeds(END_TO_END.at_once()) == QUICK.seeds(END_TO_END.at_once()) == range(CAPACITY_SEEDS)
 
 
 def test_quick_is_a_part_of_all_with_the_same_workloads() -> None:
-    quick, full = set(QUICK.loaded_runs(ten)), set(FULL.loaded_runs(ten))
+    quick, full = set(QUICK.loaded_runs(ten)), set(ALL.loaded_runs(ten))
     assert quick < full
-    assert set(QUICK.capacity_runs()) < set(FULL.capacity_runs())
+    assert set(QUICK.capacity_runs()) < set(ALL.capacity_runs())
     assert {run.seed for run in quick} == {0}
     assert QUICK.num_runs() == len(quick) + len(QUICK.capacity_runs())
 
 
 @pytest.mark.parametrize("axis", AXES)
 def test_quick_has_the_ends_or_the_middle_of_every_axis(axis: str) -> None:
-    assert set(QUICK.settings(axis)) < set(FULL_SETTINGS[axis])
+    assert set(QUICK.settings(axis)) < set(ALL.settings(axis))
 
 
 def test_the_policies_exist_with_the_parts_they_are_given() -> None:
-    for policy, parts in {(run.policy, run.parts) for run in FULL.loaded_runs(ten)}:
+    for policy, parts in {(run.policy, run.parts) for run in ALL.loaded_runs(ten)}:
         check_policies([policy], parts)
 
 
@@ -152,7 +148,7 @@ def test_a_quantum_is_in_decode_steps_and_leaves_the_order_as_it_is() -> None:
 
 
 def test_slots_are_varied_one_at_a_time() -> None:
-    points = FULL.slot_points(ten)
+    points = ALL.slot_points(ten)
     assert [each.parts.eviction for each in points.values()] == [
         *(f"proactive:idle_jobs={value}" for value in (0, 8, 16, 32, 64)),
         *(f"proactive:burst_levels={value}" for value in (0, 1, 2, 4)),

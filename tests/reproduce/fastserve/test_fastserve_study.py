@@ -6,28 +6,29 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.fastserve.end_to_end import shortfall
-from headway_reproduce.fastserve.findings import Findings, sensitivity
-from headway_reproduce.fastserve.per_token import per_token_part
-from headway_reproduce.fastserve.real import REAL_PLAN
-from headway_reproduce.fastserve.scale import scale_part
-from headway_reproduce.fastserve.scheduler import scheduler_part
-from headway_reproduce.fastserve.scope import AXES, END_TO_END, Scope, loaded
+from headway_reproduce.fastserve.ablations import Further, Scheduler
+from headway_reproduce.fastserve.end_to_end import EndToEnd, Findings, sensitivity
 from headway_reproduce.fastserve.setting import (
+    ALL,
+    AXES,
     DEFER,
+    END_TO_END,
     FASTER_TRANSFORMER,
     FASTSERVE,
     FCFS,
     ORACLE,
     ORCA,
+    QUICK,
     REACTIVE,
     SINGLE,
+    Scope,
+    loaded,
 )
-from headway_reproduce.fastserve.study import FastServe
-from headway_reproduce.policy_meter import Meter
+from headway_reproduce.fastserve.study import REAL_PLAN, FastServe
 from headway_reproduce.real_study import FILE as REAL_FILE
 from headway_reproduce.real_study import RealResult, RealRuns
-from headway_reproduce.study_runs import KeptRuns, RunResult, StudyRun
+from headway_reproduce.study import read_kept
+from headway_reproduce.study_runs import KeptRuns, Meter, RunResult, StudyRun
 
 from headway.core.record import Outcome
 from headway.errors import SimulationError
@@ -57,13 +58,21 @@ def result(run: StudyRun) -> RunResult:
 
 def kept(root: Path, scope: Scope) -> KeptRuns:
     """Every run of a scope, done."""
-    found = KeptRuns.read(root)
+    found: KeptRuns = read_kept(root, RunResult)
     with found.adding() as add:
         for run in scope.capacity_runs():
             add(run, result(run))
         for run in scope.loaded_runs(Findings(found, scope).capacity_rps):
             add(run, result(run))
     return found
+
+
+def ends(found: Findings) -> EndToEnd:
+    return EndToEnd(found.kept, found.scope)
+
+
+def further(found: Findings) -> Further:
+    return Further(found.kept, found.scope)
 
 
 def never() -> None:
@@ -73,7 +82,7 @@ def never() -> None:
 @pytest.fixture(scope="module")
 def quick_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("quick")
-    kept(root, Scope(quick=True))
+    kept(root, QUICK)
     return root
 
 
@@ -85,7 +94,7 @@ def study(quick_root: Path) -> Study:
 @pytest.fixture(scope="module")
 def full_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("full")
-    kept(root, Scope())
+    kept(root, ALL)
     runs = RealRuns(
         hardware="2 x abacus",
         requests=2,
@@ -100,7 +109,7 @@ def full_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def full(full_root: Path) -> Findings:
-    return Findings(KeptRuns.read(full_root), Scope())
+    return Findings(read_kept(full_root, RunResult), ALL)
 
 
 # ---- findings ------------------------------------------------------------------------------------------
@@ -124,13 +133,13 @@ def test_sensitivity_is_most_over_least() -> None:
 
 
 def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
-    findings = Findings(KeptRuns.read(tmp_path), Scope(quick=True))
+    findings = Findings(read_kept(tmp_path, RunResult), QUICK)
     with pytest.raises(SimulationError, match=r"orca has not been run at GPT-175B, 16 GPUs.*all at once"):
         findings.capacity_rps(END_TO_END)
 
 
 def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
-    scope = Scope(quick=True)
+    scope = QUICK
     findings = Findings(kept(tmp_path, scope), scope)
     point = loaded(END_TO_END, 0.9, findings.capacity_rps)
     run = point.run(ORCA, 0)
@@ -167,7 +176,7 @@ def test_the_data_has_the_stable_keys(study: Study) -> None:
         *("gap_to_srpt", "quantum_sensitivity", "k_sensitivity", "slots_sweep", "peak_kv_vs_fcfs", "cells"),
     ]
     assert (data["quick"], data["seeds"]) == (True, 1)
-    assert data["cells_run"] == Scope(quick=True).num_runs() < data["cells_total"] == Scope().num_runs()
+    assert data["cells_run"] == QUICK.num_runs() < data["cells_total"] == ALL.num_runs()
 
 
 def test_the_numbers_are_the_runs_own(study: Study) -> None:
@@ -209,10 +218,10 @@ def test_reasons_are_read_from_the_runs(study: Study) -> None:
 
 def test_what_quick_leaves_out_belongs_to_the_whole(study: Study, full: Findings) -> None:
     titles = {part.title for part in study.parts}
-    for part in (shortfall(full), scale_part(full), per_token_part(full)):
+    for part in (ends(full).shortfall(), further(full).scale_part(), further(full).per_token_part()):
         assert part is not None
         assert part.title not in titles
-    assert "orders" in {table.name for table in scheduler_part(full).tables}
+    assert "orders" in {table.name for table in Scheduler(full.kept, full.scope).part().tables}
 
 
 def test_the_whole_has_all_parts_and_runs_nothing_again(full_root: Path) -> None:
@@ -227,7 +236,7 @@ def test_the_whole_has_all_parts_and_runs_nothing_again(full_root: Path) -> None
 
 
 def test_the_curve_per_token_has_the_notebooks_numbers(full: Findings) -> None:
-    part = per_token_part(full)
+    part = further(full).per_token_part()
     assert part is not None
     [table] = part.tables
     assert list(table.headings[:3]) == ["req/s", "vllm-v0", "paper"]
@@ -238,7 +247,7 @@ def test_the_curve_per_token_has_the_notebooks_numbers(full: Findings) -> None:
 
 
 def test_reasons_for_gaps_are_read_from_the_runs(full: Findings) -> None:
-    part = shortfall(full)
+    part = ends(full).shortfall()
     assert part is not None
     # Every run of three seeds or five: 12 over 6 s and so on, whatever is changed.
     three, five = (sum((12 + seed) / (6 + seed) for seed in range(count)) / count for count in (3, 5))
@@ -253,7 +262,7 @@ def test_reasons_for_gaps_are_read_from_the_runs(full: Findings) -> None:
 
 
 def test_machines_grow_by_a_node(full: Findings) -> None:
-    part = scale_part(full)
+    part = further(full).scale_part()
     assert part is not None
     assert [row[:2] for row in part.tables[0].rows] == [
         [f"GPT-175B, {8 * stages} GPUs", stages] for stages in (2, 3, 4)
@@ -276,7 +285,7 @@ def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
-    scope = Scope(quick=True)
+    scope = QUICK
     found = kept(tmp_path, scope)
     assert FCFS in {run.policy for run in scope.loaded_runs(Findings(found, scope).capacity_rps)}
     assert SINGLE.model in {run.model for run in scope.capacity_runs()}

@@ -10,12 +10,14 @@ from headway_reproduce.magnus.data import (
     DataSource,
     TaskRow,
     data_digest,
+    drawn_rows,
     find_data,
     load_natural,
     load_tasks,
+    requests_a_task,
     split,
+    task_requests,
 )
-from headway_reproduce.magnus.stream import drawn_rows, requests_a_task, task_requests
 from hypothesis import given
 from hypothesis import strategies as st
 

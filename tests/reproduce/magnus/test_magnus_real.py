@@ -6,12 +6,9 @@ import msgspec
 import pytest
 from headway_reproduce.magnus.data import LONGEST_OUTPUT, DataSource, load_tasks
 from headway_reproduce.magnus.real import (
-    FILE,
+    MEASUREMENT,
     POLICIES,
     REAL_SHOWN,
-    SECONDS,
-    magnus_real_runs,
-    magnus_real_seconds,
     real_rows,
     serve_policies,
     taught,
@@ -69,31 +66,31 @@ def test_the_predictor_is_taught_what_the_dispatcher_would_see() -> None:
 
 
 def test_what_is_kept_is_not_measured_again(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(msgspec.json.encode(RUNS))
+    (tmp_path / MEASUREMENT.file).write_bytes(msgspec.json.encode(RUNS))
     request = Request(root=tmp_path, jobs=1)
-    assert magnus_real_runs(request, silent) == RUNS
-    assert magnus_real_seconds(request) == 0.0
+    assert MEASUREMENT.found(request, silent) == RUNS
+    assert MEASUREMENT.more_seconds(request) == 0.0
 
 
 def test_quick_leaves_it_out(tmp_path: Path) -> None:
     request = Request(root=tmp_path, jobs=1, quick=True)
-    assert magnus_real_runs(request, silent) is None
-    assert magnus_real_seconds(request) == 0.0
+    assert MEASUREMENT.found(request, silent) is None
+    assert MEASUREMENT.more_seconds(request) == 0.0
 
 
 def test_without_what_it_needs_it_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(root=tmp_path, jobs=1)
-    monkeypatch.setattr("headway_reproduce.magnus.real.find_spec", lambda name: object())
-    assert magnus_real_seconds(request) == SECONDS
-    monkeypatch.setattr("headway_reproduce.magnus.real.find_spec", lambda name: None)
-    assert magnus_real_seconds(request) == 0.0
-    assert magnus_real_runs(request, silent) is None
+    monkeypatch.setattr("headway_reproduce.real_study.find_spec", lambda name: object())
+    assert MEASUREMENT.more_seconds(request) == MEASUREMENT.seconds
+    monkeypatch.setattr("headway_reproduce.real_study.find_spec", lambda name: None)
+    assert MEASUREMENT.more_seconds(request) == 0.0
+    assert MEASUREMENT.found(request, silent) is None
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("{")
-    with pytest.raises(RecordError, match=FILE):
-        magnus_real_runs(Request(root=tmp_path, jobs=1), silent)
+    (tmp_path / MEASUREMENT.file).write_text("{")
+    with pytest.raises(RecordError, match=MEASUREMENT.file):
+        MEASUREMENT.found(Request(root=tmp_path, jobs=1), silent)
 
 
 def test_policies_are_put_beside_vs() -> None:

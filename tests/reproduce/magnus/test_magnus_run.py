@@ -6,22 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from headway_reproduce.magnus.data import DataSource, find_data, load_tasks
-from headway_reproduce.magnus.forecasts import Forecasts
-from headway_reproduce.magnus.run import (
-    Change,
-    KeptMagnusRuns,
-    MagnusResult,
-    MagnusRun,
-)
+from headway_reproduce.magnus.cells import Change, MagnusRun
+from headway_reproduce.magnus.data import DataSource, drawn_rows, find_data, load_tasks, task_requests
+from headway_reproduce.magnus.engine import BatchTimes
 from headway_reproduce.magnus.setting import ABP, CCB, GLP, LEARN_EVERY_S, MAGNUS, POLICIES, TODAY, VS
-from headway_reproduce.magnus.simulation import simulate_magnus
-from headway_reproduce.magnus.stream import drawn_rows, task_requests
-from headway_reproduce.magnus.times import BatchTimes
+from headway_reproduce.magnus.simulation import Forecasts, MagnusResult, simulate_magnus
+from headway_reproduce.magnus.study import FILE
+from headway_reproduce.study import read_kept
 
 from headway.core.record import Outcome
 from headway.errors import ConfigError
-from headway.lab.kept_runs import run_kept
+from headway.lab.kept_runs import Kept, run_kept
 from headway.traces import TraceRequest
 from tests.reproduce.magnus.magnus_rows import write_rows
 from tests.results.examples import make
@@ -40,6 +35,10 @@ def results(source: DataSource) -> dict[str, MagnusResult]:
         policy: simulate_magnus(MagnusRun(source=source, policy=policy, seed=0, rate_rps=40.0))
         for policy in (*POLICIES, TODAY)
     }
+
+
+def read(root: Path) -> Kept[MagnusRun, MagnusResult]:
+    return read_kept(root, MagnusResult, FILE)
 
 
 def untimed(result: MagnusResult) -> MagnusResult:
@@ -111,13 +110,13 @@ def test_an_engine_without_its_overhead_is_faster(
 
 def test_runs_are_kept_and_not_made_again(source: DataSource, tmp_path: Path) -> None:
     run = MagnusRun(source=source, policy=VS, seed=0, rate_rps=0.0)
-    kept = KeptMagnusRuns.read(tmp_path)
+    kept = read(tmp_path)
     run_kept([run], kept, simulate_magnus, jobs=1)
 
     def never(run: MagnusRun) -> MagnusResult:
         raise AssertionError("a run that is kept was made again")
 
-    again = KeptMagnusRuns.read(tmp_path)
+    again = read(tmp_path)
     run_kept([run], again, never, jobs=1)
     assert again.result(run) == kept.result(run)
 
@@ -140,7 +139,7 @@ def test_whatever_decides_a_run_tells_it_apart(source: DataSource, changed: dict
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "magnus-runs.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="something else than runs"):
-        KeptMagnusRuns.read(tmp_path)
+        read(tmp_path)
 
 
 # ---- lengths -------------------------------------------------------------------------------------------

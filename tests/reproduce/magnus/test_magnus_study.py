@@ -9,14 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from headway_reproduce.magnus.accuracy import Accuracy, Errors, SetAccuracy, accuracy
+from headway_reproduce.magnus.cells import QUICK_LOADS, MagnusRun, Point, Scope
 from headway_reproduce.magnus.data import DataSource, data_digest, find_data
-from headway_reproduce.magnus.findings import GAINS, Findings
-from headway_reproduce.magnus.rates import KEYS, overloaded
-from headway_reproduce.magnus.real import FILE as REAL_FILE
+from headway_reproduce.magnus.findings import GAINS, KEYS, Findings, Rates
+from headway_reproduce.magnus.real import MEASUREMENT
 from headway_reproduce.magnus.real import POLICIES as REAL_POLICIES
-from headway_reproduce.magnus.reasons import reasons_part
-from headway_reproduce.magnus.run import KeptMagnusRuns, MagnusResult, MagnusRun
-from headway_reproduce.magnus.scope import QUICK_LOADS, Point, Scope
+from headway_reproduce.magnus.reasons import Reasons
 from headway_reproduce.magnus.setting import (
     ABP,
     CCB,
@@ -31,10 +29,13 @@ from headway_reproduce.magnus.setting import (
     VS,
     VSQ,
 )
-from headway_reproduce.magnus.study import Magnus
+from headway_reproduce.magnus.simulation import MagnusResult
+from headway_reproduce.magnus.study import FILE, Magnus
 from headway_reproduce.real_study import RealResult, RealRuns
+from headway_reproduce.study import read_kept
 
 from headway.errors import ConfigError, RecordError, SimulationError
+from headway.lab.kept_runs import Kept
 from headway.lab.papers import Request
 from headway.results import summarize
 from headway.results.study import Study
@@ -101,9 +102,13 @@ ACCURACY = Accuracy(
 )
 
 
+def read(root: Path) -> Kept[MagnusRun, MagnusResult]:
+    return read_kept(root, MagnusResult, FILE)
+
+
 def keep_all(root: Path, scope: Scope) -> None:
     """Every run of a scope, done, and the accuracy."""
-    kept = KeptMagnusRuns.read(root)
+    kept = read(root)
     with kept.adding() as add:
         for run in scope.capacity_runs():
             add(run, result(run))
@@ -149,7 +154,7 @@ def plain(study: Study) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def findings(quick_root: Path, source: DataSource) -> Findings:
-    return Findings(KeptMagnusRuns.read(quick_root), Scope(source=source, quick=True))
+    return Findings(read(quick_root), Scope(source=source, quick=True))
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +169,7 @@ def full_root(source: DataSource, tmp_path_factory: pytest.TempPathFactory) -> P
             for policy in REAL_POLICIES
         ),
     )
-    (root / REAL_FILE).write_bytes(msgspec.json.encode(runs))
+    (root / MEASUREMENT.file).write_bytes(msgspec.json.encode(runs))
     return root
 
 
@@ -194,7 +199,7 @@ def test_ranges_are_over_all_baselines_and_rates(plain: dict[str, object]) -> No
 
 
 def test_overloaded_is_where_no_baseline_can_follow(findings: Findings, plain: dict[str, object]) -> None:
-    assert overloaded(findings, findings.scope.rates()) == [Point(load=4.0)]
+    assert Rates(findings.kept, findings.scope).overloaded() == [Point(load=4.0)]
     ranges = plain["gain_range_where_all_are_overloaded"]
     assert isinstance(ranges, dict)
     assert ranges["throughput"] == [0.8, 2.6]
@@ -298,7 +303,7 @@ def test_the_toys_row_of_the_paper(study: Study) -> None:
 def test_what_did_not_finish_is_said(source: DataSource, tmp_path: Path) -> None:
     scope = Scope(source=source, quick=True)
     keep_all(tmp_path, scope)
-    findings = Findings(KeptMagnusRuns.read(tmp_path), scope)
+    findings = Findings(read(tmp_path), scope)
     run = scope.run(Point(load=4.0), MAGNUS, 0, findings.capacity_rps)
     with findings.kept.adding() as add:
         add(run, replace(result(run), finished=98))
@@ -308,7 +313,7 @@ def test_what_did_not_finish_is_said(source: DataSource, tmp_path: Path) -> None
 
 
 def test_a_run_that_was_not_made_is_an_error(source: DataSource, tmp_path: Path) -> None:
-    findings = Findings(KeptMagnusRuns.read(tmp_path), Scope(source=source, quick=True))
+    findings = Findings(read(tmp_path), Scope(source=source, quick=True))
     with pytest.raises(SimulationError, match="vs has not been run at all at once"):
         findings.capacity_rps()
 
@@ -366,12 +371,12 @@ def test_the_whole_has_all_parts_and_runs_nothing_again(full_root: Path, data: P
 
 
 def test_reasons_are_gains_with_one_thing_changed(full_root: Path, source: DataSource) -> None:
-    found = Findings(KeptMagnusRuns.read(full_root), Scope(source=source))
-    part = reasons_part(found)
+    found = Reasons(read(full_root), Scope(source=source))
+    part = found.part()
     assert part is not None
     assert part.text[0].startswith("Over vs at load 4: +260% requests/s and -70% response time as it stands;")
     assert [row[0] for row in part.tables[0].rows[:3]] == ["as it stands", "as it stands", "true lengths"]
-    assert reasons_part(Findings(found.kept, Scope(source=source, quick=True))) is None
+    assert Reasons(found.kept, Scope(source=source, quick=True)).part() is None
 
 
 def test_without_lightgbm_nothing_is_begun(

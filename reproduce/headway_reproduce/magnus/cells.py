@@ -1,13 +1,18 @@
-"""Which of Magnus's experiments are run: all of them, or the fixed part of `--quick`."""
+"""Magnus's runs: each decided by plain data, and which of them are made: all, or the fixed part of `--quick`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
 from itertools import product
 
-from headway_reproduce.magnus.data import DataSource
-from headway_reproduce.magnus.run import UNCHANGED, Change, MagnusRun
+from headway.lab.kept_runs import release
+from headway.lab.simulation import fingerprint
+from headway.predict.calibration import Calibration
+from headway_reproduce.magnus.data import DataSource, data_digest
+from headway_reproduce.magnus.engine import engine_costs, toy
 from headway_reproduce.magnus.setting import (
     CCB,
     LOADS,
@@ -21,7 +26,67 @@ from headway_reproduce.magnus.setting import (
     SEEDS,
     TODAY,
     VS,
+    VSQ,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What differs from the paper's setting, to find the reason of a figure (ours).
+
+    `true_lengths` in place of predicted ones; a predictor that never learns (`learns`); an engine without the fitted
+    overhead, or whose cache is not copied; batches of `max_batch` at most; answers planned `safety` times as long as
+    predicted.
+    """
+
+    true_lengths: bool = False
+    learns: bool = True
+    overhead: bool = True
+    copies: bool = True
+    max_batch: int | None = None
+    safety: float = 1.0
+
+
+UNCHANGED = Change()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MagnusRun:
+    """All that decides one run; `rate_rps` 0 is all requests at once."""
+
+    source: DataSource
+    policy: str
+    seed: int
+    rate_rps: float
+    phi: int = PHI
+    change: Change = UNCHANGED
+
+    def digest(self) -> str:
+        """As `Digested.digest`; rows are told apart by what they say, not where they lie."""
+        plain = asdict(replace(self, source=DataSource()))
+        said = [
+            release(),
+            data_digest(self.source),
+            _fingerprint(self.policy, self.change),
+            *sorted(plain.items()),
+        ]
+        return sha256(repr(said).encode()).hexdigest()
+
+
+@lru_cache(maxsize=8)
+def run_costs(policy: str, change: Change) -> Calibration:
+    """What an instance costs under a policy, with what is changed."""
+    copies = change.copies and policy != TODAY
+    overhead_s = toy(copies=change.copies).fitted_overhead_s if change.overhead else 0.0
+    return engine_costs(VSQ if policy == VSQ else VS, overhead_s, copies=copies)
+
+
+@lru_cache(maxsize=32)
+def _fingerprint(policy: str, change: Change) -> str:
+    return fingerprint(run_costs(policy, change))
+
+
+# ---- which runs are made -------------------------------------------------------------------------------
 
 QUICK_LOADS = (0.8, 1.5, 4.0)
 QUICK_PHI_LOADS = (4.0,)
@@ -103,16 +168,15 @@ class Scope:
 
     # ---- runs --------------------------------------------------------------------------------------
 
-    def capacity_points(self) -> list[Point]:
-        """All requests at once, on each engine there is."""
-        changes = [point.change for points in self.changed().values() for point in points]
-        return [
-            Point(load=0.0, change=change) for change in dict.fromkeys([UNCHANGED, *map(engine_of, changes)])
-        ]
-
     def capacity_runs(self) -> list[MagnusRun]:
         """The runs that the rates of all others depend on."""
-        return self._runs([(point, VS) for point in self.capacity_points()], lambda change: 0.0)
+        return self._runs(self._capacity_pairs(), lambda change: 0.0)
+
+    def _capacity_pairs(self) -> Pairs:
+        """All requests at once under vs, on each engine there is."""
+        changes = [point.change for points in self.changed().values() for point in points]
+        engines = dict.fromkeys([UNCHANGED, *map(engine_of, changes)])
+        return [(Point(load=0.0, change=change), VS) for change in engines]
 
     def loaded_runs(self, capacity: Capacity) -> list[MagnusRun]:
         """All other runs, the longest first."""
@@ -124,28 +188,21 @@ class Scope:
 
     def seconds_a_run(self) -> float:
         """About how long a run takes on one core, in the mean."""
-        pairs = [*((point, VS) for point in self.capacity_points()), *self._compared()]
+        pairs = self._capacity_pairs() + self._compared()
         return sum(map(_seconds, pairs)) / len(pairs)
 
     def _compared(self) -> Pairs:
         changed = [point for points in self.changed().values() for point in points]
-        return list(
-            dict.fromkeys(
-                [
-                    *product(self.rates(), (*POLICIES, TODAY)),
-                    *product(self.phis(), (MAGNUS,)),
-                    *product(changed, CHANGED),
-                ]
-            )
-        )
+        pairs = [
+            *product(self.rates(), (*POLICIES, TODAY)),
+            *product(self.phis(), (MAGNUS,)),
+            *product(changed, CHANGED),
+        ]
+        return list(dict.fromkeys(pairs))
 
     def _runs(self, compared: Iterable[tuple[Point, str]], capacity: Capacity) -> list[MagnusRun]:
-        found = (
-            self.run(point, policy, seed, capacity)
-            for point, policy in compared
-            for seed in self.seeds(point)
-        )
-        return list(dict.fromkeys(found))
+        seeded = ((*pair, seed) for pair in compared for seed in self.seeds(pair[0]))
+        return list(dict.fromkeys(self.run(*each, capacity) for each in seeded))
 
     def run(self, point: Point, policy: str, seed: int, capacity: Capacity) -> MagnusRun:
         """A policy at a point."""

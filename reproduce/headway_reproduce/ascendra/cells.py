@@ -1,12 +1,19 @@
-"""Which of Ascendra's experiments are run: all of them, or the fixed part of `--quick`."""
+"""Ascendra's runs: each decided by plain data, and which of them are made: all, or the fixed part of `--quick`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
 from itertools import product
 
-from headway_reproduce.ascendra.run import AscendraRun
+from headway.core.slo import Slo
+from headway.lab.kept_runs import release
+from headway.lab.simulation import fingerprint
+from headway.predict.calibration import Calibration
+from headway.predict.hardware import calibration
+from headway.predict.known_models import model_shape
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
     BASELINES,
@@ -20,6 +27,7 @@ from headway_reproduce.ascendra.setting import (
     FIGURE_2_LOAD,
     FIRST_COME,
     FIXED,
+    HARDWARE,
     LIGHT_LOAD,
     LOADS,
     LP_TOKENS_TRIED,
@@ -43,18 +51,67 @@ from headway_reproduce.ascendra.setting import (
     TODAY,
     TRIED_LOADS,
     TRIED_SEED,
+    UNCHANGED,
     Case,
+    Change,
     Service,
     with_order,
     with_threshold,
     with_tokens,
 )
 
-QUICK_CASES = (MAIN, Case(QWEN, SHAREGPT))
-QUICK_LOADS = (0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7)
-QUICK_BUSY_LOADS = (1.1, 1.3)
-QUICK_OVERLOADS = (1.0, 1.5)
-QUICK_SCALES = (0.4, 0.7, 1.0)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AscendraRun:
+    """All that decides one run.
+
+    `count` requests in Poisson arrivals at `rate_rps`, 0 for all at once. `slo_scale` is a factor on both targets.
+    `seed` draws the workload anew, and the noise of the clock. With `errors` predicted step times are held against
+    what steps took.
+    """
+
+    case: Case
+    service: Service
+    rate_rps: float
+    count: int
+    seed: int
+    slo_scale: float = 1.0
+    change: Change = UNCHANGED
+    errors: bool = False
+
+    @property
+    def slo(self) -> Slo:
+        """The targets of every request."""
+        slo, scale = self.case.slo, self.slo_scale
+        assert slo.ttft_s is not None
+        assert slo.tbt_s is not None
+        return Slo(ttft_s=scale * slo.ttft_s, tbt_s=scale * self.change.tbt_factor * slo.tbt_s)
+
+    def trace(self) -> str:
+        """The workload as `headway simulate --trace` takes it."""
+        law = self.case.data.law
+        arrivals = f"poisson:rate={self.rate_rps:.6g}" if self.rate_rps else "at-once"
+        return f"gen:{arrivals}/input={law}/output={law}/count={self.count}"
+
+    def digest(self) -> str:
+        """As `Digested.digest`."""
+        said = [release(), _fingerprint(self.case.model.name, self.change), *sorted(asdict(self).items())]
+        return sha256(repr(said).encode()).hexdigest()
+
+
+@lru_cache(maxsize=16)
+def costs(model: str, change: Change = UNCHANGED) -> Calibration:
+    """What an instance costs."""
+    found = calibration(HARDWARE, model_shape(model))
+    return replace(found, host_s=found.host_s + change.more_host_s)
+
+
+@lru_cache(maxsize=16)
+def _fingerprint(model: str, change: Change) -> str:
+    return fingerprint(costs(model, change))
+
+
+# ---- which runs are made -------------------------------------------------------------------------------
 
 ABLATED = (FIXED, SJF, PURE_EDF, NO_HAND_OFF, NO_TICKET)
 """Compared with Ascendra at the busy loads."""
@@ -68,46 +125,22 @@ _SECONDS_A_REQUEST = 0.0012
 """About how long simulating one takes on one core."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """How much is run, given what `TODAY` gets through and what Ascendra's capacity in the main case is.
+    """What is varied, and which runs that makes, given what `TODAY` gets through and Ascendra's capacity; all of it.
 
-    The quick part has one seed: the main case and Qwen-14B with ShareGPT at seven of the loads; in the main case the
-    ablations at loads 1.1 and 1.3, targets at three factors, and overload at 1.0 and 1.5 of capacity; neither Figure
-    2, nor the sweeps of the hand-off's threshold and of the LP instances' tokens, nor what changes the gains.
+    `loads` are the rates of the sweep, as shares of the reference; `busy_loads` are where ablations are compared;
+    `overloads` are shares of Ascendra's capacity in the main case, `scales` factors on both targets. Each seed is
+    another draw of arrivals and lengths, and of the clock's noise.
     """
 
     quick: bool = False
-
-    @property
-    def seeds(self) -> range:
-        """Each is another draw of arrivals and lengths, and of the clock's noise."""
-        return range(1 if self.quick else SEEDS)
-
-    @property
-    def cases(self) -> Sequence[Case]:
-        """Models with data."""
-        return QUICK_CASES if self.quick else CASES
-
-    @property
-    def loads(self) -> Sequence[float]:
-        """Rates of the sweep, as shares of the reference."""
-        return QUICK_LOADS if self.quick else LOADS
-
-    @property
-    def busy_loads(self) -> Sequence[float]:
-        """Where ablations are compared."""
-        return QUICK_BUSY_LOADS if self.quick else BUSY_LOADS
-
-    @property
-    def overloads(self) -> Sequence[float]:
-        """Shares of Ascendra's capacity."""
-        return QUICK_OVERLOADS if self.quick else OVERLOADS
-
-    @property
-    def scales(self) -> Sequence[float]:
-        """Factors on both targets."""
-        return QUICK_SCALES if self.quick else SCALES
+    seeds: range = range(SEEDS)
+    cases: Sequence[Case] = CASES
+    loads: Sequence[float] = LOADS
+    busy_loads: Sequence[float] = BUSY_LOADS
+    overloads: Sequence[float] = OVERLOADS
+    scales: Sequence[float] = SCALES
 
     # ---- single runs ---------------------------------------------------------------------------------
 
@@ -208,6 +241,20 @@ class Scope:
         """Every run, at about the rates they will have."""
         further = self.further_runs(_about, _ABOUT_CAPACITY_RPS)
         return {*self.reference_runs(), *self.sweep_runs(_about), *further}
+
+
+ALL = Scope()
+QUICK = Scope(
+    quick=True,
+    seeds=range(1),
+    cases=(MAIN, Case(QWEN, SHAREGPT)),
+    loads=(0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7),
+    busy_loads=(1.1, 1.3),
+    overloads=(1.0, 1.5),
+    scales=(0.4, 0.7, 1.0),
+)
+"""Neither Figure 2, nor the sweeps of the hand-off's threshold and of the LP instances' tokens, nor what changes the
+gains."""
 
 
 def _about(case: Case) -> float:

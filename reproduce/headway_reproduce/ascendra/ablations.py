@@ -1,0 +1,433 @@
+"""What each part of Ascendra is for, what its gains hang on, its step-time model, and the paper's second figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headway.core.batch_shape import StepKind
+from headway.policies.batching.within_budgets import TOKEN_BUDGET
+from headway.results.study import StudyPart, StudyTable, Value
+from headway_reproduce.ascendra.findings import NAMES, Findings, Number, goodput
+from headway_reproduce.ascendra.run import QUANTILES, AscendraResult
+from headway_reproduce.ascendra.setting import (
+    ASCENDRA,
+    BASELINES,
+    BREAKDOWN_LOAD,
+    BUSY_LOADS,
+    CHANGED_LOADS,
+    CHANGES,
+    FIGURE_2_INSTANCES,
+    FIGURE_2_LOAD,
+    FIRST_COME,
+    FIXED,
+    LIGHT_LOAD,
+    LP_TOKENS_TRIED,
+    MAIN,
+    NO_HAND_OFF,
+    NO_TICKET,
+    PAPER_DELAY_RATIO,
+    PAPER_MODEL_ERROR,
+    PAPER_TICKET_GAIN,
+    PURE_EDF,
+    SHORTEST,
+    SIMULATED,
+    SJF,
+    SPLIT_LOAD,
+    SPLITS,
+    SYSTEMS,
+    TBT_S,
+    THRESHOLDS,
+    TRIED_LOADS,
+    TRIED_SEED,
+    VLLM_V0,
+    Change,
+    Service,
+    with_order,
+    with_threshold,
+    with_tokens,
+)
+from headway_reproduce.study import chart, mean, ratio, short
+
+LP, HP = "lp", "hp"
+
+
+def _delay_s(pool: str) -> Number:
+    return lambda result: result.pools[pool].delay_s if pool in result.pools else None
+
+
+def _busy(pool: str) -> Number:
+    return lambda result: result.pools[pool].busy_share
+
+
+def _mean_tbt_s(result: AscendraResult) -> float | None:
+    return result.mean_tbt_s
+
+
+def share_at_hp(result: AscendraResult) -> float | None:
+    """Of all requests that started, where there is such a pool."""
+    started = sum(pool.first_tokens for pool in result.pools.values())
+    return result.pools[HP].first_tokens / started if HP in result.pools and started else None
+
+
+_BREAKDOWN: Mapping[str, Number] = {
+    "goodput": goodput,
+    "TTFT mean s": lambda result: result.mean_ttft_s,
+    "TTFT p99 s": lambda result: result.p99_ttft_s,
+    "TBT mean s": _mean_tbt_s,
+    "TBT p99 s": lambda result: result.p99_tbt_s,
+    "tokens/s": lambda result: result.total_tps,
+    "LP delay s": _delay_s(LP),
+    "HP delay s": _delay_s(HP),
+    "hand-offs": lambda result: float(result.moves),
+    "share started at HP": share_at_hp,
+}
+_TICKETS: Mapping[str, Number] = {
+    "HP busy": _busy(HP),
+    "LP busy": _busy(LP),
+    "TTFT mean s": lambda result: result.mean_ttft_s,
+    "TBT mean s": _mean_tbt_s,
+    "first tokens at HP": lambda result: float(result.pools[HP].first_tokens),
+}
+ABLATIONS: Mapping[str, Service] = {
+    "least slack (as it is)": ASCENDRA,
+    "deadline alone": PURE_EDF,
+    "shortest prompt": SJF,
+    "fixed batch of 128 at HP": FIXED,
+    "no hand-off": NO_HAND_OFF,
+    "no tickets": NO_TICKET,
+}
+
+
+class Ablation(Findings):
+    """A request's value, elastic batch, hand-off, tickets and split of the instances, in the main case."""
+
+    def breakdown_part(self) -> StudyPart:
+        """Latencies, throughput and waits of every system at one rate."""
+        table = self.table(
+            "breakdown",
+            f"Load {BREAKDOWN_LOAD:g} ({MAIN})",
+            ["system", *_BREAKDOWN],
+            [
+                [
+                    service.name,
+                    *(self.mean(MAIN, BREAKDOWN_LOAD, service, number) for number in _BREAKDOWN.values()),
+                ]
+                for service in SYSTEMS
+            ],
+            "A delay is from coming to an instance to the first step there; who was handed off has one at HP.",
+            decimals=3,
+        )
+        delays = self._delays()
+        times = ratio(delays[LP], delays[HP])
+        said = "not known" if times is None else f"{times:.2f}"
+        text = f"LP's wait over HP's: {said}; in the paper about {PAPER_DELAY_RATIO:g}."
+        return StudyPart(title="Breakdown", text=[text], tables=[table])
+
+    def _delays(self) -> dict[str, float | None]:
+        """Mean wait at each pool."""
+        return {pool: short(self.mean(MAIN, BREAKDOWN_LOAD, ASCENDRA, _delay_s(pool))) for pool in (LP, HP)}
+
+    def part(self) -> StudyPart:
+        """Goodput with one part in another's place, by rate; tickets at light load; splits."""
+        loads, use = self.scope.busy_loads, self._ticket_use()
+        table = self.table(
+            "ablation",
+            f"Goodput with one part changed ({MAIN})",
+            ["what", *(f"load {load:g}" for load in loads)],
+            [
+                [what, *(self.mean(MAIN, load, service) for load in loads)]
+                for what, service in ABLATIONS.items()
+            ],
+            "With one target for all, the paper's deadline order is arrival order; what it describes is least slack.",
+            decimals=3,
+        )
+        tickets = self.table(
+            "tickets",
+            f"With and without tickets, load {LIGHT_LOAD:g} ({MAIN})",
+            ["tickets", *_TICKETS],
+            [
+                [what, *(self.mean(MAIN, LIGHT_LOAD, service, number) for number in _TICKETS.values())]
+                for what, service in (("with", ASCENDRA), ("without", NO_TICKET))
+            ],
+            "Busy is the share of the run in which the instances computed.",
+            decimals=3,
+        )
+        splits = self._splits()
+        split_table = self.table(
+            "splits",
+            f"Splits at load {SPLIT_LOAD:g}, the same rate for each instance ({MAIN})",
+            ["split", "goodput"],
+            splits.items(),
+            decimals=3,
+        )
+        gain = ratio(use["with"], use["without"])
+        busier = "from nothing" if gain is None else f"{gain:.2f} times"
+        split_said = ", ".join(f"{name} {share or 0.0:.3f}" for name, share in splits.items())
+        return StudyPart(
+            title="What each part is for",
+            text=[
+                f"With tickets HP is busy {busier} as much at load {LIGHT_LOAD:g}; in the paper up to "
+                f"{PAPER_TICKET_GAIN:g} times at light load.",
+                f"Goodput at load {SPLIT_LOAD:g} by split: {split_said}; in the paper 2L1H is better than 1L2H.",
+            ],
+            tables=[table, tickets, split_table],
+        )
+
+    def _ticket_use(self) -> dict[str, float | None]:
+        """How busy HP is at light load."""
+        found = {"with": ASCENDRA, "without": NO_TICKET}
+        return {key: short(self.mean(MAIN, LIGHT_LOAD, service, _busy(HP))) for key, service in found.items()}
+
+    def _splits(self) -> dict[str, float | None]:
+        """Goodput at the same rate for each instance."""
+        return {
+            name: self.mean(MAIN, SPLIT_LOAD * service.instances / ASCENDRA.instances, service)
+            for name, service in SPLITS.items()
+        }
+
+    def data(self) -> dict[str, object]:
+        """The keys that are about parts; lists have an entry for each of `busy_loads`."""
+        loads = self.scope.busy_loads
+
+        def shares(service: Service) -> list[float]:
+            return [self.mean(MAIN, load, service) or 0.0 for load in loads]
+
+        whole, edf, sjf = shares(ASCENDRA), shares(PURE_EDF), shares(SJF)
+
+        def gains(over: Service) -> list[float | None]:
+            return [short(ratio(mine, theirs)) for mine, theirs in zip(whole, shares(over), strict=True)]
+
+        return {
+            "busy_loads": list(loads),
+            "ticket_hp_utilisation": self._ticket_use(),
+            "sched_delay_s": self._delays(),
+            "elastic_gain_by_qps": gains(FIXED),
+            "edf_vs_sjf_goodput": [
+                [short(mine), short(theirs)] for mine, theirs in zip(whole, sjf, strict=True)
+            ],
+            "deadline_alone_goodput": list(map(short, edf)),
+            "hand_off_gain": gains(NO_HAND_OFF),
+            "ticket_gain": gains(NO_TICKET),
+            "split": {name: short(share) for name, share in self._splits().items()},
+        }
+
+
+# ---- how the configuration was chosen, and what the gains hang on --------------------------------------
+
+
+class Reasons(Findings):
+    """What was tried, and where Ascendra's instances differ from the others': one thing changed for all."""
+
+    def choice_part(self) -> StudyPart | None:
+        """Tokens of an LP instance's step, and the hand-off's threshold; None where they are not swept."""
+        if self.scope.quick:
+            return None
+        tokens = self._tried_table(
+            "lp-tokens",
+            "Tokens of an LP instance's step",
+            {f"{tokens:,}": with_tokens(tokens) for tokens in LP_TOKENS_TRIED},
+        )
+        thresholds = self._tried_table(
+            "threshold",
+            "Threshold of the hand-off, as a share of the target for the first token",
+            {f"{threshold:g}": with_threshold(threshold) for threshold in THRESHOLDS},
+        )
+        text = (
+            f"The paper gives neither. With {TOKEN_BUDGET:,} tokens all other figures were made; the threshold is the "
+            "default, 0.05. Both are swept on a seed of their own, in the main case alone."
+        )
+        return StudyPart(title="Configuration", text=[text], tables=[tokens, thresholds])
+
+    def _tried(self, service: Service) -> list[AscendraResult]:
+        return [self.at_load(load, service, TRIED_SEED) for load in TRIED_LOADS]
+
+    def _tried_table(self, name: str, title: str, services: dict[str, Service]) -> StudyTable:
+        rows: list[list[Value]] = []
+        for what, service in services.items():
+            found = self._tried(service)
+            rows.append([what, *(each.goodput for each in found), *(each.moves for each in found)])
+        shown = [f"{what} at load {load:g}" for what in ("goodput", "hand-offs") for load in TRIED_LOADS]
+        return self.table(name, f"{title} ({MAIN}, seed {TRIED_SEED})", ["value", *shown], rows, decimals=3)
+
+    def part(self) -> StudyPart:
+        """Where Ascendra's instances differ; and, but for the quick part, one thing changed for all."""
+        quick = self.scope.quick
+        return StudyPart(
+            title="Where it differs from the paper, and why",
+            text=[
+                self._said_of_order(),
+                self._said_of_tickets(),
+                *([] if quick else [self._said_of_changes()]),
+            ],
+            tables=[] if quick else [self._changed_table()],
+        )
+
+    def _said_of_order(self) -> str:
+        """Prompts first against decodes first, without pools."""
+        tbt_s = self.mean(MAIN, BREAKDOWN_LOAD, VLLM_V0, _mean_tbt_s)
+        most_rps = self.scope.loads[-1] * self.reference_rps(MAIN)
+        rates = {service.name: self.rate_at_good(MAIN, service) for service in SYSTEMS}
+        said = ", ".join(
+            f"{name} beyond {most_rps:.1f}" if rate is None else f"{name} {rate:.2f}"
+            for name, rate in rates.items()
+        )
+        return (
+            f"Requests a second at nine in ten in the main case: {said}. vllm-v0 puts prompts first, vllm decodes "
+            "first in chunks of as many tokens as Ascendra's LP instances, two of its three: what lies between those "
+            f"two is the price of putting decodes first. At load {BREAKDOWN_LOAD:g} vllm-v0's mean time between "
+            f"tokens is {tbt_s or 0.0:.3f} s, of {TBT_S:g} s allowed: so far away a target rewards nobody for sparing "
+            "decodes."
+        )
+
+    def _said_of_tickets(self) -> str:
+        """How much of the load one of three instances gets."""
+        shares = {load: self.mean(MAIN, load, ASCENDRA, share_at_hp) for load in (LIGHT_LOAD, BREAKDOWN_LOAD)}
+        said = " and ".join(
+            f"{share or 0.0:.0%} of all requests at load {load:g}" for load, share in shares.items()
+        )
+        return (
+            f"A ticket stands whenever nobody waits at HP, however many it is answering: HP, one instance of three, "
+            f"gets {said}. What it answers is slowed down by the prompts of the next."
+        )
+
+    def _said_of_changes(self) -> str:
+        """What each change does to the gain over the vLLM of the paper's time."""
+        found = {change.name: self._gain(VLLM_V0, change) for change in CHANGES}
+        unknown = "not known, one of the rates is beyond the sweep"
+        gains = "; ".join(
+            f"{name}: {unknown if gain is None else f'{gain:.2f}'}" for name, gain in found.items()
+        )
+        return f"Ascendra's rate over {VLLM_V0.name}'s, with one thing changed for both. {gains}."
+
+    def _changed_table(self) -> StudyTable:
+        rows: list[list[Value]] = []
+        for change in CHANGES:
+            rates = [self.changed_rate(service, change, CHANGED_LOADS) for service in SYSTEMS]
+            rows.append([change.name, *rates, *(self._gain(service, change) for service in BASELINES)])
+        return self.table(
+            "reasons",
+            f"Requests a second at which nine in ten are within both targets, one thing changed ({MAIN})",
+            ["changed", *NAMES, *(f"over {service.name}" for service in BASELINES)],
+            rows,
+            "A dash where the sweep begins or ends beyond it. One seed, fewer rates than above.",
+        )
+
+    def _gain(self, over: Service, change: Change) -> float | None:
+        mine, theirs = (self.changed_rate(service, change, CHANGED_LOADS) for service in (ASCENDRA, over))
+        return ratio(mine, theirs)
+
+    def data(self) -> dict[str, object]:
+        """Change -> gain over each baseline, swept value -> goodput at each load tried; empty for the quick part."""
+        if self.scope.quick:
+            return {"changed_gain": {}, "swept": {}}
+
+        def shares(service: Service) -> list[float | None]:
+            return [short(result.goodput) for result in self._tried(service)]
+
+        changed = {
+            change.name: {service.name: short(self._gain(service, change)) for service in BASELINES}
+            for change in CHANGES
+        }
+        swept = {
+            "loads": list(TRIED_LOADS),
+            "lp_tokens": {f"{tokens}": shares(with_tokens(tokens)) for tokens in LP_TOKENS_TRIED},
+            "threshold": {f"{threshold:g}": shares(with_threshold(threshold)) for threshold in THRESHOLDS},
+        }
+        return {"changed_gain": changed, "swept": swept}
+
+
+# ---- the paper's second figure, and the step-time model while it learns --------------------------------
+
+_SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
+"""Quantiles of the table."""
+_DRAWN = range(50, QUANTILES + 1, 5)
+_ERROR_LOAD = BUSY_LOADS[0]
+_KINDS = (StepKind.PREFILL, StepKind.MIXED)
+
+
+class Further(Findings):
+    """Times to first token on more and more GPUs, and errors of predicted step times."""
+
+    def tails_part(self) -> StudyPart | None:
+        """Quantiles by order, first come or shortest first, and instances; None where they are not run."""
+        if self.scope.quick:
+            return None
+        rows: list[list[Value]] = []
+        curves: dict[str, list[tuple[float, float | None]]] = {}
+        for name in (FIRST_COME, SHORTEST):
+            for instances in FIGURE_2_INSTANCES:
+                times_s = self.at_load(FIGURE_2_LOAD, with_order(name, instances)).ttft_s
+                rows.append([name, instances, *(times_s[round(share * QUANTILES)] for share in _SHARES)])
+                if instances in FIGURE_2_INSTANCES[:2]:
+                    curves[f"{name}, {instances}"] = [(at / QUANTILES, times_s[at]) for at in _DRAWN]
+        rate_rps = FIGURE_2_LOAD * self.reference_rps(MAIN)
+        table = self.table(
+            "figure-2",
+            f"Seconds to the first token, {rate_rps:.2f} req/s on any number of instances ({MAIN})",
+            ["order", "instances", *(f"p{100 * share:g}" for share in _SHARES)],
+            rows,
+            measured_on="simulated, 1 to 4 x A100 80 GB",
+            decimals=3,
+            keys=2,
+        )
+        drawn = chart(
+            "figure-2",
+            "TTFT by share of requests",
+            curves,
+            "share of requests, simulated",
+            "seconds at most",
+            doubling=False,
+        )
+        text = (
+            "In the paper shortest first makes most times shorter and the tail longer, and more GPUs alone do not "
+            "remove the tail."
+        )
+        return StudyPart(
+            title="Times to first token, first come and shortest first (Figure 2)",
+            text=[text],
+            tables=[table],
+            charts=[drawn],
+        )
+
+    def _step_errors(self) -> dict[str, tuple[float | None, ...]]:
+        """Kind of step -> mean relative error of each minute."""
+        rate_rps = _ERROR_LOAD * self.reference_rps(MAIN)
+        return self.result(self.scope.error_run(rate_rps)).step_errors
+
+    def model_part(self) -> StudyPart:
+        """Errors of the step-time model minute by minute, by kind of step."""
+        found = self._step_errors()
+        minutes = max(map(len, found.values()), default=0)
+        table = self.table(
+            "model-error",
+            f"Mean relative error of predicted step times, Ascendra at load {_ERROR_LOAD:g} ({MAIN})",
+            ["minute", *found],
+            [
+                [at + 1, *(errors[at] if at < len(errors) else None for errors in found.values())]
+                for at in range(minutes)
+            ],
+            "Each prediction is made when its step is scheduled, from what that instance has seen. Mixed steps have "
+            "prompts beside decodes, prefill steps prompts alone. The simulated clock has the noise of measured steps.",
+            decimals=3,
+        )
+        whole = {kind: _known_mean(found.get(kind, ())) for kind in _KINDS}
+        said = ", ".join(
+            f"{kind} {error:.1%}" if error is not None else f"{kind} not seen"
+            for kind, error in whole.items()
+        )
+        text = f"Over all minutes: {said}; in the paper mostly below {PAPER_MODEL_ERROR:.0%}."
+        return StudyPart(title="The step-time model while serving", text=[text], tables=[table])
+
+    def model_data(self) -> dict[str, object]:
+        """By kind of step, and each minute's."""
+        found = {kind: self._step_errors().get(kind, ()) for kind in _KINDS}
+        return {
+            **{kind: short(_known_mean(errors)) for kind, errors in found.items()},
+            "by_minute": {kind: list(map(short, errors)) for kind, errors in found.items()},
+            "measured_on": SIMULATED,
+            "paper": PAPER_MODEL_ERROR,
+        }
+
+
+def _known_mean(errors: Sequence[float | None]) -> float | None:
+    return mean(error for error in errors if error is not None)

@@ -1,0 +1,304 @@
+"""The machine all papers share: runs made phase by phase, numbers over their seeds, tables and charts of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+from headway.errors import SimulationError
+from headway.lab.kept_runs import FILE, Digested, Kept, run_kept
+from headway.lab.papers import Request, Size, Tell, Tick
+from headway.results.line_chart import Points, settings_svg
+from headway.results.study import Chart, Study, StudyPart, StudyTable, Value
+
+_DIGITS = 4
+
+RunT = TypeVar("RunT", bound=Digested)
+ResultT = TypeVar("ResultT", bound="Result")
+PointT = TypeVar("PointT")
+PointT_contra = TypeVar("PointT_contra", contravariant=True)
+
+Range = tuple[float, float]
+"""Least and most."""
+
+# ---- numbers -------------------------------------------------------------------------------------------
+
+
+class Spread(NamedTuple):
+    """A mean over seeds, and the standard deviation where there are several."""
+
+    mean: float | None
+    deviation: float | None
+
+
+def spread(values: Iterable[float | None]) -> Spread:
+    """The mean and deviation of the values; None if a value is missing or there are none."""
+    found = list(values)
+    whole = [value for value in found if value is not None]
+    if not whole or len(whole) < len(found):
+        return Spread(None, None)
+    return Spread(fmean(whole), stdev(whole) if len(whole) > 1 else None)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values; None if a value is missing or there are none."""
+    return spread(values).mean
+
+
+def ratio(mine: float | None, theirs: float | None) -> float | None:
+    """One number over another, where both are there."""
+    return mine / theirs if mine is not None and theirs else None
+
+
+def span(values: Iterable[float | None]) -> Range | None:
+    """The least and the most of the values that are there."""
+    found = [value for value in values if value is not None]
+    return (min(found), max(found)) if found else None
+
+
+def short(value: float | None) -> float | None:
+    """A number as scripts read it."""
+    return None if value is None else round(value, _DIGITS)
+
+
+def short_range(found: Range | None) -> list[float | None] | None:
+    """A range as scripts read it."""
+    return None if found is None else [short(value) for value in found]
+
+
+# ---- what the runs came to -----------------------------------------------------------------------------
+
+
+class Result(Protocol):
+    """What a run came to."""
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that did not finish."""
+        ...
+
+
+class Scope(Protocol):
+    """How much of a paper is run."""
+
+    @property
+    def quick(self) -> bool:
+        """Whether it is the fixed part of `--quick`."""
+        ...
+
+    def num_runs(self) -> int:
+        """All runs together."""
+        ...
+
+    def seconds_a_run(self) -> float:
+        """About how long a run takes on one core, in the mean."""
+        ...
+
+
+def read_kept(root: Path, kind: type[ResultT], file: str = FILE) -> Kept[RunT, ResultT]:
+    """The runs that a folder holds. Raises ConfigError if the file holds anything else or cannot be read."""
+    kept: Kept[RunT, ResultT] = Kept(root, file)
+    kept.load(kind)
+    return kept
+
+
+@dataclass(frozen=True)
+class Runs(ABC, Generic[RunT, ResultT]):
+    """A paper's runs as far as they are made, and how to make and tabulate them."""
+
+    measured_on: ClassVar[str]
+    """What tables of these runs say of themselves."""
+    kept: Kept[RunT, ResultT]
+    scope: Scope
+
+    @abstractmethod
+    def phases(self) -> Iterator[Sequence[RunT]]:
+        """All runs in phases: a phase is asked for once the phases before it are done, since it may depend on them."""
+
+    @property
+    @abstractmethod
+    def simulate(self) -> Callable[[RunT], ResultT]:
+        """A function of a module that makes one run."""
+
+    def make(self, jobs: int, tick: Tick) -> None:
+        """Make the runs that are not kept yet."""
+        for runs in self.phases():
+            run_kept(runs, self.kept, self.simulate, jobs=jobs, tick=tick)
+
+    def num_kept(self) -> int:
+        """How many runs are kept, as far as the phases made so far tell which runs there are."""
+        done: set[str] = set()
+        for runs in self.phases():
+            digests = {run.digest() for run in runs}
+            done |= digests & self.kept.done.keys()
+            if not digests <= done:
+                break
+        return len(done)
+
+    def table(
+        self,
+        name: str,
+        title: str,
+        headings: Sequence[str],
+        rows: Iterable[Sequence[Value]],
+        note: str = "",
+        *,
+        measured_on: str | None = None,
+        decimals: int = 2,
+        keys: int = 1,
+        detail: bool = False,
+    ) -> StudyTable:
+        """A table of these runs."""
+        return StudyTable(
+            name=name,
+            title=title,
+            measured_on=measured_on or self.measured_on,
+            headings=headings,
+            rows=list(rows),
+            note=note,
+            decimals=decimals,
+            keys=keys,
+            detail=detail,
+        )
+
+
+def chart(
+    name: str,
+    title: str,
+    curves: Mapping[str, Points],
+    x_label: str,
+    y_label: str,
+    *,
+    published: Mapping[str, tuple[float, float]] | None = None,
+    level: float | None = None,
+    doubling: bool = True,
+) -> Chart:
+    """A chart of values against a setting, as `settings_svg`."""
+    svg = settings_svg(
+        title,
+        curves,
+        x_label=x_label,
+        y_label=y_label,
+        published=published,
+        level=level,
+        doubling=doubling,
+    )
+    return Chart(name=name, svg=svg)
+
+
+class PointScope(Scope, Protocol[PointT_contra]):
+    """A scope that compares policies at points."""
+
+    def seeds(self, point: PointT_contra) -> range:
+        """The seeds that a point is run with."""
+        ...
+
+
+@dataclass(frozen=True)
+class PointFindings(Runs[RunT, ResultT], Generic[PointT, RunT, ResultT]):
+    """The runs of policies at points: a value is None where some seed has no such value."""
+
+    scope: PointScope[PointT]
+
+    @abstractmethod
+    def run(self, point: PointT, policy: str, seed: int) -> RunT:
+        """The run of a policy at a point."""
+
+    def results(self, point: PointT, policy: str) -> list[ResultT]:
+        """A result for each seed. Raises SimulationError for a run that was not made."""
+        runs = [self.run(point, policy, seed) for seed in self.scope.seeds(point)]
+        found = [result for run in runs if (result := self.kept.result(run)) is not None]
+        if len(found) < len(runs):
+            raise SimulationError(f"{policy} has not been run at {point}")
+        return found
+
+    def mean(self, point: PointT, policy: str, number: Callable[[ResultT], float | None]) -> float | None:
+        """The mean over seeds."""
+        return mean(map(number, self.results(point, policy)))
+
+    def ratios(
+        self, point: PointT, policy: str, over: str, number: Callable[[ResultT], float | None]
+    ) -> Spread:
+        """One policy's number over another's, seed by seed: both served the same requests."""
+        pairs = zip(self.results(point, policy), self.results(point, over), strict=True)
+        return spread(ratio(number(mine), number(theirs)) for mine, theirs in pairs)
+
+    def ratio(
+        self, point: PointT, policy: str, over: str, number: Callable[[ResultT], float | None]
+    ) -> float | None:
+        """The mean of `ratios`."""
+        return self.ratios(point, policy, over, number).mean
+
+    def unfinished(self, points: Iterable[PointT], policies: Sequence[str]) -> list[str]:
+        """A sentence for each policy and point at which requests did not finish: nothing compares with it."""
+        return [
+            f"{policy} at {point}: requests that did not finish: {missing}; it is not comparable."
+            for point in points
+            for policy in policies
+            if (missing := sum(result.unfinished for result in self.results(point, policy)))
+        ]
+
+
+# ---- a paper, repeated ---------------------------------------------------------------------------------
+
+
+FindingsT = TypeVar("FindingsT", bound="Runs[Any, Any]")
+
+
+class RepeatedPaper(ABC, Generic[FindingsT]):
+    """A paper whose simulated runs are made first and told after; a subclass says which runs, and what of them."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    @abstractmethod
+    def findings(self, request: Request, *, quick: bool) -> FindingsT:
+        """The runs of the quick part or of all, with what the request's folder keeps of them."""
+
+    @abstractmethod
+    def more_seconds(self, request: Request) -> float:
+        """About how long everything takes that is not a simulated run."""
+
+    @abstractmethod
+    def study(self, findings: FindingsT, request: Request, tell: Tell) -> Study:
+        """What came out, once all runs are made."""
+
+    def size(self, request: Request) -> Size:
+        """As `Paper.size`."""
+        findings = self.findings(request, quick=request.quick)
+        runs, done = findings.scope.num_runs(), findings.num_kept()
+        seconds = (runs - done) * findings.scope.seconds_a_run() / request.jobs
+        return Size(runs=runs, kept=done, seconds=seconds + self.more_seconds(request))
+
+    def reproduce(self, request: Request, tick: Tick, tell: Tell) -> Study:
+        """As `Paper.reproduce`."""
+        findings = self.findings(request, quick=request.quick)
+        findings.make(request.jobs, tick)
+        return self.study(findings, request, tell)
+
+    def told(
+        self,
+        scope: Scope,
+        whole: Scope,
+        *,
+        extent: str,
+        seeds: int,
+        facts: Sequence[tuple[str, str]],
+        parts: Iterable[StudyPart | None],
+        data: Mapping[str, object],
+    ) -> Study:
+        """The study; a part that is None is not run. `extent` says what all the runs are."""
+        part = "the quick part, 1 seed" if scope.quick else extent
+        counts = {"cells_run": scope.num_runs(), "cells_total": whole.num_runs()}
+        said = f"{counts['cells_run']:,} of {counts['cells_total']:,} simulated runs: {part}"
+        return Study(
+            name=self.name,
+            title=self.title,
+            facts=[("scope", said), *facts],
+            parts=[part for part in parts if part is not None],
+            data={"quick": scope.quick, **counts, "seeds": seeds, **data},
+        )
