@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -165,47 +165,28 @@ def in_rounds(
     return tuple(RealResult(policy=policy, summaries=tuple(summaries)) for policy, summaries in found.items())
 
 
-class RealShown(Protocol):
-    """What tables say of real runs: of what, with which model, and what it is good for."""
+@dataclass(frozen=True, kw_only=True)
+class RealShown:
+    """What tables say of real runs: the columns, what was served, what it is good for, and what answered."""
 
-    @property
-    def columns(self) -> Sequence[RealColumn]:
-        """What is shown of each policy."""
-        ...
-
-    @property
-    def what(self) -> str:
-        """What was served."""
-        ...
-
-    @property
-    def note(self) -> str:
-        """What it is good for."""
-        ...
-
-    @property
-    def model(self) -> str:
-        """What answered."""
-        ...
+    columns: Sequence[RealColumn]
+    what: str
+    note: str
+    model: str = MODEL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RealPlan:
+@dataclass(frozen=True, kw_only=True)
+class RealPlan(RealShown):
     """What one paper runs: `requests` are drawn when they are needed, the first policy is what others are put over.
 
-    Every policy is run `rounds` times. `seconds` is about how long all of it takes on two cores; `note` says what it
-    is good for.
+    Every policy is run `rounds` times. `seconds` is about how long all of it takes on two cores.
     """
 
     policies: Sequence[str]
     sizes: RealSizes
     requests: Callable[[], Sequence[TraceRequest]]
-    columns: Sequence[RealColumn]
-    what: str
-    note: str
     seconds: float
     rounds: int = 2
-    model: str = MODEL
 
     @property
     def measurement(self) -> RealMeasurement[RealRuns]:

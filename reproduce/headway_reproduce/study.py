@@ -179,13 +179,7 @@ def chart(
 ) -> Chart:
     """A chart of values against a setting, as `settings_svg`."""
     svg = settings_svg(
-        title,
-        curves,
-        x_label=x_label,
-        y_label=y_label,
-        published=published,
-        level=level,
-        doubling=doubling,
+        title, curves, x_label=x_label, y_label=y_label, published=published, level=level, doubling=doubling
     )
     return Chart(name=name, svg=svg)
 

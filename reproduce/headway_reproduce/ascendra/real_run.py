@@ -139,25 +139,16 @@ def warm_up(fleet: Fleet) -> None:
 def calibrated(fleet: Fleet, shape: Shape, tell: Tell) -> Calibrated:
     """Measure what loads and targets go by, on stock. Raises UpstreamError if a request fails."""
     url = fleet.gateways[calibrating(fleet.gateways)].url
-    rate_rps = _capacity_rps(url, shape)
+    burst = bursty_stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED, shape=shape)
+    rate_rps = capacity_rps(burst, ReplayOptions(url=url))
     tell(f"capacity {rate_rps:.1f} requests a second")
+    # How requests fare when there is hardly anything to do; Poisson arrivals.
+    light = bursty_stream(LIGHT_LOAD * rate_rps, LIGHT_SECONDS, LIGHT_SEED, shape=replace(shape, cv=1.0))
     return Calibrated(
         capacity_rps=rate_rps,
-        light=_light_load(url, rate_rps, shape),
+        light=summarize(all_finished(_replayed(url, light).records, len(light))),
         decode_inflation=_decode_inflation(fleet),
     )
-
-
-def _capacity_rps(url: str, shape: Shape) -> float:
-    requests = bursty_stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED, shape=shape)
-    return capacity_rps(requests, ReplayOptions(url=url))
-
-
-def _light_load(url: str, rate_rps: float, shape: Shape) -> Summary:
-    """How requests fare when there is hardly anything to do; Poisson arrivals."""
-    poisson = replace(shape, cv=1.0)
-    requests = bursty_stream(LIGHT_LOAD * rate_rps, LIGHT_SECONDS, LIGHT_SEED, shape=poisson)
-    return summarize(all_finished(_replayed(url, requests).records, len(requests)))
 
 
 def _decode_inflation(fleet: Fleet) -> dict[str, float]:

@@ -288,7 +288,5 @@ def _pool_result(pool: str, use: PoolUse, records: Sequence[Record]) -> PoolResu
         if record.first_scheduled_s is not None
     ]
     return PoolResult(
-        busy_share=use.busy_share,
-        first_tokens=len(started),
-        delay_s=fmean(delays_s) if delays_s else None,
+        busy_share=use.busy_share, first_tokens=len(started), delay_s=fmean(delays_s) if delays_s else None
     )

@@ -145,9 +145,7 @@ def _shedding(engines: Engines) -> Engines:
 def equal(policy: str, instances: int = INSTANCES, parts: Parts = OWN_PARTS) -> Service:
     """Equal instances, each taking the next request in turn."""
     return Service(
-        name=policy,
-        engines=(Engines(count=instances, policy=policy, parts=parts),),
-        router="round-robin",
+        name=policy, engines=(Engines(count=instances, policy=policy, parts=parts),), router="round-robin"
     )
 
 

@@ -18,14 +18,7 @@ from headway.predict.encoders import text_encoder
 from headway.predict.length_forest import LengthForest, Tokens
 from headway.predict.magnus_features import USER_GROUPS, MagnusFeatures
 from headway.results.study import StudyPart, StudyTable, Value
-from headway_reproduce.magnus.data import (
-    DataSource,
-    TaskData,
-    TaskRow,
-    data_digest,
-    load_natural,
-    load_tasks,
-)
+from headway_reproduce.magnus.data import DataSource, TaskData, TaskRow, data_digest, load_natural, load_tasks
 from headway_reproduce.magnus.setting import PAPER_CORRELATION
 from headway_reproduce.magnus.simulation import ENCODER, SETTINGS, features
 from headway_reproduce.study import short

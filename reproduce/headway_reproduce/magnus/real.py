@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from tempfile import TemporaryFile
 
@@ -24,7 +24,14 @@ from headway.traces import TraceRequest
 from headway.traces.demo_tasks import prompt_text
 from headway_reproduce.magnus.data import LONGEST_OUTPUT, DataSource, TaskRow, load_tasks
 from headway_reproduce.magnus.setting import MAGNUS, TODAY, VS, VS_BATCH
-from headway_reproduce.real_study import RealColumn, RealMeasurement, RealResult, RealRuns, in_rounds
+from headway_reproduce.real_study import (
+    RealColumn,
+    RealMeasurement,
+    RealResult,
+    RealRuns,
+    RealShown,
+    in_rounds,
+)
 
 POLICIES = (VS, MAGNUS, TODAY)
 ROUNDS = 2
@@ -34,26 +41,19 @@ SERVER_FLAGS = ("--max-num-seqs", "256", "--no-enable-prefix-caching")
 PREDICTOR = "hash:forest=rf,trees=20"
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """What the table says."""
-
-    columns: Sequence[RealColumn] = (
+REAL_SHOWN = RealShown(
+    columns=(
         RealColumn("throughput_rps", "req/s", over=True),
         RealColumn("mean_jct_s", "mean response time, s", over=True),
         RealColumn("p99_jct_s", "99th percentile, s", over=True),
         RealColumn("output_tps", "valid tokens/s"),
-    )
-    what: str = "of the demo model's tasks, all at once"
-    note: str = (
-        "Over vs less than 1 is shorter, or less. One server; the model ends its answers itself. vLLM runs a batch as "
-        "its requests come, without padding, and returns each answer when it is complete, so what is left of a batch's "
-        "cost is the wait for its longest. vllm is sent every request when it comes."
-    )
-    model: str = "the demo, which was trained to do these tasks"
-
-
-REAL_SHOWN = _Shown()
+    ),
+    what="of the demo model's tasks, all at once",
+    note="Over vs less than 1 is shorter, or less. One server; the model ends its answers itself. vLLM runs a batch as "
+    "its requests come, without padding, and returns each answer when it is complete, so what is left of a batch's "
+    "cost is the wait for its longest. vllm is sent every request when it comes.",
+    model="the demo, which was trained to do these tasks",
+)
 
 
 def _measure(tell: Tell) -> RealRuns:

@@ -13,15 +13,7 @@ from headway_reproduce.magnus.engine import toy
 from headway_reproduce.magnus.findings import Findings, Rates
 from headway_reproduce.magnus.real import MEASUREMENT, REAL_SHOWN
 from headway_reproduce.magnus.reasons import Reasons, toy_data, toy_part
-from headway_reproduce.magnus.setting import (
-    CAPACITY_TOKENS,
-    HARDWARE,
-    MODEL,
-    SEEDS,
-    VS,
-    VS_BATCH,
-    VSQ_BATCH,
-)
+from headway_reproduce.magnus.setting import CAPACITY_TOKENS, HARDWARE, MODEL, SEEDS, VS, VS_BATCH, VSQ_BATCH
 from headway_reproduce.magnus.simulation import MagnusResult
 from headway_reproduce.real_study import real_data, real_part
 from headway_reproduce.study import RepeatedPaper, read_kept, short
