@@ -250,8 +250,8 @@ class RepeatedPaper(ABC, Generic[FindingsT]):
     title: ClassVar[str]
 
     @abstractmethod
-    def findings(self, request: Request, *, quick: bool) -> FindingsT:
-        """The runs of the quick part or of all, with what the request's folder keeps of them."""
+    def findings(self, request: Request) -> FindingsT:
+        """The runs that are asked for, with what the request's folder keeps of them."""
 
     @abstractmethod
     def more_seconds(self, request: Request) -> float:
@@ -263,14 +263,14 @@ class RepeatedPaper(ABC, Generic[FindingsT]):
 
     def size(self, request: Request) -> Size:
         """As `Paper.size`."""
-        findings = self.findings(request, quick=request.quick)
+        findings = self.findings(request)
         runs, done = findings.scope.num_runs(), findings.num_kept()
         seconds = (runs - done) * findings.scope.seconds_a_run() / request.jobs
         return Size(runs=runs, kept=done, seconds=seconds + self.more_seconds(request))
 
     def reproduce(self, request: Request, tick: Tick, tell: Tell) -> Study:
         """As `Paper.reproduce`."""
-        findings = self.findings(request, quick=request.quick)
+        findings = self.findings(request)
         findings.make(request.jobs, tick)
         return self.study(findings, request, tell)
 

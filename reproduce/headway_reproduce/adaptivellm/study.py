@@ -73,9 +73,9 @@ class AdaptiveLlm(RepeatedPaper[Findings]):
     name = "adaptivellm"
     title = "AdaptiveLLM, repeated"
 
-    def findings(self, request: Request, *, quick: bool) -> Findings:
+    def findings(self, request: Request) -> Findings:
         """As `RepeatedPaper.findings`."""
-        return Findings(read_kept(request.root, RunResult), QUICK if quick else ALL)
+        return Findings(read_kept(request.root, RunResult), QUICK if request.quick else ALL)
 
     def more_seconds(self, request: Request) -> float:
         """Those of the predictors and the real engine."""

@@ -41,9 +41,9 @@ class Ascendra(RepeatedPaper[Findings]):
     name = "ascendra"
     title = "Ascendra, repeated"
 
-    def findings(self, request: Request, *, quick: bool) -> Findings:
+    def findings(self, request: Request) -> Findings:
         """As `RepeatedPaper.findings`."""
-        return Findings(read_kept(request.root, AscendraResult, FILE), QUICK if quick else ALL)
+        return Findings(read_kept(request.root, AscendraResult, FILE), QUICK if request.quick else ALL)
 
     def more_seconds(self, request: Request) -> float:
         """The real engine's."""

@@ -80,9 +80,9 @@ class FastServe(RepeatedPaper[Findings]):
     name = "fastserve"
     title = "FastServe, repeated"
 
-    def findings(self, request: Request, *, quick: bool) -> Findings:
+    def findings(self, request: Request) -> Findings:
         """As `RepeatedPaper.findings`."""
-        return Findings(read_kept(request.root, RunResult), QUICK if quick else ALL)
+        return Findings(read_kept(request.root, RunResult), QUICK if request.quick else ALL)
 
     def more_seconds(self, request: Request) -> float:
         """The real engine's."""

@@ -27,9 +27,9 @@ class Magnus(RepeatedPaper[Findings]):
     name = "magnus"
     title = "Magnus, repeated"
 
-    def findings(self, request: Request, *, quick: bool) -> Findings:
+    def findings(self, request: Request) -> Findings:
         """As `RepeatedPaper.findings`."""
-        scope = Scope(source=find_data(request.data), quick=quick)
+        scope = Scope(source=find_data(request.data), quick=request.quick)
         return Findings(read_kept(request.root, MagnusResult, FILE), scope)
 
     def more_seconds(self, request: Request) -> float:
