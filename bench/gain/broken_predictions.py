@@ -46,9 +46,9 @@ from headway.errors import ConfigError, HeadwayError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
 from headway.lab.run_cells import in_processes
-from headway.policies.order import Predicting
 from headway.policies.policy import Policy
 from headway.policies.presets import find_preset
+from headway.policies.protocols import Predicting
 from headway.predict.length_choice import NONE as NOBODY
 from headway.results import summarize
 from headway.sim.simulation import PolicyFactory, simulate

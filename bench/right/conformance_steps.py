@@ -13,9 +13,9 @@ from headway.core.job import Job
 from headway.core.ledger import Ledger
 from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
 from headway.engine.kv.scheduler_side import VllmBlocks
-from headway.policies.order import Order, Predicting
 from headway.policies.order.governed import Governed
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
+from headway.policies.protocols import Order, Predicting
 from headway.sim.engine import SimulatedEngine, _Flight
 from headway.sim.kv_pool import KvPool
 from headway.sim.limits import EngineLimits

@@ -61,8 +61,8 @@ from bench.right.forced import (
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.servers.server_command import is_cpu_build
 from headway.engine.vllm.plugin import CPU_ASYNC_SWITCH
-from headway.policies.order import Predicting
 from headway.policies.presets import Preset, build_policy, known_presets
+from headway.policies.protocols import Predicting
 
 NEAR_TIE = 1e-4
 TOLD = ("steps", "preemptions", "pauses", "swaps", "offloads", "prefetches", "put_backs")

@@ -12,7 +12,7 @@ from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.decode_first import DecodeFirst
-from headway.policies.order import Order
+from headway.policies.protocols import Order
 from tests.engine.scripts import HearingEngine, assert_empty, give_encoder, image_request, scheduler, steps
 
 pytestmark = pytest.mark.vllm

@@ -20,10 +20,9 @@ from headway.core.view import StepView
 from headway.engine.step.compare import compare
 from headway.engine.step.queue import WindowQueue
 from headway.engine.vllm.model_free import ScriptedRequest, to_request
-from headway.policies.batching import Batching
-from headway.policies.eviction.recompute import Recompute
-from headway.policies.order import Order
+from headway.policies.eviction.reactive import Recompute
 from headway.policies.presets import PRESETS
+from headway.policies.protocols import Batching, Order
 from tests.engine.scripts import HearingEngine, assert_empty, give_encoder, image_request, scheduler, steps
 from tests.strategies import decoding, make_job, prefilling
 

@@ -27,9 +27,9 @@ from headway.engine.step.watchdog import STALLED_STEPS
 from headway.engine.vllm.model_free import ScriptedRequest, replay, to_request
 from headway.engine.vllm.self_check import compare_logs, run_script, stock_builder
 from headway.policies.batching.decode_first import DecodeFirst
-from headway.policies.eviction.recompute import Recompute
-from headway.policies.order import Order
+from headway.policies.eviction.reactive import Recompute
 from headway.policies.presets import PRESETS, build_policy
+from headway.policies.protocols import Order
 from tests.engine.scripts import HearingEngine, assert_empty, scheduler, steps, stream
 
 pytestmark = pytest.mark.vllm

@@ -28,8 +28,8 @@ from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
 from headway.engine.step.watchdog import PATIENCE_S
 from headway.engine.vllm.model_free import ScriptedRequest, replay
 from headway.policies.batching.decode_first import DecodeFirst
-from headway.policies.eviction.recompute import Recompute
-from headway.policies.order import Order
+from headway.policies.eviction.reactive import Recompute
+from headway.policies.protocols import Order
 from tests.engine.kv_mirror import MirrorEngine
 from tests.engine.scripts import assert_empty, scheduler, steps, stream
 

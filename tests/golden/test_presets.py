@@ -12,9 +12,9 @@ from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
-from headway.policies.order import Governing, Predicting
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
+from headway.policies.protocols import Governing, Predicting
 from headway.results.records import encode_record
 from tests.policies.instance import Instance, LinearCost, small_engine
 

@@ -17,7 +17,7 @@ from headway.lab.policy_choice import (
     said_without_targets,
     uses_predictions,
 )
-from headway.policies.order.edf import EarliestDeadline
+from headway.policies.order.due import EarliestDeadline
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 from headway.policies.presets import POOLED, PRESETS, find_preset
 

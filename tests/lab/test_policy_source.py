@@ -88,9 +88,12 @@ def test_the_code_of_a_part_is_that_of_all_it_uses_of_policies() -> None:
     assert code_digest([edf.order]) == code_digest([build_policy(find_preset("edf")).order])
     assert len({code_digest([part]) for part in (edf.order, sjf.order, edf.batching)}) == 3
     assert code_digest([edf.batching]) == code_digest([sjf.batching])
-    # `edf` is a due order, whose code it shares with `slack`: both files count.
+    # `edf` is a due order, which is a keyed one: the files of both count.
     used = sha256(b"".join(Path(__file__).parents[2].joinpath(each).read_bytes() for each in EDF_FILES))
     assert code_digest([edf.order]) == used.hexdigest()
 
 
-EDF_FILES = [f"src/headway/policies/order/{name}.py" for name in ("due", "edf", "keyed", "sorted_index")]
+EDF_FILES = [
+    f"src/headway/policies/{name}.py"
+    for name in ("order/due", "order/keyed", "order/sorted_index", "protocols")
+]

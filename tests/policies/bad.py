@@ -10,10 +10,10 @@ from headway.core.job import Job
 from headway.core.plan import Departure, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.decode_first import DecodeFirst
-from headway.policies.order import Order
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.keyed import KeyedOrder
 from headway.policies.order.sorted_index import Key
+from headway.policies.protocols import Order
 
 
 @dataclass

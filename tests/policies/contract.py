@@ -15,10 +15,10 @@ from headway.core.job import Job, JobState
 from headway.core.length_estimate import LengthEstimate
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import NO_TARGETS, Slo
-from headway.policies.leaving import Leaving
 from headway.policies.parts import build_part
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy
+from headway.policies.protocols import Leaving
 from headway.sim.limits import EngineLimits
 from tests.policies.instance import STEP_S, Instance, LinearCost, Snapshot, small_engine
 from tests.strategies import slos

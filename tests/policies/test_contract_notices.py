@@ -7,13 +7,11 @@ from copy import deepcopy
 import pytest
 
 from headway.errors import PlanError
-from headway.policies.batching import Batching
 from headway.policies.batching.decode_first import DecodeFirst
-from headway.policies.eviction.recompute import Recompute
-from headway.policies.leaving import Leaving
-from headway.policies.order import Order
+from headway.policies.eviction.reactive import Recompute
 from headway.policies.order.arrival import Arrival as ArrivalOrder
 from headway.policies.policy import Policy
+from headway.policies.protocols import Batching, Leaving, Order
 from tests.policies import bad
 from tests.policies.contract import (
     Arrival,

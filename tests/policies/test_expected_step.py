@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
-from headway.policies.expected_step import expect_step
+from headway.policies.leaving.at_risk import expect_step
 from tests.strategies import decoding, ids, make_job, prefilling
 
 ENGINE = StepView(max_run=4, max_resident=4, max_tokens=64)

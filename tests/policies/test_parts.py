@@ -9,14 +9,12 @@ from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.batching.prefill_first import PrefillFirst
-from headway.policies.batching.request_level import RequestLevel
+from headway.policies.batching.reserved import RequestLevel
 from headway.policies.batching.swapped_or_waiting import SwappedOrWaiting
-from headway.policies.eviction.cheapest import Cheapest
-from headway.policies.eviction.swap import Swap
-from headway.policies.leaving.queue_bound import QueueBound
-from headway.policies.order.deadline_aware import DeadlineAware
-from headway.policies.order.slack import LeastSlack
-from headway.policies.order.waited_over_length import WaitedOverLength
+from headway.policies.eviction.reactive import Cheapest, Swap
+from headway.policies.leaving.queue_limits import QueueBound
+from headway.policies.order.due import LeastSlack
+from headway.policies.order.response_ratio import DeadlineAware, WaitedOverLength
 from headway.policies.parts import BUILT_IN, build_part, known_parts, part_settings
 from headway.policies.presets import PRESETS, find_preset
 from tests.policies.conftest import MODULE, Install

@@ -14,14 +14,12 @@ from headway.core.job import Job
 from headway.core.plan import Departure, Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import PlanError
-from headway.policies.batching import Batching
 from headway.policies.batching.decode_first import DecodeFirst
-from headway.policies.eviction.recompute import Recompute
-from headway.policies.leaving import Leaving
-from headway.policies.order import Order
+from headway.policies.eviction.reactive import Recompute
 from headway.policies.order.arrival import Arrival
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
+from headway.policies.protocols import Batching, Leaving, Order
 from tests.strategies import decoding, ids, make_job
 
 

@@ -9,14 +9,7 @@ import pytest
 from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
 from headway.policies.parts import BUILT_IN, known_parts
-from headway.policies.presets import (
-    POOLED,
-    PRESETS,
-    Preset,
-    build_policy,
-    find_preset,
-    known_presets,
-)
+from headway.policies.presets import POOLED, PRESETS, Preset, build_policy, find_preset, known_presets
 from headway.routing.pools import HP, LP
 from tests.policies.conftest import Install
 

@@ -18,7 +18,7 @@ import pytest
 from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.policies.batching.top_jobs import TopJobs
-from headway.policies.eviction.recompute import Recompute
+from headway.policies.eviction.reactive import Recompute
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
 from headway.sim.oracle import ClairvoyantOrder, Knowledge

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from headway.core.cost import CostModel
 from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import Slo
-from headway.policies.order import Governing
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
+from headway.policies.protocols import Governing
 from headway.predict.length import RequestFacts
 from headway.sim.length_source import AskedPredictor
 from headway.sim.made_lengths import Broken, NoisyOracle

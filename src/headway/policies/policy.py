@@ -4,37 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isnan
-from typing import Protocol, TypeGuard, runtime_checkable
 
 from headway.core.job import Job, JobState
 from headway.core.plan import Departure, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import PlanError
-from headway.policies.batching import Batching
-from headway.policies.eviction import Eviction
-from headway.policies.leaving import Leaving, looks_again
-from headway.policies.offers import offers
-from headway.policies.order import Order, learns, predicts
+from headway.policies.protocols import (
+    Batching,
+    Changing,
+    Eviction,
+    Leaving,
+    Order,
+    learns,
+    looks_again,
+    may_rank_nobody,
+    predicts,
+)
 
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
 """The jobs that the order and the leaving rules hold."""
-
-
-@runtime_checkable
-class Indifferent(Protocol):
-    """A batching or an eviction for which ranks may make no difference, however they change."""
-
-    def ranks_nobody(self, view: StepView) -> bool:
-        """Whether it goes by no rank while residents only decode, have blocks, and nobody comes or ends."""
-        ...
-
-
-class Changing(Protocol):
-    """What every kind of part says of the time."""
-
-    def next_change_s(self, view: StepView) -> float:
-        """Until when its answer stays as it is."""
-        ...
 
 
 def _change_s(part: Changing, view: StepView) -> float:
@@ -47,16 +35,12 @@ def _change_s(part: Changing, view: StepView) -> float:
     return change_s
 
 
-def _indifferent(part: object) -> TypeGuard[Indifferent]:
-    return offers(part, Indifferent)
-
-
 @dataclass(slots=True)
 class Policy:
-    """Decides one engine's steps. `add`, `end`, `touch` and `observe` change the parts; `plan` changes nothing, but
+    """Decides one engine's steps. `add`, `end`, `touch` and `observe` change the parts. `plan` changes nothing, but
     remembers what it had to estimate: asked again it gives the same plan.
 
-    The same sequence of calls gives the same plans: nothing here reads a clock, a random source, or the
+    The same sequence of calls gives the same plans: a policy reads no clock, no random source, and no
     true length of an output (invariant 7).
     """
 
@@ -66,7 +50,7 @@ class Policy:
     eviction: Eviction
     leaving: tuple[Leaving, ...] = ()
     uses_costs: bool = True
-    """Whether anybody asks the cost model it was made with; if not, the simulator teaches that nothing of steps."""
+    """Whether a part asks the cost model it was made with; if not, the simulator teaches that nothing of steps."""
 
     @property
     def serial_copies(self) -> bool:
@@ -125,7 +109,7 @@ class Policy:
                 rule.add(job)
 
     def plan(self, view: StepView) -> StepPlan:
-        """What this step should do: who leaves, who runs and starts, who of the others leaves too, whose KV goes."""
+        """What this step should do: which jobs leave, run and start, and whose KV goes."""
         leave: dict[Job, Departure] = {}
         for rule in self.leaving:
             leave = {**rule.leave(view), **leave}  # the first rule that names a job decides
@@ -137,7 +121,7 @@ class Policy:
         return self.eviction.evict(view, plan, self.order)
 
     def _look_again(self, view: StepView, plan: StepPlan) -> None:
-        """Let those leave whom the step does not serve and a rule gives up; the first rule that names one decides."""
+        """Let jobs leave that the step does not serve and a rule gives up; the first rule that names a job decides."""
         for rule in filter(looks_again, self.leaving):
             given_up = rule.leave_unserved(view, plan)
             if given_up:
@@ -145,15 +129,15 @@ class Policy:
                 plan.admit = [job for job in plan.admit if job not in given_up]
 
     def next_change_s(self, view: StepView) -> float:
-        """Until when the plan for this view stays as it is, if nobody comes or ends and residents only decode.
+        """Until when the plan for this view stays as it is, if no job comes or ends and residents only decode.
 
-        inf for ever; anything before now where a part cannot tell. Lets the simulator step over stretches, in which
+        inf for ever; an instant before now where a part cannot tell. The simulator steps over such stretches, in which
         orders see jobs as they were at the beginning.
         """
         return min(self.same_plan_until_s(view), _change_s(self.order, view))
 
     def same_plan_until_s(self, view: StepView) -> float:
-        """As `next_change_s`, where the order follows every step: ranks may change if nobody goes by them."""
+        """As `next_change_s`, where the order follows every step: ranks may change if no part goes by them."""
         changing: list[Changing] = [*self.leaving, self.batching, self.eviction]
         if not self._ranks_nobody(view):
             changing.append(self.order)
@@ -161,10 +145,10 @@ class Policy:
 
     def _ranks_nobody(self, view: StepView) -> bool:
         parts: tuple[object, ...] = (self.batching, self.eviction)
-        return all(_indifferent(part) and part.ranks_nobody(view) for part in parts)
+        return all(may_rank_nobody(part) and part.ranks_nobody(view) for part in parts)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Follow a step that was filled: who was admitted, who lost its KV; then let the parts learn."""
+        """Follow a step that was filled: which jobs were admitted, which lost their KV; then let the parts learn."""
         for job in outcome.admitted:
             self._stop_waiting(job)
         for job in outcome.preempted:

@@ -11,8 +11,8 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.view import StepView
 from headway.policies.batching.within_budgets import WithinBudgets
-from headway.policies.eviction.recompute import Recompute
-from headway.policies.leaving.expired import Expired
+from headway.policies.eviction.reactive import Recompute
+from headway.policies.leaving.queue_limits import Expired
 from headway.policies.order.sorted_index import Key, SortedIndex
 from headway.policies.policy import Policy
 

@@ -11,8 +11,8 @@ from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.top_jobs import TopJobs
-from headway.policies.order import Order
 from headway.policies.policy import Policy
+from headway.policies.protocols import Order
 
 DECODES_A_STEP = 8
 """Answers that share a step, in the estimate of what a token costs; with 16 the demo stream's mean time is 2 % less."""

@@ -11,9 +11,8 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.record import Record
 from headway.core.view import StepView
-from headway.policies.batching import Batching
-from headway.policies.order import Learning, Order
 from headway.policies.policy import Policy
+from headway.policies.protocols import Batching, Learning, Order
 
 
 @dataclass(frozen=True, slots=True)

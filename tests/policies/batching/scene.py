@@ -8,8 +8,8 @@ from typing import Any
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
-from headway.policies.batching import Batching
 from headway.policies.order.arrival import Arrival
+from headway.policies.protocols import Batching
 
 
 class Scene:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.policies.batching.candidates import SCAN_AHEAD, candidates
+from headway.policies.batching.admission import SCAN_AHEAD, candidates
 from headway.policies.batching.decode_first import DecodeFirst
 from tests.policies.batching.scene import Scene
 from tests.strategies import decoding, ids, make_job

@@ -6,7 +6,7 @@ from headway.core.job import Job
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.decode_first import DecodeFirst, decodes_first
-from headway.policies.order.prompt_length import ShortestPrompt
+from headway.policies.order.keyed import ShortestPrompt
 from tests.policies.batching.scene import Scene
 from tests.strategies import decoding, ids, make_job, prefilling
 

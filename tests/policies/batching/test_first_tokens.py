@@ -8,10 +8,9 @@ from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.slo import NO_TARGETS, Slo
 from headway.core.view import StepView
-from headway.policies.batching.first_tokens import tokens_for_first_tokens
 from headway.policies.batching.paced import Paced
 from headway.policies.batching.rounds import Rounds
-from headway.policies.batching.step_work import step_work
+from headway.policies.batching.step_length import step_work, tokens_for_first_tokens
 from headway.policies.order.on_time import OnTime
 from tests.policies.batching.scene import Scene
 from tests.policies.batching.test_short_steps import WithOverhead

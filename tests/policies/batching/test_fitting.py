@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from headway.core.job import Job
 from headway.core.view import StepView
-from headway.policies.batching.fitting import (
+from headway.policies.batching.admission import (
     fitting,
     fitting_or_ready,
     residents_known_blocks,

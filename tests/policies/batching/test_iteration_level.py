@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from headway.policies.batching.iteration_level import IterationLevel
+from headway.policies.batching.reserved import IterationLevel
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Workload, drive, from_preset, workloads

@@ -19,9 +19,9 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.paced import SAFE_BUDGET_TOKENS, Paced
 from headway.policies.batching.top_jobs import TopJobs
-from headway.policies.expected_step import expect_step
+from headway.policies.leaving.at_risk import expect_step
+from headway.policies.order.keyed import ShortestPrompt
 from headway.policies.order.on_time import OnTime
-from headway.policies.order.prompt_length import ShortestPrompt
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.batching.test_rounds import Graphed, SharedKernel

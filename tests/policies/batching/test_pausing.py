@@ -6,7 +6,7 @@ import pytest
 
 from headway.core.slo import Slo
 from headway.core.view import StepView
-from headway.policies.batching.pausing import pausing
+from headway.policies.batching.paced import pausing
 from headway.policies.batching.step_shapes import shape_of_decodes
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.on_time import OnTime

@@ -9,8 +9,8 @@ import pytest
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
-from headway.policies.batching.prompts_by_rank import by_rank
-from headway.policies.order.prompt_length import LongestPrompt
+from headway.policies.batching.paced import by_rank
+from headway.policies.order.keyed import LongestPrompt
 from tests.strategies import decoding, ids, make_job, prefilling
 
 FIRST = make_job("first", prompt=100)

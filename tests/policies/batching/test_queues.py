@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from headway.core.job import Job, JobState
 from headway.core.view import StepView
-from headway.policies.batching.candidates import SCAN_AHEAD
-from headway.policies.batching.queues import ranked_queues
-from headway.policies.order import Order
+from headway.policies.batching.admission import SCAN_AHEAD, ranked_queues
 from headway.policies.order.arrival import Arrival
-from headway.policies.order.prompt_length import ShortestPrompt
+from headway.policies.order.keyed import ShortestPrompt
+from headway.policies.protocols import Order
 from tests.strategies import decoding, ids, make_job
 
 SWAPPED = [decoding(f"s{n}", prompt=100 + n, state=JobState.SWAPPED, num_preemptions=1) for n in range(3)]

@@ -6,7 +6,7 @@ import pytest
 
 from headway.core.job import Job, JobState
 from headway.errors import ConfigError
-from headway.policies.batching.request_level import RequestLevel
+from headway.policies.batching.reserved import RequestLevel
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.view import StepView
-from headway.policies.batching.reservation import reservable
+from headway.policies.batching.reserved import reservable
 from tests.strategies import decoding, ids, make_job
 
 

@@ -6,8 +6,7 @@ from math import inf
 
 import pytest
 
-from headway.policies.batching.rounds import Round, Rounds
-from headway.policies.batching.saved_time import SavedTime
+from headway.policies.batching.rounds import Round, Rounds, SavedTime
 from headway.policies.batching.step_shapes import decode_shape
 from tests.policies.batching.test_rounds import SharedKernel, prompts
 

@@ -15,8 +15,7 @@ from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.paced import Paced
 from headway.policies.batching.rounds import Rounds
-from headway.policies.batching.short_steps import tokens_worth_a_step
-from headway.policies.batching.step_work import step_work
+from headway.policies.batching.step_length import step_work, tokens_worth_a_step
 from headway.policies.order.on_time import OnTime
 from tests.policies.batching.scene import Scene
 from tests.policies.instance import LinearCost

@@ -8,8 +8,7 @@ import pytest
 
 from headway.core.job import Job, JobState
 from headway.policies.batching.swapped_or_waiting import SwappedOrWaiting
-from headway.policies.order.deadline_aware import DeadlineAware
-from headway.policies.order.waited_over_length import WaitedOverLength
+from headway.policies.order.response_ratio import DeadlineAware, WaitedOverLength
 from headway.policies.presets import PRESETS
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset

@@ -12,7 +12,7 @@ from headway.core.job import Job, JobState
 from headway.core.plan import StepPlan
 from headway.policies.batching import top_jobs
 from headway.policies.batching.top_jobs import MOST_MISFITS, TopJobs
-from headway.policies.order.prompt_length import ShortestPrompt
+from headway.policies.order.keyed import ShortestPrompt
 from headway.policies.presets import PRESETS, find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset, workloads

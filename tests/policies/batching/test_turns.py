@@ -12,9 +12,8 @@ from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.policies.batching.paced import Paced
-from headway.policies.batching.rounds import Round, Rounds
+from headway.policies.batching.rounds import Round, Rounds, Turn, Turns
 from headway.policies.batching.step_shapes import decode_shape
-from headway.policies.batching.turns import Turn, Turns
 from headway.policies.presets import build_policy, find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.batching.test_paced import timed

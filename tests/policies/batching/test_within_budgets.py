@@ -15,8 +15,8 @@ from headway.core.plan_check import check_plan
 from headway.core.slo import Slo
 from headway.errors import ConfigError
 from headway.policies.batching.within_budgets import MOST_SCANNED, WithinBudgets
-from headway.policies.expected_step import expect_step
-from headway.policies.order.prompt_length import ShortestPrompt
+from headway.policies.leaving.at_risk import expect_step
+from headway.policies.order.keyed import ShortestPrompt
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset, hurried, workloads

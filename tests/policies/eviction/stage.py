@@ -9,8 +9,8 @@ from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
-from headway.policies.eviction import Eviction
-from headway.policies.order.waited_over_length import WaitedOverLength
+from headway.policies.order.response_ratio import WaitedOverLength
+from headway.policies.protocols import Eviction
 from tests.strategies import decoding, make_job
 
 NOW_S = 100.0

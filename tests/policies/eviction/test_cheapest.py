@@ -6,7 +6,7 @@ import pytest
 
 from headway.core.job import Job
 from headway.core.plan import Fate
-from headway.policies.eviction.cheapest import Cheapest
+from headway.policies.eviction.reactive import Cheapest
 from tests.policies.eviction.stage import Prices, copied, evicted, resident, stage
 from tests.strategies import ids
 

@@ -6,7 +6,8 @@ import pytest
 
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate
-from headway.policies.eviction.exchange import Exchange, Room, Turn, needed_room
+from headway.policies.eviction.making_room import Room, needed_room
+from headway.policies.eviction.proactive import Exchange, NextService
 from tests.policies.eviction.stage import copied, on_its_way, resident, stage
 from tests.strategies import decoding, ids, make_job
 
@@ -18,29 +19,29 @@ def swap_if_room(job: Job, has_room: bool) -> Fate | None:
     return SWAP if has_room else None
 
 
-def later(leaves: Turn, comes: Turn) -> bool:
+def later(leaves: NextService, comes: NextService) -> bool:
     """Whoever is served later goes."""
     return leaves > comes
 
 
-def exchange(*last: Turn, free: Room, idle: Room = Room(0, 0), host: int = 100) -> Exchange:  # noqa: B008
+def exchange(*last: NextService, free: Room, idle: Room = Room(0, 0), host: int = 100) -> Exchange:  # noqa: B008
     """On a stage whose host has so many blocks free."""
     return Exchange(
         view=stage(host=host), free=free, idle=idle, choose=swap_if_room, worth=later, last=list(last)
     )
 
 
-def waits(id_: str, soon_s: float, blocks: int) -> Turn:
+def waits(id_: str, soon_s: float, blocks: int) -> NextService:
     """A newcomer of so many blocks."""
     return (soon_s, 0, make_job(id_, prompt=4 * blocks))
 
 
-def swapped(id_: str, soon_s: float, blocks: int) -> Turn:
+def swapped(id_: str, soon_s: float, blocks: int) -> NextService:
     """One on the host, whose next token is in the last of so many blocks."""
     return (soon_s, 0, decoding(id_, prompt=4 * blocks - 1, state=JobState.SWAPPED))
 
 
-def stays(id_: str, soon_s: float, blocks: int) -> Turn:
+def stays(id_: str, soon_s: float, blocks: int) -> NextService:
     """A paused resident."""
     return (soon_s, 0, resident(id_, blocks))
 

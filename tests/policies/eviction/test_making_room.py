@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headway.core.plan import Fate, StepOutcome, StepPlan
-from headway.policies.eviction.swap import Swap
-from headway.policies.order.waited_over_length import WaitedOverLength
+from headway.policies.eviction.reactive import Swap
+from headway.policies.order.response_ratio import WaitedOverLength
 from tests.policies.eviction.stage import NEWCOMER, copied, evicted, on_its_way, resident, stage
 from tests.strategies import decoding, ids, make_job
 

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from headway.core.plan import Fate, StepPlan
 from headway.policies.demand import new_blocks
-from headway.policies.eviction import Eviction
-from headway.policies.eviction.cheapest import Cheapest
-from headway.policies.eviction.swap import Swap
-from headway.policies.order.waited_over_length import WaitedOverLength
+from headway.policies.eviction.reactive import Cheapest, Swap
+from headway.policies.order.response_ratio import WaitedOverLength
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
+from headway.policies.protocols import Eviction
 from tests.policies.contract import Workload, drive, from_preset, workloads
 from tests.policies.eviction.stage import NEWCOMER, NOW_S, Prices, stage
 from tests.policies.instance import small_engine

@@ -13,7 +13,7 @@ from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.eviction.proactive import Proactive
-from headway.policies.order.prompt_length import ShortestPrompt
+from headway.policies.order.keyed import ShortestPrompt
 from headway.policies.presets import PRESETS, find_preset
 from tests.policies.contract import Arrival, Run, Workload, drive, from_preset, workloads
 from tests.policies.eviction.foretold import Foretold

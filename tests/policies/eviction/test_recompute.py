@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from headway.core.plan import Fate
 from headway.policies.batching.decode_first import DecodeFirst
-from headway.policies.eviction.recompute import Recompute
+from headway.policies.eviction.reactive import Recompute
 from headway.policies.presets import PRESETS
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset

@@ -6,7 +6,7 @@ from headway.core.job import Job
 from headway.core.plan import Departure
 from headway.core.slo import Slo
 from headway.core.view import StepView
-from headway.policies.leaving.expired import Expired
+from headway.policies.leaving.queue_limits import Expired
 from tests.policies.contract import jobs_held_by
 from tests.strategies import UNTIMED, ids, instants, make_job, waiting_jobs
 

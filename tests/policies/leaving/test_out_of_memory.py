@@ -6,7 +6,7 @@ from headway.core.job import JobState
 from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.core.view import StepView
-from headway.policies.leaving.out_of_memory import OutOfMemory
+from headway.policies.leaving.queue_limits import OutOfMemory
 from tests.policies.contract import jobs_held_by
 from tests.sim.worlds import moved, preset, request, run, system
 from tests.strategies import ids, make_job

@@ -10,7 +10,7 @@ from headway.core.job import Job
 from headway.core.plan import Departure
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.leaving.queue_bound import QueueBound
+from headway.policies.leaving.queue_limits import QueueBound
 from tests.policies.contract import jobs_held_by
 from tests.strategies import UNTIMED, ids, instants, make_job, waiting_jobs
 

@@ -6,13 +6,12 @@ from hypothesis import strategies as st
 
 from headway.core.job import Job
 from headway.core.slo import Slo
-from headway.policies.order.deadline_aware import DEFAULT_MOST, DeadlineAware
-from headway.policies.order.waited_over_length import WaitedOverLength
+from headway.policies.order.response_ratio import DeadlineAware, WaitedOverLength
 from tests.policies.contract import jobs_held_by
 from tests.strategies import UNTIMED, decoding, ids, instants, make_job, waiting_jobs
 
 
-def indexed(*jobs: Job, most: float = DEFAULT_MOST) -> DeadlineAware:
+def indexed(*jobs: Job, most: float = 8.0) -> DeadlineAware:
     """The order with these jobs waiting."""
     order = DeadlineAware(most)
     for job in jobs:

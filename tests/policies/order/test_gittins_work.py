@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.length_estimate import LengthEstimate
-from headway.policies.order.gittins_work import GittinsWork, work_per_end_s
-from headway.policies.order.remaining_work import RemainingWork
+from headway.policies.order.remaining_work import GittinsWork, RemainingWork, work_per_end_s
 from tests.policies.order.per_token import PerToken, exactly
 from tests.strategies import UNTIMED, decoding, make_job
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
-from headway.policies.order.hrrn import SIZES_A_SECOND, Hrrn
+from headway.policies.order.response_ratio import SIZES_A_SECOND, Hrrn
 from tests.policies.contract import jobs_held_by
 from tests.policies.order.per_token import PerToken, exactly
 from tests.strategies import UNTIMED, ids, make_job

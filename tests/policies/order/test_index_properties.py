@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 
 from headway.core.cost import UnknownCost
 from headway.core.job import Job
-from headway.policies.order import Order
 from headway.policies.order.arrival import Arrival
-from headway.policies.order.due import DueOrder
-from headway.policies.order.edf import EarliestDeadline
-from headway.policies.order.priority import Priority
-from headway.policies.order.prompt_length import LongestPrompt, ShortestPrompt
-from headway.policies.order.slack import LeastSlack
-from headway.policies.order.waited_over_length import WaitedOverLength
+from headway.policies.order.due import DueOrder, EarliestDeadline, LeastSlack
+from headway.policies.order.keyed import LongestPrompt, Priority, ShortestPrompt
+from headway.policies.order.response_ratio import WaitedOverLength
+from headway.policies.protocols import Order
 from tests.policies.contract import jobs_held_by
 from tests.strategies import UNTIMED, ids, instants, waiting_jobs
 

@@ -9,11 +9,9 @@ import pytest
 from headway.core.cost import UnknownCost
 from headway.core.job import Job
 from headway.core.slo import Slo
-from headway.policies.order import Order
-from headway.policies.order.edf import EarliestDeadline
-from headway.policies.order.priority import Priority
-from headway.policies.order.prompt_length import LongestPrompt, ShortestPrompt
-from headway.policies.order.slack import LeastSlack
+from headway.policies.order.due import EarliestDeadline, LeastSlack
+from headway.policies.order.keyed import LongestPrompt, Priority, ShortestPrompt
+from headway.policies.protocols import Order
 from tests.strategies import ids, make_job
 
 

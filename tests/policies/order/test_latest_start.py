@@ -10,8 +10,8 @@ from headway.core.batch_shape import BatchShape
 from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
-from headway.policies.order.latest_start import NO_TARGET, TOO_LATE, LatestStart
 from headway.policies.order.remaining_work import ASSUMED_STEP_S, RemainingWork
+from headway.policies.order.timetable import NO_TARGET, TOO_LATE, LatestStart
 from tests.policies.order.per_token import PerToken, exactly
 from tests.strategies import decoding, make_job, prefilling
 

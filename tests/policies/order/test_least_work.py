@@ -8,9 +8,9 @@ from hypothesis import given
 from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
-from headway.policies.order import Governing, Learning
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.remaining_work import RemainingWork
+from headway.policies.protocols import Governing, Learning
 from tests.policies.contract import jobs_held_by
 from tests.policies.order.per_token import PerToken, exactly
 from tests.policies.order.test_governed import RIGHT, teach

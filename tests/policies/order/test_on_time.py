@@ -15,8 +15,8 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.order import Governing, KnowsLate, Learning
 from headway.policies.order.on_time import OnTime
+from headway.policies.protocols import Governing, KnowsLate, Learning
 from tests.policies.contract import jobs_held_by
 from tests.policies.order.per_token import PerToken, exactly
 from tests.policies.order.test_index_properties import Desk, moves

@@ -12,13 +12,13 @@ from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
 from headway.core.plan import StepOutcome, StepPlan
-from headway.policies.order import Order
 from headway.policies.order.governed import Governed
-from headway.policies.order.hrrn import Hrrn
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.on_time import OnTime
 from headway.policies.order.predicted_remaining import PredictedRemaining
 from headway.policies.order.remaining_work import ASSUMED_STEP_S, LEAST_STRIDE_TOKENS, RemainingWork
+from headway.policies.order.response_ratio import Hrrn
+from headway.policies.protocols import Order
 from tests.policies.order.per_token import PerToken, exactly
 from tests.strategies import UNTIMED, decoding, ids, make_job, prefilling
 

@@ -7,7 +7,7 @@ import pytest
 from headway.core.job import JobState
 from headway.core.slo import Slo
 from headway.core.view import StepView
-from headway.policies.order.slack import LeastSlack
+from headway.policies.order.due import LeastSlack
 from tests.policies.instance import LinearCost
 from tests.strategies import ids, make_job
 

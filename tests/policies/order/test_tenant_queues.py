@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from headway.core.job import Job
 from headway.policies.order.sorted_index import Key
-from headway.policies.order.tenant_queues import TenantQueues
-from headway.policies.order.tenant_shares import QUANTUM_S, TenantShares
+from headway.policies.order.tenants import QUANTUM_S, TenantQueues, TenantShares
 from tests.strategies import UNTIMED, ids, make_job
 
 TENANTS = "abcde"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headway.core.job import Job
 from headway.policies.order.least_work import LeastWork
-from headway.policies.order.tenant_shares import QUANTUM_S, TenantShares
+from headway.policies.order.tenants import QUANTUM_S, TenantShares
 from tests.policies.order.per_token import PerToken, exactly
 from tests.strategies import UNTIMED, ids, make_job
 

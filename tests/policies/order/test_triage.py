@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.policies.order.triage import Candidate, given_up
+from headway.policies.order.timetable import Candidate, given_up
 from tests.strategies import UNTIMED, ids, make_job
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.length_estimate import LengthEstimate
-from headway.policies.order.usual_length import UsualLength
+from headway.policies.order.remaining_work import UsualLength
 from tests.strategies import UNTIMED
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.policies.order.usual_work import UsualWork
+from headway.policies.order.predicted_remaining import UsualWork
 from tests.strategies import UNTIMED
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.policies.order.wait_index import bucket_of
+from headway.policies.order.response_ratio import bucket_of
 from tests.strategies import UNTIMED
 
 

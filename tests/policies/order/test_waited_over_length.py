@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import Job
-from headway.policies.order.waited_over_length import WaitedOverLength
+from headway.policies.order.response_ratio import WaitedOverLength
 from tests.policies.contract import jobs_held_by
 from tests.strategies import UNTIMED, ids, make_job
 

@@ -43,7 +43,7 @@ from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.errors import TraceError
 from headway.policies.leaving.at_risk import AtRisk
-from headway.policies.leaving.expired import Expired
+from headway.policies.leaving.queue_limits import Expired
 from tests.results.examples import make, unfinished
 
 RUN = AscendraRun(case=MAIN, service=ASCENDRA, rate_rps=6.0, count=40, seed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from headway.engine.step.counters import Counters
-from headway.policies.order import KnowsLate, Order, Predicting
+from headway.policies.protocols import KnowsLate, Order, Predicting
 
 logger = logging.getLogger(__name__)
 

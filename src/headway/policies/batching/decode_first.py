@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from headway.core.job import Job
-from headway.core.plan import StepOutcome, StepPlan
+from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.batching.candidates import candidates
-from headway.policies.batching.fitting import fitting_or_ready, residents_known_blocks
-from headway.policies.order import Order
+from headway.policies.batching.admission import candidates, fitting_or_ready, residents_known_blocks
+from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 
 @dataclass(slots=True)
-class DecodeFirst:
+class DecodeFirst(Unchanging, LearnsNothing):
     """Every resident runs, those decoding first; waiting jobs start in rank order with the tokens left.
 
     Stock vLLM V1 serves residents in the order they were admitted: the one still in prefill is the last,
@@ -54,13 +52,6 @@ class DecodeFirst:
             return first
         room = view.free_blocks - residents_known_blocks(view)
         return fitting_or_ready(view, first, room, head_room=self.head_room)
-
-    def next_change_s(self, view: StepView) -> float:
-        """Never: memory that only fills up starts nobody who could not start before."""
-        return inf
-
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn."""
 
 
 def decodes_first(ranked: Sequence[Job]) -> Sequence[Job]:

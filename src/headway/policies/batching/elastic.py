@@ -6,38 +6,47 @@ from collections.abc import Collection, Sequence
 from math import ceil, inf
 
 from headway.core.job import Job
-from headway.core.plan import StepOutcome, StepPlan
+from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.batching.answer_lengths import WINDOW, AnswerLengths
-from headway.policies.batching.candidates import candidates
+from headway.policies.batching.admission import candidates
 from headway.policies.batching.prefill_first import prefills_or_decodes
-from headway.policies.order import Order
+from headway.policies.protocols import LearnsNothing, Order
+from headway.policies.recent_lengths import RecentLengths
 
-FREE_SHARE = 0.10
+_SHARES = {"mean": None, "p50": 0.5, "p90": 0.9}
+"""What an answer is expected to be as long as: the mean of the last answers, or the length at a share of them."""
+_MOST_WINDOW = 1_000_000
+"""Answers long past say nothing of late ones."""
+_FREE_SHARE = 0.10
 """Of all blocks must be free for a newcomer to start (Ascendra, section on the HP instances)."""
 
 
-class Elastic:
+class Elastic(LearnsNothing):
     """A step prefills whole prompts or decodes; a newcomer starts while memory lasts for all that are resident.
 
-    Room for a newcomer's tokens, for the answer expected of it, and for what each resident's is expected to bring
-    yet: answers are expected to be as long as the last `window` that finished were, by their `statistic` (mean, p50
-    or p90), and never longer than their limit. Before the first has finished none is expected. More than a tenth of
-    all blocks must be free. The first that has no room ends it: strictly in rank order. In an empty engine the first
-    may take all there is. `elastic=false` starts newcomers up to `width` residents instead, whatever memory there is.
-    An answer longer than expected may cost others their KV. O(residents) a step while somebody waits.
+    There must be room for a newcomer's tokens, for the answer expected of it, and for what each resident's answer is
+    expected to bring yet. Answers are expected to be as long as the last `window` that finished, by their `statistic`
+    (mean, p50 or p90), and never longer than their limit; none is expected before the first has finished. More than a
+    tenth of all blocks must be free. The first job without room ends the list: strictly in rank order. In an empty
+    engine the first may take all there is. `elastic=false` starts newcomers up to `width` residents instead, whatever
+    memory there is. An answer longer than expected may cost others their KV. O(residents) a step while jobs wait.
     Source: Ascendra (Ikram et al. 2025, arXiv:2504.20828), HP instances; spec 3.7.
     """
 
     def __init__(
-        self, *, elastic: bool = True, width: int = 128, statistic: str = "mean", window: int = WINDOW
+        self, *, elastic: bool = True, width: int = 128, statistic: str = "mean", window: int = 1000
     ) -> None:
         if width < 1:
             raise ConfigError(f"width is {width}; accepted: 1 or more residents")
+        if statistic not in _SHARES:
+            raise ConfigError(f"statistic is {statistic!r}; accepted: {', '.join(_SHARES)}")
+        if not 1 <= window <= _MOST_WINDOW:
+            raise ConfigError(f"window is {window}; accepted: 1 to {_MOST_WINDOW:,} answers")
         self.elastic = elastic
         self.width = width
-        self._answers = AnswerLengths(statistic, window)
+        self._share = _SHARES[statistic]
+        self._answers = RecentLengths(window)
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """A prefill step if the first waiting job may start, else one decode of every resident."""
@@ -47,7 +56,7 @@ class Elastic:
         seats = view.seats if self.elastic else self.width - len(view.residents)
         first = candidates(view, order, leaving, seats=seats)
         if first and not view.residents and not view.admissible(first[0]):
-            # Nobody is kept out of an empty engine by one that is not ready.
+            # A job that is not ready keeps no other out of an empty engine.
             first = [job for job in first if view.admissible(job)]
         return self._with_room(view, first) if self.elastic else first[: max(0, seats)]
 
@@ -55,26 +64,28 @@ class Elastic:
         """The leading jobs that memory will hold to the end, beside the residents."""
         if not queued:
             return []
-        free = view.free_blocks
-        room = free - sum(self._to_come_blocks(view, job) for job in view.residents)
+        free, expected_tokens = view.free_blocks, self.expected_tokens
+        room = free - sum(_to_come_blocks(view, job, expected_tokens) for job in view.residents)
         found: list[Job] = []
         for job in queued:
-            needed, to_come = view.blocks(job.num_tokens), self._to_come_blocks(view, job)
+            needed, to_come = view.blocks(job.num_tokens), _to_come_blocks(view, job, expected_tokens)
             alone = not found and not view.residents
-            if not alone and (needed + to_come > room or free <= FREE_SHARE * view.total_blocks):
+            if not alone and (needed + to_come > room or free <= _FREE_SHARE * view.total_blocks):
                 break
             found.append(job)
             free -= needed
             room -= needed + to_come
         return found
 
-    def _to_come_blocks(self, view: StepView, job: Job) -> int:
-        """Blocks for what a job is expected to bring yet."""
-        tokens = min(self._answers.expected_tokens, job.max_output_tokens) - job.num_output_tokens
-        return view.blocks(ceil(tokens)) if tokens > 0 else 0
+    @property
+    def expected_tokens(self) -> float:
+        """How long an answer is expected to be; 0 before the first has ended."""
+        if not self._answers:
+            return 0.0
+        return self._answers.mean if self._share is None else self._answers.at(self._share)
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known while somebody waits who could have a seat: what is expected of residents falls as they decode."""
+        """Not known while a waiting job could have a seat: what is expected of residents falls as they decode."""
         waits = bool(view.waiting or view.swapped)
         return -inf if waits and view.seats > 0 and self.elastic else inf
 
@@ -82,5 +93,8 @@ class Elastic:
         """An answer's length is known."""
         self._answers.add(job.num_output_tokens)
 
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn from steps: the lengths of answers are learned when they end."""
+
+def _to_come_blocks(view: StepView, job: Job, expected_tokens: float) -> int:
+    """Blocks for what a job is expected to bring yet, where an answer is expected to be so long."""
+    tokens = min(expected_tokens, job.max_output_tokens) - job.num_output_tokens
+    return view.blocks(ceil(tokens)) if tokens > 0 else 0

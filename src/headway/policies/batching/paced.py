@@ -1,9 +1,10 @@
-"""The most deserving jobs, in steps as long as those between tokens can bear."""
+"""The most deserving jobs, in steps as long as the targets between tokens allow."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 
@@ -13,14 +14,19 @@ from headway.core.job import Job, has_prompts
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
+from headway.policies.batching.admission import starts_beside
 from headway.policies.batching.decode_first import split_decodes
-from headway.policies.batching.first_tokens import tokens_for_first_tokens
-from headway.policies.batching.last_short import last_short
-from headway.policies.batching.pausing import pausing
-from headway.policies.batching.prompts_by_rank import by_rank
-from headway.policies.batching.rounds import Round, Rounds, times_as_long
-from headway.policies.batching.saved_time import SavedTime
-from headway.policies.batching.short_steps import tokens_worth_a_step
+from headway.policies.batching.rounds import (
+    Round,
+    Rounds,
+    SavedTime,
+    Turn,
+    Turns,
+    last_short,
+    step_of,
+    times_as_long,
+)
+from headway.policies.batching.step_length import step_work, tokens_for_first_tokens, tokens_worth_a_step
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
     context_tokens,
@@ -28,10 +34,83 @@ from headway.policies.batching.step_shapes import (
     left_tokens,
     shape_of_decodes,
 )
-from headway.policies.batching.step_work import step_work
 from headway.policies.batching.top_jobs import TopJobs
-from headway.policies.batching.turns import Turn, Turns, step_of
-from headway.policies.order import Order, knows_late
+from headway.policies.protocols import Order, knows_late
+
+
+@dataclass(frozen=True, slots=True)
+class Pausing:
+    """The decodes in a hurry, who go on, and the others by rank, of whom the last may pause.
+
+    In a hurry is who has a target between tokens, unless it is at least twice the longest step, and the job ahead of
+    it. `contexts` are the context tokens of those in a hurry with the first 0, 1, 2 ... of the others.
+    """
+
+    hurried: Sequence[Job]
+    others: Sequence[Job]
+    contexts: Sequence[int]
+    tokens_a_decode: int
+
+    def shape(self, count: int) -> BatchShape:
+        """A step of those in a hurry and the first so many others."""
+        return decode_shape(len(self.hurried) + count, self.contexts[count], self.tokens_a_decode)
+
+
+def pausing(view: StepView, order: Order, decodes: Sequence[Job], longest_s: float) -> Pausing:
+    """Who of these may pause in a step that may take so long. O(decodes), and a ranking of them."""
+    others = [
+        job
+        for job in order.rank(decodes, view.now_s)
+        if job.slo.tbt_s is None or _is_ahead(job, longest_s, view, order)
+    ]
+    patient = set(others)
+    hurried = [job for job in decodes if job not in patient]
+    contexts = list(accumulate(map(context_tokens, others), initial=sum(map(context_tokens, hurried))))
+    return Pausing(hurried, others, contexts, view.tokens_a_decode)
+
+
+def _is_ahead(job: Job, longest_s: float, view: StepView, order: Order) -> bool:
+    """Whether a decode's own pace is so much slower that it may sit a step out."""
+    own_s = (job.slo.tbt_s or inf) * view.decoded_tokens
+    return knows_late(order) and own_s >= 2 * longest_s and order.latest_start_s(job) > view.now_s + own_s
+
+
+_MOST_NEWCOMERS = 4
+"""Newcomers of a step that prompts which have begun make way for: to ask whether one can start costs a look-up."""
+
+
+def by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+    """The plan with its prompt tokens given by rank: a step serves who has begun first, so those that rank behind
+    a newcomer get no more than it leaves, and pause if that is nothing; of newcomers count those that start in this
+    step, beside each other. What the prefix cache holds is no work.
+    """
+    begun = split_decodes(plan.run)[1] if plan.admit else ()
+    if not begun:
+        return plan
+    left = plan.token_budget - (len(plan.run) - len(begun)) * view.tokens_a_decode
+    if sum(map(left_tokens, begun)) + left_tokens(plan.admit[0]) <= left:
+        return plan
+    newcomers = _starting(view, plan)
+    granted: dict[Job, int] = {}
+    for job in order.rank([*begun, *newcomers], view.now_s):
+        granted[job] = min(left_tokens(job), max(0, left))
+        left -= granted[job]
+    paused = {job for job in begun if not granted[job]}
+    caps = {job: granted[job] for job in begun if 0 < granted[job] < left_tokens(job)}
+    return replace(plan, run=[job for job in plan.run if job not in paused], chunk_cap=caps)
+
+
+def _starting(view: StepView, plan: StepPlan) -> list[Job]:
+    """The first newcomers of a plan, as long as each can start beside those before it."""
+    found: list[Job] = []
+    room = view.free_blocks
+    for job in plan.admit[: min(_MOST_NEWCOMERS, view.seats_beside(plan.run))]:
+        if not starts_beside(view, found, room, job):
+            break
+        found.append(job)
+        room -= view.blocks(job.num_tokens)
+    return found
+
 
 SAFE_BUDGET_TOKENS = 512
 """A step's budget while predictions of its time are not to be trusted: Sarathi-Serve's."""

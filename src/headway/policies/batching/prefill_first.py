@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from headway.core.job import Job
-from headway.core.plan import StepOutcome, StepPlan
+from headway.core.plan import StepPlan
 from headway.core.view import StepView
-from headway.policies.batching.candidates import candidates
-from headway.policies.batching.fitting import fitting, fitting_or_ready, residents_next_blocks
-from headway.policies.batching.queues import ranked_queues
-from headway.policies.order import Order
+from headway.policies.batching.admission import (
+    candidates,
+    fitting,
+    fitting_or_ready,
+    ranked_queues,
+    residents_next_blocks,
+)
+from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 Newcomers = Callable[[StepView, Order, Collection[Job]], Sequence[Job]]
-"""Who of the waiting may start, the most deserving first, without those leaving."""
+"""The waiting jobs that may start, the most deserving first, without those leaving."""
 
 
 @dataclass(slots=True)
-class PrefillFirst:
+class PrefillFirst(Unchanging, LearnsNothing):
     """A step either prefills or decodes, never both; prompts are computed whole (vLLM 0.2.5).
 
-    While the first waiting job can start, decodes pause and their KV stays. With nobody to pause, jobs that
-    are not ready are passed over. A prompt longer than a step's budget runs alone, in chunks. While any job is
-    swapped none that waits is admitted: those that fit, with a block each to grow into, come back and decode
-    in the same step. With `host_room` a waiting job starts only while the blocks of all residents, its own and
-    one more fit device and free host together, so that whoever has to leave finds room there (AdaptiveLLM
-    section 1.7).
+    While the first waiting job can start, decodes pause and their KV stays. In an empty engine jobs that are not
+    ready are passed over. A prompt longer than a step's budget runs alone, in chunks. While any job is swapped
+    none that waits is admitted: swapped jobs that fit, with a block each to grow into, come back and decode in the
+    same step. With `host_room` a waiting job starts only while the blocks of all residents, its own and one more fit
+    device and free host together, so that a job that has to leave finds room there (AdaptiveLLM section 1.7).
     """
 
     host_room: bool = False
@@ -42,13 +44,6 @@ class PrefillFirst:
             return first
         held = sum(view.blocks(job.num_tokens) for job in view.residents)
         return fitting_or_ready(view, first, view.total_blocks + view.host_free_blocks - held, head_room=1)
-
-    def next_change_s(self, view: StepView) -> float:
-        """Never: memory that only fills up starts nobody who could not start before."""
-        return inf
-
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn."""
 
 
 def prefills_or_decodes(

@@ -1,15 +1,20 @@
-"""What a round takes: a token for everyone who decodes, and so many of prompts."""
+"""Rounds of decodes and prompts: what they take, whose step comes next, and what time streams have saved."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
+from math import inf
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.job import Job
-from headway.policies.batching.last_short import last_short
+from headway.core.plan import StepPlan
+from headway.core.view import StepView
+from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
     left_tokens,
@@ -17,6 +22,13 @@ from headway.policies.batching.step_shapes import (
     together,
     with_prompt,
 )
+
+
+def last_short(most: int, too_long: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that is not too long, 0 if none; the more, the longer. O(log most) asked."""
+    if most <= 0 or not too_long(most):
+        return max(0, most)
+    return max(0, bisect_left(range(most), True, key=too_long) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +130,167 @@ class Round:
             return self._seconds(with_prompt(part, chunk, job.num_found_tokens)) > longest_s
 
         return (whole + last_short(-(-(granted + tokens) // GRAIN_TOKENS) - whole, too_long)) * GRAIN_TOKENS
+
+
+_DEARER = 1.1
+"""Times as long as two steps that one has to take for decodes and prompts to take turns."""
+_ALIKE = 1.02
+"""From so many times on it is tried whether two are less."""
+
+
+class Turn(Enum):
+    """Whose step it is."""
+
+    DECODES = "decodes"
+    PROMPTS = "prompts"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Whether a step of both is dear, since how many rounds that has not changed, and whether answers pause now."""
+
+    is_dear: bool = False
+    num_rounds: int = 0
+    answers_pause: bool = False
+
+
+class Turns:
+    """Decodes and prompts in one step, or in turn where that is less: prompts first, and then the decodes once.
+
+    Which way is less is predicted by what both took before, so the other is tried too: in the 1st, 2nd, 4th, 8th
+    round and so on since the lesser one has changed. Nobody saves up for that: where there is no time for it, decodes
+    have the step. O(1) a step.
+    """
+
+    def __init__(self) -> None:
+        self._seen = self._planned = _Way()
+
+    def begin(self) -> None:
+        """Plan a step: so far it is one of decodes alone."""
+        self._planned = replace(self._seen, answers_pause=False) if self._seen.answers_pause else self._seen
+
+    def apart(self, times_as_long: float) -> bool:
+        """Whether decodes and prompts take turns, where a step of both takes so many times as long."""
+        is_dear = times_as_long > _DEARER
+        num_rounds = self._seen.num_rounds + 1 if is_dear == self._seen.is_dear else 1
+        self._planned = _Way(is_dear, num_rounds)
+        is_trial = num_rounds & (num_rounds - 1) == 0 and times_as_long > _ALIKE
+        return self._seen.answers_pause or is_dear != is_trial
+
+    def whose(self, planned: Round, tokens: int) -> Turn:
+        """Whose step of a round with so many prompt tokens comes now."""
+        if not planned.decodes.num_jobs:
+            return Turn.BOTH
+        if self._seen.answers_pause or not tokens:
+            if self._seen.answers_pause or planned.rounds.apart == self._planned.is_dear:
+                self.begin()  # no round; a trial that there is no time for was one
+            return Turn.DECODES
+        if not planned.rounds.apart:
+            return Turn.BOTH
+        self._planned = replace(self._planned, answers_pause=True)
+        return Turn.PROMPTS
+
+    def observe(self) -> None:
+        """The planned step is done."""
+        self._seen = self._planned
+
+
+def step_of(view: StepView, plan: StepPlan, planned: Round, tokens: int, turn: Turn) -> StepPlan:
+    """The plan, now of those whose turn it is in a round with so many prompt tokens. O(running)."""
+    decodes, begun = split_decodes(plan.run)
+    budget = tokens + planned.decodes.num_tokens
+    if turn is Turn.DECODES:
+        if tokens:  # else decodes save up for them, and nobody knows for how long
+            plan.next_up = plan.admit[: view.seats_beside(plan.run)]
+        plan.run, plan.admit = decodes, ()
+        budget = planned.decodes.num_tokens
+    elif turn is Turn.PROMPTS:
+        plan.admit = plan.admit[: view.seats_beside(plan.run)]
+        plan.run, budget = begun, tokens
+    plan.token_budget = min(plan.token_budget, budget)
+    return plan
+
+
+_MOST = 2.0
+"""Longest steps that are saved at most, or owed: no stream stalls for more than three, unless the least of a prompt
+takes longer."""
+_WORTH = 1.1
+"""Times the prompt tokens a second for which it is worth saving: predictions are wrong by as much."""
+_LESS = 0.98
+"""Of the time that prompts take if they are cut: what is only as much is no reason for a long step."""
+_MOST_STEPS = 12
+"""That decodes save up for tokens that could come in grains too: meanwhile prompts wait, and the memory for them."""
+
+
+class SavedTime:
+    """Each token of a stream may take the longest step; steps that take less leave the rest, longer ones are paid, or
+    owed where even the least of a prompt takes longer than can be saved.
+
+    So streams keep their pace in the mean, and nobody starts whom they would not keep it beside. O(1) a step.
+    """
+
+    def __init__(self) -> None:
+        self._saved_s = 0.0
+        self._longest_s = inf
+        self._left_s = 0.0
+        self._least_s = 0.0
+        self._prompts_s = 0.0
+
+    def expect(
+        self, step_s: float, longest_s: float, *, decodes: bool = True, alone_s: float | None = None
+    ) -> None:
+        """The planned step is predicted to take so long, where a token may take `longest_s`; inf where nobody says.
+
+        Without decodes it is a part of the next, which pays for it: so long more may be spent than was saved.
+        `alone_s` is what it takes without its prompts, where it has some: those that do not get through cost nothing.
+        """
+        self._longest_s = longest_s
+        self._least_s = -_MOST * longest_s if decodes else -inf
+        self._left_s = (longest_s if decodes else 0.0) - step_s
+        self._prompts_s = 0.0 if alone_s is None else step_s - alone_s
+
+    def observe(self, *, ran: bool, prompts: bool) -> None:
+        """The planned step is done, with prompts or without; if nobody `ran` there was none."""
+        if self._longest_s == inf:
+            self._saved_s = 0.0
+        elif ran:
+            left_s = self._left_s + (0.0 if prompts else self._prompts_s)
+            self._saved_s = max(self._least_s, min(self._saved_s + left_s, _MOST * self._longest_s))
+
+    def afford(self, planned: Round, tokens: int, wanted: int, longest_s: float) -> int:
+        """Prompt tokens of this round, where `tokens` keep to the longest step and more are wanted.
+
+        All that are wanted, where that is saved already and no dearer than to cut them; more of them less often, none
+        while decodes save up, if prompts get through sooner so and it is soon saved.
+        """
+        most_s = longest_s * (1 + _MOST)
+        many = planned.most_tokens(max(most_s, planned.seconds(GRAIN_TOKENS)), wanted)
+        many_s = planned.seconds(many)
+        is_saved = min(many_s, most_s) <= longest_s + self._saved_s
+        if not tokens or _gets_more_through(planned, tokens, (many, many_s), longest_s):
+            return many if is_saved else 0
+        at_once = is_saved and many >= wanted and many_s <= _LESS * _cut_s(planned, tokens, many)
+        return many if at_once else tokens
+
+
+def _cut_s(planned: Round, tokens: int, many: int) -> float:
+    """Seconds of rounds with `tokens` each until there were as many, less those of the decodes in all but one."""
+    rounds, rest = divmod(many, tokens)
+    rounds_s = rounds * planned.seconds(tokens) + (planned.seconds(rest) if rest else 0.0)
+    return rounds_s - (rounds - (not rest)) * planned.decodes_s
+
+
+def _gets_more_through(planned: Round, tokens: int, many: tuple[int, float], longest_s: float) -> bool:
+    """Whether `many` in so many seconds, and in those of saving up for them, are more than `tokens` in every round.
+
+    Not if decodes leave so little that they would save up for long.
+    """
+    more, more_s = many
+    decodes_s = planned.decodes_s
+    if decodes_s >= longest_s:
+        return False
+    saving_steps = max(0.0, more_s - longest_s) / (longest_s - decodes_s)
+    if saving_steps > _MOST_STEPS:
+        return False
+    return more * planned.seconds(tokens) > _WORTH * tokens * (more_s + saving_steps * decodes_s)

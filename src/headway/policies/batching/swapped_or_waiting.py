@@ -8,19 +8,18 @@ from math import inf
 
 from headway.core.fill import starts_whole
 from headway.core.job import Job
-from headway.core.plan import StepOutcome, StepPlan
+from headway.core.plan import StepPlan
 from headway.core.view import StepView
-from headway.policies.batching.fitting import fitting, residents_next_blocks
-from headway.policies.batching.queues import ranked_queues
-from headway.policies.order import Order, values
-from headway.policies.order.waited_over_length import WaitedOverLength
+from headway.policies.batching.admission import fitting, ranked_queues, residents_next_blocks
+from headway.policies.order.response_ratio import WaitedOverLength
+from headway.policies.protocols import Drifting, LearnsNothing, Order, values
 
 _BY_WAIT = WaitedOverLength()
 """Whose values stand in for those of an order that has none."""
 
 
 @dataclass(slots=True)
-class SwappedOrWaiting:
+class SwappedOrWaiting(Drifting, LearnsNothing):
     """A step prefills waiting jobs or decodes with swapped ones back, by the higher mean of waited / length.
 
     Of either queue the leading jobs that fit the blocks, with one more each to grow into, the batch width and,
@@ -72,13 +71,6 @@ class SwappedOrWaiting:
         waiting = _whole_prompts(waiting, view.max_tokens, skip_misfit=self.skip_misfit)
         ready = _if_ready(view, swapped[: view.seats]), _if_ready(view, waiting[: view.seats])
         return ready if view.residents or any(ready) else ((), line)
-
-    def next_change_s(self, view: StepView) -> float:
-        """Not known: means cross as time passes."""
-        return -inf
-
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn."""
 
 
 def _if_ready(view: StepView, queued: list[Job]) -> list[Job]:

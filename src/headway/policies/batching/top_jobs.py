@@ -10,20 +10,19 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.batching.candidates import first_queued
+from headway.policies.batching.admission import first_queued, starts_beside
 from headway.policies.batching.decode_first import decodes_first, split_ranked
-from headway.policies.batching.fitting import starts_beside
 from headway.policies.batching.outlook import ExpectedTokens, Outlook
-from headway.policies.batching.reservation import reservable
+from headway.policies.batching.reserved import reservable
 from headway.policies.batching.step_shapes import left_tokens
-from headway.policies.order import Order, predicts
+from headway.policies.protocols import Order, Unchanging, predicts
 
 MOST_MISFITS = 8
 """Newcomers that rank high and cannot start, looked at in one step: who comes behind them waits for the next."""
 
 
 @dataclass(slots=True)
-class TopJobs:
+class TopJobs(Unchanging):
     """The first `max_run` jobs of the ranking run, resident or waiting; the other residents pause.
 
     Preemption at every token: a newcomer that ranks higher takes the place of a running job in the next
@@ -133,10 +132,6 @@ class TopJobs:
                     # Past one that lacks blocks nobody starts: small ones that keep coming would starve it.
                     misfits = misfits + 1 if has_room else MOST_MISFITS
         return run, starting
-
-    def next_change_s(self, view: StepView) -> float:
-        """Never: memory that only fills up starts nobody who could not start before."""
-        return inf
 
     def ranks_nobody(self, view: StepView) -> bool:
         """While all residents decode and are served, and nobody is queued. O(residents)."""

@@ -2,15 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from headway.core.job import Job
-from headway.core.plan import Fate, StepPlan
+from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.errors import ConfigError
 from headway.policies.demand import new_blocks, surely_fits
-from headway.policies.eviction.host_room import ChooseFate, HostRoom
-from headway.policies.order import Order
+from headway.policies.protocols import Order
+
+_MOST_COUNT = 1_000_000
+"""Far more than any run comes to; what is kept for so many steps must still fit a memory."""
+
+
+def check_count(name: str, count: int) -> None:
+    """Raise ConfigError unless a setting that counts steps or preemptions is 0 to _MOST_COUNT."""
+    if not 0 <= count <= _MOST_COUNT:
+        raise ConfigError(f"{name} is {count}; accepted: 0 to {_MOST_COUNT:,}")
+
+
+class Residency:
+    """The jobs admitted in the last `min_residency` steps, so that none is evicted before it has run.
+
+    Without it the job that came back last is often the next victim, since newcomers rank low (AdaptiveLLM gap
+    A4). It is a preference, kept for so many steps and no longer: where only such jobs are left, they are
+    victims like others. observe O(1), recent O(admitted in those steps).
+    """
+
+    def __init__(self, min_residency: int) -> None:
+        check_count("min_residency", min_residency)
+        self._admitted: deque[list[Job]] = deque(maxlen=min_residency)
+
+    def recent(self) -> Collection[Job]:
+        """The jobs to spare."""
+        return {job for jobs in self._admitted for job in jobs}
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """One step more."""
+        self._admitted.append(outcome.admitted)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Blocks and slots of the device."""
+
+    blocks: int
+    slots: int
+
+    def plus(self, other: Room) -> Room:
+        """Both together."""
+        return Room(self.blocks + other.blocks, self.slots + other.slots)
+
+    def at_least(self, other: Room) -> Room:
+        """The more of either."""
+        return Room(max(self.blocks, other.blocks), max(self.slots, other.slots))
+
+    def covers(self, other: Room) -> bool:
+        """Whether it is enough for `other`."""
+        return self.blocks >= other.blocks and self.slots >= other.slots
+
+
+def needed_room(view: StepView, job: Job) -> Room:
+    """What a queued job takes when it becomes resident."""
+    return Room(view.blocks(job.num_tokens), 1)
+
+
+def freed_room(view: StepView, job: Job) -> Room:
+    """What a resident leaves behind."""
+    return Room(view.blocks(job.num_computed_tokens), 1)
+
+
+ChooseFate = Callable[[Job, bool], Fate | None]
+"""What becomes of a victim's KV, given whether the host has room for it; None: it keeps its KV."""
+
+
+class HostRoom:
+    """Free blocks of the host in one step. What is there already, or on its way, takes no more of them."""
+
+    def __init__(self, view: StepView) -> None:
+        self._view = view
+        self._free_blocks = view.host_free_blocks
+
+    def fate(self, job: Job, choose: ChooseFate) -> Fate | None:
+        """What `choose` says of a resident, whose room is taken if it is swapped."""
+        unsent = self._view.unsent_blocks(job)
+        fate = choose(job, self._view.host_total_blocks > 0 and unsent <= self._free_blocks)
+        if fate is Fate.SWAP:
+            self._free_blocks -= unsent
+        return fate
+
+    def copies(self, job: Job) -> bool:
+        """Whether some of a resident is still to be sent and has room, which it then takes."""
+        unsent = self._view.unsent_blocks(job)
+        if not 0 < unsent <= self._free_blocks:
+            return False
+        self._free_blocks -= unsent
+        return True
 
 
 def make_room(
@@ -24,13 +113,12 @@ def make_room(
 ) -> StepPlan:
     """The plan with as many victims as its `run` lacks blocks; the same object when it lacks none.
 
-    The resident that ranks lowest goes first, paused ones too, those `spared` last; the one that ranks highest
-    never goes. Blocks that are coming free count, so nobody is evicted for blocks that are on their way: until
-    those are there, whoever needs one pauses, the lowest ranked first, and the others run on. Nobody is
-    admitted in such a step (invariant 4). One that cannot fit although it is alone stays in `run`: it is the
-    engine's to deal with. If `choose` lets too many stay for anybody to run, it is overruled, and they are
-    recomputed. Blocks that a victim shares with others are counted although they stay: where that leaves the
-    step short, the fill rule takes the last resident.
+    The resident that ranks lowest goes first, paused or not. Jobs in `spared` go last, and the one that ranks highest
+    never goes. Blocks that are coming free count, so no job is evicted for them: until they are there, jobs that need
+    one pause, the lowest ranked first, and the others run on. No job is admitted in such a step (invariant 4). A job
+    that cannot fit although it is alone stays in `run`, for the engine to deal with. If `choose` lets so many stay
+    that none could run, it is overruled, and they are recomputed. Blocks that a victim shares with others are counted
+    although they stay: where that leaves the step short, the fill rule takes the last resident.
 
     O(1) with blocks to spare, else O(residents), and short of blocks a ranking and O(residents) a victim.
     Source: AdaptiveLLM Algorithm 1 (section 1.3), with the lowest for its "pop" (gap A1).
@@ -47,18 +135,14 @@ def make_room(
             break
         shortage.evict(job, choose)
     while shortage.needed > shortage.free:
-        # Anew each time: the tokens of one that pauses may let a lower one open a block.
+        # Anew each time: the tokens of a job that pauses may let a lower one open a block.
         shortage.pause(next(job for job in reversed(ranked) if job in shortage.demand))
     run = shortage.run
     if shortage.all_paused:
         if len(shortage.preempt) < len(ranked) - 1:
-            return make_room(view, plan, order, _recompute, serial=serial, spared=spared)
+            return make_room(view, plan, order, lambda *_: Fate.RECOMPUTE, serial=serial, spared=spared)
         run = [ranked[0]]
     return replace(plan, run=run, preempt=shortage.preempt, admit=())
-
-
-def _recompute(job: Job, has_room: bool) -> Fate:
-    return Fate.RECOMPUTE
 
 
 @dataclass(slots=True)
@@ -84,7 +168,7 @@ class _Shortage:
         self.host = HostRoom(self.view)
 
     def _count(self) -> None:
-        # Anew each time: the tokens of one that leaves go to the others, who may open more blocks with them.
+        # Anew each time: the tokens of a job that leaves go to others, which may open more blocks with them.
         self.demand = new_blocks(self.view, self.run, self.plan.token_budget, self.plan.chunk_cap)
 
     @property
@@ -94,9 +178,9 @@ class _Shortage:
 
     @property
     def all_paused(self) -> bool:
-        """Whether nobody is sure to run, and there is nothing that those who pause could wait for.
+        """Whether no job is sure to run, and paused jobs have nothing to wait for.
 
-        One that came back may be passed over for want of blocks.
+        A job that came back from the host may be passed over for want of blocks.
         """
         return self.paused and not self.coming and all(job in self.view.returned for job in self.run)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count, repeat
 from math import inf
 
@@ -10,14 +11,97 @@ from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
-from headway.policies.eviction.counts import check_count
-from headway.policies.eviction.exchange import Exchange, Room, Turn, Worth
-from headway.policies.eviction.making_room import make_room
-from headway.policies.eviction.residency import Residency
-from headway.policies.order import Order, foresees
+from headway.policies.eviction.making_room import (
+    ChooseFate,
+    HostRoom,
+    Residency,
+    Room,
+    check_count,
+    freed_room,
+    make_room,
+    needed_room,
+)
+from headway.policies.protocols import Order, foresees
 
-DEFAULT_MAX_PREEMPTIONS = 16
-DEFAULT_MIN_RESIDENCY = 8
+NextService = tuple[float, int, Job]
+"""Seconds until a job is expected to be served next (0 where that is not known), its rank, which no other has, and the
+job."""
+
+
+Worth = Callable[[NextService, NextService], bool]
+"""Whether the first, a resident, should leave for the second, which is queued and served sooner."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Settles which jobs leave and which come back in one step; none comes back in a step in which one leaves.
+
+    `last` are the residents that may leave, the soonest served first; they leave from the end. `idle` is kept
+    free for jobs that may come, or for the newcomers in the queue if these need more.
+    """
+
+    view: StepView
+    free: Room
+    idle: Room
+    choose: ChooseFate
+    worth: Worth
+    last: list[NextService] = field(default_factory=list)
+    leaving: dict[Job, Fate] = field(default_factory=dict)
+    returning: list[Job] = field(default_factory=list)
+    _host: HostRoom = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._host = HostRoom(self.view)
+
+    def is_ample(self, newcomers: Sequence[Job]) -> bool:
+        """Whether all of them fit, and the idle room is there twice: no job leaves now, or is next to. O(newcomers)."""
+        blocks = sum(self.view.blocks(job.num_tokens) for job in newcomers)
+        return self.free.covers(self.idle.at_least(Room(blocks, len(newcomers))).plus(self.idle))
+
+    @property
+    def may_return(self) -> bool:
+        """Whether a job on the host could have room while none leaves."""
+        return self.free.covers(self.idle.plus(Room(1, 1)))
+
+    def settle(self, queue: Sequence[NextService]) -> None:
+        """Make the idle room, then give queued jobs theirs, the soonest served first. O(queue + leaving)."""
+        while self.last and not self.free.covers(self.idle):
+            self._let_go()
+        newcomers = back = Room(0, 0)
+        for turn in queue:
+            job = turn[2]
+            needed, is_back = needed_room(self.view, job), job.state is JobState.SWAPPED
+            newcomers, back = (newcomers, back.plus(needed)) if is_back else (newcomers.plus(needed), back)
+            wanted = self.idle.at_least(newcomers).plus(back)
+            while self.last and not self.free.covers(wanted) and self.worth(self.last[-1], turn):
+                self._let_go()
+            if not self.free.covers(wanted):
+                break
+            if is_back:
+                self.returning.append(job)
+        if self.leaving:
+            self.returning.clear()
+
+    def next_to_leave(self) -> list[Job]:
+        """Those that would leave for one more idle room, and are to be copied: as many as the host has room for."""
+        found: list[Job] = []
+        blocks = self.free.blocks
+        for _, _, job in reversed(self.last):
+            if blocks >= 2 * self.idle.blocks:
+                break
+            blocks += self.view.blocks(job.num_computed_tokens)
+            if self._host.copies(job):
+                found.append(job)
+        return found
+
+    def _let_go(self) -> None:
+        """The last one leaves, unless it is to keep its KV."""
+        _, _, job = self.last.pop()
+        fate = self._host.fate(job, self.choose)
+        if fate is None:
+            return
+        self.leaving[job] = fate
+        self.free = self.free.plus(freed_room(self.view, job))
 
 
 class Proactive:
@@ -26,18 +110,18 @@ class Proactive:
     Soonest is by the order's own foresight (ENST), or by rank where it has none. Some room is kept idle: blocks
     and slots for `idle_jobs` (None: a batch), a block each, or for as many jobs of the usual size as stand at the
     first `burst_levels` levels, up to a batch, whichever is more: where many have come, more will. The paused
-    resident that is served last leaves while that room is lacking, and while somebody who is served sooner, by more
-    than the copies take, is waiting or on the host and does not fit; among those whose turn is now, who ranks higher
-    counts as sooner by enough. In steps in which nobody leaves those on
-    the host come back, the soonest first. In steps in which nobody comes either, those who would leave for once more
-    as much idle room are copied beforehand (`offload`), so that leaving is instant.
+    resident that is served last leaves while that room is lacking. It also leaves while a job that is waiting or on
+    the host does not fit and is served sooner, by more than the copies take; among jobs whose turn is now the rank
+    decides. In steps in which no job leaves, jobs on the host come back, the soonest first. In steps in which none
+    comes either, those that would leave for once more as much idle room are copied beforehand (`offload`), so that
+    leaving is instant.
 
     Bounded harm: a job that has lost its KV `max_preemptions` times, or came in the last `min_residency` steps,
-    is left alone. Only paused jobs go ahead of need; one that runs goes when blocks run out, the lowest ranked first.
-    Where the host has no room nobody leaves ahead of need, and who has to leave is computed again. With `drop` all
-    who leave are (the recompute of FastServe's ablation). Without `ahead` no room is kept idle, nobody is copied
-    beforehand, and who is on the host comes back by its rank (its reactive swapping, with `serial`). `by_rank` takes
-    the rank for foresight, as the released code does. O(residents) while nobody can move, else
+    is left alone. Only paused jobs go ahead of need; a running one goes when blocks run out, the lowest ranked first.
+    Where the host has no room no job leaves ahead of need, and one that has to leave is recomputed. With `drop` all
+    that leave are (the recompute of FastServe's ablation). Without `ahead` no room is kept idle, no job is copied
+    beforehand, and jobs on the host come back by rank (its reactive swapping, with `serial`). `by_rank` takes
+    the rank for foresight, as the released code does. O(residents) while no job can move, else
     O((residents + swapped) log).
     Source: FastServe (Wu et al. 2023) section 4.2, as spec 4.6 resolves it.
     """
@@ -48,8 +132,8 @@ class Proactive:
         *,
         idle_jobs: int | None = None,
         burst_levels: int = 2,
-        max_preemptions: int = DEFAULT_MAX_PREEMPTIONS,
-        min_residency: int = DEFAULT_MIN_RESIDENCY,
+        max_preemptions: int = 16,
+        min_residency: int = 8,
         drop: bool = False,
         by_rank: bool = False,
         ahead: bool = True,
@@ -116,7 +200,7 @@ class Proactive:
         return Fate.RECOMPUTE if self.drop else Fate.SWAP if has_room else None
 
     def _idle(self, view: StepView, order: Order) -> Room:
-        """What is kept for those who may come: at most half of the blocks, and no slots that a batch needs."""
+        """What is kept for jobs that may come: at most half of the blocks, and no slots that a batch needs."""
         if not self.ahead:
             return Room(0, 0)
         jobs = view.max_run if self.idle_jobs is None else self.idle_jobs
@@ -140,11 +224,11 @@ class Proactive:
             and not job.awaiting_output
             and job not in recent
             and job not in view.restoring
-            # Most fit whatever the host has of them; only of the others it is asked.
+            # Most fit whatever the host has of them; it is asked only of the others.
             and (job.num_computed_tokens <= surely_fits or view.unsent_blocks(job) <= host_blocks)
         ]
 
-    def _turns(self, view: StepView, order: Order, jobs: Sequence[Job]) -> list[Turn]:
+    def _turns(self, view: StepView, order: Order, jobs: Sequence[Job]) -> list[NextService]:
         """When each is served next, the soonest first."""
         ranked = order.rank(jobs, view.now_s)
         if self.by_rank or not foresees(order):
@@ -153,9 +237,9 @@ class Proactive:
         return sorted(zip(order.next_service_s(ranked, view.now_s, view.max_run), count(), ranked))
 
     def _worth(self, view: StepView) -> Worth:
-        """Whether a resident is served later than one who is queued, by more than it takes to move both."""
+        """Whether a resident is served later than a queued job, by more than it takes to move both."""
 
-        def worth(resident: Turn, queued: Turn) -> bool:
+        def worth(resident: NextService, queued: NextService) -> bool:
             soon_s, _, leaves = resident
             queued_s, _, comes = queued
             if not soon_s:
@@ -168,9 +252,9 @@ class Proactive:
         return worth
 
     def next_change_s(self, view: StepView) -> float:
-        """Never while all residents run and nobody is on the host; who comes back first may change with time."""
+        """Never while all residents run and none is on the host; which comes back first may change with time."""
         return -inf if view.swapped else inf
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Note who came."""
+        """Note which jobs came."""
         self._residency.observe(outcome)

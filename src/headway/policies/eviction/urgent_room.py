@@ -1,4 +1,4 @@
-"""Blocks and a seat for a newcomer whose turn it is, from those who can spare theirs."""
+"""Blocks and a seat for a newcomer whose turn it is, from jobs that can spare theirs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, StepPlan
 from headway.core.view import StepView
-from headway.policies.eviction.exchange import Room, needed_room
-from headway.policies.eviction.host_room import ChooseFate, HostRoom
-from headway.policies.order import KnowsLate, Order, knows_late
+from headway.policies.batching.admission import startable
+from headway.policies.eviction.making_room import ChooseFate, HostRoom, Room, freed_room, needed_room
+from headway.policies.protocols import KnowsLate, Order, knows_late
 
 DEFAULT_MAX_RECOMPUTED = 1.0
-SPARE_S = 3.0
+_SPARE_S = 3.0
 """A resident in time can spare its place if it may go on so much later than the newcomer has to start."""
 
 
@@ -28,23 +28,21 @@ def make_urgent_room(
 ) -> StepPlan:
     """The plan with victims for the first newcomer, if it has no room and is overdue or can be in time; else the same.
 
-    For one in time those leave that are late or have no target, then those in time that nobody reads along with, only a
-    deadline to meet that is far enough; none that has had more tokens computed again than `max_recomputed` times those
-    that it has, so harm is bounded. For one that nobody reads along with either, nobody with a target gives up blocks,
-    which would have to be computed again, and so from job to job; only a worker slot. For the one that is overdue
-    anybody leaves. Where priority comes first, no resident of a better one leaves. The lowest ranked go first, as
-    many as it lacks blocks, or a worker slot, and no more; none if all of them were not enough, if it is blocks that
-    are coming free anyway, if it starts without, since the prefix cache holds the rest of it, or if room is not what it
-    waits for. Those `spared` stay. It starts in a later step, when there is room, if it then still ranks first.
+    A newcomer in time displaces jobs that are late or have no target, then jobs in time that have only a deadline,
+    and one that is far enough. No job leaves that has had more tokens computed again than `max_recomputed` times those
+    that it has, so harm is bounded. A newcomer with only a deadline takes no blocks of jobs with a target, which would
+    have to be computed again, and so from job to job: only a worker slot. The overdue job displaces any other. Where
+    priority comes first, no resident of a better one leaves. The lowest ranked leave first, as many as the newcomer
+    lacks blocks, or a slot. None leaves if all were not enough, if the blocks are coming free anyway, if the newcomer
+    starts without since the prefix cache holds the rest of it, or if it does not wait for room. Jobs in `spared` stay.
+    The newcomer starts in a later step, when there is room, if it then still ranks first.
     O(log n) with room, O(residents) where none may leave, else a memory check and a ranking.
     """
     if not knows_late(order) or not view.waiting:
         return plan
-    top = order.top(1 + len(plan.leave) + len(view.fetching), view.now_s)
-    first = [job for job in top if job not in plan.leave and job not in view.fetching]
-    if not first or first[0].state is not JobState.WAITING:
+    newcomer = next(iter(startable(view, order, plan.leave, 1)), None)
+    if newcomer is None or newcomer.state is not JobState.WAITING:
         return plan
-    newcomer = first[0]
     coming = Room(view.blocks_coming_free, 0)
     kept = Room(view.spare_blocks, 0)
     if _free(view).plus(coming).covers(needed_room(view, newcomer).plus(kept)):
@@ -91,22 +89,22 @@ def _unsparing(view: StepView, order: KnowsLate, newcomer: Job) -> Iterable[Job]
     """Residents that cannot spare what this newcomer, which can be in time, lacks."""
     if not _is_read(newcomer) and view.missing_blocks(newcomer) > view.blocks_coming_free:
         return (job for job in view.residents if job.slo)
-    later_s = order.latest_start_s(newcomer) + SPARE_S
+    later_s = order.latest_start_s(newcomer) + _SPARE_S
     in_time = order.on_time(view.residents, view.now_s)
     return (job for job in in_time if _is_read(job) or order.latest_start_s(job) < later_s)
 
 
 def _is_read(job: Job) -> bool:
-    """Whether somebody waits for its first token in time, or for each of the others."""
+    """Whether a client waits for its first token in time, or for each of the others."""
     return job.ttft_deadline_s is not None or job.slo.tbt_s is not None
 
 
 def _victims(view: StepView, leavable: Sequence[Job], lacking: Room, freed: Room) -> Sequence[Job]:
-    """Those that leave, the last first, beside what is `freed` anyway; nobody if that is not enough, or is."""
+    """The jobs that leave, the last first, beside what is `freed` anyway; none if all of them are not enough."""
     victims: list[Job] = []
     for job in reversed(leavable):
         if freed.covers(lacking):
             break
         victims.append(job)
-        freed = freed.plus(Room(view.blocks(job.num_computed_tokens), 1))
+        freed = freed.plus(freed_room(view, job))
     return victims if freed.covers(lacking) else ()

@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel, UnknownCost
-from headway.core.job import Job
+from headway.core.fill import starts_whole
+from headway.core.job import Job, JobState
 from headway.core.plan import Departure, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.expected_step import expect_step
-from headway.policies.order.sorted_index import Key, SortedIndex
+from headway.policies.batching.step_shapes import left_tokens
+from headway.policies.order.sorted_index import KeyedIndex
+
+
+@dataclass(slots=True)
+class ExpectedStep:
+    """The step's work, and the jobs of `admit` that are reached while seats and tokens last."""
+
+    shape: BatchShape = field(default_factory=BatchShape)
+    starting: set[Job] = field(default_factory=set)
+
+
+def expect_step(view: StepView, plan: StepPlan) -> ExpectedStep:
+    """The plan filled as `core.fill` would, were there blocks for all and everybody ready. O(run + started).
+
+    A decode is taken to compute all the drafts that it may; who is on the way back from the host computes nothing.
+    """
+    step = ExpectedStep()
+    budget = plan.token_budget
+    for job in plan.run:
+        if job in view.restoring:
+            continue
+        left = left_tokens(job)
+        wanted = view.tokens_a_decode if left == 1 else left
+        budget -= _grant(step.shape, job, min(wanted, budget), plan.chunk_cap)
+    room = budget
+    for job in plan.admit[: view.seats_beside(plan.run)]:
+        swapped = job.state is JobState.SWAPPED
+        cut = plan.whole_prompts and not (swapped or starts_whole(job.num_tokens, room, plan.token_budget))
+        if budget <= 0 or cut:
+            break
+        granted = _grant(step.shape, job, min(left_tokens(job), budget), plan.chunk_cap)
+        budget -= granted
+        room -= granted if swapped else job.num_tokens
+        step.starting.add(job)
+    return step
+
+
+def _grant(shape: BatchShape, job: Job, most: int, caps: Mapping[Job, int]) -> int:
+    """Put a job into the shape with so many tokens, or its cap, and return what it gets."""
+    granted = min(most, caps.get(job, most))
+    if granted <= 0:
+        return 0
+    shape.add(granted, job.num_found_tokens)
+    return granted
 
 
 class AtRisk:
@@ -52,8 +97,7 @@ class AtRisk:
         self.hp_tokens = hp_tokens
         self.confidence = confidence
         self._cost: CostModel = cost or UnknownCost()
-        self._by_latest_start = SortedIndex()
-        self._keys: dict[Job, Key] = {}
+        self._by_latest_start = KeyedIndex()
         self._widest_margin_s = 0.0
 
     def add(self, job: Job) -> None:
@@ -62,17 +106,13 @@ class AtRisk:
         if deadline_s is None or not job.may_move or job.first_scheduled_s is not None:
             return
         latest_start_s = deadline_s - self._prefill_s(job.num_tokens)
-        self._keys[job] = (latest_start_s, job.arrival_s, job.id)
-        self._by_latest_start.insert(job, self._keys[job])
+        self._by_latest_start.put(job, (latest_start_s, job.arrival_s, job.id))
         self._widest_margin_s = max(self._widest_margin_s, self._margin_s(job))
 
     def remove(self, job: Job) -> None:
         """Stop watching."""
-        key = self._keys.pop(job, None)
-        if key is not None:
-            self._by_latest_start.remove(job, key)
-            if not self._keys:
-                self._widest_margin_s = 0.0
+        if self._by_latest_start.discard(job) and not self._by_latest_start:
+            self._widest_margin_s = 0.0
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
         """Nobody before it is known who starts in this step."""
@@ -84,7 +124,7 @@ class AtRisk:
         Who is sure to start in that one leaves only if even then it would be late.
         """
         on_time = self._by_latest_start.position((view.now_s,))
-        if on_time == len(self._keys):
+        if on_time == len(self._by_latest_start):
             return {}
         step = expect_step(view, plan)
         next_s = view.now_s + self._step_s(step.shape)
@@ -94,11 +134,12 @@ class AtRisk:
         return {
             job: Departure.HAND_OFF
             for job in self._by_latest_start.slice(on_time, until)
-            if job not in staying and self._keys[job][0] <= elsewhere_s + self._margin_s(job)
+            if job not in staying and self._by_latest_start.keys[job][0] <= elsewhere_s + self._margin_s(job)
         }
 
     def _starts_by(self, job: Job, instant_s: float) -> bool:
-        return job in self._keys and self._keys[job][0] >= instant_s
+        key = self._by_latest_start.keys.get(job)
+        return key is not None and key[0] >= instant_s
 
     def _wait_elsewhere_s(self, view: StepView) -> float:
         """The longest step there, which may have begun just before."""
@@ -123,4 +164,4 @@ class AtRisk:
     def next_change_s(self, view: StepView) -> float:
         """Not known while somebody could still be in time elsewhere: it hangs on what the next step takes."""
         on_time = self._by_latest_start.position((view.now_s,))
-        return inf if on_time == len(self._keys) else -inf
+        return inf if on_time == len(self._by_latest_start) else -inf

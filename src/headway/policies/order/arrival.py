@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 from headway.core.job import Job
-from headway.core.plan import StepOutcome
-from headway.core.view import StepView
-from headway.policies.order.sorted_index import Key, SortedIndex
+from headway.policies.order.sorted_index import KeyedIndex
+from headway.policies.protocols import LearnsNothing, Unchanging
 
 
-class Arrival:
+class Arrival(Unchanging, LearnsNothing):
     """Newcomers at the back, preempted jobs back at the front, residents in the order they were admitted.
 
     This is vLLM's own queue: of two jobs preempted one after the other, the later is first, because it
-    was the one further ahead. add, remove O(log n); top O(k); rank O(1).
+    was further ahead. add, remove O(log n); top O(k); rank O(1).
     """
 
     def __init__(self) -> None:
-        self._index = SortedIndex()
-        self._places: dict[Job, Key] = {}
+        self._index = KeyedIndex()
         self._front = 0
         self._back = 0
 
@@ -28,15 +25,14 @@ class Arrival:
         """Queue a newcomer at the back, a preempted job at the front."""
         if job.num_preemptions:
             self._front -= 1
-            self._places[job] = (self._front,)
+            self._index.put(job, (self._front,))
         else:
-            self._places[job] = (self._back,)
+            self._index.put(job, (self._back,))
             self._back += 1
-        self._index.insert(job, self._places[job])
 
     def remove(self, job: Job) -> None:
         """Forget a job that no longer waits."""
-        self._index.remove(job, self._places.pop(job))
+        self._index.discard(job)
 
     def end(self, job: Job) -> None:
         """Nothing is kept of a job that does not wait."""
@@ -51,10 +47,3 @@ class Arrival:
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """Residents as they are: in order of admission."""
         return jobs
-
-    def next_change_s(self, view: StepView) -> float:
-        """Never: no place depends on the time or on tokens."""
-        return inf
-
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn: the queue is the order."""

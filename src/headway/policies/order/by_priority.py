@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.job import Job
 from headway.policies.order.arrival import Arrival
-from headway.policies.order.priority import Priority
+from headway.policies.order.keyed import Priority
 
 _priority = attrgetter("priority")
 

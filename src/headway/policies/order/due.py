@@ -1,4 +1,4 @@
-"""An order by a point in time after which being first no longer helps."""
+"""Orders by a point in time after which being first no longer helps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 
+from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.view import StepView
 from headway.policies.order.keyed import KeyedOrder
@@ -59,5 +60,32 @@ class DueOrder(KeyedOrder):
         return min((due_s for due_s in due if due_s >= view.now_s), default=inf)
 
 
-NO_TARGET_S = inf
-"""The due time of a job that has no target."""
+class EarliestDeadline(DueOrder):
+    """The job whose next target runs out first (Liu and Layland 1973; Ascendra section 3.5).
+
+    With the same target for all this is arrival order; use `slack` to tell long prompts from short.
+    """
+
+    def due_s(self, job: Job) -> float:
+        """The job's next deadline."""
+        return inf if job.due_s is None else job.due_s
+
+
+class LeastSlack(DueOrder):
+    """The job that must start first to make its next target: deadline minus the predicted prefill.
+
+    Slack is deadline - now - prefill; now is the same for all, so the key is the latest start time and
+    does not drift. The prediction is the one at the time a job starts to wait. A prompt that has begun keeps its
+    rank by that, or prompts of like slack would take turns and all be late; whether it is late goes by what is left
+    of it. Source: Ascendra section 3.5, with EDF read as least slack (spec gap S1).
+    """
+
+    def __init__(self, cost: CostModel | None = None) -> None:
+        super().__init__()
+        self._cost: CostModel = cost or UnknownCost()
+
+    def due_s(self, job: Job) -> float:
+        """The latest start that makes the job's next target."""
+        if job.due_s is None:
+            return inf
+        return job.due_s - self._cost.prefill_s(job.num_tokens - job.num_computed_tokens)

@@ -1,43 +1,16 @@
-"""An order by a key that changes only when a job is touched."""
+"""Orders by a key that changes only when a job is touched."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from math import inf
-from typing import Protocol
+from collections.abc import Sequence
 
 from headway.core.job import Job
-from headway.core.plan import StepOutcome
-from headway.core.view import StepView
-from headway.policies.order.sorted_index import Key, SortedIndex
+from headway.policies.order.sorted_index import Index, Key, SortedIndex
+from headway.policies.protocols import LearnsNothing, Unchanging
 
 
-class Index(Protocol):
-    """What waiting jobs stand in, by key (see `SortedIndex`)."""
-
-    def insert(self, job: Job, key: Key) -> None:
-        """Put a job in its place."""
-        ...
-
-    def remove(self, job: Job, key: Key) -> None:
-        """Take out a job that is in, under the key it was inserted with."""
-        ...
-
-    def holds(self, job: Job, key: Key) -> bool:
-        """Whether a job is in under this key."""
-        ...
-
-    def rekey(self, keys: Mapping[Job, Key]) -> None:
-        """Put all that are in where these keys have them."""
-        ...
-
-    def slice(self, start: int, stop: int) -> list[Job]:
-        """Jobs `start` to `stop` in order."""
-        ...
-
-
-class KeyedOrder(ABC):
+class KeyedOrder(Unchanging, LearnsNothing, ABC):
     """Ascending `key`; a subclass says only what the key is. top is O(k), rank O(n log n) without calls."""
 
     def __init__(self) -> None:
@@ -84,9 +57,26 @@ class KeyedOrder(ABC):
         """`jobs` by the keys as they are."""
         return sorted(jobs, key=self._keys.__getitem__)
 
-    def next_change_s(self, view: StepView) -> float:
-        """Never: no place depends on the time or on tokens."""
-        return inf
 
-    def observe(self, outcome: StepOutcome) -> None:  # noqa: B027 - most keys are given, not learned
-        """Nothing to learn."""
+class Priority(KeyedOrder):
+    """Lowest `priority` value first, as vLLM's own priority policy."""
+
+    def key(self, job: Job) -> Key:
+        """(priority, arrival, id)."""
+        return (job.priority, job.arrival_s, job.id)
+
+
+class ShortestPrompt(KeyedOrder):
+    """Fewest prompt tokens first (SJF by prefill work; Ascendra section 3.5). Long prompts can starve."""
+
+    def key(self, job: Job) -> Key:
+        """(prompt tokens, arrival, id)."""
+        return (job.num_prompt_tokens, job.arrival_s, job.id)
+
+
+class LongestPrompt(KeyedOrder):
+    """Most prompt tokens first (LJF; Ascendra section 3.5). Short prompts can starve."""
+
+    def key(self, job: Job) -> Key:
+        """(minus prompt tokens, arrival, id)."""
+        return (-job.num_prompt_tokens, job.arrival_s, job.id)

@@ -9,12 +9,10 @@ from headway.core.cost import CostModel
 from headway.core.job import Job, is_decode
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
-from headway.policies.order.gittins_work import GittinsWork
 from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S, PredictedRemaining
-from headway.policies.order.remaining_work import LEAST_STRIDE_TOKENS
+from headway.policies.order.remaining_work import LEAST_STRIDE_TOKENS, GittinsWork
 from headway.policies.order.sorted_index import Key
-from headway.policies.order.tenant_queues import TenantQueues
-from headway.policies.order.tenant_shares import TenantShares
+from headway.policies.order.tenants import TenantQueues, TenantShares
 
 _RULE = TrustRule()
 

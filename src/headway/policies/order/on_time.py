@@ -1,4 +1,4 @@
-"""As many on time as can be, then the others by predicted work."""
+"""As many jobs on time as can be, then the others by predicted work."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from operator import attrgetter
 
+from headway.core.batch_shape import shape_of
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
@@ -13,12 +14,62 @@ from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.core.step_quality import StepTimeQuality
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.order.compared_steps import ComparedSteps
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.overdue import Overdue
 from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S
-from headway.policies.order.timetable import Timetable
-from headway.policies.order.triage import Candidate, given_up
+from headway.policies.order.timetable import Candidate, Timetable, given_up
+
+_EVERY = 4
+"""Steps from one comparison to the next: a comparison sums over the batch."""
+_LAST_STEPS = 64
+"""A prediction does for so many steps of the same decodes, which read a token more in each."""
+
+
+class ComparedSteps:
+    """Tells `quality` what a step took, and what was predicted of it: of two in a row, the first of every four.
+
+    With asynchronous scheduling the time between two plans is that of the step before. Where steps differ much, since
+    decodes and prompts take turns, or save up for each other, that would be another's: so the time after two steps is
+    held against the prediction of one of them, the nearer. O(jobs of the step) for these two, else O(1); a step told by
+    the same mapping as the one before is not predicted anew.
+    """
+
+    def __init__(self, cost: CostModel, quality: StepTimeQuality) -> None:
+        self._cost = cost
+        self._quality = quality
+        self._num_seen = 0
+        self._predicted_s: list[float] = []
+        self._tokens: Mapping[Job, int] = {}
+        self._step_s = 0.0
+        self._lasts_until = 0
+
+    def observe(self, outcome: StepOutcome, step_s: float) -> None:
+        """A step was filled, `step_s` after the one before it; 0 if nobody knows, and then nothing is compared."""
+        turn = self._num_seen % _EVERY
+        self._num_seen += 1
+        if turn == 0:
+            self._predicted_s.clear()
+        if turn <= 1 and outcome.tokens:
+            self._predicted_s.append(self._predicted(outcome.tokens))
+        elif turn == 2 and step_s and self._predicted_s and all(self._predicted_s):
+            nearer_s = min(self._predicted_s, key=lambda each_s: _times_apart(each_s, step_s))
+            self._quality.observe(nearer_s, step_s)
+
+    def forget(self, job: Job) -> None:
+        """Keep nothing of a job that is gone."""
+        if job in self._tokens:
+            self._tokens = {}
+
+    def _predicted(self, tokens: Mapping[Job, int]) -> float:
+        if tokens is not self._tokens or self._num_seen > self._lasts_until or not self._step_s:
+            self._tokens, self._lasts_until = tokens, self._num_seen + _LAST_STEPS
+            self._step_s = self._cost.step_s(shape_of(tokens))
+        return self._step_s
+
+
+def _times_apart(one: float, other: float) -> float:
+    return max(one / other, other / one)
+
 
 MOST_WEIGHED = 128
 """Jobs on time that are weighed against each other, the first by latest start; who comes behind them is not urgent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from headway.core.job import Job
 
@@ -127,3 +127,43 @@ class SortedIndex:
         half = len(block) // 2
         self._blocks[number : number + 1] = [block[:half], block[half:]]
         self._firsts.insert(number + 1, block[half])
+
+
+class KeyedIndex(SortedIndex):
+    """A `SortedIndex` that keeps the key of each job in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: dict[Job, Key] = {}
+
+    def put(self, job: Job, key: Key) -> None:
+        """Put a job in its place."""
+        self.keys[job] = key
+        self.insert(job, key)
+
+    def discard(self, job: Job) -> bool:
+        """Take out a job if it is in; whether it was."""
+        key = self.keys.pop(job, None)
+        if key is None:
+            return False
+        self.remove(job, key)
+        return True
+
+
+class Index(Protocol):
+    """An index of waiting jobs by keys that its owner keeps: `SortedIndex`, or one for each tenant."""
+
+    def insert(self, job: Job, key: Key) -> None:
+        """Put a job in its place."""
+
+    def remove(self, job: Job, key: Key) -> None:
+        """Take out a job that is in, under the key it was inserted with."""
+
+    def holds(self, job: Job, key: Key) -> bool:
+        """Whether a job is in under this key."""
+
+    def rekey(self, keys: Mapping[Job, Key]) -> None:
+        """Put all that are in where these keys have them."""
+
+    def slice(self, start: int, stop: int) -> list[Job]:
+        """Jobs `start` to `stop` in order."""

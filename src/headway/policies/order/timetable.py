@@ -1,18 +1,205 @@
-"""Until when each job may be left alone, and those that wait by it."""
+"""Latest starts of jobs with targets, and which of these jobs can be in time together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from heapq import heappop, heappush
 from itertools import islice
 from math import inf
+from typing import NamedTuple
 
-from headway.core.cost import CostModel
-from headway.core.job import Job, is_decode
+from headway.core.cost import CostModel, UnknownCost
+from headway.core.job import Job, JobState, has_decodes, is_decode
 from headway.core.plan import StepOutcome
-from headway.policies.order.latest_start import LatestStart
-from headway.policies.order.remaining_work import RemainingWork
+from headway.policies.order.remaining_work import ASSUMED_STEP_S, RemainingWork
 from headway.policies.order.sorted_index import Key, SortedIndex
-from headway.policies.order.triage import Candidate
+
+TOO_LATE = -inf
+NO_TARGET = inf
+_NEWEST_SHARE = 0.1
+"""Weight of the newest step in the running mean of step times."""
+_MOST_TIMES = 100.0
+"""The mean that a step counts with at most: what takes longer is an engine that was paused, or stood still."""
+
+
+class LatestStart:
+    """The instant after which a job, served in every step from then on, misses a target.
+
+    Before the first token: the time it is due, less the prefill still to compute, at least a step, less the load of
+    what a connector's store holds of it, and less the step that is under way while it is decided (asynchronous
+    scheduling). After it, with a target for the time
+    between tokens: the time at which its next token is due at that pace, since any may be its last, or the last of
+    those foreseen (`RemainingWork.foreseen_tokens`), less what they take at the pace of the steps of late; so a job
+    that is ahead of its token schedule may wait, by as much as it is ahead. Without `by_tokens` that is until the last
+    chance. With a deadline: that, less all that is still to do, as long as `RemainingWork` expects. The earliest
+    counts. TOO_LATE if a target is missed already, NO_TARGET without one that is still open. O(1).
+    """
+
+    def __init__(self, work: RemainingWork, cost: CostModel | None = None, *, by_tokens: bool = True) -> None:
+        self.by_tokens = by_tokens
+        self._work = work
+        self._cost: CostModel = cost or UnknownCost()
+        self._step_s = 0.0
+        self._decoded_tokens = 1.0
+        self._last_s = 0.0
+        self._ran: Collection[Job] = ()
+        self._had_decodes = self._answers_paused = False
+        self._pause_s = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes of late; before any was seen, one of a single token."""
+        return self._step_s or self._cost.prefill_s(1) or ASSUMED_STEP_S
+
+    @property
+    def token_s(self) -> float:
+        """What a token of an answer takes of late: a step, or less of one where drafts are right."""
+        return self.step_s / self._decoded_tokens
+
+    def of(self, job: Job) -> float:
+        """A job's latest start, as things are now."""
+        return self.with_last_chance(job)[0]
+
+    def with_last_chance(self, job: Job) -> tuple[float, float]:
+        """A job's latest start and its last chance, which is no earlier, in seconds."""
+        last_chance_s = self.last_chance_s(job)
+        if last_chance_s == TOO_LATE or not (self.by_tokens and _is_between_tokens(job)):
+            return last_chance_s, last_chance_s
+        return min(last_chance_s, self._at_pace_s(job, self._work.foreseen_tokens(job))), last_chance_s
+
+    def last_chance_s(self, job: Job) -> float:
+        """Its latest start, but between tokens until when it can catch up by the end that is expected of its answer."""
+        slo = job.slo
+        if not slo:
+            return NO_TARGET
+        if _missed_first_token(job):
+            return TOO_LATE
+        latest_s = NO_TARGET
+        if slo.ttft_s is not None and not job.num_output_tokens:
+            # The step under way comes to its end first: `_step_s` is 0 until steps have been seen.
+            prefill_s = self._work.prompt_s(job)
+            begins_s = max(prefill_s, self.step_s) + self._work.load_s(job)
+            latest_s = job.arrival_s + slo.ttft_s - begins_s - self._step_s
+        if slo.deadline_s is None and not _is_between_tokens(job):
+            return latest_s
+        to_come = self._work.expected_tokens(job)
+        if _is_between_tokens(job):
+            latest_s = min(latest_s, self._at_pace_s(job, to_come))
+        if slo.deadline_s is not None:
+            latest_s = min(latest_s, job.arrival_s + slo.deadline_s - self._rest_s(job, to_come))
+        return latest_s
+
+    def _at_pace_s(self, job: Job, tokens: float) -> float:
+        """Until when it may wait if so many tokens more are to keep the target between tokens in the mean."""
+        assert job.first_token_s is not None
+        assert job.slo.tbt_s is not None
+        last_due_s = job.first_token_s + (job.num_output_tokens + tokens - 1) * job.slo.tbt_s
+        return last_due_s - self._rest_s(job, tokens)
+
+    def _rest_s(self, job: Job, tokens: float) -> float:
+        """What so many tokens more take, and before them the load and the prompt."""
+        return self._work.prompt_s(job) + self._work.load_s(job) + tokens * self.token_s
+
+    def observe(self, outcome: StepOutcome) -> float:
+        """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on.
+
+        A step of prompts alone, for which answers pause, is part of the next: a token takes both.
+        """
+        self._decoded_tokens = outcome.decoded_tokens
+        began_s, ran = self._last_s, self._ran
+        paused = self._answers_paused
+        decoded = self._had_decodes
+        if outcome.tokens is not ran:  # else it is the same step once more
+            self._had_decodes = has_decodes(outcome.tokens)
+        self._answers_paused = decoded and not self._had_decodes
+        self._last_s, self._ran = outcome.now_s, outcome.tokens
+        if not any(job.state is JobState.RESIDENT for job in ran):
+            self._pause_s = 0.0
+            return 0.0  # the engine may have been idle since
+        step_s = outcome.now_s - began_s
+        if paused:
+            self._pause_s = step_s
+        else:
+            round_s, self._pause_s = step_s + self._pause_s, 0.0
+            if self._step_s:
+                newest_s = min(round_s, _MOST_TIMES * self._step_s)
+                self._step_s += (newest_s - self._step_s) * _NEWEST_SHARE
+            else:
+                self._step_s = round_s
+        return step_s
+
+    def forget(self, job: Job) -> None:
+        """Keep nothing of a job that is gone."""
+        if job in self._ran:
+            self._ran = [one for one in self._ran if one is not job]
+
+
+def _is_between_tokens(job: Job) -> bool:
+    """Whether it has a target between tokens, and has begun to bring some."""
+    return job.slo.tbt_s is not None and job.first_token_s is not None
+
+
+def _missed_first_token(job: Job) -> bool:
+    """Whether a job's first token came after its target; not while there is no token, or no target."""
+    slo, first_s = job.slo, job.first_token_s
+    return slo.ttft_s is not None and first_s is not None and first_s > job.arrival_s + slo.ttft_s
+
+
+class Candidate(NamedTuple):
+    """A job due at `due_s`, which takes `service_s` of the one server that all share, and costs `cost_s` in all.
+
+    `turn_s` is when it is its turn beside others that can be in time.
+    """
+
+    due_s: float
+    arrival_s: float
+    id: str
+    service_s: float
+    cost_s: float
+    turn_s: float
+    job: Job
+
+
+def given_up(candidates: Sequence[Candidate], now_s: float) -> set[Job]:
+    """Whom to give up so that the others are all served in time, one after another by due time.
+
+    `candidates` come by due time. Where one would be late, the one that costs most among it and those kept before it is
+    given up, the last of equals, if that lets it be in time; else it is given up itself. If costs are services
+    this is Moore and Hodgson's rule, and nobody could have more of them in time; with costs of their own it gives
+    up the jobs that free most for those that come later. O(n log n); O(n) where all can be in time.
+    Source: Moore 1968, An n job, one machine sequencing algorithm for minimizing the number of late jobs.
+    """
+    if _all_in_time(candidates, now_s):
+        return set()
+    kept: list[tuple[float, int, Candidate]] = []
+    lost: set[Job] = set()
+    free_s = now_s
+    for number, candidate in enumerate(candidates):
+        if free_s + candidate.service_s > candidate.due_s:
+            if not kept or not _makes_way(kept[0][2], candidate, free_s):
+                lost.add(candidate.job)
+                continue
+            costliest = heappop(kept)[2]
+            lost.add(costliest.job)
+            free_s -= costliest.service_s
+        heappush(kept, (-candidate.cost_s, -number, candidate))
+        free_s += candidate.service_s
+    return lost
+
+
+def _all_in_time(candidates: Iterable[Candidate], free_s: float) -> bool:
+    for candidate in candidates:
+        free_s += candidate.service_s
+        if free_s > candidate.due_s:
+            return False
+    return True
+
+
+def _makes_way(costliest: Candidate, newcomer: Candidate, free_s: float) -> bool:
+    """Whether giving one up that costs more lets the newcomer be in time."""
+    in_time = free_s - costliest.service_s + newcomer.service_s <= newcomer.due_s
+    return in_time and costliest.cost_s > newcomer.cost_s
+
 
 _STREAM_WORK = 16.0
 """A second of a stream's work puts off its turn by so many: who has less to do gives its memory back sooner."""

@@ -1,4 +1,4 @@
-"""A queue that cannot grow without end."""
+"""Limits on the queue: jobs past due, out of memory, or beyond a bound leave it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, nextafter
 
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import Departure
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.order.sorted_index import SortedIndex
+from headway.policies.order.sorted_index import KeyedIndex
+from headway.policies.protocols import Unchanging
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class QueueBound:
     max_waiting: int | None = None
     max_waiting_tokens: int | None = None
     max_age_s: float | None = None
-    _by_arrival: SortedIndex = field(default_factory=SortedIndex)
+    _by_arrival: KeyedIndex = field(default_factory=KeyedIndex)
     _waiting_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -39,14 +40,12 @@ class QueueBound:
     def add(self, job: Job) -> None:
         """Count a job that has not started."""
         if job.first_scheduled_s is None:
-            self._by_arrival.insert(job, (job.arrival_s, job.id))
+            self._by_arrival.put(job, (job.arrival_s, job.id))
             self._waiting_tokens += job.num_prompt_tokens
 
     def remove(self, job: Job) -> None:
         """Stop counting it."""
-        key = (job.arrival_s, job.id)
-        if self._by_arrival.holds(job, key):
-            self._by_arrival.remove(job, key)
+        if self._by_arrival.discard(job):
             self._waiting_tokens -= job.num_prompt_tokens
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
@@ -76,3 +75,55 @@ class QueueBound:
         too_many = self.max_waiting is not None and count > self.max_waiting
         too_long = self.max_waiting_tokens is not None and tokens > self.max_waiting_tokens and count > 1
         return too_many or too_long
+
+
+class Expired:
+    """A waiting job leaves once a target of it is certainly missed: its time to first token or its deadline.
+
+    So no more work is spent on it (Ascendra section 3.9). A job without targets never leaves. O(log n + leaving).
+    """
+
+    def __init__(self) -> None:
+        self._by_due = KeyedIndex()
+
+    def add(self, job: Job) -> None:
+        """Watch a job that has a target."""
+        if job.due_s is not None:
+            self._by_due.put(job, (job.due_s, job.arrival_s, job.id))
+
+    def remove(self, job: Job) -> None:
+        """Stop watching."""
+        self._by_due.discard(job)
+
+    def leave(self, view: StepView) -> Mapping[Job, Departure]:
+        """All that are past due."""
+        return dict.fromkeys(self._by_due.slice(0, self._by_due.position((view.now_s,))), Departure.EXPIRED)
+
+    def next_change_s(self, view: StepView) -> float:
+        """When the first of the watched is due."""
+        first = self._by_due.slice(0, 1)
+        return self._by_due.keys[first[0]][0] if first else inf
+
+
+@dataclass(slots=True)
+class OutOfMemory(Unchanging):
+    """A job that lost its KV for want of memory is handed back to its sender, instead of waiting again.
+
+    So a static batch that has outgrown the memory ends with an error, as it does where nothing can be
+    preempted, and a central queue can split it (Magnus section on out-of-memory). O(leaving).
+    """
+
+    _preempted: dict[Job, Departure] = field(default_factory=dict)
+
+    def add(self, job: Job) -> None:
+        """Note a job that waits because it was preempted; one whose KV is on the host has lost nothing."""
+        if job.num_preemptions and job.state is not JobState.SWAPPED:
+            self._preempted[job] = Departure.HAND_OFF
+
+    def remove(self, job: Job) -> None:
+        """It no longer waits."""
+        self._preempted.pop(job, None)
+
+    def leave(self, view: StepView) -> Mapping[Job, Departure]:
+        """All that were preempted."""
+        return dict(self._preempted)

@@ -1,0 +1,96 @@
+"""Batches that set memory aside for the longest possible output."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from headway.core.job import Job, JobState
+from headway.core.plan import StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.batching.admission import candidates
+from headway.policies.protocols import LearnsNothing, Order, Unchanging
+
+
+def reservable(view: StepView, wanted: Iterable[Job]) -> list[Job]:
+    """The leading jobs of `wanted` whose prompt and whole output limit fit beside the residents' own.
+
+    With every resident admitted by this rule no KV is ever evicted. A job whose limit exceeds the whole
+    pool reserves all of it and runs alone: its answer may well be shorter. O(residents + wanted).
+    """
+    free = view.total_blocks - sum(_reserved_blocks(view, job) for job in view.residents)
+    fitting: list[Job] = []
+    for job in wanted:
+        free -= _reserved_blocks(view, job)
+        if free < 0:
+            break
+        fitting.append(job)
+    return fitting
+
+
+def _reserved_blocks(view: StepView, job: Job) -> int:
+    return min(view.blocks(job.num_prompt_tokens + job.max_output_tokens), view.total_blocks)
+
+
+@dataclass(slots=True)
+class RequestLevel(Unchanging):
+    """Take up to `batch_size` jobs in rank order and run exactly these until all have ended.
+
+    Members whose prompts did not fit the first step start in the following ones; a member that was
+    preempted re-enters as a member. With `reserve` the batch is cut to what fits with every output at its
+    limit, so no job is preempted. Source: FasterTransformer, as FastServe section 4.7 describes it;
+    Magnus section 2.1.
+    """
+
+    batch_size: int | None = None
+    reserve: bool = True
+    _members: list[Job] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size}; accepted: 1 or more jobs")
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        """The batch's own jobs, or a new batch when it is over."""
+        members = self._live() or self._next_batch(view, order, leaving)
+        return StepPlan(
+            run=order.rank(view.residents, view.now_s),
+            admit=[job for job in members if job.state is not JobState.RESIDENT and job not in leaving],
+            token_budget=view.max_tokens,
+        )
+
+    def _live(self) -> list[Job]:
+        return [job for job in self._members if job.state is not JobState.ENDED]
+
+    def _next_batch(self, view: StepView, order: Order, leaving: Collection[Job]) -> list[Job]:
+        size = view.seats if self.batch_size is None else min(self.batch_size, view.seats)
+        first = candidates(view, order, leaving, seats=size)[:size]
+        return reservable(view, first) if self.reserve else first
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Make the batch just started the batch to finish."""
+        if outcome.admitted and not self._live():
+            self._members = list(outcome.plan.admit)
+
+
+class IterationLevel(Unchanging, LearnsNothing):
+    """Jobs join and leave at every step, prefill and decode share it, prompts are whole, none is evicted.
+
+    A job is admitted only if blocks for its prompt and its output limit can be reserved, so it runs to
+    completion. A prompt longer than a step's budget runs alone, in chunks; the batch waits for it. Source:
+    Orca (Yu et al., OSDI 2022), as FastServe section 4.7 describes it.
+    """
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        """Every resident, then the waiting jobs that can be reserved for."""
+        admit = reservable(view, candidates(view, order, leaving))
+        prefills = [job for job in view.residents if job.prefilling]
+        too_long = bool(admit) and not prefills and admit[0].num_tokens > view.max_tokens
+        alone = too_long and view.admissible(admit[0])
+        return StepPlan(
+            run=() if alone else prefills or order.rank(view.residents, view.now_s),
+            admit=() if prefills else admit[:1] if alone else admit,
+            token_budget=view.max_tokens,
+            whole_prompts=True,
+        )

@@ -1,0 +1,150 @@
+"""Evictions that act when blocks run out: drop the KV, swap it, or whichever costs less."""
+
+from __future__ import annotations
+
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import CostModel, UnknownCost
+from headway.core.job import Job
+from headway.core.plan import Fate, StepOutcome, StepPlan
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.eviction.making_room import Residency, make_room
+from headway.policies.eviction.urgent_room import DEFAULT_MAX_RECOMPUTED, make_urgent_room
+from headway.policies.protocols import LearnsNothing, Order, Unchanging
+
+
+def swap_s(cost: CostModel, view: StepView, job: Job, *, serial: bool) -> float:
+    """Seconds predicted that a resident's way to the host and back costs others; what is copied already need not go.
+
+    With `serial` copies steps wait for both ways. Else copies go beside the steps, each way on a copy engine of its
+    own, so that other jobs lose no more than the longer of the two.
+    """
+    out_s = cost.swap_out_s(view.uncopied_blocks(job))
+    back_s = cost.swap_in_s(view.blocks(job.num_computed_tokens))
+    return out_s + back_s if serial else max(out_s, back_s)
+
+
+def recompute_s(cost: CostModel, job: Job) -> float:
+    """Seconds predicted until a resident whose KV is dropped has it again, without the host.
+
+    A connector loads what its store holds; the rest is computed as one prompt.
+    """
+    stored = min(job.num_stored_tokens, job.num_computed_tokens)
+    if not stored:
+        return cost.prefill_s(job.num_computed_tokens)
+    load_s, rest = cost.load_s(stored), job.num_computed_tokens - stored
+    if not rest:
+        return load_s
+    alone = BatchShape()
+    alone.add(rest, stored)
+    return load_s + cost.step_s(alone)
+
+
+def cheaper_fate(cost: CostModel, view: StepView, job: Job, has_room: bool, *, serial: bool) -> Fate:
+    """Swapped if that is predicted to cost less than `recompute_s`, and the host has room.
+
+    Source: AdaptiveLLM Algorithm 1 (section 1.3), whose copies are serial, with a victim costed alone (gap A9).
+    """
+    cheaper = swap_s(cost, view, job, serial=serial) < recompute_s(cost, job)
+    return Fate.SWAP if cheaper and has_room else Fate.RECOMPUTE
+
+
+class Recompute(Unchanging, LearnsNothing):
+    """No job leaves ahead of need; on shortage the fill rule drops the last resident (stock vLLM V1)."""
+
+    serial = False
+
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        """The plan as it is."""
+        return plan
+
+    def ranks_nobody(self, view: StepView) -> bool:
+        """Always, while there are blocks."""
+        return True
+
+
+class Swap(Unchanging):
+    """Every victim is swapped; with `fallback`, one the host has no room for is recomputed.
+
+    Without it, such a job keeps its KV and pauses until others end; only when no other job could run either is
+    it recomputed after all. `serial` has the step wait for the copies decided with it, as vLLM 0.2.5 does; else
+    they go beside the steps. `min_residency`: steps for which a job that was just admitted is spared. Source:
+    the vLLM_S of AdaptiveLLM (section 1.7).
+    """
+
+    uses_host = True
+
+    def __init__(self, *, serial: bool = False, fallback: bool = True, min_residency: int = 0) -> None:
+        self.serial = serial
+        self.fallback = fallback
+        self.min_residency = min_residency
+        self._residency = Residency(min_residency)
+
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        """The lowest ranked leave, as many as the step lacks blocks."""
+        return make_room(view, plan, order, self._fate, serial=self.serial, spared=self._residency.recent())
+
+    def _fate(self, job: Job, has_room: bool) -> Fate | None:
+        return Fate.SWAP if has_room else Fate.RECOMPUTE if self.fallback else None
+
+    def ranks_nobody(self, view: StepView) -> bool:
+        """Always, while there are blocks."""
+        return True
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Note which jobs came."""
+        self._residency.observe(outcome)
+
+
+class Cheapest(Unchanging):
+    """A victim is swapped if that is predicted to cost others less time than to drop its KV (`cheaper_fate`).
+
+    Ties, and a host without room, mean to recompute. `serial` has the step wait for the copies decided with it, as in
+    the paper. `min_residency`: steps for which a job that was just admitted is spared. With `always_recompute` both
+    costs are predicted and the answer is left unused, to measure what predicting costs. With `urgent` residents that
+    can spare their place also leave for a newcomer that is overdue or can be in time, where the order knows
+    (`make_urgent_room`, which says what `max_recomputed` bounds).
+    """
+
+    uses_host = True
+
+    def __init__(
+        self,
+        cost: CostModel | None = None,
+        *,
+        serial: bool = False,
+        min_residency: int = 0,
+        always_recompute: bool = False,
+        urgent: bool = False,
+        max_recomputed: float = DEFAULT_MAX_RECOMPUTED,
+    ) -> None:
+        if not max_recomputed >= 0:
+            raise ConfigError(f"max_recomputed is {max_recomputed}; accepted: 0 or more times a job's tokens")
+        self.serial = serial
+        self.min_residency = min_residency
+        self.always_recompute = always_recompute
+        self.urgent = urgent
+        self.max_recomputed = max_recomputed
+        self._cost: CostModel = cost or UnknownCost()
+        self._residency = Residency(min_residency)
+
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        """The lowest ranked leave, as many as the step lacks blocks, each the cheaper way."""
+
+        def fate(job: Job, has_room: bool) -> Fate:
+            cheaper = cheaper_fate(self._cost, view, job, has_room, serial=self.serial)
+            return Fate.RECOMPUTE if self.always_recompute else cheaper
+
+        recent = self._residency.recent()
+        plan = make_room(view, plan, order, fate, serial=self.serial, spared=recent)
+        if plan.preempt or not self.urgent:
+            return plan
+        return make_urgent_room(view, plan, order, fate, spared=recent, max_recomputed=self.max_recomputed)
+
+    def ranks_nobody(self, view: StepView) -> bool:
+        """While there are blocks, and no job waits that room would be made for."""
+        return not view.waiting
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Note which jobs came."""
+        self._residency.observe(outcome)

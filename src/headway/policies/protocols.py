@@ -1,0 +1,255 @@
+"""What the four kinds of parts offer, and what more they may."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+from typing import Any, Protocol, TypeGuard, runtime_checkable
+
+from headway.core.job import Job
+from headway.core.plan import Departure, StepOutcome, StepPlan
+from headway.core.prediction_quality import PredictionQuality
+from headway.core.view import StepView
+
+
+class Changing(Protocol):
+    """What every kind of part says of the time."""
+
+    def next_change_s(self, view: StepView) -> float:
+        """Until when the part's answers stay as they are, while residents only decode and time passes.
+
+        inf for ever; an instant before now where that is not known. A batching is asked given that the order stays as
+        it is, an eviction given that the plan does, a leaving rule given that no job arrives.
+        """
+
+
+class Part(Changing, Protocol):
+    """A part that learns from steps."""
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from a step that was filled."""
+
+
+class Order(Part, Protocol):
+    """An incremental index of the waiting jobs, and a ranking of residents by the same rule.
+
+    `add` is called when a job starts waiting (it arrived, or was preempted: a swapped one waits like any other),
+    `remove` when it stops (admitted, or about to end), `end` when it is gone, `touch` when something its
+    rank depends on changed. The ranking is total: ties end in (arrival, id).
+    """
+
+    def add(self, job: Job) -> None:
+        """Index a job that starts to wait."""
+
+    def remove(self, job: Job) -> None:
+        """Forget a job that no longer waits."""
+
+    def end(self, job: Job) -> None:
+        """Forget a job, which no longer waits, for good."""
+
+    def touch(self, job: Job) -> None:
+        """Take a live job's rank anew."""
+
+    def top(self, k: int, now_s: float) -> list[Job]:
+        """The first k waiting jobs, most deserving first."""
+
+    def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
+        """`jobs` (residents), most deserving first."""
+
+
+class Batching(Part, Protocol):
+    """Which resident jobs run, which waiting ones start, with how many tokens."""
+
+    def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+        """The step's run, admit, budget and caps; jobs in `leaving` are not to be named."""
+
+
+class Eviction(Part, Protocol):
+    """Which jobs are preempted before the step is filled; shortage while filling takes the last resident."""
+
+    @property
+    def serial(self) -> bool:
+        """Whether a step waits for the copies decided with it."""
+
+    def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+        """The plan with those whose KV leaves now in `preempt` and no longer in `run`.
+
+        `admit` is emptied if they leave because blocks are short (invariant 4). Without victims the plan is returned
+        as it is.
+        """
+
+
+class Leaving(Changing, Protocol):
+    """A rule run before everything else of a step; it looks only at waiting jobs it was told of."""
+
+    def add(self, job: Job) -> None:
+        """A job starts to wait."""
+
+    def remove(self, job: Job) -> None:
+        """A job no longer waits."""
+
+    def leave(self, view: StepView) -> Mapping[Job, Departure]:
+        """The jobs that leave now, and why."""
+
+
+# ---- what many parts have in common ---------------------------------------------------------------------------
+
+
+class LearnsNothing:
+    """Mixed into a part that learns nothing from steps."""
+
+    __slots__ = ()
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Nothing to learn."""
+
+
+class Unchanging:
+    """Mixed into a part whose answers change with neither time nor tokens.
+
+    Most batchings are such parts: memory that only fills up starts no job that could not start before.
+    """
+
+    __slots__ = ()
+
+    def next_change_s(self, view: StepView) -> float:
+        """Never."""
+        return inf
+
+
+class Drifting:
+    """Mixed into a part whose answers may change at any time: rankings cross as time passes and answers grow."""
+
+    __slots__ = ()
+
+    def next_change_s(self, view: StepView) -> float:
+        """Not known."""
+        return -inf
+
+
+# ---- what a part may offer besides -------------------------------------------------------------------------
+
+
+@runtime_checkable
+class SecondLook(Protocol):
+    """A leaving rule that also looks once it is planned which jobs run and start."""
+
+    def leave_unserved(self, view: StepView, plan: StepPlan) -> Mapping[Job, Departure]:
+        """Which of the jobs that this step does not serve leave, and why."""
+
+
+@runtime_checkable
+class Indifferent(Protocol):
+    """A batching or an eviction for which ranks may make no difference, however they change."""
+
+    def ranks_nobody(self, view: StepView) -> bool:
+        """Whether it goes by no rank while residents only decode, have blocks, and no job comes or ends."""
+
+
+@runtime_checkable
+class Valued(Protocol):
+    """An order that says how much a job's claim is worth, for a batching that compares whole queues."""
+
+    def value(self, job: Job, now_s: float) -> float:
+        """A job's claim, not negative; of two jobs the one with more is served first."""
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """An order that says when a job will probably be served next, for an eviction that moves KV ahead of need."""
+
+    def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
+        """Seconds until each of `jobs` is expected to be served next, `width` at a time; ties are for `rank`."""
+
+    def num_at_first(self, levels: int) -> int:
+        """Live jobs at the first so many levels: what a burst looks like."""
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """An order, or a batching, that learns from answers that came to their end."""
+
+    def finished(self, job: Job) -> None:
+        """An answer ended by itself or at its limit; `end` follows. Not called for a job that ended otherwise."""
+
+
+@runtime_checkable
+class Predicting(Protocol):
+    """An order that ranks by predicted lengths, or would if they were better."""
+
+    @property
+    def trusts_predictions(self) -> bool:
+        """Whether it goes by predicted lengths now; others should not rely on them while it does not."""
+
+
+@runtime_checkable
+class Governing(Predicting, Protocol):
+    """A predicting order that watches how good predictions are."""
+
+    @property
+    def quality(self) -> PredictionQuality:
+        """What it has seen of them: `trusted`, `tau` and `coverage`, None while too little is known."""
+
+
+@runtime_checkable
+class KnowsLate(Order, Protocol):
+    """An order that knows which jobs can still meet their targets, for parts that share out time and memory."""
+
+    @property
+    def trusts_step_times(self) -> bool:
+        """Whether steps take about what is predicted, so that it means something to be on time."""
+
+    def latest_start_s(self, job: Job) -> float:
+        """Until when a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
+
+    def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
+        """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs), without calls."""
+
+    def overdue(self, now_s: float) -> list[Job]:
+        """The job that ranks before those in time, since it has waited too long: one, or none."""
+
+
+_OFFERS: dict[tuple[type, type], bool] = {}
+
+
+def _offers(part: object, ability: Any) -> bool:
+    """`isinstance` for a runtime-checkable protocol, asked once a type: Python 3.11 takes 25 us for it."""
+    asked = (type(part), ability)
+    if asked not in _OFFERS:
+        _OFFERS[asked] = isinstance(part, ability)
+    return _OFFERS[asked]
+
+
+def looks_again(rule: Leaving) -> TypeGuard[SecondLook]:
+    """Whether a rule is a `SecondLook`."""
+    return _offers(rule, SecondLook)
+
+
+def may_rank_nobody(part: object) -> TypeGuard[Indifferent]:
+    """Whether a part is `Indifferent`."""
+    return _offers(part, Indifferent)
+
+
+def values(order: Order) -> TypeGuard[Valued]:
+    """Whether an order is `Valued`."""
+    return _offers(order, Valued)
+
+
+def foresees(order: Order) -> TypeGuard[Foreseeing]:
+    """Whether an order is `Foreseeing`."""
+    return _offers(order, Foreseeing)
+
+
+def learns(part: object) -> TypeGuard[Learning]:
+    """Whether an order, or a batching, is `Learning`."""
+    return _offers(part, Learning)
+
+
+def predicts(order: Order) -> TypeGuard[Predicting]:
+    """Whether an order is `Predicting`."""
+    return _offers(order, Predicting)
+
+
+def knows_late(order: Order) -> TypeGuard[KnowsLate]:
+    """Whether an order is `KnowsLate`."""
+    return _offers(order, KnowsLate)
