@@ -8,6 +8,10 @@ from typing import Any
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.policies.batching.admission import starting
+from headway.policies.batching.decode_first import split_decodes
+from headway.policies.batching.rounds import Round, Rounds
+from headway.policies.batching.step_shapes import shape_of_decodes
 from headway.policies.order.arrival import Arrival
 from headway.policies.protocols import Batching
 
@@ -40,3 +44,9 @@ class Scene:
     def admit(self, plan: StepPlan, *jobs: Job) -> None:
         """Tell the batching that the step admitted these."""
         self.batching.observe(StepOutcome(now_s=0.0, plan=plan, admitted=list(jobs)))
+
+
+def round_of(view: StepView, plan: StepPlan, rounds: Rounds) -> Round:
+    """The decodes of a plan, and its prompts that have begun or have room."""
+    decodes, begun = split_decodes(plan.run)
+    return Round(rounds, shape_of_decodes(decodes, view.tokens_a_decode), [*begun, *starting(view, plan)])

@@ -10,9 +10,9 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.core.view import StepView
 from headway.policies.batching.paced import Paced
 from headway.policies.batching.rounds import Rounds
-from headway.policies.batching.step_length import step_work, tokens_for_first_tokens
+from headway.policies.batching.step_length import tokens_for_first_tokens
 from headway.policies.order.on_time import OnTime
-from tests.policies.batching.scene import Scene
+from tests.policies.batching.scene import Scene, round_of
 from tests.policies.batching.test_short_steps import WithOverhead
 from tests.strategies import decoding, make_job, prefilling
 
@@ -26,7 +26,9 @@ def tokens(*prompts: Job, run: tuple[Job, ...] = (), least: int = 500, budget: i
         now_s=0.0, max_run=256, max_resident=256, total_blocks=8000, free_blocks=4000, waiting=list(prompts)
     )
     plan = StepPlan(run=list(run), admit=list(prompts), token_budget=budget)
-    return tokens_for_first_tokens(Rounds(WithOverhead()), order, view.now_s, step_work(view, plan), least)
+    return tokens_for_first_tokens(
+        round_of(view, plan, Rounds(WithOverhead())), order, view.now_s, budget, least
+    )
 
 
 def prompt(id_: str, due_s: float) -> Job:

@@ -15,9 +15,9 @@ from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.paced import Paced
 from headway.policies.batching.rounds import Rounds
-from headway.policies.batching.step_length import step_work, tokens_worth_a_step
+from headway.policies.batching.step_length import tokens_worth_a_step
 from headway.policies.order.on_time import OnTime
-from tests.policies.batching.scene import Scene
+from tests.policies.batching.scene import Scene, round_of
 from tests.policies.instance import LinearCost
 from tests.strategies import decoding, make_job, prefilling
 
@@ -61,7 +61,8 @@ def most_tokens(
     )
     plan = StepPlan(run=list(run), admit=list(admit), token_budget=token_budget)
     rounds = Rounds(cost or WithOverhead(), graphed_tokens=graphed_tokens)
-    return tokens_worth_a_step(step_work(view, plan), rounds)
+    num_behind = sum(job.prefilling for job in run) + len(waiting)
+    return tokens_worth_a_step(round_of(view, plan, rounds), token_budget, num_behind)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from headway.core.job import Job, has_prompts
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.batching.admission import starts_beside
+from headway.policies.batching.admission import starting, starts_beside
 from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.rounds import (
     Round,
@@ -26,7 +26,7 @@ from headway.policies.batching.rounds import (
     step_of,
     times_as_long,
 )
-from headway.policies.batching.step_length import step_work, tokens_for_first_tokens, tokens_worth_a_step
+from headway.policies.batching.step_length import tokens_for_first_tokens, tokens_worth_a_step
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
     context_tokens,
@@ -40,10 +40,10 @@ from headway.policies.protocols import Order, knows_late
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
-    """The decodes in a hurry, who go on, and the others by rank, of whom the last may pause.
+    """The decodes in a hurry, which go on, and the others by rank, of which the last may pause.
 
-    In a hurry is who has a target between tokens, unless it is at least twice the longest step, and the job ahead of
-    it. `contexts` are the context tokens of those in a hurry with the first 0, 1, 2 ... of the others.
+    A decode is in a hurry if it has a target between tokens, unless that is at least twice the longest step and the
+    job is ahead of it. `contexts` are the context tokens of those in a hurry with the first 0, 1, 2 ... of the others.
     """
 
     hurried: Sequence[Job]
@@ -57,7 +57,7 @@ class Pausing:
 
 
 def pausing(view: StepView, order: Order, decodes: Sequence[Job], longest_s: float) -> Pausing:
-    """Who of these may pause in a step that may take so long. O(decodes), and a ranking of them."""
+    """Which of these may pause in a step that may take so long. O(decodes), and a ranking of them."""
     others = [
         job
         for job in order.rank(decodes, view.now_s)
@@ -80,9 +80,11 @@ _MOST_NEWCOMERS = 4
 
 
 def by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-    """The plan with its prompt tokens given by rank: a step serves who has begun first, so those that rank behind
-    a newcomer get no more than it leaves, and pause if that is nothing; of newcomers count those that start in this
-    step, beside each other. What the prefix cache holds is no work.
+    """The plan with its prompt tokens given by rank.
+
+    A step serves prompts that have begun first, so those that rank behind a newcomer get no more than it leaves, and
+    pause if that is nothing. Newcomers count that start in this step, beside each other. What the prefix cache holds
+    is no work.
     """
     begun = split_decodes(plan.run)[1] if plan.admit else ()
     if not begun:
@@ -273,16 +275,20 @@ class Paced:
         return Rounds(self._cost, starts, view.graphed_tokens)
 
     def _short(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """A step that no target between tokens bounds: of the tokens worth it, but first tokens are to come in time."""
+        """A step that no target between tokens bounds: as many tokens as are worth it, and as first tokens need."""
         if not plan.admit and not (plan.run and plan.run[-1].prefilling):
             return plan  # there are no prompts
-        work = step_work(view, plan)
-        rounds = self._rounds(view, plan, work.decodes, work.prompts)
-        tokens = tokens_worth_a_step(work, rounds) if self.short_steps else work.most_tokens
+        decodes, begun = split_decodes(plan.run)
+        alone = shape_of_decodes(decodes, view.tokens_a_decode)
+        prompts = [*begun, *starting(view, plan)]
+        planned = Round(self._rounds(view, plan, alone, prompts), alone, prompts)
+        tokens = plan.token_budget
+        if self.short_steps:
+            num_behind = len(begun) + len(view.waiting) + len(view.swapped)
+            tokens = tokens_worth_a_step(planned, plan.token_budget, num_behind)
         if tokens < plan.token_budget and knows_late(order):
-            tokens = tokens_for_first_tokens(rounds, order, view.now_s, work, tokens)
-        planned = Round(rounds, work.decodes, work.prompts)
-        tokens -= work.decodes.num_tokens
+            tokens = tokens_for_first_tokens(planned, order, view.now_s, plan.token_budget, tokens)
+        tokens -= alone.num_tokens
         return step_of(view, plan, planned, tokens, self._whose(planned, tokens))
 
     def _whose(self, planned: Round, tokens: int) -> Turn:

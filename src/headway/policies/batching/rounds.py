@@ -45,7 +45,7 @@ class Rounds:
     """Of a step that CUDA graphs hold, at most."""
 
     def seconds(self, decodes: BatchShape, prompts: BatchShape) -> float:
-        """What a round of these takes; 0 while nobody knows."""
+        """What a round of these takes; 0 while that is not known."""
         if not self.apart:
             return self.cost.step_s(together(decodes, prompts))
         return self.cost.step_s(decodes) + self.cost.step_s(prompts)
@@ -56,10 +56,7 @@ class Rounds:
 
 
 def times_as_long(cost: CostModel, decodes: BatchShape, prompts: Sequence[Job]) -> float:
-    """How many times as long one step takes as two, with the least of prompts; 0 where it is not known, or no question.
-
-    Three predictions of a step's time.
-    """
+    """How many times as long one step takes as two, with the least of prompts; 0 if not known, or without either."""
     few = shape_of_prompts(prompts, GRAIN_TOKENS)
     if not decodes.num_jobs or not few.num_jobs:
         return 0.0
@@ -159,8 +156,8 @@ class Turns:
     """Decodes and prompts in one step, or in turn where that is less: prompts first, and then the decodes once.
 
     Which way is less is predicted by what both took before, so the other is tried too: in the 1st, 2nd, 4th, 8th
-    round and so on since the lesser one has changed. Nobody saves up for that: where there is no time for it, decodes
-    have the step. O(1) a step.
+    round and so on since the lesser one has changed. Decodes do not save up for that: where there is no time for it,
+    they have the step. O(1) a step.
     """
 
     def __init__(self) -> None:
@@ -201,7 +198,7 @@ def step_of(view: StepView, plan: StepPlan, planned: Round, tokens: int, turn: T
     decodes, begun = split_decodes(plan.run)
     budget = tokens + planned.decodes.num_tokens
     if turn is Turn.DECODES:
-        if tokens:  # else decodes save up for them, and nobody knows for how long
+        if tokens:  # else decodes save up for them, for an unknown time
             plan.next_up = plan.admit[: view.seats_beside(plan.run)]
         plan.run, plan.admit = decodes, ()
         budget = planned.decodes.num_tokens
@@ -212,22 +209,21 @@ def step_of(view: StepView, plan: StepPlan, planned: Round, tokens: int, turn: T
     return plan
 
 
-_MOST = 2.0
-"""Longest steps that are saved at most, or owed: no stream stalls for more than three, unless the least of a prompt
-takes longer."""
-_WORTH = 1.1
+_MOST_SAVED = 2.0
+"""Longest steps that are saved at most, or owed: no stream stalls for more than three, unless a grain takes longer."""
+_WORTH_SAVING = 1.1
 """Times the prompt tokens a second for which it is worth saving: predictions are wrong by as much."""
-_LESS = 0.98
+_WORTH_AT_ONCE = 0.98
 """Of the time that prompts take if they are cut: what is only as much is no reason for a long step."""
-_MOST_STEPS = 12
+_MOST_SAVING_STEPS = 12
 """That decodes save up for tokens that could come in grains too: meanwhile prompts wait, and the memory for them."""
 
 
 class SavedTime:
-    """Each token of a stream may take the longest step; steps that take less leave the rest, longer ones are paid, or
-    owed where even the least of a prompt takes longer than can be saved.
+    """The time that steps left of what a token of a stream may take, which is the longest step.
 
-    So streams keep their pace in the mean, and nobody starts whom they would not keep it beside. O(1) a step.
+    Longer steps are paid from it, or owed where even the least of a prompt takes longer than can be saved. So streams
+    keep their pace in the mean, and no job starts beside which they would not. O(1) a step.
     """
 
     def __init__(self) -> None:
@@ -240,37 +236,37 @@ class SavedTime:
     def expect(
         self, step_s: float, longest_s: float, *, decodes: bool = True, alone_s: float | None = None
     ) -> None:
-        """The planned step is predicted to take so long, where a token may take `longest_s`; inf where nobody says.
+        """The planned step is predicted to take so long, where a token may take `longest_s`; inf without a target.
 
         Without decodes it is a part of the next, which pays for it: so long more may be spent than was saved.
         `alone_s` is what it takes without its prompts, where it has some: those that do not get through cost nothing.
         """
         self._longest_s = longest_s
-        self._least_s = -_MOST * longest_s if decodes else -inf
+        self._least_s = -_MOST_SAVED * longest_s if decodes else -inf
         self._left_s = (longest_s if decodes else 0.0) - step_s
         self._prompts_s = 0.0 if alone_s is None else step_s - alone_s
 
     def observe(self, *, ran: bool, prompts: bool) -> None:
-        """The planned step is done, with prompts or without; if nobody `ran` there was none."""
+        """The planned step is done, with prompts or without; there was none unless some job `ran`."""
         if self._longest_s == inf:
             self._saved_s = 0.0
         elif ran:
             left_s = self._left_s + (0.0 if prompts else self._prompts_s)
-            self._saved_s = max(self._least_s, min(self._saved_s + left_s, _MOST * self._longest_s))
+            self._saved_s = max(self._least_s, min(self._saved_s + left_s, _MOST_SAVED * self._longest_s))
 
     def afford(self, planned: Round, tokens: int, wanted: int, longest_s: float) -> int:
         """Prompt tokens of this round, where `tokens` keep to the longest step and more are wanted.
 
-        All that are wanted, where that is saved already and no dearer than to cut them; more of them less often, none
-        while decodes save up, if prompts get through sooner so and it is soon saved.
+        All that are wanted, where that is saved already and no dearer than to cut them. More of them less often, and
+        none while decodes save up, if prompts get through sooner so and it is soon saved.
         """
-        most_s = longest_s * (1 + _MOST)
+        most_s = longest_s * (1 + _MOST_SAVED)
         many = planned.most_tokens(max(most_s, planned.seconds(GRAIN_TOKENS)), wanted)
         many_s = planned.seconds(many)
         is_saved = min(many_s, most_s) <= longest_s + self._saved_s
         if not tokens or _gets_more_through(planned, tokens, (many, many_s), longest_s):
             return many if is_saved else 0
-        at_once = is_saved and many >= wanted and many_s <= _LESS * _cut_s(planned, tokens, many)
+        at_once = is_saved and many >= wanted and many_s <= _WORTH_AT_ONCE * _cut_s(planned, tokens, many)
         return many if at_once else tokens
 
 
@@ -291,6 +287,6 @@ def _gets_more_through(planned: Round, tokens: int, many: tuple[int, float], lon
     if decodes_s >= longest_s:
         return False
     saving_steps = max(0.0, more_s - longest_s) / (longest_s - decodes_s)
-    if saving_steps > _MOST_STEPS:
+    if saving_steps > _MOST_SAVING_STEPS:
         return False
-    return more * planned.seconds(tokens) > _WORTH * tokens * (more_s + saving_steps * decodes_s)
+    return more * planned.seconds(tokens) > _WORTH_SAVING * tokens * (more_s + saving_steps * decodes_s)
