@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import Job
-from headway.policies.order.skip_join_mlfq import DEFAULT_STARVE_S, SkipJoinMlfq
+from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 from headway.policies.presets import PRESETS, find_preset
 from headway.sim.limits import EngineLimits
 from tests.policies.contract import Arrival, Workload, drive, from_preset
@@ -74,7 +74,7 @@ class Waits:
         ranked = self.order.rank(list(self.waits), now_s)
         for place, job in enumerate(ranked):
             wait = self.waits[job]
-            starves = now_s - wait.since_s >= DEFAULT_STARVE_S
+            starves = now_s - wait.since_s >= 3.0
             # Who has just stopped may be about to sink.
             stays = now_s > wait.since_s and self.order.level_of(job) == 1
             if wait.ahead_s is None and (starves or stays):
@@ -89,7 +89,7 @@ class Waits:
         """A wait that has lasted until now is within the bound."""
         wait = self.waits[job]
         ahead_s = (wait.ahead_s or 0.0) / self.workload.engine.max_run
-        bound_s = DEFAULT_STARVE_S + STEP_S + ahead_s + self.copies_s
+        bound_s = 3.0 + STEP_S + ahead_s + self.copies_s
         assert now_s - wait.since_s <= bound_s, f"{job!r} has been idle since {wait.since_s} s at {now_s} s"
 
 

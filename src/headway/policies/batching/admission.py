@@ -39,8 +39,7 @@ def ranked_queues(
 ) -> tuple[list[Job], list[Job]]:
     """All swapped jobs, and the first `seats` waiting ones and SCAN_AHEAD more; those leaving left out.
 
-    The most deserving first. O(seats + s log s) with s swapped ones, which host memory bounds, and one
-    `order.top`.
+    The most deserving first. O(seats + s log s) with s swapped ones, which host memory bounds, and one `order.top`.
     """
     if not (view.waiting or view.swapped):
         return [], []

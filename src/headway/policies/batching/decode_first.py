@@ -17,13 +17,12 @@ from headway.policies.protocols import LearnsNothing, Order, Unchanging
 class DecodeFirst(Unchanging, LearnsNothing):
     """Every resident runs, those decoding first; waiting jobs start in rank order with the tokens left.
 
-    Stock vLLM V1 serves residents in the order they were admitted: the one still in prefill is the last,
-    since it took the rest of its step's budget. So residents an order leaves as they are stay as they are,
-    and only a re-ranking has its prefills moved behind the decodes. `token_budget` fixes a smaller budget
-    than the engine's own (Sarathi-Serve, Agrawal et al. 2024, arXiv:2403.02310). With `head_room` a job starts,
-    or comes back from the host, only if all its tokens and that many blocks more fit beside all tokens known of
-    the residents, so that it is not evicted in the next step. O(residents) a step, plus the order's own
-    ranking.
+    Stock vLLM V1 serves residents in the order they were admitted: the one still in prefill is the last, since it took
+    the rest of its step's budget. So residents an order leaves as they are stay as they are, and only a re-ranking has
+    its prefills moved behind the decodes. `token_budget` fixes a smaller budget than the engine's own (Sarathi-Serve,
+    Agrawal et al. 2024, arXiv:2403.02310). With `head_room` a job starts, or comes back from the host, only if all its
+    tokens and that many blocks more fit beside all tokens known of the residents, so that it is not evicted in the
+    next step. O(residents) a step, plus the order's own ranking.
     """
 
     token_budget: int | None = None

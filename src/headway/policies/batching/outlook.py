@@ -54,16 +54,14 @@ class ExpectedTokens:
 class Outlook:
     """Whether a newcomer has room to its end, beside those that rank before it and what the others hold now.
 
-    Asked about newcomers in rank order, with the residents passed on the way. Those that rank before it go
-    first for memory too: each grows by a token a step until it ends, as expected, and gives its memory back. So
-    as long as the newcomer lives, the most is held when it or one that ends before it does: whoever ends no earlier
-    holds what it holds now and as many tokens more as that one was to bring. That is less than room for the whole
-    of every answer, since they do not all end at once; and since the errors of many answers cancel, a confidence of
-    a half goes far. Residents that rank lower may have to make way later: of them only what they hold counts, so
-    that room for their long answers does not keep short ones waiting. Half a block is added for each job, for the
-    one it has begun. O(residents) to make, and O(residents log residents) for a newcomer where memory may be short.
-    Source: the peak of LightLLM's Past-Future scheduler (Gong et al., ASPLOS 2025), with predictions for its
-    history and ranks.
+    It is asked about newcomers in rank order, with the residents passed on the way. Jobs that rank before a newcomer go
+    first for memory too: each grows by a token a step until its expected end, and then frees its memory. So while the
+    newcomer lives, the most is held when it or an earlier job ends: every job that ends no earlier holds what it holds
+    now and as many tokens more as that one was to bring. The errors of many answers cancel, so a confidence of a half
+    goes far. Of residents that rank lower only what they hold counts, since they may have to make way. Half a block is
+    added for each job, for the one it has begun. O(residents) to make, and O(residents log residents) for a newcomer
+    where memory may be short. Source: the peak of LightLLM's Past-Future scheduler (Gong et al., ASPLOS 2025), with
+    predictions for its history and ranks.
     """
 
     def __init__(self, view: StepView, expected: ExpectedTokens) -> None:

@@ -29,7 +29,6 @@ from headway.policies.batching.rounds import (
 from headway.policies.batching.step_length import tokens_for_first_tokens, tokens_worth_a_step
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
-    context_tokens,
     decode_shape,
     left_tokens,
     shape_of_decodes,
@@ -65,7 +64,8 @@ def pausing(view: StepView, order: Order, decodes: Sequence[Job], longest_s: flo
     ]
     patient = set(others)
     hurried = [job for job in decodes if job not in patient]
-    contexts = list(accumulate(map(context_tokens, others), initial=sum(map(context_tokens, hurried))))
+    hurried_tokens = sum(job.num_computed_tokens for job in hurried)
+    contexts = list(accumulate((job.num_computed_tokens for job in others), initial=hurried_tokens))
     return Pausing(hurried, others, contexts, view.tokens_a_decode)
 
 
@@ -125,16 +125,15 @@ _STEADY_STEPS = 64
 class Paced:
     """`top-jobs`, in steps as long as the decodes' tightest target between tokens allows; without one, as is worth it.
 
-    Of a target `share` counts: the rest is for what predictions leave out. That of a late job counts too: somebody
-    reads it. Prompts get the time that is left beside the decodes, by rank, begun or not, so a long one is cut into
-    chunks, stalls nobody, and keeps no short one waiting. With `saving` decodes save up for them where no time is left,
-    or where more of them less often get through sooner and somebody waits for their first tokens (`SavedTime`): streams
-    keep their pace in the mean, and as many start as can. With `turns` decodes and prompts take turns where a step of
-    both takes longer than two (`Turns`). Where the decodes alone would take too long, some pause (`Pausing`).
+    `share` of a target counts; the rest is for what predictions leave out. The target of a late job counts too, since a
+    client reads along. Prompts get the time that is left beside the decodes, by rank, begun or not. A long prompt is
+    thus cut into chunks: it stalls no stream and keeps no short prompt waiting. With `saving` decodes save up for
+    prompts where no time is left, or where more prompt tokens less often get through sooner (`SavedTime`): streams keep
+    their pace in the mean. With `turns` decodes and prompts take turns where a step of both takes longer than two
+    (`Turns`). Where the decodes alone would take too long, some pause (`Pausing`).
 
-    Without such a target a step has as many tokens as hold up those who decode and those who wait the least, with
-    `short_steps` (`tokens_worth_a_step`), and more where first tokens would be late otherwise
-    (`tokens_for_first_tokens`).
+    Without such a target a step has the tokens that minimise total delay, with `short_steps` (`tokens_worth_a_step`),
+    and more where first tokens would be late otherwise (`tokens_for_first_tokens`).
 
     Where predictions are wrong, or no pause helps, a step with a target has SAFE_BUDGET_TOKENS; while steps have no
     predicted time, the engine's own budget. Costs: those of `top-jobs`, O(running), and some twenty predictions of a
@@ -309,7 +308,7 @@ class Paced:
         if longest_s == inf:
             return self._top.next_change_s(view)
         count = len(view.residents)
-        contexts = sum(map(context_tokens, view.residents))
+        contexts = sum(job.num_computed_tokens for job in view.residents)
         last_s = self._cost.step_s(decode_shape(count, contexts + _STEADY_STEPS * count))
         if not 0 < last_s <= longest_s:
             return -inf

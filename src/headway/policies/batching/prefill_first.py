@@ -54,7 +54,10 @@ def prefills_or_decodes(
     if view.defers_prompts:
         prefills = []
     if any(job not in leaving for job in view.swapped):
-        back = [] if prefills else _coming_back(view, order, leaving)
+        back: list[Job] = []
+        if not prefills:
+            swapped, _ = ranked_queues(view, order, leaving, seats=0)
+            back = fitting(view, swapped, view.free_blocks - residents_next_blocks(view))
         return _whole(view, prefills or order.rank(view.residents, view.now_s), back)
     admit = [] if prefills else newcomers(view, order, leaving)
     starts = bool(admit) and (not view.residents or view.admissible(admit[0]))
@@ -64,9 +67,3 @@ def prefills_or_decodes(
 
 def _whole(view: StepView, run: Sequence[Job], admit: Sequence[Job]) -> StepPlan:
     return StepPlan(run=run, admit=admit, token_budget=view.max_tokens, whole_prompts=True)
-
-
-def _coming_back(view: StepView, order: Order, leaving: Collection[Job]) -> list[Job]:
-    room = view.free_blocks - residents_next_blocks(view)
-    swapped, _ = ranked_queues(view, order, leaving, seats=0)
-    return fitting(view, swapped, room)

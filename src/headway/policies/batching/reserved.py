@@ -37,10 +37,9 @@ def _reserved_blocks(view: StepView, job: Job) -> int:
 class RequestLevel(Unchanging):
     """Take up to `batch_size` jobs in rank order and run exactly these until all have ended.
 
-    Members whose prompts did not fit the first step start in the following ones; a member that was
-    preempted re-enters as a member. With `reserve` the batch is cut to what fits with every output at its
-    limit, so no job is preempted. Source: FasterTransformer, as FastServe section 4.7 describes it;
-    Magnus section 2.1.
+    Members whose prompts did not fit the first step start in the following ones; a member that was preempted re-enters
+    as a member. With `reserve` the batch is cut to what fits with every output at its limit, so no job is preempted.
+    Source: FasterTransformer, as FastServe section 4.7 describes it; Magnus section 2.1.
     """
 
     batch_size: int | None = None

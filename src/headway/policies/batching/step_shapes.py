@@ -15,11 +15,6 @@ GRAIN_TOKENS = 16
 holds memory."""
 
 
-def context_tokens(job: Job) -> int:
-    """What a decode reads beside its new token."""
-    return job.num_computed_tokens
-
-
 def decode_shape(count: int, context_tokens: int, each: int = 1) -> BatchShape:
     """A step of so many decodes that read so many tokens' KV beside their new ones: `each` of them, with drafts."""
     tokens = count * each
@@ -40,7 +35,6 @@ def decode_shape(count: int, context_tokens: int, each: int = 1) -> BatchShape:
 
 def shape_of_decodes(decodes: Sequence[Job], each: int = 1) -> BatchShape:
     """A step of these decodes. O(decodes)."""
-    # `context_tokens` spelled out: this runs for every decode of every step.
     return decode_shape(len(decodes), sum([job.num_computed_tokens for job in decodes]), each)
 
 

@@ -22,18 +22,16 @@ _BY_WAIT = WaitedOverLength()
 class SwappedOrWaiting(Drifting, LearnsNothing):
     """A step prefills waiting jobs or decodes with swapped ones back, by the higher mean of waited / length.
 
-    Of either queue the leading jobs that fit the blocks, with one more each to grow into, the batch width and,
-    for whole prompts, the token budget. Nobody is admitted while the residents' own next tokens do not fit
+    Of either queue the leading jobs count that fit the blocks, with one more each to grow into, the batch width and,
+    for whole prompts, the token budget. No job is admitted while the residents' own next tokens do not fit
     or no block is free. An empty list never wins (gap A3), a tie goes to the swapped (A2). A step that starts
     prompts runs no decodes; swapped jobs come back and decode with the residents in one step. An order without
     values of its own ranks within the queues, which are then compared by waited / length. `skip_misfit` passes
-    over who does not fit.
+    over a job that does not fit. A list whose first job is not ready counts as empty: at most two calls of
+    `view.admissible` a step. In an empty engine with neither list ready, the engine decides which waiting job may
+    start. O(residents + seats) a step, and the order's own ranking.
 
-    A list whose first job is not ready counts as empty: at most two calls of `view.admissible` a step. With
-    nobody resident and neither list ready it is left to the engine which waiting job may start. O(residents +
-    seats) a step, and the order's own ranking.
-
-    Nobody waits for ever. (1) Each step that runs brings an output token, or is one of the ceil(length /
+    No job waits for ever. (1) Each step that runs brings an output token, or is one of the ceil(length /
     max_tokens) chunks of a prompt that runs alone and brings one at its end; tokens known are never lost. So jobs
     with p prompt and o output tokens all end within the sum of o x ceil((p + o) / max_tokens) steps that run.
     (2) While waiting jobs keep losing no new ones come in, so those that have started end within that many

@@ -18,27 +18,27 @@ from headway.policies.batching.step_shapes import left_tokens
 from headway.policies.protocols import Order, Unchanging, predicts
 
 MOST_MISFITS = 8
-"""Newcomers that rank high and cannot start, looked at in one step: who comes behind them waits for the next."""
+"""Newcomers that rank high and cannot start, looked at in one step: jobs behind them wait for the next."""
 
 
 @dataclass(slots=True)
 class TopJobs(Unchanging):
     """The first `max_run` jobs of the ranking run, resident or waiting; the other residents pause.
 
-    Preemption at every token: a newcomer that ranks higher takes the place of a running job in the next
-    step, and the job that made way keeps its KV (FastServe section 4.1). Only who would be admitted takes
-    a place, so nobody pauses for a job that has no slot or blocks, is not ready, or stands behind newcomers whose
-    prompts fill the step; at most 8 that cannot start are passed over in a step, and none that lacks blocks. A resident
-    has no place either while its KV is on its way back, or while a step in flight computes all it has: with pipeline
-    stages several steps are under way, each of the highest that are not in another.
+    Preemption at every token: a newcomer that ranks higher takes the place of a running job in the next step, and the
+    job that made way keeps its KV (FastServe section 4.1). Only a job that would be admitted takes a place: none
+    pauses for a job that has no slot or blocks, is not ready, or stands behind newcomers whose prompts fill the step.
+    At most 8 that cannot start are passed over in a step, and none that lacks blocks. A resident has no place either
+    while its KV is on its way back, or while a step in flight computes all it has: with pipeline stages several steps
+    are under way, each of the highest that are not in another.
 
     With `reserve` a job starts only if blocks for its longest possible answer can be set aside, so no KV is ever taken
-    away for another's. With `reserve_confidence` it starts if memory lasts to its end beside those that rank before it,
-    by what answers stay within with that probability (`Outlook`), so KV is seldom taken away; while the order does not
-    trust predictions, nothing is set aside.
+    away. With `reserve_confidence` it starts if memory lasts to its end beside those that rank before it, by what
+    answers stay within with that probability (`Outlook`), so KV is seldom taken away; while the order does not trust
+    predictions, nothing is set aside.
 
-    Costs: O((residents + seats) log) a step, and a memory check for each newcomer that the step has tokens for, with
-    room set aside for each of the top; O(residents) with a ranking of prompts and newcomers alone where there is a
+    Costs: O((residents + seats) log) a step, and a memory check for each newcomer that the step has tokens for, or for
+    each of the top with room set aside; O(residents) with a ranking of prompts and newcomers alone where there is a
     place and a block for every resident, and memory for all to their ends.
     """
 
@@ -74,8 +74,11 @@ class TopJobs(Unchanging):
         ranked = order.rank([*contenders, *queued], view.now_s)
         run, starting = self._top(view, ranked, set(queued), outlook)
         run = [*decodes, *run] if decodes else decodes_first(run)
-        # With room set aside only who has some may start; in an empty engine whoever is ready.
-        others = _others(queued, starting) if outlook is None or not (view.residents or starting) else ()
+        # With room set aside only jobs that have some may start; in an empty engine any that is ready.
+        others: Sequence[Job] = queued if outlook is None or not (view.residents or starting) else ()
+        if starting and others:
+            chosen = set(starting)
+            others = [job for job in others if job not in chosen]
         return StepPlan(
             run=run,
             admit=[*starting, *others] if len(run) < view.max_run else (),
@@ -168,8 +171,3 @@ def _all_served(view: StepView, pending: Sequence[Job], queued: Sequence[Job]) -
     starting = min(view.max_resident - len(view.residents), len(queued))
     most = min(view.max_run - starting, view.max_tokens // view.tokens_a_decode, view.free_blocks)
     return not view.returned and len(pending) <= most
-
-
-def _others(queued: Sequence[Job], starting: Sequence[Job]) -> Sequence[Job]:
-    chosen = set(starting)
-    return [job for job in queued if job not in chosen] if chosen else queued

@@ -151,23 +151,23 @@ _LEAST_SHARE = 8
 class WithinBudgets(LearnsNothing):
     """Every resident that decodes runs; prompts, begun or waiting, get chunks in rank order while budgets last.
 
-    Time: no chunk may make the predicted step longer than the tightest TBT target of those who decode, nor, where
-    somebody decodes, than the job's own; it is halved until it fits, down to an eighth of `token_budget`. With
-    nobody decoding, without targets, or while steps have no predicted time, time is no limit. Memory: a waiting job
-    starts only if all its tokens and a block more fit beside a block for each that decodes and the unfinished rest
-    of every prompt that has begun, as vLLM wants room for a whole sequence before it starts. Tokens: `token_budget`
-    a step. `width`: most residents. What does not fit is passed over; the scan ends when tokens or memory are
-    used up, or after 64 waiting jobs. Residents in mid-prompt that get nothing are paused.
+    Time: no chunk may make the predicted step longer than the tightest TBT target of the decodes, nor, beside a
+    decode, than the job's own; it is halved until it fits, down to an eighth of `token_budget`. Without decodes or
+    targets, or while steps have no predicted time, time is no limit. Memory: a waiting job starts only if all its
+    tokens and a block more fit beside a block for each decode and the unfinished rest of every prompt that has begun,
+    as vLLM wants room for a whole sequence before it starts. Tokens: `token_budget` a step. `width`: most residents. A
+    job that does not fit is passed over; the scan ends when tokens or memory are used up, or after 64 waiting jobs.
+    Residents in mid-prompt that get nothing are paused.
 
-    Nobody is left lying.
+    No job is starved.
     (1) The prompt that has been under way longest gets an eighth of the budget, or what is left of it, in every step,
-    before all others and whatever the time; so k prompts of at most p tokens that hold memory are computed within
-    k x ceil(8 p / token_budget) steps in which those who decode leave that many tokens.
-    (2) So an engine always has something to compute: somebody who decodes, or the oldest prompt, or, if nobody is
-    resident, the first that is ready and fits.
-    (3) A job that has waited longer than `patience_s` is passed over no more, but for one that ranks higher: its own
-    TBT target no longer counts, and while it lacks time or memory nobody that ranks lower starts. Then those
-    resident end one by one, and at last it fits, or is alone.
+    before all others and whatever the time; so k prompts of at most p tokens that hold memory are computed within k x
+    ceil(8 p / token_budget) steps in which the decodes leave that many tokens.
+    (2) So an engine always has something to compute: a decode, or the oldest prompt, or, if it is empty, the first job
+    that is ready and fits.
+    (3) A job that has waited longer than `patience_s` is passed over only for one that ranks higher: its own TBT
+    target no longer counts, and while it lacks time or memory no job that ranks lower starts. Then residents end one
+    by one, and at last it fits, or is alone.
 
     O(residents + m log m) with m prompts looked at, and a prediction for each chunk tried.
     Source: Ascendra Algorithm 1 (Ikram et al. 2025, arXiv:2504.20828), LP instances; spec 3.4.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
@@ -145,31 +145,24 @@ def make_room(
     return replace(plan, run=run, preempt=shortage.preempt, admit=())
 
 
-@dataclass(slots=True)
 class _Shortage:
     """A step's run and preemptions while room is made, and the blocks that are free, coming free and needed."""
 
-    view: StepView
-    plan: StepPlan
-    serial: bool
-    run: list[Job] = field(init=False)
-    demand: dict[Job, int] = field(init=False)
-    preempt: dict[Job, Fate] = field(default_factory=dict)
-    paused: bool = False
-    free: int = field(init=False)
-    coming: int = field(init=False)
-    host: HostRoom = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.run = list(self.plan.run)
+    def __init__(self, view: StepView, plan: StepPlan, *, serial: bool) -> None:
+        self.run = list(plan.run)
+        self.preempt: dict[Job, Fate] = {}
+        self.free = view.free_blocks
+        self.coming = view.blocks_coming_free
+        self._view = view
+        self._plan = plan
+        self._serial = serial
+        self._host = HostRoom(view)
+        self._paused = False
         self._count()
-        self.free = self.view.free_blocks
-        self.coming = self.view.blocks_coming_free
-        self.host = HostRoom(self.view)
 
     def _count(self) -> None:
         # Anew each time: the tokens of a job that leaves go to others, which may open more blocks with them.
-        self.demand = new_blocks(self.view, self.run, self.plan.token_budget, self.plan.chunk_cap)
+        self.demand = new_blocks(self._view, self.run, self._plan.token_budget, self._plan.chunk_cap)
 
     @property
     def needed(self) -> int:
@@ -182,15 +175,15 @@ class _Shortage:
 
         A job that came back from the host may be passed over for want of blocks.
         """
-        return self.paused and not self.coming and all(job in self.view.returned for job in self.run)
+        return self._paused and not self.coming and all(job in self._view.returned for job in self.run)
 
     def evict(self, job: Job, choose: ChooseFate) -> None:
         """Take a job's KV away, unless it is to keep it."""
-        fate = self.host.fate(job, choose)
+        fate = self._host.fate(job, choose)
         if fate is None:
             return
         self.preempt[job] = fate
-        blocks = self.view.blocks(job.num_computed_tokens)
+        blocks = self._view.blocks(job.num_computed_tokens)
         if self._leaves_at_once(job, fate):
             self.free += blocks
         else:
@@ -199,14 +192,14 @@ class _Shortage:
 
     def _leaves_at_once(self, job: Job, fate: Fate) -> bool:
         """Whether no copy holds a victim's blocks: one back to it, or one to the host beside or after a step."""
-        if job in self.view.restoring:
+        if job in self._view.restoring:
             return False
-        copied_in_time = self.serial and not job.num_output_placeholders
-        return fate is Fate.RECOMPUTE or copied_in_time or not self.view.uncopied_blocks(job)
+        copied_in_time = self._serial and not job.num_output_placeholders
+        return fate is Fate.RECOMPUTE or copied_in_time or not self._view.uncopied_blocks(job)
 
     def pause(self, job: Job) -> None:
         """Let a job that needs blocks wait for them."""
-        self.paused = True
+        self._paused = True
         self._leave_run(job)
 
     def _leave_run(self, job: Job) -> None:

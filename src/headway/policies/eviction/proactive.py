@@ -107,22 +107,20 @@ class Exchange:
 class Proactive:
     """The device keeps those who will be served soonest, with room to spare for newcomers.
 
-    Soonest is by the order's own foresight (ENST), or by rank where it has none. Some room is kept idle: blocks
-    and slots for `idle_jobs` (None: a batch), a block each, or for as many jobs of the usual size as stand at the
-    first `burst_levels` levels, up to a batch, whichever is more: where many have come, more will. The paused
-    resident that is served last leaves while that room is lacking. It also leaves while a job that is waiting or on
-    the host does not fit and is served sooner, by more than the copies take; among jobs whose turn is now the rank
-    decides. In steps in which no job leaves, jobs on the host come back, the soonest first. In steps in which none
-    comes either, those that would leave for once more as much idle room are copied beforehand (`offload`), so that
-    leaving is instant.
+    Soonest is by the order's own foresight (ENST), or by rank where it has none. Some room is kept idle: blocks and
+    slots for `idle_jobs` (None: a batch), a block each, or for as many jobs of the usual size as stand at the first
+    `burst_levels` levels, up to a batch, whichever is more: where many have come, more will. The paused resident that
+    is served last leaves while that room is lacking. It also leaves while a job that is waiting or on the host does
+    not fit and is served sooner, by more than the copies take; among jobs whose turn is now the rank decides. In steps
+    in which no job leaves, jobs on the host come back, the soonest first. In steps in which none comes either, those
+    that would leave for once more as much idle room are copied beforehand (`offload`), so that leaving is instant.
 
-    Bounded harm: a job that has lost its KV `max_preemptions` times, or came in the last `min_residency` steps,
-    is left alone. Only paused jobs go ahead of need; a running one goes when blocks run out, the lowest ranked first.
+    Bounded harm: a job that has lost its KV `max_preemptions` times, or came in the last `min_residency` steps, is
+    left alone. Only paused jobs go ahead of need; a running one goes when blocks run out, the lowest ranked first.
     Where the host has no room no job leaves ahead of need, and one that has to leave is recomputed. With `drop` all
     that leave are (the recompute of FastServe's ablation). Without `ahead` no room is kept idle, no job is copied
-    beforehand, and jobs on the host come back by rank (its reactive swapping, with `serial`). `by_rank` takes
-    the rank for foresight, as the released code does. O(residents) while no job can move, else
-    O((residents + swapped) log).
+    beforehand, and jobs on the host come back by rank (its reactive swapping, with `serial`). `by_rank` takes the rank
+    for foresight, as the released code does. O(residents) while no job can move, else O((residents + swapped) log).
     Source: FastServe (Wu et al. 2023) section 4.2, as spec 4.6 resolves it.
     """
 

@@ -66,16 +66,14 @@ class AtRisk:
     Its slack is the time to its first token's deadline less its own predicted prefill. It leaves when that is no more
     than what may pass before it runs elsewhere: the step about to run here, a step of `hp_tokens` that has just begun
     there, and `threshold` x its target for first token, which may be below 0 to wait longer. `hp_tokens` is the token
-    budget of an engine elsewhere. By default it is that of the engine here, since instances launched together have the
-    same; a smaller budget of this instance's own batching does not count. A job whose slack is below 0 is late
-    wherever it goes, and stays; so does one that may not move, has computed something, or has no such target. While
-    steps have no predicted time the threshold alone decides.
+    budget of an engine elsewhere; by default that of the engine here, since instances launched together have the same.
+    A job whose slack is below 0 is late wherever it goes, and stays; so does one that may not move, has computed
+    something, or has no such target. While steps have no predicted time the threshold alone decides.
     The prefill is predicted when the job starts to wait. With `confidence` the two steps and the prefill count with
-    what they stay within with that probability, by the intervals of past predictions, in place of what is likeliest:
-    the less is known, the earlier a job leaves.
+    what they stay within with that probability: the less is known, the earlier a job leaves.
 
-    O(log n + leaving) where everybody has the same target, with O(running) for the step while somebody is watched;
-    with unlike targets also those within the largest threshold seen since nobody was watched are looked at.
+    O(log n + leaving) where all jobs have the same target, with O(running) for the step while any is watched; with
+    unlike targets also those within the largest threshold seen since none was watched are looked at.
     Source: Ascendra (Ikram et al. 2025, arXiv:2504.20828), section on offloading; the formula is spec 3.6.
     """
 

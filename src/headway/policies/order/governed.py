@@ -37,11 +37,6 @@ class Governed:
         least_coverage: float = _RULE.least_coverage,
         trusted_at_first: bool = _RULE.trusted_at_first,
     ) -> None:
-        self.give_way_s = give_way_s
-        self.min_answers = min_answers
-        self.least_tau = least_tau
-        self.least_coverage = least_coverage
-        self.trusted_at_first = trusted_at_first
         self.quality = PredictionQuality(
             TrustRule(
                 min_answers=min_answers,

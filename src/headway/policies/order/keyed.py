@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from headway.core.job import Job
-from headway.policies.order.sorted_index import Index, Key, SortedIndex
+from headway.policies.order.sorted_index import Key, SortedIndex
 from headway.policies.protocols import LearnsNothing, Unchanging
+
+if TYPE_CHECKING:
+    from headway.policies.order.tenants import TenantQueues
 
 
 class KeyedOrder(Unchanging, LearnsNothing, ABC):
     """Ascending `key`; a subclass says only what the key is. top is O(k), rank O(n log n) without calls."""
 
     def __init__(self) -> None:
-        self._index: Index = SortedIndex()
+        self._index: SortedIndex | TenantQueues = SortedIndex()
         self._keys: dict[Job, Key] = {}
 
     def __contains__(self, job: Job) -> bool:

@@ -20,12 +20,12 @@ _RULE = TrustRule()
 class LeastWork(PredictedRemaining):
     """`predicted-remaining` by work for each answer that ends (`GittinsWork`), memory held counted as work.
 
-    While predictions are bad, or there are none, everybody may have any length that answers had of late: who was none
-    of the short sinks as in a feedback queue, who comes near the usual lengths rises again, and long prompts, which
-    are known, wait for short ones. When trust changes every live job is estimated anew, 64 a step; one's own key also
-    grows as it turns out to be none of the short. With jobs of several tenants, the tenant that has had least service
-    comes first (`TenantShares`), and its jobs by least work. Nobody is overtaken for ever, as in
-    `predicted-remaining`. Costs: as there; with several tenants O(k log k) for the top k.
+    While predictions are bad, or absent, every job may have any length that answers had of late. A job that turns out
+    to be none of the short ones sinks as in a feedback queue and rises again near the usual lengths; long prompts,
+    which are known, wait for short ones. When trust changes every live job is estimated anew, 64 a step. With jobs of
+    several tenants, the tenant that has had least service comes first (`TenantShares`), and its jobs by least work. No
+    job is overtaken for ever, as in `predicted-remaining`. Costs: as there; with several tenants O(k log k) for the
+    top k.
     """
 
     uses_prefixes = True
@@ -41,8 +41,6 @@ class LeastWork(PredictedRemaining):
         trusted_at_first: bool = _RULE.trusted_at_first,
     ) -> None:
         super().__init__(cost, give_way_s=give_way_s, memory=memory)
-        self.least_tau = least_tau
-        self.trusted_at_first = trusted_at_first
         self.quality = PredictionQuality(TrustRule(least_tau=least_tau, trusted_at_first=trusted_at_first))
         self.work.believes_predictions = self.quality.trusted
         self.shares = TenantShares()

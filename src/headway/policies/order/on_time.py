@@ -80,29 +80,26 @@ _RULE = TrustRule()
 
 
 class OnTime:
-    """Jobs that can still meet their targets, as many as can be, by latest start; then the rest, by `least-work`.
+    """Two classes: jobs that can still meet their targets, as many as can, then all others by `least-work`.
 
-    Who is late cannot be helped, and who has no target is in no hurry: both wait for those that can be in time, least
-    work first, aged, by the usual length while predictions are bad. Those in time come by latest start, the later the
-    more work their answers are yet, those that have begun above all: of two that may wait as long, the one that makes
-    room sooner goes first (with `by_work`; else by due time). A job that is between tokens and ahead of its schedule
-    may wait as long as it is ahead (with `by_tokens`; else as it will be by the end expected of it); one that fell
-    behind may catch up while it holds memory. One that has none is in no hurry while it is far ahead, and waits with
-    the rest (with `far_ahead`). Where there are several tenants, one that has had more service than another comes as
-    much later among those in time (`TenantShares`), costs as much more where some are given up, and comes after it
-    among the rest.
+    On-time jobs come by latest start, jobs that have begun above all. With `by_work` a job comes later the more work
+    its answer still is, so that of two that may wait as long the one that makes room sooner goes first; else by due
+    time. A job between tokens may wait as long as it is ahead of its schedule (`by_tokens`; else as long as it can
+    catch up by its expected end), and catches up from behind while it holds memory. With `far_ahead` a stream without
+    memory waits with the others while it is far ahead. A tenant that has had more service than another comes as much
+    later among on-time jobs (`TenantShares`), costs as much more in triage, and comes after it among the rest.
 
-    Where not all who wait for their first token can have it in time, those that cost most are given up (`triage`), as
-    if the engine computed prompts one after another for `prompt_share` of its time, and decoded for the rest. What the
-    prefix cache holds of a prompt that waits is neither work nor time to its first token, with `prefixes`.
+    Where not all prompts can have their first token in time, `triage` gives up those that cost most, as if the engine
+    computed prompts one after another for `prompt_share` of its time and decoded for the rest. With `prefixes`, what
+    the prefix cache holds of a waiting prompt is neither work nor time to its first token.
 
     No job waits for ever. Of the jobs that are left out of steps and not in time, the oldest ranks before all others
     once it is `patience_s` old, for at most `overdue_share` of the time (`Overdue`, which has the bound). That holds
-    without targets and with distrusted step times too: then no job is in time.
+    without targets, and while step times are distrusted: then no job is taken to be in time, since no latest start
+    means anything.
 
-    While step times turn out otherwise than predicted, so that no latest start means anything, nobody is taken to be in
-    time. Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking
-    while there are such jobs, and the prediction of two steps' times in every four (`ComparedSteps`).
+    Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking while there
+    are such jobs, and the prediction of two steps' times in every four (`ComparedSteps`).
     """
 
     def __init__(
@@ -127,13 +124,8 @@ class OnTime:
             )
         self._overdue = Overdue(patience_s, overdue_share)
         self.triage = triage
-        self.prompt_share = prompt_share
-        self.give_way_s = give_way_s
-        self.least_tau = least_tau
-        self.trusted_at_first = trusted_at_first
-        self.prefixes = prefixes
+        self.uses_prefixes = prefixes
         self.by_work = by_work
-        self.by_tokens = by_tokens
         self.far_ahead = far_ahead
         self.steps = StepTimeQuality()
         self._compared = ComparedSteps(cost or UnknownCost(), self.steps)
@@ -150,11 +142,6 @@ class OnTime:
         self._steps_to_look = 0
 
     # ---- what is known of predictions ---------------------------------------------------------------
-
-    @property
-    def uses_prefixes(self) -> bool:
-        """Whether what the prefix cache holds of prompts that wait makes a difference."""
-        return self.prefixes
 
     @property
     def trusts_predictions(self) -> bool:

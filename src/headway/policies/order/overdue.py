@@ -18,9 +18,8 @@ _MOST_LOOKED_AT = 128
 class Overdue:
     """The oldest job that is left out and not in time, once it is `patience_s` old: one at a time, for `share` of time.
 
-    A job is left out while the last step had nothing of it: it waits, or is paused. A job that runs needs no rank. Once
-    chosen a job keeps the rank to its end, so that nothing that was displaced for it takes its place again; a job that
-    turns out to be in time gives the rank back.
+    A job is left out while the last step had nothing of it: it waits, or is paused. Once chosen a job keeps the rank to
+    its end, so that nothing that was displaced for it takes its place again, unless it turns out to be in time.
 
     Under overload some job has always waited too long, and to serve it late takes the time of one that could be in
     time. So after each holder's end no job holds the rank until the time from the holder's first step with it to that

@@ -61,25 +61,22 @@ DEFAULT_GIVE_WAY_S = 1000.0
 class PredictedRemaining(KeyedOrder):
     """Smallest arrival + `give_way_s` x remaining work first: shortest remaining time first, aged.
 
-    Work is in times what newcomers bring of late (`UsualWork`), so a job of the usual work gives way to less work that
-    comes up to `give_way_s` later, whatever the traffic and however fast the machine. The time now is the same for all
-    and cancels out, so keys do not drift. With 0 it is first come, first served; with a very large one pure shortest
-    work first.
+    Work is in units of what newcomers bring of late (`UsualWork`): a job of the usual work gives way to less work that
+    comes up to `give_way_s` later, whatever the traffic and the machine. The time now is the same for all and cancels
+    out, so keys do not drift. With 0 the order is first come, first served; with a very large one, shortest work first.
 
-    Nobody is overtaken for ever. A job that waits with the key K = arrival + give_way_s x work is passed only by
-    jobs whose key is smaller. Work is never negative, so whoever comes after K has a larger one: all who pass it
-    arrived before K, within give_way_s x work of its own arrival. They are finitely many, each has its own
-    finite work, and the key of one that waits changes only with the unit of work, which has a least, and with what
-    estimates rest on (`RemainingWork`). The key of a job that runs grows in two cases more: its answer outgrew its
-    prediction, which its limit bounds; or its KV was dropped, by the prefill that has to be done again.
+    No job is overtaken for ever. A waiting job with the key K = arrival + give_way_s x work is passed only by jobs with
+    a smaller key. Work is never negative, so all that pass it arrived before K, within give_way_s x work of its own
+    arrival: finitely many, each of finite work. The key of a waiting job changes only with the unit of work, which has
+    a least, and with what estimates rest on (`RemainingWork`). The key of a running job grows in two cases more: its
+    answer outgrew its prediction, which its limit bounds; or its KV was dropped, by the prefill to be done again.
 
-    Costs: as `KeyedOrder`; an answer's key is taken anew at a few points of its life (`RemainingWork`, with the
-    error), and only if its rank is asked for, so a step that ranks nobody costs nothing: while plans rank all
-    that run, beside the step that brings it on, so that the next plan finds it done. When newcomers bring twice the
-    work, or half, all are sorted anew by the work they were estimated to be, O(live log live), a few microseconds a
-    job, and then estimated anew, 64 a step, as they are when what estimates rest on has changed
-    much. Source: Schrage 1968 for the rule; ageing by arrival as in Kleinrock's delay-dependent priorities, linear in
-    time, so that it cancels.
+    Costs: as `KeyedOrder`. An answer's key is taken anew at a few points of its life (`RemainingWork`, with the error),
+    and only if its rank is asked for; while plans rank all that run, beside the step that brings it on, so that the
+    next plan finds it done. When newcomers bring twice the work, or half, all are sorted anew by the work last
+    estimated, O(live log live), a few microseconds a job, and then estimated anew, 64 a step.
+    Source: Schrage 1968 for the rule; ageing by arrival as in Kleinrock's delay-dependent priorities, linear in time,
+    so that it cancels.
     """
 
     trusts_predictions = True

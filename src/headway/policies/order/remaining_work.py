@@ -87,27 +87,25 @@ class RemainingWork:
 
     Work is the prefill still to compute, by the cost model, and a step's share for each token to come: the median of
     the job's prediction, given what it has produced, up to its limit. A step is shared by the most jobs that shared
-    one of late: who waits does so for the engine at its fullest, be that 8 jobs or 256. A job without a prediction is
-    expected to be as long as the last few hundred answers were (`UsualLength`): its limit would put all who bring no
-    prediction behind all who do. Until the first has finished, its limit stands for it.
+    one of late, since a waiting job waits for the engine at its fullest. A job without a prediction, and every job
+    without `believes_predictions`, is expected to be as long as answers of late (`UsualLength`): its limit would put
+    it behind all with a prediction. Until the first answer has finished, the limit stands for it.
 
-    With `memory` the share of the KV memory that it will hold on average counts too, for as long as it holds it: where
-    memory is short, that is the time for which it keeps the engine from others. So does the memory that a load from a
-    connector's store holds while it lasts; the load itself runs beside the steps and is no work of the engine.
-
-    Without `believes_predictions` every job counts as one without a prediction.
+    With `memory` the share of the KV memory that a job will hold on average counts too, for as long as it holds it:
+    where memory is short, for that time it keeps the engine from others. So does the memory that a load from a
+    connector's store holds while it lasts; the load itself runs beside the steps and is no work.
 
     An estimate holds until the answer has brought a quarter of what was to come, or half as much as it then had,
-    whichever is less; one that has outgrown its prediction, until it has grown by a sixteenth at least; and 8 tokens
-    at least. So a job is estimated O(log length) times in its life, and not at every step. Where intervals are a
-    factor of up to 4 either way, what is kept is at most a third more or a tenth less than a new estimate, and the
-    worth of 8 tokens; of an answer that has outgrown its prediction, at most twice as much, or as little as was
-    expected up to 8 tokens or a quarter of it earlier; for a job in prefill, also the part computed since it was
-    admitted. Who wants to know asks for those that are `outdated` first.
+    whichever is less. If the answer has outgrown its prediction, the estimate holds until it has grown by a sixteenth.
+    Either way it holds for 8 tokens. So a job is estimated O(log length) times in its life. Where intervals are a
+    factor of up to 4 either way, a kept estimate is at most a third more or a tenth less than a new one, and the worth
+    of 8 tokens; of an answer that has outgrown its prediction, at most twice as much, or as little as was expected up
+    to 8 tokens or a quarter of it earlier; of a job in prefill, also the part computed since it was admitted. A caller
+    that needs better asks for the `outdated` first.
 
-    Every estimate rests on the step times, the sharers of a step and the usual length that were known when it was made.
-    After each step these are compared with what they were: once one is 1.5 times as much or as little, as when the
-    step-time model has become ready, all live jobs are estimated anew (`next_in_doubt`), 64 a step.
+    Estimates rest on the step times, the sharers of a step and the usual length known when they were made. Once one of
+    these is 1.5 times as much or as little, as when the step-time model has become ready, all live jobs are estimated
+    anew (`next_in_doubt`), 64 a step.
     """
 
     def __init__(self, cost: CostModel | None = None, *, memory: bool = False) -> None:
@@ -267,15 +265,14 @@ POINTS = 16
 class GittinsWork(RemainingWork):
     """Each job's work by the best moment to give up on it: its expected work until then, over the chance that it ends.
 
-    An answer may have any of the lengths that its prediction leaves open, or that answers had of late, longer than it
-    is. To serve it until it has n tokens takes some work, less where it ends before, and finishes it with some
-    probability; the least work for each that finishes, over all n, is what the job counts for. So one of which many
-    like it end soon goes first, and goes back once it has not been one of them; where lengths are known it is the
-    remaining work. Before anything has ended it is `RemainingWork`.
+    An answer may have any length that its prediction leaves open, or that answers had of late, longer than it is. To
+    serve it until it has n tokens takes some work, less where it ends before, and finishes it with some probability;
+    the least work for each that finishes, over all n, is what the job counts for. So a job of which many like it end
+    soon goes first, and goes back once it has not been one of them; where lengths are known it is the remaining work.
+    Before any answer has ended it is `RemainingWork`.
 
     Ranked by it, mean JCT on one server is the least that can be had without knowing more (Gittins 1989; Aalto, Ayesta
-    and Righter 2009). Here a job's memory counts as work (`memory`), and answers share steps, so it is a
-    rule of thumb; adr/0023 has what it is worth. An estimate is kept as long as `RemainingWork` keeps it: that an
+    and Righter 2009). Here memory counts as work and answers share steps, so it is a rule of thumb (adr/0023). That an
     answer is none of the short may be seen late, by up to a quarter of what was to come. O(POINTS), some 10 us.
     """
 

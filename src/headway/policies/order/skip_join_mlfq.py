@@ -15,9 +15,6 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.order.sorted_index import Key, SortedIndex
 
-DEFAULT_STARVE_S = 3.0
-DEFAULT_LEAST_QUANTUM_S = 0.01
-
 
 class _Move(NamedTuple):
     """Where a job goes: its new place, and how long it may run there."""
@@ -30,21 +27,20 @@ _NOTHING_FORESEEN: tuple[float, dict[Job, _Move]] = (-inf, {})
 
 
 class SkipJoinMlfq:
-    """Lower levels first, and within a level who joined it first. Nobody's length is known or guessed.
+    """Lower levels first, and within a level the job that joined it first. No length is known or guessed.
 
-    Level i has the quantum q_1 x ratio^(i-1), of wall time in which a job runs, whoever runs beside it. q_1 is
-    `quantum_s`, or else the time of a decode step as the cost model knows it, at least `least_quantum_s`. A job
-    joins the first level whose quantum covers its prefill (`skip_join`; else level 1), so that a long prompt does
-    not have to sink through queues it cannot finish an iteration in. Once it has run longer than its quantum it
-    goes to the tail of the queue `demote_levels` lower, or of the first that covers its next iteration, if that is
-    lower still. One that has not run for `starve_s` goes to the tail of level 1, with q_1 or the time of its next
-    iteration to run, whichever is longer. Whoever makes way within its quantum keeps its place and what is left.
-    With `artifact_order` demoted and promoted jobs go to the head, as in the released code.
+    Level i has the quantum q_1 x ratio^(i-1), of wall time in which a job runs, whatever runs beside it. q_1 is
+    `quantum_s`, or else the time of a decode step as the cost model knows it, at least `least_quantum_s`. A job joins
+    the first level whose quantum covers its prefill (`skip_join`; else level 1). Once it has run longer than its
+    quantum it goes to the tail of the queue `demote_levels` lower, or of the first that covers its next iteration, if
+    that is lower still. A job that has not run for `starve_s` goes to the tail of level 1, with q_1 or the time of its
+    next iteration to run, whichever is longer. A job that makes way within its quantum keeps its place and what is
+    left. With `artifact_order` demoted and promoted jobs go to the head, as in the released code.
 
-    Time runs from the start of a job's step to the start of the first step after its output came, so it is known
-    when that one is planned. Until the cost model knows anything, prompts count as short. No job starves in the
-    queues: after `starve_s` it is in level 1, behind those that are there already, each of which leaves it after one
-    allowance of running, and before those that come later. For memory it may wait longer: who runs keeps its KV.
+    Time runs from the start of a job's step to the start of the first step after its output came, so it is known when
+    that one is planned. Until the cost model knows anything, prompts count as short. No job starves in the queues:
+    after `starve_s` it is in level 1, behind jobs each of which leaves it after one allowance of running, and before
+    those that come later. For memory it may wait longer: a running job keeps its KV.
 
     Costs: add, remove, end O(log n); observe O(batch), O(1) while the same jobs run; top O(k) and rank O(n log n),
     with O(m log m) for the m jobs that move at that moment. Source: FastServe (Wu et al. 2023), section 4.1,
@@ -56,9 +52,9 @@ class SkipJoinMlfq:
         cost: CostModel | None = None,
         *,
         quantum_s: float | None = None,
-        least_quantum_s: float = DEFAULT_LEAST_QUANTUM_S,
+        least_quantum_s: float = 0.01,
         ratio: float = 2.0,
-        starve_s: float = DEFAULT_STARVE_S,
+        starve_s: float = 3.0,
         demote_levels: int = 1,
         skip_join: bool = True,
         artifact_order: bool = False,

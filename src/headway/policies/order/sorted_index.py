@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from headway.core.job import Job
 
@@ -19,9 +19,8 @@ _BLOCK = 512
 class SortedIndex:
     """Jobs in ascending key order. Keys must be unique, so they end in (arrival, id) or a serial number.
 
-    Blocks of at most _BLOCK sorted entries. The caller keeps each job's key. insert, remove, holds:
-    O(log n) compares and one memmove within a block; position and slice O(n / _BLOCK) to find the place,
-    then O(k).
+    Blocks of at most _BLOCK sorted entries. The caller keeps each job's key. insert, remove, holds: O(log n) compares
+    and one memmove within a block; position and slice O(n / _BLOCK) to find the place, then O(k).
     """
 
     def __init__(self) -> None:
@@ -148,22 +147,3 @@ class KeyedIndex(SortedIndex):
             return False
         self.remove(job, key)
         return True
-
-
-class Index(Protocol):
-    """An index of waiting jobs by keys that its owner keeps: `SortedIndex`, or one for each tenant."""
-
-    def insert(self, job: Job, key: Key) -> None:
-        """Put a job in its place."""
-
-    def remove(self, job: Job, key: Key) -> None:
-        """Take out a job that is in, under the key it was inserted with."""
-
-    def holds(self, job: Job, key: Key) -> bool:
-        """Whether a job is in under this key."""
-
-    def rekey(self, keys: Mapping[Job, Key]) -> None:
-        """Put all that are in where these keys have them."""
-
-    def slice(self, start: int, stop: int) -> list[Job]:
-        """Jobs `start` to `stop` in order."""

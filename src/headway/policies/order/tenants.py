@@ -19,15 +19,15 @@ _Turn = tuple[int, Key, Job, Iterator[Job]]
 
 
 class TenantShares:
-    """Seconds of service that each tenant with live jobs has had, and whose turn it is.
+    """Seconds of service that each tenant with live jobs has had, and whose turn it is: the least served first.
 
-    Who has had least comes first. A tenant that comes back is taken to have had as much as the least served of those
-    present: being away saves nothing up, and one that has had more than they does not lose that by a moment's absence.
-    So of two tenants that both have jobs waiting, none falls behind the other by more than QUANTUM_S and the service
-    of one batch that has been chosen and not yet counted, however many requests the other sends and however short they
-    are: of n such tenants each gets an n-th of the engine. Memory: tenants with live jobs, and those that would be
-    ahead of them if they came back. Source: the virtual token counter of Sheng et al. (OSDI 2024, Fairness in serving
-    large language models, algorithm 2), in seconds of work in place of weighted tokens.
+    A tenant that comes back is taken to have had as much as the least served of those present: being away saves
+    nothing up, and one that has had more does not lose that by a moment's absence. So of two tenants that both have
+    jobs waiting, none falls behind the other by more than QUANTUM_S and the service of one batch that has been chosen
+    and not yet counted, however many and short the other's requests are: of n such tenants each gets an n-th of the
+    engine. Memory: tenants with live jobs, and those that would be ahead of them if they came back. Source: the virtual
+    token counter of Sheng et al. (OSDI 2024, Fairness in serving large language models, algorithm 2), in seconds of
+    work in place of weighted tokens.
     """
 
     def __init__(self) -> None:

@@ -25,14 +25,13 @@ _MOST_TIMES = 100.0
 class LatestStart:
     """The instant after which a job, served in every step from then on, misses a target.
 
-    Before the first token: the time it is due, less the prefill still to compute, at least a step, less the load of
-    what a connector's store holds of it, and less the step that is under way while it is decided (asynchronous
-    scheduling). After it, with a target for the time
-    between tokens: the time at which its next token is due at that pace, since any may be its last, or the last of
-    those foreseen (`RemainingWork.foreseen_tokens`), less what they take at the pace of the steps of late; so a job
-    that is ahead of its token schedule may wait, by as much as it is ahead. Without `by_tokens` that is until the last
-    chance. With a deadline: that, less all that is still to do, as long as `RemainingWork` expects. The earliest
-    counts. TOO_LATE if a target is missed already, NO_TARGET without one that is still open. O(1).
+    Before the first token: the time it is due, less the prefill still to compute (at least a step), the load of what a
+    connector's store holds of it, and the step that is under way meanwhile (asynchronous scheduling). After it, with a
+    target between tokens: the time at which its next token is due at that pace, since any may be its last, or the last
+    of those foreseen (`RemainingWork.foreseen_tokens`), less what they take at the pace of late steps; so a job that is
+    ahead of its token schedule may wait by as much. Without `by_tokens` that is until the last chance. With a deadline:
+    that, less all that is still to do, as long as `RemainingWork` expects. The earliest counts. TOO_LATE if a target is
+    missed already, NO_TARGET without one that is still open. O(1).
     """
 
     def __init__(self, work: RemainingWork, cost: CostModel | None = None, *, by_tokens: bool = True) -> None:
