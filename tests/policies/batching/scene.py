@@ -7,6 +7,7 @@ from typing import Any
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
+from headway.core.slo import Slo
 from headway.core.view import StepView
 from headway.policies.batching.admission import starting
 from headway.policies.batching.decode_first import split_decodes
@@ -14,6 +15,7 @@ from headway.policies.batching.rounds import Round, Rounds
 from headway.policies.batching.step_shapes import shape_of_decodes
 from headway.policies.order.arrival import Arrival
 from headway.policies.protocols import Batching
+from tests.strategies import decoding
 
 
 class Scene:
@@ -50,3 +52,8 @@ def round_of(view: StepView, plan: StepPlan, rounds: Rounds) -> Round:
     """The decodes of a plan, and its prompts that have begun or have room."""
     decodes, begun = split_decodes(plan.run)
     return Round(rounds, shape_of_decodes(decodes, view.tokens_a_decode), [*begun, *starting(view, plan)])
+
+
+def timed(id_: str, tbt_s: float, **fields: Any) -> Job:
+    """A resident that decodes, with a target."""
+    return decoding(id_, slo=Slo(tbt_s=tbt_s), **{"first_token_s": 0.0, "limit": 500, **fields})

@@ -23,7 +23,7 @@ from headway.policies.leaving.at_risk import expect_step
 from headway.policies.order.keyed import ShortestPrompt
 from headway.policies.order.on_time import OnTime
 from headway.policies.presets import find_preset
-from tests.policies.batching.scene import Scene
+from tests.policies.batching.scene import Scene, timed
 from tests.policies.batching.test_rounds import Graphed, SharedKernel
 from tests.policies.contract import Workload, drive, from_preset, hurried, workloads
 from tests.policies.instance import LinearCost, ReadingCost
@@ -45,11 +45,6 @@ def scene(residents: list[Job], *, settings: dict[str, Any] | None = None, **vie
             **view,
         },
     )
-
-
-def timed(id_: str, tbt_s: float, **fields: Any) -> Job:
-    """A resident that decodes, with a target."""
-    return decoding(id_, slo=Slo(tbt_s=tbt_s), **{"first_token_s": 0.0, "limit": 500, **fields})
 
 
 def test_prompts_get_the_time_that_the_tightest_target_leaves() -> None:

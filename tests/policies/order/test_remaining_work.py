@@ -1,3 +1,5 @@
+"""By hand: a second a token of a prompt (`PerToken`), an eighth of one for each token to come."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,11 +18,76 @@ from headway.policies.order.governed import Governed
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.on_time import OnTime
 from headway.policies.order.predicted_remaining import PredictedRemaining
-from headway.policies.order.remaining_work import ASSUMED_STEP_S, LEAST_STRIDE_TOKENS, RemainingWork
+from headway.policies.order.remaining_work import (
+    ASSUMED_STEP_S,
+    LEAST_STRIDE_TOKENS,
+    GittinsWork,
+    RemainingWork,
+    UsualLength,
+    work_per_end_s,
+)
 from headway.policies.order.response_ratio import Hrrn
 from headway.policies.protocols import Order
 from tests.policies.order.per_token import PerToken, exactly
 from tests.strategies import UNTIMED, decoding, ids, make_job, prefilling
+
+
+def usual_after(*lengths: int) -> LengthEstimate:
+    """What is usual usual_after answers of these lengths."""
+    usual = UsualLength()
+    for tokens in lengths:
+        usual.learn(tokens)
+    assert usual.estimate is not None
+    return usual.estimate
+
+
+def test_nothing_is_usual_before_the_first() -> None:
+    assert UsualLength().estimate is None
+
+
+def test_the_first_few_say_where_and_not_how_far() -> None:
+    first = usual_after(10, 190)
+    assert (first.tokens, first.low_tokens, first.high_tokens) == (100.0, 50.0, 200.0)
+
+
+def test_the_interval_is_as_wide_as_answers_are_unlike() -> None:
+    # Of these one in ten lies below 80 and one in ten above 180: as far apart as 1.5 either way. Their mean is 130.
+    some = usual_after(*[80, 180] * 5)
+    assert (some.low_tokens, some.tokens, some.high_tokens) == pytest.approx((130 / 1.5, 130.0, 130 * 1.5))
+
+
+def test_it_is_never_a_point_and_never_wider_than_three() -> None:
+    assert usual_after(*[50] * 9).high_tokens == pytest.approx(55.0)
+    assert usual_after(*[10, 1000] * 9).high_tokens == pytest.approx(3 * 505.0)
+
+
+def test_the_more_unlike_they_are_the_more_an_old_answer_has_yet_to_bring() -> None:
+    alike, unlike = usual_after(*[505] * 10), usual_after(*[10, 1000] * 5)
+    assert alike.remaining_tokens(500) < unlike.remaining_tokens(500)
+
+
+def test_it_follows_the_traffic() -> None:
+    # The last 400 count: 200 of 1,000 tokens and 200 of 10.
+    assert usual_after(*[1000] * 400, *[10] * 200).tokens == pytest.approx(505.0)
+
+
+def test_which_are_longer_than_so_many_tokens() -> None:
+    usual = UsualLength()
+    for tokens in (30, 10, 20, 40, 50, 0):
+        usual.learn(tokens)
+    assert list(usual.longer_than(0, 9)) == [1, 10, 20, 30, 40, 50]
+    assert list(usual.longer_than(20, 9)) == [30, 40, 50]
+    assert list(usual.longer_than(50, 9)) == []
+    # Three stand for six: the middles of their thirds.
+    assert list(usual.longer_than(0, 3)) == [10, 30, 50]
+
+
+@UNTIMED
+@given(st.lists(st.integers(0, 100_000), min_size=1, max_size=50))
+def test_it_lies_among_what_came_and_inside_its_interval(lengths: list[int]) -> None:
+    usual = usual_after(*lengths)
+    assert max(1, min(lengths)) * 0.999 <= usual.tokens <= max(1, *lengths) * 1.001
+    assert usual.low_tokens < usual.tokens < usual.high_tokens
 
 
 def test_work_is_the_prefill_to_come_and_a_share_of_a_step_for_each_token() -> None:
@@ -217,3 +284,93 @@ def test_a_long_prompt_that_came_before_step_times_were_known_waits_for_a_short_
     cost.token_s = 5e-5
     order.observe(nothing)
     assert ids(order.top(2, 50.0)) == ids(order.rank(jobs, 50.0)) == ["short", "long"]
+
+
+def after(*lengths: int) -> GittinsWork:
+    """What is known after answers of these lengths."""
+    work = GittinsWork(PerToken())
+    for tokens in lengths:
+        work.learn(decoding(output=tokens))
+    return work
+
+
+def test_the_best_moment_to_give_up() -> None:
+    # Until the first: 1 s, and one of two ends. Until the second: 1 s or 10 s, and both end.
+    assert work_per_end_s([1, 10]) == min((1 + 1) / 1, (1 + 10) / 2)
+    # Until 8: two of three end, one after 4 s. That is better than to stop at 4, or to go on to 100.
+    assert work_per_end_s([4, 8, 100]) == (4 + 8 + 8) / 2 < (4 + 4 + 4) / 1 < 112 / 3
+    assert work_per_end_s([7, 7, 7]) == 7
+    # Each has a prompt of 20 s to compute first, whenever one gives up.
+    assert work_per_end_s([21, 30]) == (21 + 30) / 2
+
+
+def test_where_the_length_is_known_it_is_the_remaining_work() -> None:
+    known = GittinsWork(PerToken())
+    for job in (
+        make_job(prompt=5, limit=999, predicted_length=exactly(80)),
+        decoding(prompt=5, output=30, limit=999, predicted_length=exactly(80)),
+    ):
+        # A length that follows no estimate is one of 17: by a 16th more at most, and doubt of a fiftieth.
+        assert known.estimate(job) == pytest.approx(RemainingWork(PerToken()).estimate(job), rel=0.08)
+
+
+def test_who_was_not_one_of_the_short_goes_back() -> None:
+    work = after(*[8] * 6, *[800] * 6)
+    # Six of the twelve, and one that follows none, are longer: 8 tokens are worth trying, 1 s a try, 6 of 13 end.
+    assert work.estimate(make_job(prompt=1, limit=9999)) == pytest.approx(13 / 6)
+    # One that has 8 will have 800 or, one in seven, twice that; best is never to give up.
+    assert work.estimate(decoding(output=8, limit=9999)) == pytest.approx((6 * 792 + 1592) / 8 / 7)
+    # And it comes forward as it gets there: 80 more for six of seven.
+    assert work.estimate(decoding(output=720, limit=9999)) == pytest.approx(80 / 8 * 7 / 6)
+
+
+def test_beyond_all_that_was_seen_as_much_is_expected_again() -> None:
+    # Whether or not it was predicted.
+    for predicted in (None, exactly(20)):
+        far = decoding(output=500, limit=9999, predicted_length=predicted)
+        assert after(*[20] * 9).estimate(far) == pytest.approx(500 / 8, rel=0.2)
+
+
+def test_no_possible_length_is_beyond_the_limit() -> None:
+    work = after(*[100] * 9)
+    assert work.estimate(decoding(output=8, limit=10)) == pytest.approx(2 / 8)
+    assert work.estimate(decoding(output=10, limit=10)) == pytest.approx(1 / 8)
+
+
+def test_before_any_answer_has_ended_the_limit_stands_for_it() -> None:
+    assert after().estimate(make_job(prompt=1, limit=64)) == 8.0
+
+
+@UNTIMED
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=9))
+def test_no_moment_is_better_than_the_one_it_finds(works_s: list[int]) -> None:
+    """Against the definition: expected work until the moment, over the chance that the answer ends by then."""
+
+    def ratio(moment: int) -> float:
+        spent_s = sum(min(work_s, moment) for work_s in works_s) / len(works_s)
+        return spent_s / (sum(work_s <= moment for work_s in works_s) / len(works_s))
+
+    found = work_per_end_s(sorted(works_s))
+    assert found == pytest.approx(min(map(ratio, range(min(works_s), max(works_s) + 1))))
+    assert min(works_s) <= found * (1 + 1e-9)
+    assert found <= sum(works_s) / len(works_s) * (1 + 1e-9)
+
+
+@UNTIMED
+@given(
+    median=st.floats(1, 5_000),
+    factor=st.floats(1, 10),
+    produced=st.integers(0, 20_000),
+    limit=st.integers(1, 20_000),
+)
+def test_work_is_never_nothing_and_never_more_than_the_limit(
+    median: float, factor: float, produced: int, limit: int
+) -> None:
+    produced = min(produced, limit)
+    job = decoding(
+        output=produced,
+        limit=limit,
+        predicted_length=LengthEstimate(median, median / factor, median * factor),
+    )
+    work_s = GittinsWork(PerToken()).estimate(job)
+    assert 0 < work_s <= max(1, limit - produced) / 8 * (1 + 1e-9)

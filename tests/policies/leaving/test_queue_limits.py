@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import Departure
+from headway.core.record import Outcome
+from headway.core.slo import Slo
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.leaving.queue_limits import QueueBound
+from headway.policies.leaving.queue_limits import Expired, OutOfMemory, QueueBound
 from tests.policies.contract import jobs_held_by
+from tests.sim.worlds import moved, preset, request, run, system
 from tests.strategies import UNTIMED, ids, instants, make_job, waiting_jobs
 
 NOW = StepView(now_s=10.0)
@@ -121,3 +125,104 @@ def test_what_stays_is_within_bounds_and_nobody_more_is_shed(
 def _within(jobs: list[Job], limits: tuple[int, int]) -> bool:
     few = len(jobs) <= limits[0]
     return few and (len(jobs) <= 1 or sum(job.num_prompt_tokens for job in jobs) <= limits[1])
+
+
+def watching(*jobs: Job) -> Expired:
+    """The rule with these jobs waiting."""
+    rule = Expired()
+    for job in jobs:
+        rule.add(job)
+    return rule
+
+
+def test_those_past_due_leave_earliest_first() -> None:
+    # At 10 s: a's first token was due at 8, b's answer at 9.5; c is due at 10 exactly and may still make it.
+    jobs = [
+        make_job("b", arrival_s=1.0, slo=Slo(deadline_s=8.5)),
+        make_job("a", arrival_s=3.0, slo=Slo(ttft_s=5, deadline_s=99)),
+        make_job("c", slo=Slo(deadline_s=10)),
+        make_job("d"),
+    ]
+    leaving = watching(*jobs).leave(StepView(now_s=10.0))
+    assert ids(leaving) == ["a", "b"]
+    assert set(leaving.values()) == {Departure.EXPIRED}
+    assert ids(watching(*jobs).leave(StepView(now_s=10.1))) == ["a", "b", "c"]
+
+
+def test_a_job_without_targets_never_leaves() -> None:
+    rule = watching(make_job("plain"), make_job("rate", slo=Slo(tbt_s=0.1)))
+    assert rule.leave(StepView(now_s=1e12)) == {}
+    assert not jobs_held_by(rule)
+
+
+def test_a_job_that_stopped_waiting_does_not_leave() -> None:
+    started, waits, plain = (make_job(name, slo=Slo(ttft_s=1)) for name in ("started", "waits", "plain"))
+    rule = watching(started, waits)
+    rule.remove(started)
+    rule.remove(plain)
+    assert ids(rule.leave(StepView(now_s=5.0))) == ["waits"]
+
+
+def test_a_job_is_watched_under_its_next_target() -> None:
+    # Preempted after its first token, only the deadline at 30 is left to miss.
+    job = make_job(slo=Slo(ttft_s=1, deadline_s=30))
+    rule = watching(job)
+    rule.remove(job)
+    job.num_output_tokens = 1
+    rule.add(job)
+    assert rule.leave(StepView(now_s=30.0)) == {}
+    assert ids(rule.leave(StepView(now_s=31.0))) == ["a"]
+
+
+@UNTIMED
+@given(jobs=waiting_jobs(), now_s=instants)
+def test_exactly_the_overdue_leave(jobs: list[Job], now_s: float) -> None:
+    rule = watching(*jobs)
+    overdue = {job for job in jobs if job.due_s is not None and job.due_s < now_s}
+    assert set(rule.leave(StepView(now_s=now_s))) == overdue
+    for job in jobs:
+        rule.remove(job)
+    assert not jobs_held_by(rule)
+
+
+AT_ONE_S = StepView(now_s=1.0)
+
+
+def test_who_was_preempted_is_handed_back_and_who_only_waits_is_not() -> None:
+    rule = OutOfMemory()
+    for job in (make_job("new"), make_job("lost", num_preemptions=1), make_job("again", num_preemptions=2)):
+        rule.add(job)
+    leaving = rule.leave(AT_ONE_S)
+    assert ids(leaving) == ["lost", "again"]
+    assert set(leaving.values()) == {Departure.HAND_OFF}
+    assert rule.next_change_s(AT_ONE_S) == inf
+
+
+def test_who_was_swapped_out_has_lost_nothing_and_waits() -> None:
+    rule, away = OutOfMemory(), make_job("away", num_preemptions=1)
+    away.state = JobState.SWAPPED
+    rule.add(away)
+    assert rule.leave(AT_ONE_S) == {}
+
+
+def test_who_no_longer_waits_does_not_leave() -> None:
+    rule, new, lost = OutOfMemory(), make_job("new"), make_job("lost", num_preemptions=1)
+    rule.add(new)
+    rule.add(lost)
+    rule.remove(new)
+    rule.remove(lost)
+    assert rule.leave(AT_ONE_S) == {}
+    assert not jobs_held_by(rule)
+
+
+def test_an_engine_that_runs_out_of_memory_hands_back_the_one_it_preempts_by_hand() -> None:
+    # 16 blocks of 4 tokens; each of the two grows to 4 + 36 = 40 tokens, 10 blocks. With 8 blocks each, at 32
+    # tokens, memory is full: the later one goes, its tokens so far with it; the other ends whole.
+    trace = [request("first", 0.0, 4, 36), request("second", 0.0, 4, 36)]
+    records, _ = run(trace, preset("vllm", leaving=("out-of-memory",)), system())
+    assert {id_: record.outcome for id_, record in records.items()} == {
+        "first": Outcome.FINISHED,
+        moved("second"): Outcome.HANDED_OFF,
+    }
+    assert records["first"].output_tokens == 36
+    assert (records[moved("second")].preemptions, records[moved("second")].output_tokens) == (1, 29)

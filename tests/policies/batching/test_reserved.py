@@ -3,15 +3,46 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
 
 from headway.core.job import Job, JobState
+from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.batching.reserved import RequestLevel
+from headway.policies.batching.reserved import IterationLevel, RequestLevel, reservable
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
-from tests.policies.contract import Arrival, Workload, drive, from_preset
+from tests.policies.contract import Arrival, Workload, drive, from_preset, workloads
 from tests.policies.instance import small_engine
-from tests.strategies import ids, make_job
+from tests.strategies import FEW, decoding, ids, make_job, prefilling
+
+
+@pytest.mark.parametrize(
+    ("total_blocks", "expected"),
+    [(6, []), (7, ["a"]), (9, ["a"]), (10, ["a", "b"]), (99, ["a", "b", "c"])],
+)
+def test_the_leading_jobs_that_fit_beside_the_residents(total_blocks: int, expected: list[str]) -> None:
+    # Blocks of 4. The resident's 10 + 6 tokens reserve 4, however few it holds now; a: 5 + 4 tokens: 3;
+    # b: 8 + 4: 3; c: 40 + 1: 11.
+    view = StepView(total_blocks=total_blocks, block_size=4, residents=[decoding("r", limit=6)])
+    sizes = {"a": (5, 4), "b": (8, 4), "c": (40, 1)}
+    jobs = [make_job(name, prompt=prompt, limit=limit) for name, (prompt, limit) in sizes.items()]
+    assert ids(reservable(view, jobs)) == expected
+
+
+def test_progress_changes_no_reservation() -> None:
+    # A preempted job with 5 of its 10 tokens out still ends at 5 + 10: 4 blocks, so 2 more fit into 6.
+    job = make_job("a", prompt=5, limit=10, num_output_tokens=5)
+    two, three = make_job("b", prompt=4, limit=4), make_job("c", prompt=8, limit=4)
+    assert reservable(StepView(total_blocks=6, block_size=4), [job, two]) == [job, two]
+    assert reservable(StepView(total_blocks=6, block_size=4), [job, three]) == [job]
+
+
+def test_a_limit_beyond_the_whole_pool_reserves_all_of_it_and_runs_alone() -> None:
+    # 5 + 100 tokens are 27 blocks, the pool has 6.
+    huge, small = make_job("huge", prompt=5, limit=100), make_job("small", prompt=1, limit=1)
+    view = StepView(total_blocks=6, block_size=4)
+    assert reservable(view, [huge, small]) == [huge]
+    assert reservable(view, [small, huge]) == [small]
 
 
 def start(scene: Scene, *jobs: Job) -> None:
@@ -132,3 +163,64 @@ def test_a_run_by_hand() -> None:
     preset = find_preset("static", batching="request-level:batch_size=2")
     run = drive(from_preset(preset)(workload), workload)
     assert run.ended == [{"a"}, set(), {"b"}, {"c"}]
+
+
+DECODES_ = [decoding("d0"), decoding("d1")]
+
+
+def test_prompts_and_decodes_share_a_step_and_prompts_are_whole() -> None:
+    plan = Scene(IterationLevel(), residents=DECODES_).wait(make_job("w0"), make_job("w1")).plan()
+    assert (ids(plan.run), ids(plan.admit)) == (["d0", "d1"], ["w0", "w1"])
+    assert (plan.whole_prompts, plan.token_budget) == (True, 64)
+
+
+def test_admission_ends_where_the_longest_outputs_would_not_fit() -> None:
+    # 12 blocks of 4. d0 may reach 10 + 6 tokens: 4 blocks. w0: 8 + 8: 4 more. w1: 9 + 8 = 17: 5, one too
+    # many; w2 would fit, but comes after it.
+    jobs = [
+        make_job("w0", prompt=8, limit=8),
+        make_job("w1", prompt=9, limit=8),
+        make_job("w2", prompt=1, limit=1),
+    ]
+    scene = Scene(IterationLevel(), residents=[decoding("d0", limit=6)], total_blocks=12).wait(*jobs)
+    assert ids(scene.plan().admit) == ["w0"]
+    scene.view.total_blocks = 13
+    assert ids(scene.plan().admit) == ["w0", "w1"]
+
+
+def test_a_prompt_longer_than_a_step_pauses_the_batch_and_starts_alone() -> None:
+    scene = Scene(IterationLevel(), residents=DECODES_, max_tokens=8)
+    plan = scene.wait(make_job("long", prompt=9), make_job("w")).plan()
+    assert (ids(plan.run), ids(plan.admit)) == ([], ["long"])
+
+
+def test_a_long_prompt_that_cannot_start_pauses_nobody() -> None:
+    long, short = make_job("long", prompt=9), make_job("short")
+    scene = Scene(IterationLevel(), residents=DECODES_, max_tokens=8).wait(long, short)
+    plan = scene.admissible(lambda job: job is not long).plan()
+    assert (ids(plan.run), ids(plan.admit)) == (["d0", "d1"], ["long", "short"])
+
+
+def test_a_prompt_of_exactly_one_step_is_not_long() -> None:
+    plan = Scene(IterationLevel(), residents=DECODES_, max_tokens=8).wait(make_job("w", prompt=8)).plan()
+    assert (ids(plan.run), ids(plan.admit)) == (["d0", "d1"], ["w"])
+
+
+def test_the_batch_waits_until_a_long_prompt_is_computed() -> None:
+    residents = [*DECODES_, prefilling("long", prompt=20, computed=8)]
+    plan = Scene(IterationLevel(), residents=residents, max_tokens=8).wait(make_job("w")).plan()
+    assert (ids(plan.run), list(plan.admit)) == (["long"], [])
+
+
+@pytest.mark.parametrize("batching", ["iteration-level", "request-level"])
+@FEW
+@given(workload=workloads())
+def test_reservations_fit_the_pool_so_nobody_is_ever_preempted(batching: str, workload: Workload) -> None:
+    policy = from_preset(find_preset("orca", batching=batching))(workload)
+    run = drive(policy, workload)
+    view = run.instance.view()
+    for outcome in run.instance.outcomes:
+        assert not outcome.preempted
+        batch = {*outcome.plan.run, *outcome.admitted}
+        reserved = sum(view.blocks(job.num_prompt_tokens + job.max_output_tokens) for job in batch)
+        assert reserved <= view.total_blocks
