@@ -139,13 +139,10 @@ class Policy:
     def same_plan_until_s(self, view: StepView) -> float:
         """As `next_change_s`, where the order follows every step: ranks may change if no part goes by them."""
         changing: list[Changing] = [*self.leaving, self.batching, self.eviction]
-        if not self._ranks_nobody(view):
+        ranking: tuple[object, ...] = (self.batching, self.eviction)
+        if not all(may_rank_nobody(part) and part.ranks_nobody(view) for part in ranking):
             changing.append(self.order)
         return min(_change_s(part, view) for part in changing)
-
-    def _ranks_nobody(self, view: StepView) -> bool:
-        parts: tuple[object, ...] = (self.batching, self.eviction)
-        return all(may_rank_nobody(part) and part.ranks_nobody(view) for part in parts)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Follow a step that was filled: which jobs were admitted, which lost their KV; then let the parts learn."""

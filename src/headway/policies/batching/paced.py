@@ -205,13 +205,13 @@ class Paced:
         longest_s, decodes_s = within_s
         decodes, prompts = split_decodes(plan.run)
         found = pausing(view, order, decodes, longest_s)
-        # Somebody decodes: prompts in time may have no room, and then nobody would run.
+        # At least one decode: prompts in time may have no room, and then no job would run.
         least = 0 if found.hurried else 1
         least_s = self._cost.step_s(found.shape(least))
         if least_s > longest_s / self.share or (
             least_s > decodes_s and _with_room(view, in_time) > len(found.hurried)
         ):
-            # Nobody's pause would help: such a target is not kept by starving the others, nor by more being late.
+            # No pause would help: such a target is not kept by starving the others, nor by more being late.
             return _safely(plan, len(decodes) * view.tokens_a_decode)
         going_on = max(
             least,
@@ -316,12 +316,12 @@ class Paced:
         return min(view.now_s + _STEADY_STEPS * first_s / 2, self._top.next_change_s(view))
 
     def _longest_s(self, view: StepView, decodes: Sequence[Job]) -> float:
-        """What a step with these may take; inf where nobody has a target between tokens."""
+        """What a step with these may take; inf where none has a target between tokens."""
         tightest_s = min([job.slo.tbt_s or inf for job in decodes], default=inf)
         return self.share * tightest_s * view.decoded_tokens
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """As `top-jobs`, which decides unless somebody has a target between tokens."""
+        """As `top-jobs`, which decides unless a job has a target between tokens."""
         return self._top.ranks_nobody(view)
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -337,7 +337,7 @@ def _prompts(view: StepView, plan: StepPlan) -> list[Job]:
 
 
 def _waited_for(view: StepView, order: Order, prompts: Sequence[Job]) -> int:
-    """Tokens of those prompts whose first token somebody waits for and can have in time. O(prompts)."""
+    """Tokens of those prompts that have a target for their first token and can meet it. O(prompts)."""
     if not knows_late(order):
         return 0
     in_time = order.on_time(prompts, view.now_s)

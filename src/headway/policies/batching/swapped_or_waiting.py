@@ -90,5 +90,5 @@ def _whole_prompts(queued: Sequence[Job], token_budget: int, *, skip_misfit: boo
 
 
 def _mean(value: Callable[[Job, float], float], queued: Sequence[Job], now_s: float) -> float:
-    """-inf for nobody."""
+    """The mean value of these, -inf if there are none."""
     return sum(value(job, now_s) for job in queued) / len(queued) if queued else -inf

@@ -1,4 +1,4 @@
-"""The most deserving jobs run, whoever they are."""
+"""The most deserving jobs run, resident or not."""
 
 from __future__ import annotations
 
@@ -132,12 +132,12 @@ class TopJobs(Unchanging):
                     room -= needed
                     unfilled -= left_tokens(job)
                 else:
-                    # Past one that lacks blocks nobody starts: small ones that keep coming would starve it.
+                    # Past a job that lacks blocks none starts: small ones that keep coming would starve it.
                     misfits = misfits + 1 if has_room else MOST_MISFITS
         return run, starting
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """While all residents decode and are served, and nobody is queued. O(residents)."""
+        """While all residents decode and are served, and no job is queued. O(residents)."""
         return not (view.waiting or view.swapped) and _all_run_on(view, view.residents)
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -167,7 +167,7 @@ def _all_run_on(view: StepView, pending: Sequence[Job]) -> bool:
 
 
 def _all_served(view: StepView, pending: Sequence[Job], queued: Sequence[Job]) -> bool:
-    """Whether each of these residents has a seat, its tokens and a block, whoever of the queued starts."""
+    """Whether each of these residents has a seat, its tokens and a block, whichever queued jobs start."""
     starting = min(view.max_resident - len(view.residents), len(queued))
     most = min(view.max_run - starting, view.max_tokens // view.tokens_a_decode, view.free_blocks)
     return not view.returned and len(pending) <= most

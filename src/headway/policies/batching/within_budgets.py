@@ -41,7 +41,7 @@ class StepBudgets:
 
     @property
     def used_up(self) -> bool:
-        """Whether nobody can be given more."""
+        """Whether no job can be given more."""
         return self.tokens <= 0 or self.blocks < 0
 
     def serve_oldest(self) -> None:
@@ -241,6 +241,6 @@ class WithinBudgets(LearnsNothing):
         return False
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known while somebody waits who could have a seat: what steps take changes with every token."""
+        """Not known while a waiting job could have a seat: what steps take changes with every token."""
         waits = bool(view.waiting or view.swapped)
         return -inf if waits and self._seats(view) > 0 else inf

@@ -26,9 +26,9 @@ class ExpectedStep:
 
 
 def expect_step(view: StepView, plan: StepPlan) -> ExpectedStep:
-    """The plan filled as `core.fill` would, were there blocks for all and everybody ready. O(run + started).
+    """The plan filled as `core.fill` would, were there blocks for all and every job ready. O(run + started).
 
-    A decode is taken to compute all the drafts that it may; who is on the way back from the host computes nothing.
+    A decode is taken to compute all the drafts that it may; a job on the way back from the host computes nothing.
     """
     step = ExpectedStep()
     budget = plan.token_budget
@@ -113,20 +113,21 @@ class AtRisk:
             self._widest_margin_s = 0.0
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
-        """Nobody before it is known who starts in this step."""
+        """None before it is known which jobs start in this step."""
         return {}
 
     def leave_unserved(self, view: StepView, plan: StepPlan) -> Mapping[Job, Departure]:
-        """Those for whom the step after this one might be too late, and who do not start in this one.
+        """Jobs that do not start in this step, and for which the next might be too late.
 
-        Who is sure to start in that one leaves only if even then it would be late.
+        A job that is sure to start in that one leaves only if even then it would be late.
         """
         on_time = self._by_latest_start.position((view.now_s,))
         if on_time == len(self._by_latest_start):
             return {}
         step = expect_step(view, plan)
         next_s = view.now_s + self._step_s(step.shape)
-        elsewhere_s = next_s + self._wait_elsewhere_s(view)
+        # A step of the longest kind may have begun there just before.
+        elsewhere_s = next_s + self._prefill_s(self.hp_tokens or view.max_tokens)
         staying = {*step.starting, *(job for job in plan.next_up if self._starts_by(job, next_s))}
         until = self._by_latest_start.position((elsewhere_s + self._widest_margin_s, inf))
         return {
@@ -138,10 +139,6 @@ class AtRisk:
     def _starts_by(self, job: Job, instant_s: float) -> bool:
         key = self._by_latest_start.keys.get(job)
         return key is not None and key[0] >= instant_s
-
-    def _wait_elsewhere_s(self, view: StepView) -> float:
-        """The longest step there, which may have begun just before."""
-        return self._prefill_s(self.hp_tokens or view.max_tokens)
 
     def _prefill_s(self, num_tokens: int) -> float:
         if self.confidence is None:
@@ -160,6 +157,6 @@ class AtRisk:
         return self.threshold * job.slo.ttft_s
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known while somebody could still be in time elsewhere: it hangs on what the next step takes."""
+        """Not known while a job could still be in time elsewhere: it depends on what the next step takes."""
         on_time = self._by_latest_start.position((view.now_s,))
         return inf if on_time == len(self._by_latest_start) else -inf

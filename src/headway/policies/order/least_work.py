@@ -52,8 +52,6 @@ class LeastWork(PredictedRemaining):
         """Whether predictions rank now."""
         return self.quality.trusted
 
-    # ---- tenants ------------------------------------------------------------------------------------
-
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
         if job not in self:
@@ -62,7 +60,7 @@ class LeastWork(PredictedRemaining):
 
     def _come(self, job: Job) -> None:
         if not (self.shares.several or self.shares.present(job.tenant)):
-            # The second tenant: what the first brought alone, which nobody counted, is not held against it.
+            # The second tenant: what the first had alone, uncounted until now, is not held against it.
             grown = [one for one, counted in self._counted_tokens.items() if one.num_output_tokens > counted]
             for live in grown:
                 self._count(live)
@@ -116,8 +114,6 @@ class LeastWork(PredictedRemaining):
         keys, quantum = self._keys, self.shares.quantum
         by_turn = sorted(queues.values(), key=lambda queue: (quantum(queue[0].tenant), keys[queue[0]]))
         return list(self.shares.in_turn(by_turn, keys.__getitem__, self.work.of))
-
-    # ---- lengths ------------------------------------------------------------------------------------
 
     def finished(self, job: Job) -> None:
         """Compare a finished answer with what was predicted of it; perhaps change over."""

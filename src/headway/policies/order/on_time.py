@@ -28,10 +28,10 @@ _LAST_STEPS = 64
 class ComparedSteps:
     """Tells `quality` what a step took, and what was predicted of it: of two in a row, the first of every four.
 
-    With asynchronous scheduling the time between two plans is that of the step before. Where steps differ much, since
-    decodes and prompts take turns, or save up for each other, that would be another's: so the time after two steps is
-    held against the prediction of one of them, the nearer. O(jobs of the step) for these two, else O(1); a step told by
-    the same mapping as the one before is not predicted anew.
+    With asynchronous scheduling the time between two plans is that of the step before, which differs much where decodes
+    and prompts take turns. So the time after two steps is held against the prediction of one of them, the nearer.
+    O(jobs of the step) for these two, else O(1); a step told by the same mapping as the one before is not predicted
+    anew.
     """
 
     def __init__(self, cost: CostModel, quality: StepTimeQuality) -> None:
@@ -44,7 +44,7 @@ class ComparedSteps:
         self._lasts_until = 0
 
     def observe(self, outcome: StepOutcome, step_s: float) -> None:
-        """A step was filled, `step_s` after the one before it; 0 if nobody knows, and then nothing is compared."""
+        """A step was filled, `step_s` after the one before it; with 0, not known, nothing is compared."""
         turn = self._num_seen % _EVERY
         self._num_seen += 1
         if turn == 0:
@@ -52,7 +52,7 @@ class ComparedSteps:
         if turn <= 1 and outcome.tokens:
             self._predicted_s.append(self._predicted(outcome.tokens))
         elif turn == 2 and step_s and self._predicted_s and all(self._predicted_s):
-            nearer_s = min(self._predicted_s, key=lambda each_s: _times_apart(each_s, step_s))
+            nearer_s = min(self._predicted_s, key=lambda each_s: max(each_s / step_s, step_s / each_s))
             self._quality.observe(nearer_s, step_s)
 
     def forget(self, job: Job) -> None:
@@ -67,15 +67,11 @@ class ComparedSteps:
         return self._step_s
 
 
-def _times_apart(one: float, other: float) -> float:
-    return max(one / other, other / one)
-
-
 MOST_WEIGHED = 128
-"""Jobs on time that are weighed against each other, the first by latest start; who comes behind them is not urgent."""
+"""Jobs on time that are weighed against each other, the first by latest start; those behind them are not urgent."""
 _LOOKED_STEPS = 8
-"""So many steps after a plan has asked of all who run, what they outdate is taken anew beside the step: plans that
-ask of all come every few steps, and what has piled up until then would hold them up."""
+"""For so many steps after a plan has asked of all running jobs, outdated ranks are taken anew beside the step: plans
+that ask of all come every few steps, and what piles up until then would hold them up."""
 _RULE = TrustRule()
 
 
@@ -213,7 +209,7 @@ class OnTime:
 
     @property
     def _goes_by_targets(self) -> bool:
-        """Whether anybody has a target, and it means something to be in time."""
+        """Whether any job has a target, and it means something to be in time."""
         return bool(self._times) and self.steps.trusted
 
     def top(self, k: int, now_s: float) -> list[Job]:
@@ -269,7 +265,7 @@ class OnTime:
         return found
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
-        """Those of `on_time` that are served before the rest, in turn: all but who is given up."""
+        """Those of `on_time` that are served before the rest, in turn: all but those given up."""
         kept = self._times.hurried(on_time, now_s) if self.far_ahead else self._times.candidates(on_time)
         lead_s = self._leads_s(kept)
         kept.sort()

@@ -23,8 +23,8 @@ _CHANGED = 2.0
 class UsualWork:
     """A unit of work: about the mean of what newcomers of late were estimated to bring; those long ago fade.
 
-    It changes in steps, so that what was measured by it can be measured anew. Those that come between two steps count
-    alike, whoever came first. O(1) a job.
+    It changes in steps, so that what was measured by it can be measured anew. Newcomers between two steps count alike,
+    in any order. O(1) a job.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class PredictedRemaining(KeyedOrder):
             self.renewed = [one for one in self.renewed if one is not job]
 
     def finished(self, job: Job) -> None:
-        """Learn how long answers are that nobody predicts."""
+        """Learn how long answers without a prediction are."""
         self.work.learn(job)
 
     def touch(self, job: Job) -> None:

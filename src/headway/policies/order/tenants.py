@@ -11,8 +11,8 @@ from headway.core.job import Job
 from headway.policies.order.sorted_index import Key, SortedIndex
 
 QUANTUM_S = 1.0
-"""Seconds of service by which tenants may differ before it is anybody's turn: else they would change places at every
-token, and all be slowed down."""
+"""Seconds of service by which tenants may differ before the turn changes: else they would change places at every token,
+and all be slowed down."""
 
 _Turn = tuple[int, Key, Job, Iterator[Job]]
 """Quanta that a job's tenant has had, the job's key, which no other has, the job, and those behind it."""
@@ -78,7 +78,7 @@ class TenantShares:
     def _least_s(self) -> float:
         """What the least served of those present has had; forgets those away that have not had more. O(1), amortized.
 
-        Everybody known has an entry, which may be out of date: nobody has ever had less than it says.
+        Every known tenant has an entry, which may be out of date: no tenant has ever had less than it says.
         """
         ascending = self._ascending
         while ascending:

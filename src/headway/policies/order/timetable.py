@@ -160,12 +160,12 @@ class Candidate(NamedTuple):
 
 
 def given_up(candidates: Sequence[Candidate], now_s: float) -> set[Job]:
-    """Whom to give up so that the others are all served in time, one after another by due time.
+    """The jobs to give up so that all others are served in time, one after another by due time.
 
-    `candidates` come by due time. Where one would be late, the one that costs most among it and those kept before it is
-    given up, the last of equals, if that lets it be in time; else it is given up itself. If costs are services
-    this is Moore and Hodgson's rule, and nobody could have more of them in time; with costs of their own it gives
-    up the jobs that free most for those that come later. O(n log n); O(n) where all can be in time.
+    `candidates` come by due time. Where one would be late, the one that costs most among it and those kept before it
+    is given up, the last of equals, if that lets it be in time; else it is given up itself. If costs are services this
+    is Moore and Hodgson's rule, and no rule has more of them in time; with costs of their own it gives up the jobs that
+    free most for those that come later. O(n log n); O(n) where all can be in time.
     Source: Moore 1968, An n job, one machine sequencing algorithm for minimizing the number of late jobs.
     """
     if _all_in_time(candidates, now_s):
@@ -214,7 +214,7 @@ class Timetable:
     A job that waits is late from its latest start on. One that holds memory may still catch up with its pace, until its
     last chance (`LatestStart.last_chance_s`): each token that it has brought since that was taken leaves one less to
     come, so it may go on a step later. A prompt is computed for `prompt_share` of the time; what is decoded, in steps
-    as they are of late. True while anybody has a target. Costs: an insertion for each job that waits and has a target,
+    as they are of late. True while any job has a target. Costs: an insertion for each job that waits and has a target,
     whenever its latest start is taken anew.
     """
 
@@ -234,8 +234,6 @@ class Timetable:
 
     def __bool__(self) -> bool:
         return bool(self._latest_s)
-
-    # ---- jobs that come, change and go --------------------------------------------------------------
 
     def add(self, job: Job) -> None:
         """A job starts to wait."""
@@ -290,7 +288,7 @@ class Timetable:
         return (self._latest_s[job], job.arrival_s, job.id)
 
     def observe(self, outcome: StepOutcome) -> float:
-        """Learn from a step how long they take; returns the seconds, 0 if nobody knows."""
+        """Learn from a step how long they take; returns the seconds, 0 if not known."""
         return self._latest.observe(outcome)
 
     def renew_after(self, outcome: StepOutcome) -> None:
@@ -302,7 +300,7 @@ class Timetable:
         """
         if not self._latest_s:
             return
-        if outcome.num_tokens > len(outcome.tokens):  # else nobody has more than the token of a decode
+        if outcome.num_tokens > len(outcome.tokens):  # else no job has more than the token of a decode
             granted = outcome.tokens.items()
             self.renew([job for job, tokens in granted if tokens > 1 and not is_decode(job, tokens)])
         if self._deadlines:
@@ -313,8 +311,6 @@ class Timetable:
         for job in turn:
             self._deadlines[job] = self._deadlines.pop(job)
         return turn
-
-    # ---- what it says -------------------------------------------------------------------------------
 
     def waits(self, job: Job) -> bool:
         """Whether a job waits, with a target or without."""
