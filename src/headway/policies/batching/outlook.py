@@ -44,7 +44,7 @@ class ExpectedTokens:
         return 0.0 if estimate is None else min(job.max_output_tokens, estimate.at(self.confidence))
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Follow who is resident. O(residents)."""
+        """Follow which jobs are resident. O(residents)."""
         for job in [job for job in self._within if job.state is not JobState.RESIDENT]:
             del self._within[job]
         for job in outcome.admitted:
@@ -115,7 +115,7 @@ class Outlook:
         self._ends.sort()
 
     def _endings(self, jobs: Sequence[Job]) -> list[tuple[float, float]]:
-        """(minus the tokens to come, tokens held now) of each: who ends last sorts first."""
+        """(minus the tokens to come, tokens held now) of each: the last to end sorts first."""
         to_come = self._expected.to_come(self._view, jobs)
         return [(-tokens, self._held(job)) for job, tokens in zip(jobs, to_come, strict=True)]
 

@@ -119,7 +119,7 @@ SAFE_BUDGET_TOKENS = 512
 _PROMPTS_SHARE = 0.3
 """Of the longest step, kept from decodes that can wait for prompts in time or that have begun."""
 _STEADY_STEPS = 64
-"""Steps that are looked ahead for whether those who decode stay within the target between tokens."""
+"""Steps that are looked ahead for whether decodes stay within the target between tokens."""
 
 
 class Paced:

@@ -11,8 +11,7 @@ from headway.core.fill import uncomputed_tokens
 from headway.core.job import Job
 
 GRAIN_TOKENS = 16
-"""Prompt tokens that a step has room for are found to this grain, and so many always go through: who has begun
-holds memory."""
+"""Prompt tokens that fit a step are found to this grain; so many always go through, since begun prompts hold memory."""
 
 
 def decode_shape(count: int, context_tokens: int, each: int = 1) -> BatchShape:

@@ -58,7 +58,7 @@ class SwappedOrWaiting(Drifting, LearnsNothing):
     def _lists(
         self, view: StepView, order: Order, leaving: Collection[Job]
     ) -> tuple[Sequence[Job], Sequence[Job]]:
-        """Who could come back and who could start, as many as possible of each."""
+        """The jobs that could come back, and those that could start, as many as possible of each."""
         room = view.free_blocks - residents_next_blocks(view)
         if not view.seats or not view.free_blocks or room < 0:
             return (), ()

@@ -86,7 +86,7 @@ class TopJobs(Unchanging):
         )
 
     def _queued(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
-        """The first of those who are not resident, for every slot and place: who runs now may have to make way."""
+        """The first queued jobs, for every slot and place: running jobs may have to make way."""
         slots = view.max_resident - len(view.residents)
         first = first_queued(view, order, leaving, min(view.max_run, slots))
         return reservable(view, first) if first and self.reserve else first
@@ -105,7 +105,7 @@ class TopJobs(Unchanging):
         newcomers: Collection[Job],
         outlook: Outlook | None,
     ) -> tuple[Sequence[Job], list[Job]]:
-        """Who of `ranked` runs on, and who starts: together the first `max_run` of those who can."""
+        """Which of `ranked` run on, and which start: together the first `max_run` of those that can."""
         run: list[Job] = []
         starting: list[Job] = []
         room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
@@ -141,7 +141,7 @@ class TopJobs(Unchanging):
         return not (view.waiting or view.swapped) and _all_run_on(view, view.residents)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn, but for whom room is set aside."""
+        """Nothing to learn, but which jobs room is set aside for."""
         if self._expected is not None:
             self._expected.observe(outcome)
 

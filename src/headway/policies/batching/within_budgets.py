@@ -20,10 +20,10 @@ from headway.policies.protocols import LearnsNothing, Order
 
 @dataclass(slots=True, kw_only=True)
 class StepBudgets:
-    """A step being put together: who decodes, who is in mid-prompt, what each prompt gets, and what is left.
+    """A step being put together: its decodes, the prompts that have begun, what each prompt gets, and what is left.
 
     `blocks` is what newcomers may take, below 0 if those resident already may lack some; `longest_s` the tightest
-    target of those who decode. `least_tokens` is the least a prompt gets unless it lacks less.
+    target of the decodes. `least_tokens` is the least a prompt gets unless it lacks less.
     """
 
     view: StepView
@@ -71,7 +71,7 @@ class StepBudgets:
         self._grant(job, chunk)
 
     def caps(self) -> dict[Job, int]:
-        """What was granted to those who lack more than that."""
+        """What was granted to jobs that lack more than that."""
         return {job: tokens for job, tokens in self.granted.items() if tokens < uncomputed_tokens(job)}
 
     def _fitting_chunk(self, job: Job, lacking: int, own_s: float) -> int:
@@ -112,7 +112,7 @@ class StepBudgets:
 def begin_step(view: StepView, cost: CostModel, token_budget: int, *, least_tokens: int) -> StepBudgets:
     """A step with all that decode in it, and room kept for each to grow and each begun prompt to end. O(residents).
 
-    One whose KV is on its way back from the host gets no tokens and counts with those who decode.
+    A job whose KV is on its way back from the host gets no tokens and counts as a decode.
     """
     step = StepBudgets(view=view, cost=cost, tokens=token_budget, least_tokens=least_tokens)
     context = unfinished_blocks = 0

@@ -33,7 +33,7 @@ Worth = Callable[[NextService, NextService], bool]
 
 
 @dataclass(slots=True)
-class Exchange:
+class KvMoves:
     """Settles which jobs leave and which come back in one step; none comes back in a step in which one leaves.
 
     `last` are the residents that may leave, the soonest served first; they leave from the end. `idle` is kept
@@ -105,7 +105,7 @@ class Exchange:
 
 
 class Proactive:
-    """The device keeps those who will be served soonest, with room to spare for newcomers.
+    """The device keeps the jobs that will be served soonest, with room to spare for newcomers.
 
     Soonest is by the order's own foresight (ENST), or by rank where it has none. Some room is kept idle: blocks and
     slots for `idle_jobs` (None: a batch), a block each, or for as many jobs of the usual size as stand at the first
@@ -163,14 +163,14 @@ class Proactive:
         if not paused and not view.swapped:
             return plan
         leavable = self._leavable(view, paused)
-        exchange = Exchange(
+        moves = KvMoves(
             view=view,
             free=Room(view.free_blocks + view.blocks_coming_free, view.max_resident - len(view.residents)),
             idle=self._idle(view, order),
             choose=self._ahead_fate,
             worth=self._worth(view),
         )
-        if not leavable and not (view.swapped and exchange.may_return):
+        if not leavable and not (view.swapped and moves.may_return):
             return plan
         top = order.top(view.max_run + len(plan.leave) + len(view.fetching), view.now_s)
         newcomers = [
@@ -178,17 +178,17 @@ class Proactive:
             for job in top
             if job.state is JobState.WAITING and job not in plan.leave and job not in view.fetching
         ]
-        if not view.swapped and exchange.is_ample(newcomers):
+        if not view.swapped and moves.is_ample(newcomers):
             return plan
         swapped = [job for job in view.swapped if job not in plan.leave]
         turns = self._turns(view, order, [*newcomers, *swapped, *leavable])
-        exchange.last = [turn for turn in turns if turn[2].state is JobState.RESIDENT]
-        exchange.settle([turn for turn in turns if turn[2].state is not JobState.RESIDENT][: view.max_run])
-        plan.preempt = exchange.leaving
+        moves.last = [turn for turn in turns if turn[2].state is JobState.RESIDENT]
+        moves.settle([turn for turn in turns if turn[2].state is not JobState.RESIDENT][: view.max_run])
+        plan.preempt = moves.leaving
         if self.ahead and not self.drop and not plan.preempt:
             admitted = set(plan.admit)
-            plan.prefetch = [job for job in exchange.returning if job not in admitted]
-            plan.offload = [] if plan.prefetch else exchange.next_to_leave()
+            plan.prefetch = [job for job in moves.returning if job not in admitted]
+            plan.offload = [] if plan.prefetch else moves.next_to_leave()
         return plan
 
     def _fate(self, job: Job, has_room: bool) -> Fate:

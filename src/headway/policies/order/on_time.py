@@ -205,7 +205,7 @@ class OnTime:
         """Take anew what is outdated of these, or will be."""
         self._times.renew(self._rest.renew(jobs, coming_tokens))
 
-    # ---- who comes first ----------------------------------------------------------------------------
+    # ---- what comes first ---------------------------------------------------------------------------
 
     @property
     def _goes_by_targets(self) -> bool:

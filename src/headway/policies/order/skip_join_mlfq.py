@@ -187,7 +187,7 @@ class SkipJoinMlfq:
         return self._foreseen[1]
 
     def _due(self, now_s: float) -> dict[Job, _Move]:
-        """Where the jobs go whose quantum has ended by now, or who have starved; nothing is changed by asking.
+        """Where the jobs go that have used up their quantum or starved by now; nothing is changed by asking.
 
         The same rule before a step is planned and when its outcome is learned. A job that got more of its prefill
         in between may join a higher level than foreseen; one that got nothing joins the very same.
@@ -228,7 +228,7 @@ class SkipJoinMlfq:
         return (level, -serial if self.artifact_order else serial)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """The last step is over: move jobs between levels, and note who runs now."""
+        """The last step is over: move jobs between levels, and note which run now."""
         now_s, running = outcome.now_s, outcome.tokens
         # Not what was foreseen: jobs have progressed since.
         moves = {} if now_s < self._first_move_s else self._due(now_s)

@@ -201,7 +201,7 @@ def _makes_way(costliest: Candidate, newcomer: Candidate, free_s: float) -> bool
 
 
 _STREAM_WORK = 16.0
-"""A second of a stream's work puts off its turn by so many: who has less to do gives its memory back sooner."""
+"""A second of a stream's work puts off its turn by so many: one with less to do frees its memory sooner."""
 _BACK_STEPS = 512
 """A stream without memory is in a hurry once it may do without so many steps: in that time there is room for it."""
 _RENEWED_A_STEP = 8
@@ -209,7 +209,7 @@ _RENEWED_A_STEP = 8
 
 
 class Timetable:
-    """Latest starts (`LatestStart`) of live jobs that have a target, as last taken, and who of them can be in time.
+    """Latest starts (`LatestStart`) of live jobs that have a target, as last taken, and which of them can be in time.
 
     A job that waits is late from its latest start on. One that holds memory may still catch up with its pace, until its
     last chance (`LatestStart.last_chance_s`): each token that it has brought since that was taken leaves one less to
