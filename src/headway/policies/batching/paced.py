@@ -27,12 +27,7 @@ from headway.policies.batching.rounds import (
     times_as_long,
 )
 from headway.policies.batching.step_length import tokens_for_first_tokens, tokens_worth_a_step
-from headway.policies.batching.step_shapes import (
-    GRAIN_TOKENS,
-    decode_shape,
-    left_tokens,
-    shape_of_decodes,
-)
+from headway.policies.batching.step_shapes import GRAIN_TOKENS, decode_shape, left_tokens, shape_of_decodes
 from headway.policies.batching.top_jobs import TopJobs
 from headway.policies.protocols import Order, knows_late
 

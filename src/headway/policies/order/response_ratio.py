@@ -178,7 +178,7 @@ class DeadlineAware(WaitedOverLength):
 
     def value(self, job: Job, now_s: float) -> float:
         """A job's claim; higher is served first."""
-        waited = super().value(job, now_s)
+        waited = (now_s - job.arrival_s) / self._length(job)
         due_s = job.due_s
         if due_s is None or due_s < now_s:
             return waited
