@@ -34,7 +34,7 @@ from headway.lab.real_engine import Prophet, made_requests
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy
 from headway.predict.cost_file import write_cost_file
-from headway.sim.length_source import LengthSource
+from headway.sim.lengths import LengthSource
 from headway.traces import TraceRequest
 
 # ---- clocks: the machine's, or an engine's own while several take turns ------------------------------

@@ -29,7 +29,7 @@ from headway.predict.known_models import model_shape
 from headway.predict.learning_thread import LearningThread
 from headway.predict.length_choice import NONE, length_predictor
 from headway.predict.model_shape import ModelShape
-from headway.sim.length_source import AskedPredictor
+from headway.sim.lengths import AskedPredictor
 from headway.sim.simulation import System
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole

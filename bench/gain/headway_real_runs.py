@@ -46,9 +46,9 @@ from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.planner.foretold import Foretold
 from headway.predict.calibration import Calibration, StepSeconds
 from headway.results import Summary, summarize
+from headway.sim.lengths import GivenLengths
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
@@ -197,7 +197,7 @@ def put_in(engine: ServingEngine, contender: Contender, seats: int) -> None:
 
 def serve(engine: ServingEngine, clock: EngineTime, *, run: Run, requests: Sequence[TraceRequest]) -> Kept:
     """Do a run; predictions are made beforehand, as the API server's process makes them beside the engine's."""
-    lengths = Foretold(estimates_of(run.contender.predictor, requests, run.seed))
+    lengths = GivenLengths(estimates_of(run.contender.predictor, requests, run.seed))
     put_in(engine, run.contender, run.seats)
     watch = GovernorWatch(engine.policy)
     gc.collect()
@@ -472,7 +472,7 @@ class Engine:
             on_record=found.append,
             max_output_tokens=MAX_OUTPUT_TOKENS,
             seed=run.seed,
-            lengths=Foretold(estimates_of(contender.predictor, requests, run.seed)),
+            lengths=GivenLengths(estimates_of(contender.predictor, requests, run.seed)),
         )
         return found
 

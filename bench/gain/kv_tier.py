@@ -29,7 +29,7 @@ from headway.core.record import Record
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.run_cells import in_processes
 from headway.results import summarize
-from headway.sim.kv_tier import KvTier
+from headway.sim.limits import KvTier
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest, load_trace
 

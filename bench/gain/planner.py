@@ -32,10 +32,11 @@ from bench.command import command_line, jobs_option, say
 from headway.core.slo import Slo
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.stream import Stream
-from headway.planner.ask import SEEDS, Ask, prepare
 from headway.planner.deploy import command
-from headway.planner.planner import Effort, Planned, make_plan
+from headway.planner.planner import Effort, PlannedDeployment, make_plan
+from headway.planner.preparation import prepare
 from headway.planner.report import plan_data, serve_arguments
+from headway.planner.request import SEEDS, PlanRequest
 from headway.planner.runs import KeptPlanRuns
 
 HARDWARE, MODEL, GPUS = "h100", "Llama-3.1-8B", 2
@@ -76,12 +77,14 @@ class Bench:
             )
         return GENERATED[trace]
 
-    def ask(self, trace: str) -> Ask:
+    def ask(self, trace: str) -> PlanRequest:
         """The plan of a trace."""
         stream = Stream(self.source(trace), self.limit, TARGETS)
-        return Ask(hardware=HARDWARE, model=MODEL, gpus=GPUS, stream=stream, load=LOAD, seeds=self.seeds)
+        return PlanRequest(
+            hardware=HARDWARE, model=MODEL, gpus=GPUS, stream=stream, load=LOAD, seeds=self.seeds
+        )
 
-    def plan(self, trace: str) -> tuple[Planned, dict[str, Any]]:
+    def plan(self, trace: str) -> tuple[PlannedDeployment, dict[str, Any]]:
         """The plan, and its row."""
         folder = self.out / trace
         started_s = time.monotonic()
@@ -91,7 +94,7 @@ class Bench:
         return planned, row(self.source(trace), planned, time.monotonic() - started_s)
 
 
-def row(source: str, planned: Planned, wall_s: float) -> dict[str, Any]:
+def row(source: str, planned: PlannedDeployment, wall_s: float) -> dict[str, Any]:
     """The figures of one plan that took so long in all."""
     data = plan_data(planned)
     points = data["gain"]["points"]
@@ -114,7 +117,7 @@ def row(source: str, planned: Planned, wall_s: float) -> dict[str, Any]:
     }
 
 
-def verified(planned: Planned, folder: Path, seconds: float) -> dict[str, Any]:
+def verified(planned: PlannedDeployment, folder: Path, seconds: float) -> dict[str, Any]:
     """The check of a plan on this machine."""
     from headway.planner.verify import verify
 

@@ -44,8 +44,8 @@ from headway.engine.kv.host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.planner.foretold import Foretold
 from headway.predict.cost_file import load_cost_file
+from headway.sim.lengths import GivenLengths
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
@@ -136,7 +136,7 @@ class Bench:
         with serving() as engine:
             for run in todo:
                 requests = self.requests(run)
-                lengths = Foretold(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed))
+                lengths = GivenLengths(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed))
                 engine.use(settings_of(run.contender))
                 gc.collect()
                 served = engine.serve(requests, run.seed, lengths=lengths, own_stops=True)
@@ -191,7 +191,7 @@ def simulated_jcts_s(bench: Bench, run: Run, cost_file: Path) -> list[float]:
         on_record=records.append,
         max_output_tokens=MAX_OUTPUT_TOKENS,
         seed=run.seed,
-        lengths=Foretold(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed)),
+        lengths=GivenLengths(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed)),
     )
     return [(record.finished_s or 0.0) - record.arrival_s for record in records]
 

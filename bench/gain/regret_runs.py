@@ -36,7 +36,7 @@ from headway.predict.length_choice import DEFAULT_PREDICTOR
 from headway.predict.length_choice import NONE as NO_PREDICTOR
 from headway.results.metrics import ends, jct_s, met_targets
 from headway.sim.killed_steps import KILLING_ROWS
-from headway.sim.on_time_oracle import on_time_policy
+from headway.sim.oracles import on_time_policy
 from headway.sim.simulation import PolicyFactory, simulate
 from headway.traces import TraceRequest
 

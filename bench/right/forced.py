@@ -30,7 +30,7 @@ from headway.engine.kv.host import HostKv
 from headway.engine.servers.server_command import TRANSFER_FLAG, is_cpu_build
 from headway.lab.policy_bench import free_port
 from headway.loadgen.queries import scrape
-from headway.planner.deployed import START_S, deployed
+from headway.planner.deploy import START_S, deployed
 from headway.policies.parts import build_part
 from headway.policies.presets import Preset
 from headway.policies.protocols import Learning, Order, Predicting

@@ -48,7 +48,7 @@ from headway.predict.calibration import StepSeconds
 from headway.predict.hardware import catalogue, hardware
 from headway.predict.known_models import model_shape
 from headway.predict.residuals import quantile
-from headway.sim.engine import Totals
+from headway.sim.engine import EngineTotals
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
@@ -158,7 +158,7 @@ def judge(run: Run, prefill_factor: float) -> dict[str, Any]:
     }
 
 
-def serve(requests: Sequence[TraceRequest], system: System) -> tuple[Figures, Totals]:
+def serve(requests: Sequence[TraceRequest], system: System) -> tuple[Figures, EngineTotals]:
     """Simulate the requests on one engine."""
     records: list[Record] = []
     result = simulate(

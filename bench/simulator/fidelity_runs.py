@@ -38,7 +38,7 @@ from headway.predict.residuals import quantile
 from headway.predict.transfer import TransferModel
 from headway.results import read_records, summarize
 from headway.results.records import write_records
-from headway.sim.length_source import LengthSource
+from headway.sim.lengths import LengthSource
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
 from headway.traces import LogNormal, Poisson, TraceRequest, generate

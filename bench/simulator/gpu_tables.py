@@ -30,8 +30,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from headway.core.batch_shape import BatchShape
-from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS
+from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape
 from headway.predict.calibration import GraphedStep, StepSeconds
 from headway.predict.device_step import DeviceStep, Gpu
 from headway.predict.hardware import Catalogue, Hardware

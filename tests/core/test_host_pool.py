@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.host_pool import HostPool
+from headway.core.host_copies import HostPool
 from tests.strategies import UNTIMED, make_job
 
 

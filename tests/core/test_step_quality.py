@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.step_quality import LEAST_STEPS, WINDOW_STEPS, StepTimeQuality
+from headway.core.prediction_quality import LEAST_STEPS, WINDOW_STEPS, StepTimeQuality
 from headway.errors import ConfigError
 
 

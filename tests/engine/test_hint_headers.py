@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from headway.core.hint_headers import HINT_HEADERS
-from headway.core.hints import MAY_MOVE
+from headway.core.hints import HINT_HEADERS, MAY_MOVE
 from headway.engine.vllm.questions import Endpoint
 from headway.gateway.http.api import APIS
 from headway.gateway.http.refusal import GatewayError

@@ -23,9 +23,9 @@ from headway.gateway.http.options import GatewayOptions
 from headway.http_client import open_session
 from headway.routing import Router, build_router
 from headway.routing.pools import pool_of
+from headway.sim.clock import EventLoop, Phase
 from headway.sim.cluster import Cluster
 from headway.sim.instance import Instance
-from headway.sim.loop import EventLoop, Phase
 from headway.traces import TraceRequest
 from tests.gateway.fleets import QUICK, until
 from tests.gateway.loopback import serving

@@ -5,8 +5,7 @@ import pytest
 from headway.errors import ConfigError
 from headway.lab.predictor_choice import check_predictor, is_made, length_source, predictor_label
 from headway.predict.length_choice import NONE
-from headway.sim.length_source import AskedPredictor
-from headway.sim.made_lengths import Broken, NoisyOracle
+from headway.sim.lengths import AskedPredictor, Broken, NoisyOracle
 from headway.traces import TraceRequest
 
 TRACE = [

@@ -24,7 +24,7 @@ from headway.lab.stream import Stream
 from headway.lab.watch_cell import explain, trace_schedule
 from headway.results import labelled_summaries, read_records, read_run, read_runs, sections, summarize
 from headway.routing.pools import parse_pools
-from headway.sim.kv_tier import KvTier
+from headway.sim.limits import KvTier
 from tests.sim.worlds import SECOND_STEPS, Linear
 
 TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=60"

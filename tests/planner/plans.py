@@ -7,8 +7,9 @@ from typing import Any
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.lab.stream import Stream
-from headway.planner.ask import Ask, Prepared, prepare
-from headway.planner.planner import Effort, Planned, make_plan
+from headway.planner.planner import Effort, PlannedDeployment, make_plan
+from headway.planner.preparation import Prepared, prepare
+from headway.planner.request import PlanRequest
 from headway.planner.runs import KeptPlanRuns
 
 TRACE = "gen:poisson:rate=40/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=120"
@@ -23,9 +24,9 @@ def two_classes(folder: Path, first: str = ",0.05", others: str = "0.5,") -> str
     return str(trace)
 
 
-def ask(*, trace: str = TRACE, slo: Slo = NO_TARGETS, **asked: Any) -> Ask:
-    """A plan with these wishes in place of usual ones."""
-    wishes: dict[str, Any] = {
+def ask(*, trace: str = TRACE, slo: Slo = NO_TARGETS, **asked: Any) -> PlanRequest:
+    """A plan with these values in place of usual ones."""
+    values: dict[str, Any] = {
         "hardware": "h100",
         "model": "Qwen/Qwen3-8B",
         "gpus": 1,
@@ -33,7 +34,7 @@ def ask(*, trace: str = TRACE, slo: Slo = NO_TARGETS, **asked: Any) -> Ask:
         "seeds": 2,
         **asked,
     }
-    return Ask(stream=Stream(trace, None, slo), **wishes)
+    return PlanRequest(stream=Stream(trace, None, slo), **values)
 
 
 def prepared(**asked: Any) -> Prepared:
@@ -41,7 +42,7 @@ def prepared(**asked: Any) -> Prepared:
     return prepare(ask(**asked))
 
 
-def planned(folder: Path, found: Prepared, budget: int = 6) -> Planned:
+def planned(folder: Path, found: Prepared, budget: int = 6) -> PlannedDeployment:
     """The plan that a folder keeps, or that is made there."""
     return make_plan(
         found, Effort(budget=budget, jobs=1), KeptPlanRuns.read(folder), lambda share, what: None

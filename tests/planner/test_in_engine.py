@@ -9,7 +9,7 @@ import pytest
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import UpstreamError
-from headway.planner.in_engine import in_engine
+from headway.planner.stage import in_engine
 from headway.results import summarize
 from headway.traces import TraceRequest
 

@@ -11,12 +11,10 @@ from headway.cli import _load
 from headway.cli.serve_layout import read_layout
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.servers.vllm_flags import parse_vllm_flags, value_of
-from headway.planner.configuration import Configuration
-from headway.planner.deploy import arguments, command, flags_here
-from headway.planner.deployed import as_started, records_of_engines
-from headway.planner.machine import Machine
+from headway.planner.deploy import arguments, as_started, command, flags_here, records_of_engines
+from headway.planner.machine import Configuration, Machine
 from headway.predict.cost_file import EngineDefaults
-from headway.sim.kv_tier import KvTier
+from headway.sim.limits import KvTier
 from tests.planner.costs import write_costs
 
 SINGLE = Configuration(gpus=2, policy="predicted", tp=2, instances=1, seats=64, tokens_a_step=4096)

@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.lab.predictor_choice import length_source
-from headway.planner.foretold import Foretold, Noted
 from headway.planner.runs import PlanRun, _foretold, simulate_plan_run
-from headway.planner.samples import Sample
+from headway.planner.sampling import Sample
+from headway.sim.lengths import GivenLengths, RecordedLengths
 from headway.traces import TraceRequest
 from tests.planner.plans import prepared
 
@@ -15,10 +15,10 @@ def test_what_was_noted_is_foretold() -> None:
     other = replace(request, id="8")
     source = length_source("noisy-oracle:tau=0.8", [request, other])
     assert source is not None
-    noted = Noted(source)
+    noted = RecordedLengths(source)
     said = noted.predict(request, 100)
     assert said is not None
-    foretold = Foretold(noted.said)
+    foretold = GivenLengths(noted.said)
     assert foretold.predict(request, 100) == said
     assert foretold.predict(other, 100) is None
 

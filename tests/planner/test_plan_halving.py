@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.planner.halving import FINALISTS, Rung, judge, quota, rungs, sampled_s
+from headway.planner.search import FINALISTS, Rung, judge, quota, rungs, sampled_s
 
 
 def test_a_rung_by_hand() -> None:

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from headway.planner.intervals import Interval, difference, student_t
+from headway.planner.objective import Interval, difference, student_t
 
 
 def test_an_interval_by_hand() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.planner.introduction import introduction
+from headway.planner.preparation import introduction
 from tests.planner.plans import TARGETS, prepared, two_classes
 
 

@@ -5,7 +5,7 @@ from math import inf, log
 
 import pytest
 
-from headway.planner.configuration import Configuration
+from headway.planner.machine import Configuration
 from headway.planner.objective import Objective, choose, gain
 from tests.planner.summaries import summary
 

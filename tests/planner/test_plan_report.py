@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from headway.planner.objective import Objective
-from headway.planner.pareto import front, pareto_svg
-from headway.planner.planner import Planned
-from headway.planner.report import plan_data, plan_table
+from headway.planner.planner import PlannedDeployment
+from headway.planner.report import front, pareto_svg, plan_data, plan_table
 from tests.planner.plans import TARGETS, planned, prepared
 
 KEYS = {
@@ -32,7 +31,7 @@ KEYS = {
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+def plan(tmp_path_factory: pytest.TempPathFactory) -> PlannedDeployment:
     """Two GPUs, targets, and the fewest."""
     found = prepared(slo=TARGETS, gpus=2, load=1.1, fewest=True, aim=0.2)
     return planned(tmp_path_factory.mktemp("plan"), found, budget=6)
@@ -45,7 +44,7 @@ def shown(what: object) -> str:
     return capture.get()
 
 
-def test_the_object_has_every_key_and_is_json(plan: Planned) -> None:
+def test_the_object_has_every_key_and_is_json(plan: PlannedDeployment) -> None:
     data = plan_data(plan)
     assert set(data) == KEYS
     assert json.loads(json.dumps(data, allow_nan=False))["simulated"] is True
@@ -59,7 +58,7 @@ def test_the_object_has_every_key_and_is_json(plan: Planned) -> None:
     assert best["low"] <= best["mean"] <= best["high"]
 
 
-def test_the_table_has_the_choice_the_default_and_what_was_left_out(plan: Planned) -> None:
+def test_the_table_has_the_choice_the_default_and_what_was_left_out(plan: PlannedDeployment) -> None:
     text = shown(plan_table(plan))
     assert "choice" in text
     assert "default" in text
@@ -74,7 +73,7 @@ def test_the_front_is_where_more_gpus_buy_more() -> None:
     assert front({4: 2.0, 1: 9.0, 2: 3.0}, Objective.JCT) == [1, 2, 4]
 
 
-def test_the_picture_shows_both_curves(plan: Planned) -> None:
+def test_the_picture_shows_both_curves(plan: PlannedDeployment) -> None:
     svg = pareto_svg(plan)
     assert svg.startswith("<svg")
     assert "planned" in svg

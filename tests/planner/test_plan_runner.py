@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from headway.planner.configuration import Configuration
-from headway.planner.runner import answers, groups_of, simulate_next
-from headway.planner.runs import PlanResult, PlanRun, simulate_plan_run
-from headway.planner.samples import Sample
+from headway.planner.machine import Configuration
+from headway.planner.runs import PlanResult, PlanRun, answers, groups_of, simulate_next, simulate_plan_run
+from headway.planner.sampling import Sample
 from tests.planner.plans import TARGETS, prepared
 from tests.planner.summaries import summary
 

@@ -8,7 +8,7 @@ import pytest
 from headway.core.cost import UnknownCost
 from headway.core.slo import Slo
 from headway.errors import ConfigError
-from headway.planner.machine import planned_policies
+from headway.planner.machine import planned_policies, rules_with, with_threshold
 from headway.planner.runs import (
     FILE,
     KeptPlanRuns,
@@ -17,8 +17,7 @@ from headway.planner.runs import (
     fitting,
     simulate_plan_run,
 )
-from headway.planner.samples import Sample
-from headway.planner.threshold import rules_with, with_threshold
+from headway.planner.sampling import Sample
 from headway.policies.policy import Policy
 from tests.planner.plans import TARGETS, prepared
 

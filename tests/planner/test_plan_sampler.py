@@ -6,9 +6,9 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.planner.configuration import Configuration
-from headway.planner.sampler import candidates, point, shares, spread, van_der_corput
-from headway.planner.space import Grid, Index, Space
+from headway.planner.machine import Configuration
+from headway.planner.sampling import candidates, point, shares, spread, van_der_corput
+from headway.planner.space import Index, PolicyGrid, Space
 
 
 def made(index: Index, gpus: int = 1, policy: str = "vllm") -> Configuration:
@@ -26,11 +26,11 @@ def made(index: Index, gpus: int = 1, policy: str = "vllm") -> Configuration:
     )
 
 
-def grid(*shape: int, gpus: int = 1, policy: str = "vllm", without: int | None = None) -> Grid:
+def grid(*shape: int, gpus: int = 1, policy: str = "vllm", without: int | None = None) -> PolicyGrid:
     """All of a shape but what has this many seats less one."""
     indexes = [index for index in product(*map(range, shape)) if index[1] != without]
     found = {index: made(index, gpus, policy) for index in indexes}
-    return Grid(gpus, policy, shape, found, next(iter(found.values()), None))
+    return PolicyGrid(gpus, policy, shape, found, next(iter(found.values()), None))
 
 
 SHAPE = (3, 7, 6, 4, 3)
@@ -95,7 +95,7 @@ def test_shares_are_even_as_far_as_may_be(sizes: list[int], total: int) -> None:
         assert max(given) - min(hungry) <= 1
 
 
-def space(*grids: Grid) -> Space:
+def space(*grids: PolicyGrid) -> Space:
     """Of these grids, each number of GPUs with its plain configuration as the default."""
     return Space(grids, {each.gpus: each.plain for each in grids if each.plain is not None}, {})
 

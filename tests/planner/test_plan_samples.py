@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.lab.stream import Stream
-from headway.planner.samples import Sample, counted_from_s, cut, sample
+from headway.planner.sampling import Sample, counted_from_s, cut, sample
 from headway.traces import TraceRequest
 
 

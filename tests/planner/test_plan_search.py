@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.planner.configuration import Configuration
+from headway.planner.machine import Configuration
 from headway.planner.objective import Objective
-from headway.planner.samples import samples_in_all
+from headway.planner.sampling import samples_in_all
 from headway.planner.search import Pairs, SearchPlan, most_runs, search
 from headway.results import Summary
 from tests.planner.summaries import summary

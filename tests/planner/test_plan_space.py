@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,22 +8,32 @@ import pytest
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
-from headway.planner.axes import SMALL_BUDGETS, THRESHOLDS, Wanted
-from headway.planner.configuration import Configuration, moving_parts
-from headway.planner.machine import Machine
-from headway.planner.space import Space, build_space, default_configuration
-from headway.sim.kv_tier import KvTier
+from headway.lab.stream import Stream
+from headway.planner.machine import Configuration, Machine, moving_parts
+from headway.planner.request import PlanRequest
+from headway.planner.space import SMALL_BUDGETS, THRESHOLDS, Space, build_space, default_configuration
+from headway.sim.limits import KvTier
 from tests.planner.costs import write_costs
 
 H100 = Machine("h100", "Llama-3.1-8B")
 SEATS_OVER_TOKENS = "more seats than tokens a step, which vLLM refuses"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnThese(PlanRequest):
+    these: tuple[int, ...] = (4,)
+
+    def counts(self) -> tuple[int, ...]:
+        return self.these
+
+
 def space(machine: Machine = H100, **changes: Any) -> Space:
-    wanted = Wanted(
-        gpus=(4,), policies=("vllm",), slo=Slo(ttft_s=1.0), predictor="learned", longest_tokens=1000
-    )
-    return build_space(machine, replace(wanted, **changes))
+    asked: dict[str, Any] = {"policies": ("vllm",), "slo": Slo(ttft_s=1.0), "longest_tokens": 1000}
+    asked |= {name: changes.pop(name) for name in asked.keys() & changes.keys()}
+    gpus = changes.pop("gpus", (4,))
+    machines = {"hardware": machine.hardware, "model": machine.model, "gpus": max(gpus), "these": gpus}
+    request = OnThese(stream=Stream("none"), **machines, **changes)
+    return build_space(machine, request, **asked)
 
 
 def found(whole: Space) -> set[Configuration]:

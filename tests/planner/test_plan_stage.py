@@ -9,25 +9,22 @@ import pytest
 from headway.core.record import Record
 from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
 from headway.errors import ConfigError
-from headway.planner.configuration import Configuration
-from headway.planner.in_engine import InEngine
-from headway.planner.machine import Machine
+from headway.planner.machine import Configuration, Machine
 from headway.planner.runs import capacity_rps
-from headway.planner.scaled_down import (
-    MAX_OUTPUT_TOKENS,
-    Exchange,
-    Typical,
-    exchange,
-    scaled_down,
-    shortened,
-)
 from headway.planner.stage import (
     FEWEST_REQUESTS,
+    MAX_OUTPUT_TOKENS,
+    InEngine,
     Served,
     Stage,
+    TargetScale,
+    Typical,
     at_rate,
+    exchange,
+    scaled_down,
     served_beyond,
     set_stage,
+    shortened,
 )
 from headway.results.metrics import measured, tbt_s, ttft_s
 from headway.traces import TraceRequest
@@ -88,7 +85,7 @@ def test_requests_are_shortened_to_what_the_small_model_holds() -> None:
 
 
 def test_targets_are_worth_as_much_as_a_typical_request_takes() -> None:
-    rates = Exchange(ttft=2.0, tbt=0.5, deadline=3.0)
+    rates = TargetScale(ttft=2.0, tbt=0.5, deadline=3.0)
     assert rates.targets(Slo(ttft_s=1.0, tbt_s=0.1, deadline_s=10.0)) == Slo(
         ttft_s=2.0, tbt_s=0.05, deadline_s=30.0
     )
@@ -109,7 +106,7 @@ def test_a_typical_request_by_hand(here: Machine) -> None:
 
 def test_between_a_machine_and_itself_targets_stay(here: Machine) -> None:
     requests = prepared().task.requests()
-    assert exchange((here, 1, requests), here, shortened(requests)) == Exchange(1.0, 1.0, 1.0)
+    assert exchange((here, 1, requests), here, shortened(requests)) == TargetScale(1.0, 1.0, 1.0)
     slower = exchange((Machine("h100", "Qwen/Qwen3-8B"), 1, requests), here, requests)
     assert slower.ttft != 1.0
 

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from headway.core.slo import NO_TARGETS, Slo
-from headway.planner.targets import Targets
+from headway.planner.request import Targets
 from headway.traces import TraceRequest
 
 CLASSES = [Slo(ttft_s=0.5), Slo(ttft_s=2.0, tbt_s=0.05), NO_TARGETS, Slo(ttft_s=0.5, deadline_s=9.0)]

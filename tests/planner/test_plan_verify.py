@@ -14,12 +14,10 @@ from rich.console import Console
 
 from headway.errors import ConfigError, UpstreamError
 from headway.lab.policy_bench import free_port
-from headway.planner.configuration import Configuration
-from headway.planner.deploy import arguments
-from headway.planner.deployed import deployed
+from headway.planner.deploy import arguments, deployed
+from headway.planner.machine import Configuration
 from headway.planner.stage import FEWEST_REQUESTS, Served
-from headway.planner.verify import Verified, verify
-from headway.planner.verify_text import verify_table
+from headway.planner.verify import Verified, verify, verify_table
 from tests.planner.costs import write_costs
 from tests.planner.plans import planned, prepared
 
@@ -82,7 +80,7 @@ def test_a_deployment_that_does_not_start_is_one_error(tmp_path: Path) -> None:
 DEPLOYING = """
 import sys
 from pathlib import Path
-from headway.planner.deployed import deployed
+from headway.planner.deploy import deployed
 
 folder = Path(sys.argv[2])
 with deployed(("headway", "serve", "demo", "--"), int(sys.argv[1]), folder / "server.log", folder / "records.jsonl"):
@@ -126,7 +124,7 @@ def test_a_choice_is_deployed_replayed_and_compared(tmp_path: Path) -> None:
     told: list[str] = []
     # The costs are this machine's as far as the plan knows, so it is not profiled.
     found = verify(plan, tmp_path, 1.0, told.append)
-    assert found.words == arguments("demo", found.configuration, plan.prepared.ask.stream.slo)
+    assert found.words == arguments("demo", found.configuration, plan.prepared.request.stream.slo)
     assert found.requests >= FEWEST_REQUESTS
     assert found.configuration == plan.choice
     assert "--predictor" in found.words

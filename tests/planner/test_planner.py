@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from headway.core.slo import Slo
 from headway.errors import ConfigError, TraceError
-from headway.planner.ask import usual_policies
-from headway.planner.halving import sampled_s
-from headway.planner.intervals import Interval
-from headway.planner.objective import Objective
+from headway.planner.objective import Interval, Objective
 from headway.planner.planner import Effort, affordable, make_plan
+from headway.planner.preparation import usual_policies
+from headway.planner.request import Targets
 from headway.planner.runs import KeptPlanRuns
-from headway.planner.targets import Targets
+from headway.planner.search import sampled_s
 from headway.predict.known_models import model_shape
 from tests.planner.plans import TARGETS, ask, planned, prepared, two_classes
 
@@ -40,7 +39,7 @@ def test_the_choice_is_at_least_as_good_as_the_default_and_a_second_plan_simulat
 def test_the_gain_is_of_samples_that_chose_nothing(tmp_path: Path) -> None:
     found = planned(tmp_path, FOUND)
     assert set(found.unseen) == {found.choice, found.default}
-    assert all(len(summaries) == 2 * FOUND.ask.seeds for summaries in found.unseen.values())
+    assert all(len(summaries) == 2 * FOUND.request.seeds for summaries in found.unseen.values())
     assert found.unseen[found.default] != found.found.finals[1][found.default]
 
 

@@ -21,7 +21,7 @@ from headway.policies.batching.top_jobs import TopJobs
 from headway.policies.eviction.reactive import Recompute
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
-from headway.sim.oracle import ClairvoyantOrder, Knowledge
+from headway.sim.oracles import ClairvoyantOrder, Knowledge
 from headway.sim.simulation import PolicyFactory, System
 from tests.policies.eviction.stage import Prices
 from tests.sim.worlds import Linear, calibration, limits, request, run

@@ -4,8 +4,8 @@ import pytest
 
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, Reason
-from headway.sim.host_tier import HostTier
 from headway.sim.kv_pool import KvPool
+from headway.sim.kv_tiers import HostTier
 from tests.strategies import make_job
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headway.core.plan import Fate, Reason
 from headway.core.record import Outcome, Record
 from headway.predict.transfer import TransferModel
-from headway.sim.kv_store import BlockStore
-from headway.sim.kv_tier import KvTier
+from headway.sim.kv_tiers import BlockStore
+from headway.sim.limits import KvTier
 from headway.sim.simulation import Result, System
 from headway.traces import TraceRequest
 from tests.policies.contract import Workload, workloads

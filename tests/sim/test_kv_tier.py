@@ -9,7 +9,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.predict.transfer import TransferModel
-from headway.sim.kv_tier import KvTier, parse_kv_tier
+from headway.sim.limits import KvTier, parse_kv_tier
 from tests.sim.worlds import system
 
 HOST = TransferModel(start_s=2e-5, bytes_per_s=1e10)

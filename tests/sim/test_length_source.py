@@ -16,9 +16,8 @@ from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
 from headway.policies.protocols import Governing
 from headway.predict.length import RequestFacts
-from headway.sim.length_source import AskedPredictor
-from headway.sim.made_lengths import Broken, NoisyOracle
-from headway.sim.oracle import ORACLES
+from headway.sim.lengths import AskedPredictor, Broken, NoisyOracle
+from headway.sim.oracles import ORACLES
 from headway.sim.simulation import System
 from headway.traces import TraceRequest, parse_workload
 from tests.sim.worlds import LIMIT, Linear, calibration, limits, preset, request, run
@@ -140,13 +139,13 @@ def test_trust_is_lost_when_predictions_turn_and_had_been_won() -> None:
 
     trusted: list[bool] = []
 
-    class Noted(Broken):
+    class RecordedLengths(Broken):
         def ended(self, request: TraceRequest, *, finished: bool) -> None:
             order = made[0].order
             assert isinstance(order, Governing)
             trusted.append(order.trusts_predictions)
 
-    run(BACKLOG, build, PAIR, max_output_tokens=256, check=False, lengths=Noted(BACKLOG, "turning"))
+    run(BACKLOG, build, PAIR, max_output_tokens=256, check=False, lengths=RecordedLengths(BACKLOG, "turning"))
     assert not trusted[0]
     assert trusted[300]
     assert not trusted[-1]

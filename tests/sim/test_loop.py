@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.sim.loop import EventLoop, Phase
+from headway.sim.clock import EventLoop, Phase
 
 
 def test_time_then_phase_then_insertion() -> None:

@@ -8,8 +8,7 @@ import pytest
 from headway.core.length_estimate import LengthEstimate
 from headway.core.prediction_quality import kendall_tau
 from headway.errors import ConfigError
-from headway.sim.length_source import LengthSource
-from headway.sim.made_lengths import FALSE_CONFIDENCE, WAYS, Broken, NoisyOracle
+from headway.sim.lengths import FALSE_CONFIDENCE, WAYS, Broken, LengthSource, NoisyOracle
 from headway.traces import TraceRequest, parse_workload
 from tests.sim.worlds import request
 

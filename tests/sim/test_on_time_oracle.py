@@ -10,7 +10,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
 from headway.policies.policy import Policy
 from headway.results.metrics import met_targets
-from headway.sim.on_time_oracle import OUTPUT_WEIGHT, OnTimeOracle, PrefillRate, on_time_policy
+from headway.sim.oracles import OUTPUT_WEIGHT, OnTimeOracle, PrefillRate, on_time_policy
 from headway.sim.simulation import System
 from tests.sim.worlds import Linear, calibration, limits, request, run
 from tests.strategies import decoding, ids, make_job, prefilling

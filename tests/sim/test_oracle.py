@@ -8,7 +8,7 @@ from headway.core.cost import UnknownCost
 from headway.core.job import Job
 from headway.core.slo import Slo
 from headway.policies.presets import PRESETS
-from headway.sim.oracle import ORACLES, Knowledge, most_on_time, saves_a_target, saves_work, shortest_work
+from headway.sim.oracles import ORACLES, Knowledge, most_on_time, saves_a_target, saves_work, shortest_work
 from headway.sim.simulation import System
 from tests.sim.worlds import Linear, calibration, limits, preset, request, run
 from tests.strategies import decoding, ids, make_job

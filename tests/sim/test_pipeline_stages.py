@@ -13,7 +13,7 @@ from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Outcome, Record
 from headway.policies.presets import known_presets
 from headway.predict.transfer import TransferModel
-from headway.sim.pipeline import Pipeline
+from headway.sim.clock import Pipeline
 from headway.sim.simulation import PolicyFactory, System
 from headway.sim.watcher import Sight
 from headway.traces import TraceRequest

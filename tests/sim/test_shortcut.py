@@ -15,7 +15,7 @@ from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
 from headway.predict.transfer import TransferModel
 from headway.sim.killed_steps import KILLING_ROWS, build_killing
-from headway.sim.oracle import ORACLES
+from headway.sim.oracles import ORACLES
 from headway.sim.simulation import Policies, PolicyFactory, System
 from headway.traces import TraceRequest
 from tests.policies.batching.test_rounds import SharedKernel

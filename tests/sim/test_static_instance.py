@@ -6,9 +6,8 @@ import pytest
 
 from headway.core.job import Job
 from headway.core.record import Record
-from headway.sim.clock import Clock
-from headway.sim.loop import EventLoop, Phase
-from headway.sim.static_instance import StaticInstance
+from headway.sim.clock import Clock, EventLoop, Phase
+from headway.sim.static_batches import StaticInstance
 from tests.sim.worlds import Linear
 from tests.strategies import make_job
 

@@ -11,9 +11,9 @@ from headway.core.slo import Slo
 from headway.explain.explanation import Explanation
 from headway.explain.story import Chapter, Kind, Story
 from headway.explain.story_text import MAX_LINES, story_data, story_text, verdicts
-from headway.sim.oracle import ORACLES
+from headway.sim.oracles import ORACLES
 from headway.sim.simulation import PolicyFactory
-from headway.sim.story import StoryWatcher
+from headway.sim.watcher import StoryWatcher
 from headway.traces import TraceRequest, parse_workload
 from tests.sim.pools import giving_up, pooled_system
 from tests.sim.swapping import Do, Script, swapping_system

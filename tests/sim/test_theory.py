@@ -13,7 +13,7 @@ from statistics import fmean
 
 import pytest
 
-from headway.sim.oracle import ORACLES
+from headway.sim.oracles import ORACLES
 from headway.sim.simulation import System
 from headway.traces import TraceRequest
 from tests.sim.worlds import Linear, calibration, limits, request, run

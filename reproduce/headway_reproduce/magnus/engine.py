@@ -17,9 +17,8 @@ from headway.predict.batch_time import BatchRow, BatchTimeModel, profiled_grid
 from headway.predict.calibration import Calibration, StepSeconds
 from headway.predict.hardware import catalogue, hardware
 from headway.predict.known_models import model_shape
-from headway.sim.clock import Clock
-from headway.sim.loop import EventLoop
-from headway.sim.static_instance import StaticInstance
+from headway.sim.clock import Clock, EventLoop
+from headway.sim.static_batches import StaticInstance
 from headway_reproduce.magnus.setting import (
     CAPACITY_TOKENS,
     HARDWARE,

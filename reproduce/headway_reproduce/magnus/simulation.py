@@ -28,7 +28,7 @@ from headway.routing.joining import Joining
 from headway.routing.magnus import BatchSettings, build_batch_queue
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
-from headway.sim.static_cluster import StaticSystem, simulate_batches
+from headway.sim.static_batches import StaticSystem, simulate_batches
 from headway.traces import TraceRequest
 from headway_reproduce.magnus.cells import Change, MagnusRun, run_costs
 from headway_reproduce.magnus.data import (

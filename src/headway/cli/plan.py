@@ -17,8 +17,8 @@ from headway.cli.trace_flags import TimeUnit, Trace
 from headway.errors import ConfigError, HeadwayError, UpstreamError
 
 if TYPE_CHECKING:
-    from headway.planner.ask import Prepared
-    from headway.planner.planner import Effort, Planned
+    from headway.planner.planner import Effort, PlannedDeployment
+    from headway.planner.preparation import Prepared
     from headway.planner.verify import Verified
 
 EPILOG = """Examples:
@@ -109,14 +109,15 @@ def plan(
     from headway.core.slo import Slo
     from headway.lab.grid import parse_policies
     from headway.lab.stream import Stream
-    from headway.planner.ask import Ask, prepare
     from headway.planner.planner import Effort
-    from headway.sim.kv_tier import parse_kv_tier
+    from headway.planner.preparation import prepare
+    from headway.planner.request import PlanRequest
+    from headway.sim.limits import parse_kv_tier
 
     seconds = _seconds_to_verify(verify_seconds, verify=verify)
     effort = Effort(budget=budget, minutes=minutes, jobs=os.cpu_count() or 1 if jobs is None else jobs)
     prepared = prepare(
-        Ask(
+        PlanRequest(
             hardware=hardware,
             model=model,
             gpus=gpus,
@@ -168,12 +169,12 @@ def _check_verifiable(prepared: Prepared) -> None:
 
 
 def _introduce(prepared: Prepared) -> None:
-    from headway.planner.introduction import introduction
+    from headway.planner.preparation import introduction
 
     typer.echo(introduction(prepared), err=True)
 
 
-def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Planned:
+def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> PlannedDeployment:
     from headway.lab.manifest import open_folder
     from headway.planner.planner import make_plan
     from headway.planner.runs import KeptPlanRuns
@@ -196,15 +197,14 @@ def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Plan
 def _check_writable(out: Path) -> None:
     """Raise ConfigError if what the search comes to could not be written: before it, since it takes minutes."""
     from headway.cli.writable import check_replaceable
-    from headway.planner.pareto import FILE
+    from headway.planner.report import FILE
 
     for name in (DATA_FILE, FILE):
         check_replaceable("--out", out / name)
 
 
-def _verify(planned: Planned, root: Path, seconds: float, out: Path | None) -> Verified:
-    from headway.planner.verify import verify
-    from headway.planner.verify_text import verify_table
+def _verify(planned: PlannedDeployment, root: Path, seconds: float, out: Path | None) -> Verified:
+    from headway.planner.verify import verify, verify_table
 
     try:
         with stdout_for_data():
@@ -222,16 +222,16 @@ def _verify(planned: Planned, root: Path, seconds: float, out: Path | None) -> V
     return verified
 
 
-def _write(planned: Planned, out: Path) -> None:
+def _write(planned: PlannedDeployment, out: Path) -> None:
     """Keep the plan before it is checked: a check may fail."""
-    from headway.planner.pareto import FILE, pareto_svg
+    from headway.planner.report import FILE, pareto_svg
 
     _write_data(planned, None, out)
     _write_file(out / FILE, pareto_svg(planned).encode())
     typer.echo(f"wrote {out / DATA_FILE} and {out / FILE}", err=True)
 
 
-def _write_data(planned: Planned, verified: Verified | None, out: Path) -> None:
+def _write_data(planned: PlannedDeployment, verified: Verified | None, out: Path) -> None:
     _write_file(out / DATA_FILE, _json(planned, verified).encode() + b"\n")
 
 
@@ -248,7 +248,7 @@ def _write_file(path: Path, content: bytes) -> None:
         ) from None
 
 
-def _answer(planned: Planned, verified: Verified | None, as_json: bool) -> None:
+def _answer(planned: PlannedDeployment, verified: Verified | None, as_json: bool) -> None:
     """What goes to stdout: no command where --fewest found that not even all GPUs hold the goodput."""
     from headway.planner.deploy import command
     from headway.planner.report import serve_arguments
@@ -259,7 +259,7 @@ def _answer(planned: Planned, verified: Verified | None, as_json: bool) -> None:
         typer.echo(command(serve_arguments(planned)))
 
 
-def _json(planned: Planned, verified: Verified | None) -> str:
+def _json(planned: PlannedDeployment, verified: Verified | None) -> str:
     import json
 
     from headway.planner.report import plan_data
@@ -268,7 +268,7 @@ def _json(planned: Planned, verified: Verified | None) -> str:
     return json.dumps(plan_data(planned) | {"verify": checked}, indent=2)
 
 
-def _show(planned: Planned) -> None:
+def _show(planned: PlannedDeployment) -> None:
     from headway.planner.report import plan_table
 
     _print(plan_table(planned))

@@ -171,7 +171,7 @@ def simulate(
     from headway.lab.stream import Stream
     from headway.routing import DEFAULT_ROUTER
     from headway.routing.pools import parse_pools
-    from headway.sim.kv_tier import parse_kv_tier
+    from headway.sim.limits import parse_kv_tier
 
     _check_output(out, explain, chrome_trace)
     if jobs is not None and jobs < 1:

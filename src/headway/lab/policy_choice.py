@@ -13,7 +13,7 @@ from headway.policies.policy import Policy
 from headway.policies.presets import POOLED, Preset, build_policy, find_preset, known_presets
 from headway.routing.pools import PoolSizes
 from headway.sim.killed_steps import KILLING_ROWS, build_killing
-from headway.sim.oracle import ORACLES
+from headway.sim.oracles import ORACLES
 from headway.sim.simulation import Policies, PolicyFactory
 from headway.traces import TraceRequest
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from headway.errors import ConfigError
 from headway.predict.length_choice import ACCEPTED, NONE, is_length_predictor, length_predictor
-from headway.sim.length_source import AskedPredictor, LengthSource
-from headway.sim.made_lengths import WAYS, Broken, NoisyOracle
+from headway.sim.lengths import WAYS, AskedPredictor, Broken, LengthSource, NoisyOracle
 from headway.traces import TraceRequest
 
 _MADE: dict[str, tuple[str, Callable[[Sequence[TraceRequest], dict[str, Any]], LengthSource]]] = {

@@ -15,7 +15,7 @@ from headway.engine.settings import EngineSettings
 from headway.engine.vllm.stepped_engine import Hints, SteppedEngine, SteppedStep
 from headway.errors import ConfigError
 from headway.lab.both_sides import whole
-from headway.sim.length_source import LengthSource
+from headway.sim.lengths import LengthSource
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 VOCABULARY = range(10, 1000)

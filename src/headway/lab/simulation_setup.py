@@ -29,7 +29,7 @@ from headway.predict.length_choice import DEFAULT_PREDICTOR, NONE
 from headway.results import RunMeta
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, ROUTERS, STAGE_ROUTER, build_router
 from headway.routing.pools import PoolSizes
-from headway.sim.kv_tier import KvTier
+from headway.sim.limits import KvTier
 from headway.sim.simulation import System
 from headway.traces import check_rate
 

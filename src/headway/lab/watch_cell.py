@@ -17,7 +17,7 @@ from headway.lab.policy_choice import label
 from headway.lab.run_cells import Tick
 from headway.lab.simulation import CellResult, Scenario, run_cell
 from headway.sim.chrome_trace import ChromeTrace
-from headway.sim.story import StoryWatcher
+from headway.sim.watcher import StoryWatcher
 from headway.traces import TraceRequest
 from headway.whole_file import appearing
 

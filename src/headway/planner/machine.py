@@ -1,23 +1,138 @@
-"""What a configuration runs on: costs and limits of its engines, and the simulated system they make."""
+"""One deployment: its numbers, the policies and engines they make, and what these cost."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from headway.lab.engine_sizes import Sizes, engine_limits, host_blocks
 from headway.lab.simulation import fingerprint
-from headway.planner.configuration import Configuration
-from headway.planner.threshold import presets_of, rules_with
-from headway.policies.presets import Preset, build_policy, find_preset
+from headway.policies.presets import POOLED, Preset, build_policy, find_preset
 from headway.predict.calibration import Calibration
 from headway.predict.cost_file import CostFile, load_cost_file
 from headway.predict.hardware import calibration, is_cost_file
 from headway.predict.known_models import model_shape
+from headway.predict.length_choice import NONE
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER
-from headway.sim.limits import EngineLimits
+from headway.routing.pools import HP, LP, PoolSizes
+from headway.sim.limits import EngineLimits, KvTier
 from headway.sim.simulation import Policies, PolicyFactory, System
 from headway.written_path import written_path
+
+HAND_OFF_RULE = "at-risk"
+"""The leaving rule that a threshold is of."""
+
+
+def with_threshold(rules: tuple[str, ...], threshold: float) -> tuple[str, ...]:
+    """Leaving rules with this threshold where they hand off; their other settings stay.
+
+    >>> with_threshold(("at-risk", "expired"), 0.1)
+    ('at-risk:threshold=0.1', 'expired')
+    """
+    return tuple(_with_setting(rule, threshold) if _hands_off(rule) else rule for rule in rules)
+
+
+def hands_off(policy: str) -> bool:
+    """Whether a policy, or that of some pool of its, hands requests off by a threshold."""
+    return any(
+        _hands_off(rule) for preset in presets_of(policy).values() for rule in find_preset(preset).leaving
+    )
+
+
+def presets_of(policy: str) -> Mapping[str, str]:
+    """The preset of each pool, or of no pool at all."""
+    return POOLED.get(policy, {"": policy})
+
+
+def rules_with(preset: str, threshold: float | None) -> tuple[str, ...] | None:
+    """A preset's leaving rules with the threshold in place; None where it changes nothing."""
+    rules = find_preset(preset).leaving
+    if threshold is None or not any(map(_hands_off, rules)):
+        return None
+    return with_threshold(rules, threshold)
+
+
+def _hands_off(rule: str) -> bool:
+    return rule.partition(":")[0] == HAND_OFF_RULE
+
+
+def _with_setting(rule: str, threshold: float) -> str:
+    name, _, text = rule.partition(":")
+    settings = dict(setting.split("=", 1) for setting in filter(None, text.split(",")))
+    settings["threshold"] = f"{threshold:g}"
+    return f"{name}:{','.join(f'{key}={value}' for key, value in settings.items())}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What serves: `instances` engines of `tp` GPUs each under one policy, or in two pools.
+
+    `lp` of the instances are of low priority, 0 where there are no pools. `seats` is vLLM's `max_num_seqs`,
+    `tokens_a_step` its `max_num_batched_tokens`. `threshold` takes the place of the hand-off rule's own; None leaves
+    it. `host_gib` is host memory for KV, of each instance. `kv_tier` is beside each GPU. `predictor` says how long
+    answers will be.
+    """
+
+    gpus: int
+    policy: str
+    tp: int
+    instances: int
+    lp: int = 0
+    seats: int
+    tokens_a_step: int
+    threshold: float | None = None
+    host_gib: float = 0.0
+    kv_tier: KvTier | None = None
+    predictor: str = NONE
+
+    @property
+    def pools(self) -> PoolSizes | None:
+        """How many instances each pool has; None without pools."""
+        return {LP: self.lp, HP: self.instances - self.lp} if self.lp else None
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where it comes among others that are as good, so that every ranking is total."""
+        threshold = -1.0 if self.threshold is None else self.threshold
+        sizes = (self.gpus, self.tp, self.instances, self.lp, self.seats, self.tokens_a_step)
+        return (*sizes, self.policy, threshold, self.host_gib, f"{self.kv_tier or ''}", self.predictor)
+
+    def layout(self) -> str:
+        """Its instances, for people."""
+        pools = self.pools
+        named = f"{self.instances}" if pools is None else ",".join(f"{p}={n}" for p, n in pools.items())
+        return f"{named} x TP {self.tp}"
+
+    def __str__(self) -> str:
+        given = [f"{self.seats:,} seats", f"{self.tokens_a_step:,} tokens a step"]
+        if self.threshold is not None:
+            given.append(f"threshold {self.threshold:g}")
+        if self.host_gib:
+            given.append(f"{self.host_gib:g} GiB of host memory")
+        if self.kv_tier is not None:
+            given.append(f"KV tier {self.kv_tier}")
+        return f"{self.policy} on {self.layout()}, {', '.join(given)}"
+
+
+def moving_parts(configuration: Configuration, default: Configuration) -> int:
+    """In how many ways it differs from what serves where nothing is chosen; pools count twice, as a policy and apart.
+
+    Of two configurations as good as each other the one with fewer is easier to run.
+    """
+    differing = (
+        configuration.policy != default.policy,
+        configuration.tp != default.tp,
+        configuration.lp != default.lp,
+        configuration.seats != default.seats,
+        configuration.tokens_a_step != default.tokens_a_step,
+        configuration.threshold != default.threshold,
+        configuration.host_gib != default.host_gib,
+        configuration.kv_tier != default.kv_tier,
+        configuration.predictor != default.predictor,
+    )
+    return sum(differing)
+
 
 NO_POOL = ""
 

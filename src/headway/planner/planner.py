@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 
 from headway.errors import ConfigError
-from headway.planner.ask import BUDGET, Prepared
-from headway.planner.configuration import Configuration
-from headway.planner.halving import MOST_HALVINGS, sampled_s
-from headway.planner.intervals import Interval
-from headway.planner.objective import Finals, Gain, choose, gain
-from headway.planner.runner import RunCounts, Runner, Tell
-from headway.planner.runs import KeptPlanRuns
-from headway.planner.sampler import candidates
-from headway.planner.samples import sample
-from headway.planner.search import Field, Found, SearchPlan, search
+from headway.planner.machine import Configuration
+from headway.planner.objective import Finals, Gain, Interval, choose, gain
+from headway.planner.preparation import Prepared
+from headway.planner.runs import KeptPlanRuns, RunCounts, Runner, Tell
+from headway.planner.sampling import candidates, sample
+from headway.planner.search import MOST_HALVINGS, Field, Found, SearchPlan, sampled_s, search
 from headway.results import Summary
+
+BUDGET = 240
+"""Configurations tried where neither a number nor minutes are given."""
 
 PROBES = 3
 """Configurations of each policy that are timed before a budget is made of minutes."""
@@ -69,7 +68,7 @@ class Fewest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedDeployment:
     """What a plan came to.
 
     `best` is the best configuration on each number of GPUs, at the last rung; `choice` the answer, `default` stock
@@ -94,12 +93,12 @@ class Planned:
         return self.fewest is not None and self.fewest.gpus is None
 
 
-def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell) -> Planned:
+def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell) -> PlannedDeployment:
     """Search, choose and compare. What is simulated is kept run by run, so that the same plan goes on after a kill."""
     started_s = time.monotonic()
-    runner = Runner(prepared, kept, effort.jobs, tell)
+    runner = Runner(prepared.task, prepared.window_s, kept, effort.jobs, tell)
     budget = _budget(prepared, effort, runner)
-    tried = candidates(prepared.space, budget, even=prepared.ask.fewest)
+    tried = candidates(prepared.space, budget, even=prepared.request.fewest)
     plan = _search_plan(prepared)
     runner.expect(tried, plan)
     found = search(tried, prepared.space.default, plan, runner.measure)
@@ -109,10 +108,10 @@ def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell
     def on_unseen(gpus: int) -> dict[Configuration, list[Summary]]:
         return _on_unseen([best[gpus], prepared.space.default[gpus]], plan, runner)
 
-    fewest = _fewest(prepared, best, found, on_unseen) if prepared.ask.fewest else None
-    gpus = fewest.gpus if fewest is not None and fewest.gpus is not None else prepared.ask.gpus
+    fewest = _fewest(prepared, best, found, on_unseen) if prepared.request.fewest else None
+    gpus = fewest.gpus if fewest is not None and fewest.gpus is not None else prepared.request.gpus
     choice, default, unseen = best[gpus], prepared.space.default[gpus], on_unseen(gpus)
-    return Planned(
+    return PlannedDeployment(
         prepared=prepared,
         tried=sum(map(len, tried.values())),
         found=found,
@@ -130,7 +129,7 @@ def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell
 def _search_plan(prepared: Prepared) -> SearchPlan:
     return SearchPlan(
         objective=prepared.objective,
-        samples=prepared.ask.seeds,
+        samples=prepared.request.seeds,
         window_s=prepared.window_s,
         drawn=prepared.task.stream.is_drawn,
     )
@@ -151,14 +150,14 @@ def _best(prepared: Prepared, tried: Field, found: Found) -> dict[int, Configura
 
 def _holding(prepared: Prepared, finals: Finals) -> Finals:
     """With `fewest` those that hold the aim, if any does: none is simple enough to miss it for that. Else all."""
-    if not prepared.ask.fewest:
+    if not prepared.request.fewest:
         return finals
     return {each: found for each, found in finals.items() if _holds(prepared, found)} or finals
 
 
 def _holds(prepared: Prepared, summaries: Sequence[Summary]) -> bool:
     goodput = prepared.objective.mean(summaries)
-    return goodput is not None and goodput.mean >= prepared.ask.least_goodput
+    return goodput is not None and goodput.mean >= prepared.request.least_goodput
 
 
 def _fewest(
@@ -168,7 +167,7 @@ def _fewest(
     on_unseen: Callable[[int], Mapping[Configuration, Sequence[Summary]]],
 ) -> Fewest:
     """Number by number: what holds the aim on the samples that chose it may miss it on those that chose nothing."""
-    aim, goodput = prepared.ask.least_goodput, None
+    aim, goodput = prepared.request.least_goodput, None
     for gpus, configuration in best.items():
         summaries = found.finals[gpus][configuration]
         if _holds(prepared, summaries):
@@ -203,7 +202,9 @@ def _budget(prepared: Prepared, effort: Effort, runner: Runner) -> int:
     pairs = [(each, first) for configurations in probes.values() for each in configurations]
     took_s = sum(runner.timed(pairs)) / len(pairs)
     seconds = SAFETY * effort.minutes * 60 * effort.jobs
-    return affordable(seconds, took_s / window_s, prepared.ask.seeds, prepared.window_s, prepared.space.size)
+    return affordable(
+        seconds, took_s / window_s, prepared.request.seeds, prepared.window_s, prepared.space.size
+    )
 
 
 def affordable(seconds: float, rate: float, samples: int, window_s: float, most: int) -> int:

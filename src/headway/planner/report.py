@@ -1,8 +1,8 @@
-"""A plan for people and for scripts: a table, one JSON object."""
+"""A plan for people and for scripts: a table, one JSON object, and a plot of what more GPUs buy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -12,15 +12,60 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headway.planner.configuration import Configuration, moving_parts
 from headway.planner.deploy import arguments, command, flags_here
-from headway.planner.intervals import Interval
-from headway.planner.objective import Gain, Objective, interval_of
-from headway.planner.pareto import figures, front
-from headway.planner.planner import Planned
+from headway.planner.machine import Configuration, moving_parts
+from headway.planner.objective import Gain, Interval, Objective, interval_of
+from headway.planner.planner import PlannedDeployment
 from headway.predict.known_models import model_shape
-from headway.results import Summary
+from headway.results import COLUMNS, Summary
+from headway.results.line_chart import settings_svg
 from headway.results.tables import MISSING
+
+FILE = "pareto.svg"
+PLANNED, DEFAULT = "planned", "vllm, its own flags"
+
+
+def front(values: Mapping[int, float], objective: Objective) -> list[int]:
+    """The numbers of GPUs that no smaller or equal number does as well as, rising.
+
+    >>> front({1: 0.5, 2: 0.9, 4: 0.9}, Objective.GOODPUT)
+    [1, 2]
+    """
+    sign = -1 if objective is Objective.GOODPUT else 1
+    worth: list[int] = []
+    for gpus in sorted(values):
+        if not worth or sign * values[gpus] < sign * values[worth[-1]]:
+            worth.append(gpus)
+    return worth
+
+
+def figures(planned: PlannedDeployment, which: Mapping[int, Configuration]) -> dict[int, float]:
+    """What these configurations came to at the last rung, where it was measured."""
+    objective = planned.prepared.objective
+    means = {gpus: objective.mean(planned.found.finals[gpus][each]) for gpus, each in which.items()}
+    return {gpus: mean.mean for gpus, mean in means.items() if mean is not None}
+
+
+def pareto_svg(planned: PlannedDeployment) -> str:
+    """The figure against GPUs, of the best configurations and of stock vLLM."""
+    objective = planned.prepared.objective
+    column = COLUMNS[objective.value]
+    default = {gpus: planned.prepared.space.default[gpus] for gpus in planned.best}
+    curves = {
+        PLANNED: sorted(figures(planned, planned.best).items()),
+        DEFAULT: sorted(figures(planned, default).items()),
+    }
+    name = f"{column.heading} ({column.unit})" if column.unit else column.heading
+    aim = None if planned.fewest is None else planned.fewest.aim
+    return settings_svg(
+        f"{column.heading} by GPUs, simulated",
+        curves,
+        x_label="GPUs",
+        y_label=name,
+        level=aim,
+        doubling=False,
+    )
+
 
 SHOWN = ("goodput", "mean_jct_s", "p99_jct_s", "mean_ttft_s", "p99_ttft_s", "mean_tbt_s", "throughput_rps")
 """Summary keys that the JSON object has of each configuration."""
@@ -29,19 +74,19 @@ RIVALS = 5
 """Configurations shown on all of the GPUs, beside the best on fewer."""
 
 
-def serve_arguments(planned: Planned) -> tuple[str, ...]:
+def serve_arguments(planned: PlannedDeployment) -> tuple[str, ...]:
     """The words that deploy the choice."""
-    ask = planned.prepared.ask
-    shape = model_shape(ask.model)
-    model = shape.name if "/" in shape.name else ask.model
+    request = planned.prepared.request
+    shape = model_shape(request.model)
+    model = shape.name if "/" in shape.name else request.model
     flags = flags_here(planned.prepared.task.machine, planned.choice)
-    return arguments(model, planned.choice, ask.stream.slo, flags)
+    return arguments(model, planned.choice, request.stream.slo, flags)
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------
 
 
-def plan_data(planned: Planned) -> dict[str, Any]:
+def plan_data(planned: PlannedDeployment) -> dict[str, Any]:
     """What scripts read; shares are 0 to 1, times in seconds, intervals 95 %, null where there is none."""
     prepared = planned.prepared
     words = serve_arguments(planned)
@@ -83,7 +128,7 @@ def plan_data(planned: Planned) -> dict[str, Any]:
 
 
 def _configuration_data(
-    planned: Planned, configuration: Configuration, summaries: Sequence[Summary]
+    planned: PlannedDeployment, configuration: Configuration, summaries: Sequence[Summary]
 ) -> dict[str, Any]:
     default = planned.prepared.space.default[configuration.gpus]
     return {
@@ -110,7 +155,7 @@ def _gain_data(gain: Gain) -> dict[str, Any]:
     }
 
 
-def _fewest_data(planned: Planned) -> dict[str, Any] | None:
+def _fewest_data(planned: PlannedDeployment) -> dict[str, Any] | None:
     fewest = planned.fewest
     if fewest is None:
         return None
@@ -121,7 +166,7 @@ def _fewest_data(planned: Planned) -> dict[str, Any] | None:
 # ---- for people ----------------------------------------------------------------------------------------
 
 
-def plan_table(planned: Planned) -> RenderableType:
+def plan_table(planned: PlannedDeployment) -> RenderableType:
     """The choice, those next to it, the best on fewer GPUs, and stock vLLM on each; then what it comes to."""
     objective = planned.prepared.objective
     table = Table(box=SIMPLE_HEAD, header_style="", title="simulated, last rung", title_justify="left")
@@ -139,7 +184,7 @@ def plan_table(planned: Planned) -> RenderableType:
     return Group(table, *map(Text, lines))
 
 
-def _rows(planned: Planned, gpus: int) -> list[Configuration]:
+def _rows(planned: PlannedDeployment, gpus: int) -> list[Configuration]:
     """The best on a number of GPUs, on all of them also its rivals, and stock vLLM."""
     objective = planned.prepared.objective
     finals = planned.found.finals[gpus]
@@ -154,7 +199,7 @@ def _rows(planned: Planned, gpus: int) -> list[Configuration]:
     return list(dict.fromkeys([*best, *rivals, planned.prepared.space.default[gpus]]))
 
 
-def _named(planned: Planned, configuration: Configuration) -> str:
+def _named(planned: PlannedDeployment, configuration: Configuration) -> str:
     """The configuration, and whether it is the answer or what is compared with."""
     default = planned.prepared.space.default[configuration.gpus]
     marks = {"choice": planned.choice, "default": default}
@@ -172,7 +217,7 @@ def _shown(interval: Interval | None) -> str:
     return f"{interval.mean:.3f}{f' ± {interval.half:.3f}' if isfinite(interval.half) else ''}"
 
 
-def _said_of_gain(objective: Objective, planned: Planned) -> str:
+def _said_of_gain(objective: Objective, planned: PlannedDeployment) -> str:
     gain, samples = planned.gain, len(planned.unseen[planned.choice])
     what = "goodput" if objective is Objective.GOODPUT else "mean JCT"
     if planned.choice == planned.default:
@@ -193,12 +238,12 @@ def _signed(interval: Interval) -> str:
     return f"{interval.mean:+.3f}{spread}"
 
 
-def _said_of_fewest(planned: Planned) -> list[str]:
+def _said_of_fewest(planned: PlannedDeployment) -> list[str]:
     fewest = planned.fewest
     if fewest is None:
         return []
     if fewest.gpus is None:
-        gpus = planned.prepared.ask.gpus
+        gpus = planned.prepared.request.gpus
         most = "not even all GPUs hold" if gpus > 1 else "one GPU does not hold"
         return [f"{most} a goodput of {fewest.aim:g}: {_shown(fewest.goodput)} with {gpus}"]
     sure = "" if fewest.sure else "; its interval reaches below, so one more may be wise"
@@ -207,7 +252,7 @@ def _said_of_fewest(planned: Planned) -> list[str]:
     ]
 
 
-def _said_of_search(planned: Planned) -> str:
+def _said_of_search(planned: PlannedDeployment) -> str:
     ladder = " -> ".join(
         f"{report.configurations:,} on {report.samples} x {report.window_s:.0f} s"
         for report in planned.found.reports

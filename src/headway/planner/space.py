@@ -3,19 +3,103 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from headway.core.slo import Slo
 from headway.errors import ConfigError
 from headway.lab.policy_choice import OWN_PARTS, is_pooled, uses_predictions
-from headway.planner.axes import TP_SIZES, Layout, Wanted, axes_of
-from headway.planner.configuration import Configuration
-from headway.planner.machine import Machine
-from headway.planner.threshold import presets_of
+from headway.planner.machine import Configuration, Machine, hands_off, presets_of
+from headway.planner.request import PlanRequest
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.length_choice import NONE
 from headway.routing.pools import HP, LP
+from headway.sim.limits import KvTier
+
+TP_SIZES = (1, 2, 4, 8)
+SEATS = (16, 32, 64, 128, 256, 512, 1024)
+TOKENS_A_STEP = (512, 1024, 2048, 4096, 8192, 16384)
+SMALL_BUDGETS = (128, 256, 512)
+"""Tokens a step of policies whose batching has a budget of its own, above which vLLM's makes no difference."""
+THRESHOLDS = (None, 0.0, 0.1, 0.25)
+"""Of the hand-off rule of pools, in shares of the target for the first token; None: its own. Without pools nobody
+takes what another hands off."""
+HOST_SHARES = (0.0, 0.5, 2.0)
+"""Host memory for KV, in shares of the KV memory of the instance's GPUs."""
+
+_BUDGET = "token_budget="
+_NO_SWAPS = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLayout:
+    """How GPUs are shared out: instances of `tp` each, `lp` of them of low priority where there are pools."""
+
+    tp: int
+    instances: int
+    lp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The choices there are of everything that is not fixed by the policy and the number of GPUs."""
+
+    layouts: tuple[GpuLayout, ...]
+    seats: tuple[int, ...]
+    tokens: tuple[int, ...]
+    thresholds: tuple[float | None, ...]
+    host_shares: tuple[float, ...]
+    kv_tiers: tuple[KvTier | None, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many of each."""
+        choices = (self.layouts, self.seats, self.tokens, self.thresholds, self.host_shares, self.kv_tiers)
+        return tuple(map(len, choices))
+
+
+def axes_of(machine: Machine, request: PlanRequest, gpus: int, policy: str, slo: Slo) -> Axes:
+    """What a policy may be set to on so many GPUs; some combinations will not be possible. Raises ConfigError."""
+    rows = [find_preset(preset) for preset in presets_of(policy).values()]
+    default = _default_sizes(machine)
+    own_budget = not is_pooled(policy) and _BUDGET in rows[0].batching
+    hands = slo.ttft_s is not None and is_pooled(policy) and hands_off(policy)
+    swaps = any(not row.eviction.startswith(_NO_SWAPS) for row in rows)
+    return Axes(
+        layouts=tuple(_layouts(gpus, pooled=is_pooled(policy))),
+        seats=_with_default(SEATS, default[0]),
+        tokens=SMALL_BUDGETS if own_budget else _with_default(TOKENS_A_STEP, default[1]),
+        thresholds=THRESHOLDS if hands else (None,),
+        host_shares=HOST_SHARES if swaps else (0.0,),
+        kv_tiers=(None,) if request.kv_tier is None else (None, request.kv_tier),
+    )
+
+
+def _default_sizes(machine: Machine) -> tuple[int, int]:
+    """Seats and tokens a step of the smallest instance that holds the model; the largest choices where none does."""
+    for tp in TP_SIZES:
+        try:
+            limits = machine.default_limits(tp)
+        except ConfigError:
+            continue
+        return limits.max_num_seqs, limits.max_num_batched_tokens
+    return SEATS[-1], TOKENS_A_STEP[-1]
+
+
+def _with_default(choices: tuple[int, ...], default: int) -> tuple[int, ...]:
+    return tuple(sorted({*choices, default}))
+
+
+def _layouts(gpus: int, *, pooled: bool) -> Iterator[GpuLayout]:
+    """Every size of tensor parallelism, and of pools every split; those that cannot be are there to be counted."""
+    for tp in TP_SIZES:
+        instances = gpus // tp
+        if not pooled or instances < len((LP, HP)):
+            yield GpuLayout(tp, instances)
+        else:
+            yield from (GpuLayout(tp, instances, lp) for lp in range(1, instances))
+
 
 DEFAULT_POLICY = "vllm"
 """What serves where nothing is chosen."""
@@ -27,7 +111,7 @@ Index = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class PolicyGrid:
     """All settings of one policy on one number of GPUs: `shape` is the length of each axis, `possible` what may run.
 
     `plain` is the policy with vLLM's own sizes and nothing else changed, where that is possible.
@@ -44,7 +128,7 @@ class Grid:
 class Space:
     """What may be tried; `default` is stock vLLM on each number of GPUs, `impossible` counts the rest by reason."""
 
-    grids: tuple[Grid, ...]
+    grids: tuple[PolicyGrid, ...]
     default: Mapping[int, Configuration]
     impossible: Mapping[str, int]
 
@@ -54,24 +138,28 @@ class Space:
         return sum(len(grid.possible) for grid in self.grids)
 
 
-def build_space(machine: Machine, wanted: Wanted) -> Space:
-    """Everything that is possible, and how much is not.
+def build_space(
+    machine: Machine, request: PlanRequest, *, policies: Sequence[str], slo: Slo, longest_tokens: int
+) -> Space:
+    """Everything that is possible on the GPUs of a plan, and how much is not.
+
+    Configurations serve requests of up to `longest_tokens`. `slo` has each kind of target that some request has.
 
     Raises ConfigError for a policy that is not known, and where stock vLLM itself cannot serve on all of the GPUs; a
     smaller number that cannot is left out. O(settings), some ten thousand for eight GPUs.
     """
-    _check_policies(wanted.policies)
+    _check_policies(policies)
     impossible: Counter[str] = Counter()
     default: dict[int, Configuration] = {}
-    for gpus in wanted.gpus:
+    for gpus in request.counts():
         try:
-            default[gpus] = default_configuration(machine, gpus, wanted.longest_tokens)
+            default[gpus] = default_configuration(machine, gpus, longest_tokens)
         except ConfigError:
-            if gpus == max(wanted.gpus):
+            if gpus == request.gpus:
                 raise
     grids = [
-        _grid(machine, wanted, gpus, policy, impossible)
-        for gpus, policy in product(wanted.gpus, wanted.policies)
+        _grid(machine, request, gpus, policy, slo, longest_tokens, impossible)
+        for gpus, policy in product(request.counts(), policies)
     ]
     return Space(tuple(grid for grid in grids if grid.gpus in default), default, dict(impossible))
 
@@ -90,7 +178,7 @@ def default_configuration(machine: Machine, gpus: int, longest_tokens: int) -> C
     """
     why = ""
     for tp in TP_SIZES:
-        layout = Layout(tp, gpus // tp)
+        layout = GpuLayout(tp, gpus // tp)
         found = _why_no_layout(machine, gpus, layout, DEFAULT_POLICY, longest_tokens)
         if found is None:
             limits = machine.default_limits(tp)
@@ -110,12 +198,19 @@ def default_configuration(machine: Machine, gpus: int, longest_tokens: int) -> C
 # ---- one grid ------------------------------------------------------------------------------------------
 
 
-def _grid(machine: Machine, wanted: Wanted, gpus: int, policy: str, impossible: Counter[str]) -> Grid:
-    axes = axes_of(machine, wanted, gpus, policy)
-    predictor = wanted.predictor if uses_predictions(policy, OWN_PARTS) else NONE
+def _grid(
+    machine: Machine,
+    request: PlanRequest,
+    gpus: int,
+    policy: str,
+    slo: Slo,
+    longest_tokens: int,
+    impossible: Counter[str],
+) -> PolicyGrid:
+    axes = axes_of(machine, request, gpus, policy, slo)
+    predictor = request.predictor if uses_predictions(policy, OWN_PARTS) else NONE
     why_not = {
-        layout: _why_no_layout(machine, gpus, layout, policy, wanted.longest_tokens)
-        for layout in axes.layouts
+        layout: _why_no_layout(machine, gpus, layout, policy, longest_tokens) for layout in axes.layouts
     }
     found: dict[Index, Configuration] = {}
     for index in product(*map(range, axes.shape)):
@@ -140,7 +235,7 @@ def _grid(machine: Machine, wanted: Wanted, gpus: int, policy: str, impossible: 
             found[index] = configuration
         else:
             impossible[why] += 1
-    return Grid(gpus, policy, axes.shape, found, _plain(machine, found))
+    return PolicyGrid(gpus, policy, axes.shape, found, _plain(machine, found))
 
 
 def _host_gib(machine: Machine, tp: int, share: float) -> float:
@@ -175,7 +270,7 @@ def _plain(machine: Machine, found: Mapping[Index, Configuration]) -> Configurat
 
 
 def _why_no_layout(
-    machine: Machine, gpus: int, layout: Layout, policy: str, longest_tokens: int
+    machine: Machine, gpus: int, layout: GpuLayout, policy: str, longest_tokens: int
 ) -> str | None:
     """Why GPUs cannot be shared out so; None if they can."""
     if layout.tp > gpus or gpus % layout.tp:

@@ -1,26 +1,164 @@
-"""What is served to check a plan: a part of its trace fitted to this machine, and what is simulated of it."""
+"""A plan made small enough to check here: configuration, trace and targets, and what engines say of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import fmean
 
-from headway.core.batch_shape import BatchShape
+from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape
 from headway.core.record import Record
-from headway.errors import ConfigError
+from headway.core.slo import MAX_TARGET_S, Slo
+from headway.errors import ConfigError, UpstreamError
+from headway.lab.both_sides import by_client_id, whole
 from headway.lab.predictor_choice import length_source
-from headway.planner.configuration import Configuration
-from headway.planner.in_engine import InEngine
-from headway.planner.machine import Machine, planned_policies
-from headway.planner.planner import Planned
+from headway.planner.machine import Configuration, Machine, planned_policies
+from headway.planner.planner import PlannedDeployment
 from headway.planner.runs import capacity_rps
-from headway.planner.scaled_down import MAX_OUTPUT_TOKENS, exchange, shortened
-from headway.predict.calibration import StepSeconds
+from headway.predict.calibration import Calibration, StepSeconds
 from headway.results.metrics import jct_s, measured, ttft_s
 from headway.sim.simulation import simulate
-from headway.traces import TraceRequest
+from headway.traces import TraceRequest, scale_lengths
+
+MODEL = "demo"
+MAX_SEATS, MAX_TOKENS_A_STEP = 128, 2048
+"""What vLLM takes by itself on a CPU, and what `headway profile` measures up to."""
+MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS = 1024, 192
+MAX_HOST_GIB = 0.5
+
+
+def scaled_down(configuration: Configuration) -> Configuration:
+    """The same policy on one instance here, or one of each pool, with sizes that a CPU has."""
+    instances = 1 if configuration.pools is None else len(configuration.pools)
+    return replace(
+        configuration,
+        gpus=instances,
+        tp=1,
+        instances=instances,
+        lp=0 if configuration.pools is None else 1,
+        seats=min(configuration.seats, MAX_SEATS),
+        tokens_a_step=min(configuration.tokens_a_step, MAX_TOKENS_A_STEP),
+        host_gib=min(configuration.host_gib, MAX_HOST_GIB),
+    )
+
+
+def shortened(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """The requests with lengths that the small model holds; prompts given as text become tokens, which are made up.
+
+    Each declares the same output limit, so that policies see no other here than in the simulation.
+    """
+    bare = [replace(request, prompt=None) for request in requests]
+    fitted = scale_lengths(bare, MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS)
+    return [replace(request, max_output_tokens=MAX_OUTPUT_TOKENS) for request in fitted]
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Tokens of a request as they are on the mean."""
+
+    input_tokens: float
+    output_tokens: float
+
+    @classmethod
+    def of(cls, requests: Sequence[TraceRequest]) -> Typical:
+        """Of so many requests, at least one."""
+        return cls(
+            fmean(request.input_tokens for request in requests),
+            fmean(request.output_tokens for request in requests),
+        )
+
+    def prefill_s(self, costs: Calibration) -> float:
+        """Its prompt alone on an engine."""
+        return _step_s(costs, round(self.input_tokens), 0)
+
+    def decode_s(self, costs: Calibration) -> float:
+        """A token of its answer alone on an engine, halfway through."""
+        return _step_s(costs, 1, round(self.input_tokens + self.output_tokens / 2))
+
+    def whole_s(self, costs: Calibration) -> float:
+        """All of it alone on an engine."""
+        return self.prefill_s(costs) + self.output_tokens * self.decode_s(costs)
+
+
+def _step_s(costs: Calibration, new_tokens: int, context_tokens: int) -> float:
+    shape = BatchShape()
+    shape.add(max(1, new_tokens), context_tokens)
+    step = costs.step_with(MOST_GRAPHED_TOKENS)
+    return step.step_s(shape) + costs.host_s + costs.host_job_s
+
+
+@dataclass(frozen=True, slots=True)
+class TargetScale:
+    """What a second of a target there is worth here: by the time that a typical request takes alone on either."""
+
+    ttft: float
+    tbt: float
+    deadline: float
+
+    @classmethod
+    def between(cls, there: Calibration, its: Typical, here: Calibration, ours: Typical) -> TargetScale:
+        """From one machine and its requests to another with its own."""
+        return cls(
+            ours.prefill_s(here) / its.prefill_s(there),
+            ours.decode_s(here) / its.decode_s(there),
+            ours.whole_s(here) / its.whole_s(there),
+        )
+
+    def targets(self, slo: Slo) -> Slo:
+        """The same targets in the time of this machine, none longer than a target may be: nothing served here is."""
+        return Slo(
+            ttft_s=_worth(slo.ttft_s, self.ttft),
+            tbt_s=_worth(slo.tbt_s, self.tbt),
+            deadline_s=_worth(slo.deadline_s, self.deadline),
+        )
+
+
+def _worth(target_s: float | None, rate: float) -> float | None:
+    return None if target_s is None else min(MAX_TARGET_S, target_s * rate)
+
+
+def exchange(
+    planned: tuple[Machine, int, Sequence[TraceRequest]], here: Machine, requests: Sequence[TraceRequest]
+) -> TargetScale:
+    """From the machine that was planned for (its TP, its requests) to this one; 1 to 1 where they are the same."""
+    machine, tp, theirs = planned
+    if machine == here:
+        return TargetScale(1.0, 1.0, 1.0)
+    return TargetScale.between(machine.costs(tp), Typical.of(theirs), here.costs(1), Typical.of(requests))
+
+
+@dataclass(frozen=True, slots=True)
+class InEngine:
+    """Requests at the times at which they came to an engine, the first at 0 s, and the engine's record of each, by the
+    id that its client gave it.
+    """
+
+    requests: Sequence[TraceRequest]
+    records: Sequence[Record]
+
+
+def in_engine(requests: Iterable[TraceRequest], engine: Iterable[Record]) -> InEngine:
+    """The requests as the engines of one machine saw them, in order of arrival. O(n log n).
+
+    What a client and a server on busy cores were late with is thus no one's error. A request that was handed off came
+    to the first engine and ended in the last, which was told what was left of its targets: all are judged by the
+    request's own. Raises UpstreamError if an engine tells of a request not at all.
+    """
+    seen = by_client_id(engine)
+    pairs: list[tuple[Record, TraceRequest]] = []
+    for request in requests:
+        if request.id not in seen:
+            raise UpstreamError(
+                f"the engine's records do not have request {request.id}, so nothing can be compared"
+            )
+        pairs.append((replace(whole(seen[request.id]), id=request.id, slo=request.slo), request))
+    pairs.sort(key=lambda pair: pair[0].arrival_s)
+    return InEngine(
+        [replace(request, arrival_s=record.arrival_s - pairs[0][0].arrival_s) for record, request in pairs],
+        [record for record, _ in pairs],
+    )
+
 
 LOADS = (0.25, 0.125, 0.0625)
 """Of what the choice gets through here by itself: a server and a client share its cores. High enough for requests to
@@ -121,7 +259,7 @@ def check_requests(number: int) -> None:
         raise ConfigError(f"the trace has {number} requests; accepted with verify: {FEWEST_REQUESTS} or more")
 
 
-def set_stage(planned: Planned, here: Configuration, machine: Machine, seconds: float) -> Stage:
+def set_stage(planned: PlannedDeployment, here: Configuration, machine: Machine, seconds: float) -> Stage:
     """The trace fitted to this machine: lengths, rate and targets. Raises ConfigError for a trace that is too short."""
     task = planned.prepared.task
     check_requests(planned.prepared.requests)

@@ -13,24 +13,35 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS
 from headway.errors import VLLM_COMES_BY, ConfigError, UpstreamError
 from headway.lab.policy_bench import free_port, warm_up, why_not_ready
 from headway.loadgen import ReplayOptions, ReplayReport, replay
-from headway.planner.ask import Prepared
-from headway.planner.configuration import Configuration
-from headway.planner.deploy import arguments, command, vllm_flags
-from headway.planner.deployed import deployed, records_of_engines
-from headway.planner.in_engine import InEngine, in_engine
-from headway.planner.machine import Machine
-from headway.planner.planner import Planned
-from headway.planner.scaled_down import MODEL, scaled_down
-from headway.planner.stage import Served, check_requests, served_beyond, set_stage
+from headway.planner.deploy import arguments, command, deployed, records_of_engines, vllm_flags
+from headway.planner.machine import Configuration, Machine
+from headway.planner.planner import PlannedDeployment
+from headway.planner.preparation import Prepared
+from headway.planner.stage import (
+    MODEL,
+    InEngine,
+    Served,
+    check_requests,
+    in_engine,
+    scaled_down,
+    served_beyond,
+    set_stage,
+)
 from headway.predict.hardware import is_cost_file
-from headway.results import summarize
+from headway.results import COLUMNS, summarize
 from headway.results.metrics import measured
 from headway.results.records import read_records
+from headway.results.tables import MISSING
 from headway.traces import TraceRequest
 
 PROFILE_SECONDS = 20
@@ -92,9 +103,9 @@ def _error(key: str, predicted: float | None, achieved: float | None) -> float |
 def check_verifiable(prepared: Prepared) -> None:
     """Raise ConfigError for a plan that could not be verified: before the search, which takes minutes."""
     check_requests(prepared.requests)
-    if prepared.ask.kv_tier is not None:
+    if prepared.request.kv_tier is not None:
         raise ConfigError(
-            f"the KV tier is {prepared.ask.kv_tier} with verify; accepted: one of the two, since vLLM's offloading "
+            f"the KV tier is {prepared.request.kv_tier} with verify; accepted: one of the two, since vLLM's offloading "
             "needs a GPU"
         )
     if find_spec("vllm") is None:
@@ -103,7 +114,7 @@ def check_verifiable(prepared: Prepared) -> None:
         )
 
 
-def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verified:
+def verify(planned: PlannedDeployment, folder: Path, seconds: float, tell: Tell) -> Verified:
     """Profile this machine (unless it is what was planned for), predict, deploy, replay, compare. Minutes.
 
     Of a stream of about so many seconds every other request tells what serving adds, and the rest is compared. Raises
@@ -146,7 +157,7 @@ def verify(planned: Planned, folder: Path, seconds: float, tell: Tell) -> Verifi
 # ---- on this machine ------------------------------------------------------------------------------------
 
 
-def _machine(planned: Planned, here: Configuration, folder: Path, tell: Tell) -> Machine:
+def _machine(planned: PlannedDeployment, here: Configuration, folder: Path, tell: Tell) -> Machine:
     """This machine by what was planned with, if that is its own cost file; else profiled now with the same sizes."""
     theirs = planned.prepared.task.machine
     if is_cost_file(theirs.hardware) and theirs.model == MODEL:
@@ -193,3 +204,39 @@ def _mean(runs: Sequence[Sequence[Record]]) -> Values:
     found = [_values(records) for records in runs]
     values = {key: measured(each[key] for each in found) for key in KEYS}
     return {key: fmean(each) if each else None for key, each in values.items()}
+
+
+GOODPUT = "goodput"
+
+
+def verify_table(verified: Verified) -> RenderableType:
+    """Predicted beside achieved, with the errors; then what was served how."""
+    table = Table(box=SIMPLE_HEAD, header_style="", title="in this machine's engine", title_justify="left")
+    for heading in ("", "predicted", "achieved", "error", "by the\nprofile alone", "at the\nclient"):
+        table.add_column(heading, justify="right" if heading else "left", vertical="bottom")
+    errors = [verified.errors(each) for each in (verified.predicted, verified.by_profile)]
+    for key in KEYS:
+        if verified.achieved[key] is not None:
+            shown = (_value(verified.predicted[key]), _value(verified.achieved[key]))
+            off = [_shown_error(key, each[key]) for each in errors]
+            table.add_row(Text(COLUMNS[key].heading), *shown, *off, _value(verified.at_client[key]))
+    served = verified.served
+    lines = (
+        f"{verified.requests:,} requests at {verified.rate_rps:.3g} a second; serving makes steps "
+        f"{served.step_factor:.2f} times as long as profiled and {served.step_s * 1e3:.1f} ms more, and adds "
+        f"{served.first_token_s * 1e3:.1f} ms to the first token (as every other one tells; the rest is compared); "
+        "the client sent its requests up to "
+        f"{verified.client_late_s * 1e3:.0f} ms late",
+        f"deployed: {command(verified.words)}",
+    )
+    return Group(table, *map(Text, lines))
+
+
+def _value(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3f}"
+
+
+def _shown_error(key: str, error: float | None) -> str:
+    if error is None:
+        return MISSING
+    return f"{error:+.3f}" if key == GOODPUT else f"{error:+.1%}"

@@ -7,20 +7,86 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.core.job import Job
+from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
-from headway.errors import SimulationError, TraceError
+from headway.errors import ConfigError, SimulationError, TraceError
 from headway.routing import Router
-from headway.sim.arriving import job_of, moved_job
-from headway.sim.engine import Totals
+from headway.sim.clock import EventLoop, Phase
+from headway.sim.engine import EngineTotals
 from headway.sim.instance import Instance
-from headway.sim.length_source import LengthSource
-from headway.sim.loop import EventLoop, Phase
-from headway.sim.prefix import shared_keys
-from headway.traces import TraceRequest
+from headway.sim.kv_pool import BlockKey
+from headway.sim.lengths import LengthSource
+from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+
+
+def job_of(
+    request: TraceRequest, default_max_output_tokens: int, predicted_length: LengthEstimate | None = None
+) -> Job:
+    """The job of a request that comes now; its true length stays behind.
+
+    Its limit is the request's or the workload's, since one made to fit would give the length away. Raises
+    TraceError for an answer longer than that.
+    """
+    limit = request.max_output_tokens or default_max_output_tokens
+    if request.output_tokens > limit:
+        raise TraceError(
+            f"request {request.id} has {request.output_tokens} output tokens; accepted: up to {limit}, "
+            "the limit of requests that declare none"
+        )
+    return Job(
+        id=request.id,
+        arrival_s=request.arrival_s,
+        num_prompt_tokens=request.input_tokens,
+        max_output_tokens=limit,
+        slo=request.slo,
+        priority=request.priority,
+        tenant=request.tenant,
+        predicted_length=predicted_length,
+        prefix_blocks=request.prefix_blocks,
+    )
+
+
+def moved_job(job: Job, now_s: float) -> Job:
+    """A job that its instance gave up unstarted, as a new one for the next: with what is left of its targets, and no
+    third place to go.
+    """
+    return Job(
+        id=job.id,
+        arrival_s=now_s,
+        num_prompt_tokens=job.num_prompt_tokens,
+        max_output_tokens=job.max_output_tokens,
+        slo=job.slo.after(now_s - job.arrival_s),
+        priority=job.priority,
+        tenant=job.tenant,
+        predicted_length=job.predicted_length,
+        lora_id=job.lora_id,
+        may_move=False,
+        prefix_blocks=job.prefix_blocks,
+    )
+
+
+def shared_keys(request: TraceRequest, block_size: int) -> list[BlockKey]:
+    """The keys of a prompt's full KV blocks, as far as the trace says what they hold.
+
+    A trace block of 512 tokens is several KV blocks; ConfigError if it is not a whole number of them.
+    """
+    if not request.prefix_blocks:
+        return []
+    per_trace_block, rest = divmod(MOONCAKE_BLOCK_TOKENS, block_size)
+    if rest:
+        raise ConfigError(
+            f"block_size is {block_size}; accepted with a trace of prefix blocks: "
+            f"a divisor of {MOONCAKE_BLOCK_TOKENS}"
+        )
+    known = min(request.input_tokens // block_size, len(request.prefix_blocks) * per_trace_block)
+    return [
+        request.prefix_blocks[index // per_trace_block] * per_trace_block + index % per_trace_block
+        for index in range(known)
+    ]
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveRequest:
     """A request that has not ended: what was asked for, and the job that stands for it where it is now."""
 
     request: TraceRequest
@@ -55,8 +121,8 @@ class Cluster:
         self._lengths = lengths
         self._instances: dict[str, Instance] = {}
         self._names: tuple[str, ...] = ()
-        self._live: dict[str, _Live] = {}
-        self._moving: list[_Live] = []
+        self._live: dict[str, _LiveRequest] = {}
+        self._moving: list[_LiveRequest] = []
         self._requests: Iterator[TraceRequest] = iter(())
 
     def add(self, instance: Instance) -> None:
@@ -74,7 +140,7 @@ class Cluster:
         return self.next_arrival_s
 
     @property
-    def totals(self) -> dict[str, Totals]:
+    def totals(self) -> dict[str, EngineTotals]:
         """What each instance's engine has counted, by name."""
         return {name: instance.engine.totals for name, instance in self._instances.items()}
 
@@ -96,7 +162,7 @@ class Cluster:
         if self._lengths is not None:
             self._lengths.ended(live.request, finished=record.outcome is Outcome.FINISHED)
 
-    def _give_up(self, live: _Live) -> None:
+    def _give_up(self, live: _LiveRequest) -> None:
         """It cannot arrive elsewhere before the step that gives it up is planned to its end."""
         if not self._moving:
             self._loop.at(self._loop.now_s, Phase.MOVE, self._move)
@@ -137,7 +203,7 @@ class Cluster:
         self._await_next()
         self.arrived += 1
         job = self._job(request)
-        live = self._live[job.id] = _Live(request, job, self._router.route(job, self._names))
+        live = self._live[job.id] = _LiveRequest(request, job, self._router.route(job, self._names))
         self._place(live)
 
     def _job(self, request: TraceRequest) -> Job:
@@ -150,7 +216,7 @@ class Cluster:
             job.predicted_length = self._lengths.predict(request, job.max_output_tokens)
         return job
 
-    def _place(self, live: _Live) -> None:
+    def _place(self, live: _LiveRequest) -> None:
         """It arrives at its instance now."""
         instance = self._instances[live.instance]
         shared = shared_keys(live.request, instance.engine.limits.block_size)

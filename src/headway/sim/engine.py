@@ -16,14 +16,13 @@ from headway.core.prefix_watch import PrefixWatch
 from headway.core.record import Outcome, Record
 from headway.core.view import StepView
 from headway.policies.policy import Policy
-from headway.sim.host_tier import HostTier
 from headway.sim.kv_pool import BlockKey, KvPool
-from headway.sim.kv_store import KvStore
+from headway.sim.kv_tiers import HostTier, KvStore
 from headway.sim.limits import EngineLimits
 
 
 @dataclass(slots=True)
-class Totals:
+class EngineTotals:
     """What an engine did: steps with work, tokens computed, KV lost to preemption, tokens found in the cache.
 
     Swapped blocks are those copied to the host or a KV store and back, ahead of need ones included. Steps that were
@@ -77,7 +76,7 @@ class SimulatedEngine:
         self.policy = policy
         self.name = name
         self.ledger = Ledger()
-        self.totals = Totals()
+        self.totals = EngineTotals()
         self.pool = KvPool(
             limits.num_blocks,
             block_size=limits.block_size,

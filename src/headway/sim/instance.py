@@ -13,13 +13,10 @@ from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.predict.step_clock import StepClock
-from headway.sim.clock import Clock
-from headway.sim.copy_engine import CopyEngine
+from headway.sim.clock import Clock, CopyEngine, EventLoop, Phase, Pipeline
 from headway.sim.engine import SimulatedEngine
 from headway.sim.killed_steps import as_killing
 from headway.sim.kv_pool import BlockKey
-from headway.sim.loop import EventLoop, Phase
-from headway.sim.pipeline import Pipeline
 
 SPIN_S = 1e-2
 """How often an engine with work but nothing to schedule looks again, where no part says when to."""
@@ -31,7 +28,7 @@ LearnCopy = Callable[[int, float], None]
 """Hears of each finished copy of one direction: its blocks, and the seconds it took once it had begun."""
 
 
-class _Flight(NamedTuple):
+class _StepUnderWay(NamedTuple):
     """A step on its way: when it comes back, when it was scheduled, and whether it was killed."""
 
     finished_s: float
@@ -80,7 +77,7 @@ class Instance:
         self._learn_copies = learn_copies or {}
         self._serial_s = 0.0
         self._killing = as_killing(engine.policy, engine.limits)
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[_StepUnderWay] = deque()
         self._shape = BatchShape()
         self._wake_s = inf
 
@@ -134,7 +131,7 @@ class Instance:
         killed = cut_s < finished_s
         if killed:
             self._pipeline.cut(cut_s)
-        self._flights.append(_Flight(min(finished_s, cut_s), now_s, outcome, killed))
+        self._flights.append(_StepUnderWay(min(finished_s, cut_s), now_s, outcome, killed))
         # A step that waited for copies, or was killed, says nothing about its shape.
         teaches = not (self._serial_s or killed) and self._learn.learns_next(now_s, self._shape.kind)
         lesson = self._shape if teaches else None

@@ -19,15 +19,12 @@ from headway.predict.step_clock import StepClock
 from headway.predict.step_time import StepTimeModel
 from headway.routing import build_router
 from headway.routing.pools import PoolSizes, instance_names, pool_of
-from headway.sim.clock import Clock
+from headway.sim.clock import Clock, CopyEngine, EventLoop
 from headway.sim.cluster import Cluster
-from headway.sim.copy_engine import CopyEngine
-from headway.sim.engine import SimulatedEngine, Totals
+from headway.sim.engine import EngineTotals, SimulatedEngine
 from headway.sim.instance import Instance, LearnCopy, StepObserver
-from headway.sim.kv_tier import KvTier
-from headway.sim.length_source import LengthSource
-from headway.sim.limits import EngineLimits
-from headway.sim.loop import EventLoop
+from headway.sim.lengths import LengthSource
+from headway.sim.limits import EngineLimits, KvTier
 from headway.traces import TraceRequest
 
 PolicyFactory = Callable[[CostModel], Policy]
@@ -91,7 +88,7 @@ class Result:
     """What a run did: where its clock stopped, and each instance's totals."""
 
     end_s: float
-    totals: dict[str, Totals] = field(default_factory=dict)
+    totals: dict[str, EngineTotals] = field(default_factory=dict)
 
 
 def simulate(

@@ -12,8 +12,7 @@ from bench.gain.gpu_engine import GpuRun, StepTime, alike, beyond_sheet, llama_f
 from bench.gain.gpu_real import FACTS, Facts, Study, against_sheet, measure, options, report, study_of
 from bench.gain.regret_workloads import MACHINES
 from bench.serving_engine import Served
-from headway.core.batch_shape import BatchShape
-from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS
+from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape
 from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory

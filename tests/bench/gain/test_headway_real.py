@@ -47,10 +47,10 @@ from headway.core.slo import Slo
 from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.planner.foretold import Foretold
 from headway.predict.hardware import calibration
 from headway.predict.known_models import model_shape
 from headway.results import Summary, summarize
+from headway.sim.lengths import GivenLengths
 
 NUMBERS = count()
 """Names for records, of which no two of a run may share one."""
@@ -453,7 +453,7 @@ def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:
         assert engine.policy is None
         engine.use(EngineSettings(policy="predicted", batch_width=8), mistaken=wrong_by(3.0))
         watch = GovernorWatch(engine.policy)
-        said = Foretold(estimates_of("broken:way=random", requests, 1))
+        said = GivenLengths(estimates_of("broken:way=random", requests, 1))
         own = engine.serve(requests, 1, lengths=said, own_stops=True, after_step=watch.look)
         counters = engine.counters
     for served in (stock[0].served, stock[1].served, own):

@@ -9,7 +9,7 @@ import pytest
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import UnknownCost
 from headway.core.plan import StepOutcome, StepPlan
-from headway.core.step_quality import StepTimeQuality
+from headway.core.prediction_quality import StepTimeQuality
 from headway.policies.order.on_time import ComparedSteps
 from tests.strategies import decoding, prefilling
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from headway.core.batch_shape import BatchShape, StepKind, shape_of
-from headway.core.cuda_graphs import MOST_GRAPHED_TOKENS
+from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape, StepKind, shape_of
 from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
 from headway.predict.model_shape import model_shape_of

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headway.core.hint_headers import HINT_HEADERS, PRIORITY_HEADER, Hints, hints_of_request
-from headway.core.hints import TENANT, target_hints
+from headway.core.hints import HINT_HEADERS, PRIORITY_HEADER, TENANT, Hints, hints_of_request, target_hints
 from headway.engine.vllm.asgi import App, Receive, Scope, Send, send_error
 from headway.errors import HintError
 

@@ -9,7 +9,7 @@ import aiohttp
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from headway.core.hint_headers import HINT_HEADERS, header_text
+from headway.core.hints import HINT_HEADERS, header_text
 from headway.gateway.http.refusal import GatewayError, bad_request, stalled, too_large
 from headway.http_client import root_of
 

@@ -11,8 +11,7 @@ from uuid import uuid4
 
 import msgspec
 
-from headway.core.hint_headers import Hints, hints_of_request
-from headway.core.hints import MAY_MOVE, TENANT, quoted, target_hints
+from headway.core.hints import MAY_MOVE, TENANT, Hints, hints_of_request, quoted, target_hints
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import HintError
 from headway.gateway.http.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headway.core.hint_headers import PRIORITY_HEADER
+from headway.core.hints import PRIORITY_HEADER
 from headway.core.job import Job
 from headway.core.plan import Departure
 from headway.core.record import Outcome

@@ -10,8 +10,7 @@ from headway.core.batch_shape import shape_of
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
-from headway.core.prediction_quality import PredictionQuality, TrustRule
-from headway.core.step_quality import StepTimeQuality
+from headway.core.prediction_quality import PredictionQuality, StepTimeQuality, TrustRule
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.order.least_work import LeastWork

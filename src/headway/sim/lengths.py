@@ -1,16 +1,93 @@
-"""Predictions made from the true lengths, as good or as bad as an experiment wants them: no product has them."""
+"""Who says, in a simulation, how long an answer will probably be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import exp, log, sqrt
 from random import Random
 from statistics import NormalDist
+from typing import Protocol
 
 from headway.core.length_estimate import TAIL, LengthEstimate
 from headway.core.prediction_quality import kendall_tau
 from headway.errors import ConfigError
+from headway.predict.length import LengthPredictor, RequestFacts
+from headway.predict.shared_prefix import SharedPrefix
 from headway.traces import TraceRequest
+
+
+class LengthSource(Protocol):
+    """Asked once for each request, as it arrives, and told when it ends."""
+
+    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
+        """How long the answer will probably be; None if nobody knows."""
+        ...
+
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
+        """A request that was asked about is over; if `finished`, its answer had the request's own output tokens."""
+        ...
+
+
+class AskedPredictor:
+    """A real predictor, shown only what a server would know; what finished becomes known as it finishes.
+
+    Instruction and input are told apart as a server does. What was known of a request is kept until it ends.
+    """
+
+    def __init__(self, predictor: LengthPredictor) -> None:
+        self._predictor = predictor
+        self._prefixes = SharedPrefix()
+        self._asked: dict[str, RequestFacts] = {}
+
+    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
+        """What the predictor says."""
+        facts = self._asked[request.id] = self._prefixes.facts(
+            request.prompt or "",
+            num_prompt_tokens=request.input_tokens,
+            max_output_tokens=max_output_tokens,
+            tenant=request.tenant,
+        )
+        return self._predictor.predict(facts)
+
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
+        """The predictor learns from answers that finished."""
+        facts = self._asked.pop(request.id)
+        if finished:
+            self._predictor.observe(facts, request.output_tokens)
+
+
+class RecordedLengths:
+    """A source whose predictions are written down in `said`, by request."""
+
+    def __init__(self, source: LengthSource) -> None:
+        self.said: dict[str, LengthEstimate] = {}
+        self._source = source
+
+    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
+        """What the source says."""
+        found = self._source.predict(request, max_output_tokens)
+        if found is not None:
+            self.said[request.id] = found
+        return found
+
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
+        """The source learns."""
+        self._source.ended(request, finished=finished)
+
+
+class GivenLengths:
+    """Predictions that were made before."""
+
+    def __init__(self, said: Mapping[str, LengthEstimate]) -> None:
+        self._said = said
+
+    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
+        """What was said of it."""
+        return self._said.get(request.id)
+
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
+        """Nothing more is learned."""
+
 
 CALIBRATED_ON = 2_000
 """Requests, evenly spread over the trace, on which a noise is made to give the tau that was asked for."""

@@ -7,21 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.batch_shape import BatchShape
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError, TraceError
 from headway.routing.batch_queue import BatchQueue
 from headway.routing.magnus import BATCH_PRESETS, BatchSettings, build_batch_queue
-from headway.sim.static_cluster import (
+from headway.sim.static_batches import (
     TOO_LARGE,
     StaticResult,
     StaticSystem,
     simulate_batches,
 )
-from headway.sim.static_cost import SynchronousStep, synchronous
 from headway.traces import TraceRequest
-from tests.sim.worlds import Linear, calibration, request
+from tests.sim.worlds import Linear, request
 
 SECOND_STEPS = Linear(1.0)
 LIMIT = 64
@@ -188,11 +186,3 @@ def test_no_request_is_lost_whatever_is_predicted(
     assert result.failed == outcomes[Outcome.FAILED]
     assert result.waste.out_of_memory == result.splits + result.failed
     assert result.waste.valid_tokens == sum(record.output_tokens for record in records.values())
-
-
-def test_a_synchronous_step_waits_for_its_host_by_hand() -> None:
-    # 3 jobs of one token each: 0.5 + 3 x 0.1 on the host, then 2 s of the device.
-    shape = BatchShape(num_jobs=3, num_tokens=3, num_decodes=3)
-    step = SynchronousStep(device=Linear(2.0), host_s=0.5, host_job_s=0.1)
-    assert step.step_s(shape) == pytest.approx(0.8 + 2.0)
-    assert synchronous(calibration(Linear(2.0), host_s=0.25)).step_s(shape) == pytest.approx(2.25)

@@ -1,0 +1,133 @@
+"""What a plan is asked for, and the targets of its requests together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+
+from headway.core.slo import NO_TARGETS, Slo
+from headway.errors import ConfigError
+from headway.lab.predictor_choice import check_predictor_name
+from headway.lab.stream import Stream
+from headway.predict.length_choice import DEFAULT_PREDICTOR
+from headway.sim.limits import KvTier
+from headway.traces import TraceRequest
+
+SEEDS = 5
+AIM = 0.9
+"""Goodput that `fewest` wants held, where nothing else is asked for."""
+
+MOST_GPUS = 512
+"""All settings are listed before the search, some 600 for each GPU: of 512 in 3 s and 0.2 GB."""
+MOST_GPUS_ONE_BY_ONE = 64
+"""With `fewest` every number of GPUs has settings of its own: up to 64 there are 700,000, in 4 s and 0.25 GB; up to 256
+sixteen times as many.
+"""
+
+KINDS = tuple(field.name for field in fields(Slo))
+NAMES = {"ttft_s": "first token", "tbt_s": "between tokens", "deadline_s": "whole answer"}
+"""What people call each kind of target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A plan as a user asks for it; None means the usual value.
+
+    `load` takes the place of `rate_scale`: a multiple of the rate that stock vLLM sustains on all of the GPUs. With
+    `fewest` every number of GPUs is searched alike, for the smallest that holds `aim`. `kv_tier` is that of each GPU.
+    """
+
+    hardware: str
+    model: str
+    gpus: int
+    stream: Stream
+    rate_scale: float | None = None
+    load: float | None = None
+    policies: tuple[str, ...] | None = None
+    kv_tier: KvTier | None = None
+    seeds: int = SEEDS
+    predictor: str = DEFAULT_PREDICTOR
+    fewest: bool = False
+    aim: float | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError for a value or a combination that is not accepted."""
+        for name in ("gpus", "seeds"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+        most, fewest = (MOST_GPUS_ONE_BY_ONE, " with fewest") if self.fewest else (MOST_GPUS, "")
+        if self.gpus > most:
+            raise ConfigError(f"gpus is {self.gpus}{fewest}; accepted: 1 to {most}, for a load in proportion")
+        for name in ("rate_scale", "load"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} is {value}; accepted: a number above 0")
+        if self.rate_scale is not None and self.load is not None:
+            raise ConfigError("rate_scale and load are given; accepted: one of the two")
+        if self.policies is not None and len(set(self.policies)) < len(self.policies):
+            raise ConfigError(f"policies are {', '.join(self.policies)!r}; accepted: different names")
+        check_predictor_name(self.predictor, made=False)
+        if self.aim is not None and not self.fewest:
+            raise ConfigError(f"goodput_aim is {self.aim} without fewest; accepted: with --fewest")
+        if self.aim is not None and not 0 < self.aim <= 1:
+            raise ConfigError(f"goodput_aim is {self.aim}; accepted: a share above 0, at most 1")
+
+    @property
+    def least_goodput(self) -> float:
+        """The goodput that `fewest` asks for."""
+        return AIM if self.aim is None else self.aim
+
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of GPUs that are searched, rising: all with `fewest`, else each twice the last, and the whole."""
+        if self.fewest:
+            return tuple(range(1, self.gpus + 1))
+        powers = [1 << power for power in range(self.gpus.bit_length())]
+        return tuple(sorted({*(power for power in powers if power < self.gpus), self.gpus}))
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the requests that have targets ask for: of each kind the shortest and the longest, None where none has it.
+
+    `alike` has what all of them ask for, and None where they differ; requests without any target do not count.
+    """
+
+    shortest: Slo = NO_TARGETS
+    longest: Slo = NO_TARGETS
+    alike: Slo = NO_TARGETS
+
+    @classmethod
+    def of(cls, requests: Iterable[TraceRequest]) -> Targets:
+        """The targets of these requests, in whatever order. O(requests)."""
+        classes = {request.slo for request in requests if request.slo}
+        asked = {kind: {getattr(slo, kind) for slo in classes} for kind in KINDS}
+        times_s = {kind: sorted(each - {None}) for kind, each in asked.items()}
+        return cls(
+            shortest=Slo(**{kind: each[0] for kind, each in times_s.items() if each}),
+            longest=Slo(**{kind: each[-1] for kind, each in times_s.items() if each}),
+            alike=Slo(**{kind: each.pop() for kind, each in asked.items() if len(each) == 1}),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.shortest)
+
+    @property
+    def differ(self) -> bool:
+        """Whether some requests ask for what others do not."""
+        return self.alike != self.shortest
+
+    def ranges(self) -> dict[str, tuple[float, float] | None]:
+        """The shortest and the longest of each kind, in seconds, for scripts."""
+        longest = asdict(self.longest)
+        return {
+            kind: None if low is None else (low, longest[kind]) for kind, low in asdict(self.shortest).items()
+        }
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{NAMES[kind]} within {_said(*each)}" for kind, each in self.ranges().items() if each
+        )
+
+
+def _said(low_s: float, high_s: float) -> str:
+    return f"{low_s:g} s" if low_s == high_s else f"{low_s:g} to {high_s:g} s"
