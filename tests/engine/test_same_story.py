@@ -51,8 +51,7 @@ class FollowedSide(SimulatedSide):
 
     def __init__(self, case: Case) -> None:
         self.following = Following()
-        build = watched(lambda cost: policy_of(case), self.following, [""])
-        super().__init__(case, policy=build(FixedCost()))
+        super().__init__(case, policy=watched(policy_of(case), self.following, "", FixedCost()))
         self.engine._on_end = self.following.ended
 
     def add(self, scripted: Any, now_s: float, shared: list[int]) -> None:

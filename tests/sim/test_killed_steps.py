@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError
 from headway.lab.policy_choice import Parts, policy_factory
-from headway.sim.simulation import Result, System
+from headway.sim.simulation import SimulatedRun, System
 from headway.traces import TraceRequest
 from tests.sim.worlds import Linear, calibration, limits, request, run
 from tests.strategies import UNTIMED
@@ -29,7 +29,7 @@ def serve(
     quantum_s: float = 1.0,
     starve_s: float = 1000.0,
     **sizes: Any,
-) -> tuple[dict[str, Record], Result]:
+) -> tuple[dict[str, Record], SimulatedRun]:
     """One job a step unless told otherwise; quanta of `quantum_s`, 2 x, 4 x and so on."""
     order = f"skip-join-mlfq:skip_join=false,quantum_s={quantum_s},starve_s={starve_s}"
     engine = limits(**{"prefix_caching": False, "batch_width": 1, **sizes})

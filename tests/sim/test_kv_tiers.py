@@ -17,7 +17,7 @@ from headway.predict.transfer import TransferModel
 from headway.sim.kv_pool import KvPool
 from headway.sim.kv_tiers import BlockStore, HostTier
 from headway.sim.limits import KvTier
-from headway.sim.simulation import Result, System
+from headway.sim.simulation import SimulatedRun, System
 from headway.traces import TraceRequest
 from tests.policies.contract import Workload, workloads
 from tests.sim.swapping import IN_S, Do, Script, restless, swapping_system
@@ -103,7 +103,7 @@ def stored_system(blocks: int, **limits: Any) -> System:
     return replace(swapping_system(**sizes), kv_tier=KvTier(gib=blocks * ONE_BLOCK_GIB))
 
 
-def follow(script: Script, world: System, *requests: TraceRequest) -> tuple[dict[str, Record], Result]:
+def follow(script: Script, world: System, *requests: TraceRequest) -> tuple[dict[str, Record], SimulatedRun]:
     """Run a script, every step planned; stepping over stretches must not make a difference."""
     run_through = run(requests, Script(script.steps, script.serial).build, world)
     step_by_step = run(requests, script.build, world, shortcut=False)
@@ -283,7 +283,9 @@ def worlds(draw: st.DrawFn) -> tuple[Workload, System]:
     return workload, draw(tiers(workload))
 
 
-def serve(workload: Workload, system: System, seed: int, **options: Any) -> tuple[dict[str, Record], Result]:
+def serve(
+    workload: Workload, system: System, seed: int, **options: Any
+) -> tuple[dict[str, Record], SimulatedRun]:
     """Run the workload under a policy that preempts as its dice say, every invariant checked at every step."""
     arrivals = sorted(workload.arrivals, key=lambda arrival: arrival.at_step)
     requests = [

@@ -12,7 +12,7 @@ from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.policies.policy import Policy
 from headway.sim.instance import SPIN_S
-from headway.sim.simulation import Result
+from headway.sim.simulation import SimulatedRun
 from headway.traces import TraceRequest
 from tests.sim.swapping import Do, Script, swapping_system
 from tests.sim.worlds import request, run
@@ -25,7 +25,7 @@ C = request("c", 0.0, 8, 4)
 LONG = request("b", 0.0, 22, 4)
 
 
-def follow(script: Script, *requests: TraceRequest, **limits: Any) -> tuple[dict[str, Record], Result]:
+def follow(script: Script, *requests: TraceRequest, **limits: Any) -> tuple[dict[str, Record], SimulatedRun]:
     """Run a script, every step planned; stepping over stretches must not make a difference."""
     world = swapping_system(**{"max_num_seqs": 4, "max_num_batched_tokens": 32, **limits})
     run_through = run(requests, Script(script.steps, script.serial).build, world)

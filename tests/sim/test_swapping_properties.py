@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headway.core.record import Outcome, Record
 from headway.predict.transfer import TransferModel
 from headway.sim.limits import EngineLimits
-from headway.sim.simulation import Result, System
+from headway.sim.simulation import SimulatedRun, System
 from tests.policies.contract import Workload, workloads
 from tests.sim.swapping import restless
 from tests.sim.worlds import calibration, request, run
@@ -44,7 +44,7 @@ def worlds(draw: st.DrawFn) -> tuple[Workload, System]:
 
 def serve(
     workload: Workload, system: System, seed: int, steps: int, *, drops: bool = True
-) -> tuple[dict[str, Record], Result]:
+) -> tuple[dict[str, Record], SimulatedRun]:
     """Run the workload, every invariant checked at every step."""
     arrivals = sorted(workload.arrivals, key=lambda arrival: arrival.at_step)
     requests = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,9 @@ from headway.core.slo import Slo
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.calibration import Calibration, StepSeconds
 from headway.predict.transfer import TransferModel
-from headway.routing.pools import pool_of
 from headway.sim.limits import EngineLimits
-from headway.sim.simulation import Policies, PolicyFactory, Result, System, simulate
-from headway.sim.watcher import Watcher, watched
+from headway.sim.simulation import Policies, PolicyFactory, SimulatedRun, System, simulate
+from headway.sim.watcher import Sight, Watcher
 from headway.traces import TraceRequest
 
 LIMIT = 64
@@ -86,45 +85,50 @@ def run(
     system: System | None = None,
     watchers: Sequence[Watcher] = (),
     **options: Any,
-) -> tuple[dict[str, Record], Result]:
+) -> tuple[dict[str, Record], SimulatedRun]:
     """Records by id in the order requests ended, every invariant checked on the way; a move is under `moved`."""
     records: dict[str, Record] = {}
     world = system or System(limits=limits(), calibration=calibration())
     build = preset(policy) if isinstance(policy, str) else policy
-    for watcher in watchers:
-        build = _all_watched(build, watcher, world)
+    together = _Together(watchers) if watchers else None
 
     def keep(record: Record) -> None:
         name = moved(record.id) if record.outcome is Outcome.HANDED_OFF else record.id
         assert name not in records, f"{name} twice"
         records[name] = record
-        for watcher in watchers:
-            watcher.ended(record)
-
-    def stepped(instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
-        for watcher in watchers:
-            watcher.stepped(instance, outcome, started_s, finished_s)
 
     result = simulate(
         requests,
         build,
         world,
         on_record=keep,
-        **{"max_output_tokens": LIMIT, "watch": stepped if watchers else None, "check": True, **options},
+        **{"max_output_tokens": LIMIT, "watcher": together, "check": True, **options},
     )
     return records, result
+
+
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """Several watchers as one."""
+
+    watchers: Sequence[Watcher]
+
+    def saw(self, sight: Sight) -> None:
+        for each in self.watchers:
+            each.saw(sight)
+
+    def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
+        for each in self.watchers:
+            each.stepped(instance, outcome, started_s, finished_s)
+
+    def ended(self, record: Record) -> None:
+        for each in self.watchers:
+            each.ended(record)
 
 
 def moved(id_: str) -> str:
     """Where the record of a request's move is found."""
     return f"{id_}, moved"
-
-
-def _all_watched(build: Policies, watcher: Watcher, world: System) -> Policies:
-    if not isinstance(build, Mapping):
-        return watched(build, watcher, world.names)
-    by_pool = {pool: [name for name in world.names if pool_of(name) == pool] for pool in build}
-    return {pool: watched(factory, watcher, by_pool[pool]) for pool, factory in build.items()}
 
 
 def slo(ttft_s: float) -> Slo:

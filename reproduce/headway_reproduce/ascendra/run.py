@@ -21,7 +21,7 @@ from headway.policies.policy import Policy
 from headway.results import summarize
 from headway.results.metrics import end_s, ends, met_targets, tbt_s, ttft_s
 from headway.routing.pools import pool_of
-from headway.sim.simulation import Policies, PolicyFactory, Result, System, simulate
+from headway.sim.simulation import Policies, PolicyFactory, SimulatedRun, System, simulate
 from headway.traces import TraceRequest
 from headway_reproduce.ascendra.cells import AscendraRun, costs
 from headway_reproduce.ascendra.setting import Service
@@ -70,7 +70,7 @@ def policies_of(service: Service, requests: Sequence[TraceRequest]) -> Policies:
     return found.get("", found)
 
 
-def _use(result: Result) -> dict[str, PoolUse]:
+def _use(result: SimulatedRun) -> dict[str, PoolUse]:
     """How busy the instances of each pool were, from the first arrival to the last output."""
     busy_s: dict[str, list[float]] = {}
     for name, totals in result.totals.items():

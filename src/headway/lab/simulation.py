@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -25,9 +25,9 @@ from headway.predict.length_choice import NONE
 from headway.results import RunInfo, Summary, summarize
 from headway.results.records import TIME_DECIMALS
 from headway.routing import POOL_ROUTER
-from headway.routing.pools import PoolSizes, pool_of
-from headway.sim.simulation import Policies, Result, System, simulate
-from headway.sim.watcher import Watcher, watched
+from headway.routing.pools import PoolSizes
+from headway.sim.simulation import SimulatedRun, System, simulate
+from headway.sim.watcher import Watcher
 from headway.traces import TraceRequest, scale_rate
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
@@ -94,8 +94,6 @@ def run_cell(
     def ended(record: Record) -> None:
         _round_times(record)
         records.append(record)
-        if watcher is not None:
-            watcher.ended(record)
         on_record(record)
 
     try:
@@ -114,15 +112,13 @@ def _requests(stream: Stream, seed: int) -> list[TraceRequest]:
 
 def _simulate(
     scenario: Scenario, cell: Cell, on_record: Callable[[Record], None], watcher: Watcher | None
-) -> Result:
+) -> SimulatedRun:
     requests = _requests(scenario.stream, cell.seed)
     if cell.load != 1:
         requests = scale_rate(requests, cell.load)
     build = policies_of(cell.policy, scenario.parts, requests)
     system = scenario.system_of(cell.policy)
     predictor = scenario.predictor_of(cell.policy)
-    if watcher is not None:
-        build = _all_watched(build, watcher, system)
     return simulate(
         requests,
         build,
@@ -130,19 +126,9 @@ def _simulate(
         on_record=on_record,
         max_output_tokens=scenario.max_output_tokens,
         seed=cell.seed,
-        watch=None if watcher is None else watcher.stepped,
+        watcher=watcher,
         lengths=length_source(predictor, requests, cell.seed),
     )
-
-
-def _all_watched(build: Policies, watcher: Watcher, system: System) -> Policies:
-    """The same policies, all of whose steps are watched."""
-    if not isinstance(build, Mapping):
-        return watched(build, watcher, system.names)
-    return {
-        pool: watched(factory, watcher, [name for name in system.names if pool_of(name) == pool])
-        for pool, factory in build.items()
-    }
 
 
 def _round_times(record: Record) -> None:
@@ -153,7 +139,7 @@ def _round_times(record: Record) -> None:
             setattr(record, name, round(time_s, TIME_DECIMALS))
 
 
-def _cell_result(cell: Cell, records: list[Record], result: Result, predictor: str) -> CellResult:
+def _cell_result(cell: Cell, records: list[Record], result: SimulatedRun, predictor: str) -> CellResult:
     finished = sorted(record.id for record in records if record.outcome is Outcome.FINISHED)
     totals = result.totals.values()
     info = run_info(result)
@@ -170,7 +156,7 @@ def _cell_result(cell: Cell, records: list[Record], result: Result, predictor: s
     )
 
 
-def run_info(result: Result) -> RunInfo:
+def run_info(result: SimulatedRun) -> RunInfo:
     """What a run knows beyond its records: blocks copied each way, of jobs that moved and ahead of need too."""
     totals = result.totals.values()
     return RunInfo(

@@ -123,17 +123,15 @@ def simulate_plan_run(run: PlanRun) -> PlanResult:
 def _simulated(
     run: PlanRun, requests: Sequence[TraceRequest], lengths: LengthSource | None
 ) -> tuple[list[Record], RunInfo]:
-    records: list[Record] = []
     result = simulate(
         requests,
         planned_policies(run.configuration),
         run.task.machine.system(run.configuration),
-        on_record=records.append,
         max_output_tokens=run.task.max_output_tokens,
         seed=run.sample.number,
         lengths=lengths,
     )
-    return records, run_info(result)
+    return result.records, run_info(result)
 
 
 def _most_live(records: Sequence[Record]) -> int:
@@ -210,16 +208,14 @@ def capacity_rps(task: Task, configuration: Configuration, requests: Sequence[Tr
     """
     some = requests[:: -(-len(requests) // BURST_REQUESTS)]
     at_once = [replace(request, arrival_s=0.0, slo=NO_TARGETS) for request in some]
-    records: list[Record] = []
-    simulate(
+    found = simulate(
         at_once,
         planned_policies(configuration),
         task.machine.system(configuration),
-        on_record=records.append,
         max_output_tokens=task.max_output_tokens,
         lengths=length_source(configuration.predictor, at_once),
     )
-    ends_s = sorted(end_s(record) for record in records if record.outcome is not Outcome.HANDED_OFF)
+    ends_s = sorted(end_s(record) for record in found.records if record.outcome is not Outcome.HANDED_OFF)
     served = max(1, int(BURST_SHARE * len(ends_s)))
     return served / ends_s[served - 1]
 

@@ -227,17 +227,15 @@ class Stage:
         )
         runs: list[list[Record]] = []
         for seed in range(CLOCK_SEEDS):
-            records: list[Record] = []
-            simulate(
+            found = simulate(
                 requests,
                 planned_policies(self.configuration),
                 replace(system, calibration=slower),
-                on_record=records.append,
                 max_output_tokens=MAX_OUTPUT_TOKENS,
                 seed=seed,
                 lengths=length_source(self.configuration.predictor, requests, seed),
             )
-            runs.append([_later(record, served.first_token_s) for record in records])
+            runs.append([_later(record, served.first_token_s) for record in found.records])
         return runs
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headway.core.fill import KvSide, fill
+from headway.core.fill import fill
 from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job, JobState
 from headway.core.ledger import LEFT_AS, Ledger
@@ -87,7 +87,7 @@ class SimulatedEngine:
         self.store = KvStore(self.pool, store_blocks) if store_blocks else None
         assert self.host is None or self.store is None, "host memory beside a store is not simulated"
         self.tier = self.host or self.store
-        self._kv: KvSide = self.tier or self.pool
+        self._kv: KvPool | HostTier | KvStore = self.tier or self.pool
         self._prefixes = self._prefix_watch() if policy.uses_prefixes and limits.prefix_caching else None
         self._on_end = on_end
         self._on_first_token = on_first_token
@@ -213,7 +213,7 @@ class SimulatedEngine:
 
     def _admissible(self, job: Job) -> bool:
         seat = len(self.ledger.residents) < self.limits.max_num_seqs
-        return seat and self._ready(job) and (self.tier or self.pool).misfit(job) is None
+        return seat and self._ready(job) and self._kv.misfit(job) is None
 
     def _ready(self, job: Job) -> bool:
         return self._kv.ready(job) is None
@@ -328,19 +328,13 @@ class SimulatedEngine:
         self.policy.end(job, finished=outcome is Outcome.FINISHED)
         if self._prefixes is not None:
             self._prefixes.end(job)
-        self._forget(job)
+        self._kv.forget(job)
         self._fresh(job)
         del self._output_tokens[job]
         record = self.ledger.end(job, outcome, now_s)
         record.instance = self.name
         record.error = error
         self._on_end(record)
-
-    def _forget(self, job: Job) -> None:
-        if self.tier is not None:
-            self.tier.forget(job)
-        else:
-            self.pool.forget(job)
 
     # ---- copies between device and host or store ---------------------------------------------------
 
@@ -433,4 +427,4 @@ class SimulatedEngine:
     def check(self) -> None:
         """Assert the invariants of ledger and pool; O(jobs + blocks)."""
         self.ledger.check()
-        (self.tier or self.pool).check(self.ledger.residents)
+        self._kv.check(self.ledger.residents)

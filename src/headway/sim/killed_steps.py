@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, nextafter
+from typing import cast
 
-from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.job import Job, is_decode
 from headway.core.plan import StepOutcome
@@ -68,48 +68,26 @@ def _prefilling(outcome: StepOutcome) -> Sequence[Job]:
     return [job for job, tokens in outcome.tokens.items() if not is_decode(job, tokens)]
 
 
-@dataclass(frozen=True, slots=True)
 class _WithoutProfile:
-    """What an order without FastServe's profile knows: the time of one token, whatever it is asked about.
+    """What an order without FastServe's profile knows: of a prompt, the time of one token, however long it is.
 
-    So that jobs sink level by level, and not at once to where their prefill would fit.
+    So jobs sink level by level, and not at once to where their prefill would fit.
     """
 
-    cost: CostModel
-
-    @property
-    def kv_tokens(self) -> int:
-        """As it is."""
-        return self.cost.kv_tokens
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
 
     def prefill_s(self, num_tokens: int) -> float:
         """As one token."""
-        return self.cost.prefill_s(1)
+        return self._cost.prefill_s(1)
 
-    def step_s(self, shape: BatchShape) -> float:
-        """As it is."""
-        return self.cost.step_s(shape)
-
-    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
-        """As it is."""
-        return self.cost.step_within_s(shape, confidence)
-
-    def swap_out_s(self, num_blocks: int) -> float:
-        """As it is."""
-        return self.cost.swap_out_s(num_blocks)
-
-    def swap_in_s(self, num_blocks: int) -> float:
-        """As it is."""
-        return self.cost.swap_in_s(num_blocks)
-
-    def load_s(self, num_tokens: int) -> float:
-        """As it is."""
-        return self.cost.load_s(num_tokens)
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._cost, name)
 
 
 def build_killing(row: Preset, cost: CostModel) -> KillingPolicy:
     """A fresh policy from a row, its steps killed when quanta end; ConfigError for an order without quanta."""
-    order = build_part("order", row.order, _WithoutProfile(cost))
+    order = build_part("order", row.order, cast("CostModel", _WithoutProfile(cost)))
     if not isinstance(order, SkipJoinMlfq):
         raise ConfigError(
             f"the order of {row.name!r} is {row.order!r}; accepted: skip-join-mlfq, for its quanta"

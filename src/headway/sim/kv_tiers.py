@@ -12,8 +12,33 @@ from headway.core.plan import Fate, Reason
 from headway.sim.kv_pool import BlockKey, KvPool
 
 
-class HostTier:
-    """What `core.fill` asks, of `pool` on the device and `copies` to the host and back."""
+class _BesideDevice:
+    """What `core.fill` and the engine ask of KV memory, answered by `pool` as long as nothing leaves the device."""
+
+    def __init__(self, pool: KvPool) -> None:
+        self.pool = pool
+
+    @property
+    def free_blocks(self) -> int:
+        """Device blocks that can be allocated now."""
+        return self.pool.free_blocks
+
+    @property
+    def blocks_coming_free(self) -> int:
+        """Device blocks that nothing but copies holds."""
+        return self.pool.blocks_coming_free
+
+    def ready(self, job: Job) -> Reason | None:
+        """Why a waiting job is passed over."""
+        return self.pool.ready(job)
+
+    def grow(self, job: Job, num_tokens: int) -> bool:
+        """Allocate for `num_tokens` more tokens of a resident job; False if blocks are short."""
+        return self.pool.grow(job, num_tokens)
+
+
+class HostTier(_BesideDevice):
+    """KV memory of an engine that can swap: `pool` on the device, `copies` to the host and back."""
 
     def __init__(
         self,
@@ -24,7 +49,7 @@ class HostTier:
         serial: bool,
         in_flight: Callable[[Job], bool],
     ) -> None:
-        self.pool = pool
+        super().__init__(pool)
         self.copies = HostCopies(
             pool, host_blocks, restore_blocks=restore_blocks, serial=serial, in_flight=in_flight
         )
@@ -41,18 +66,8 @@ class HostTier:
 
     @property
     def busy(self) -> bool:
-        """Whether copies are under way, or wait for a step to be of no use any more."""
+        """Whether copies are under way, or a host copy is of use until a step has run."""
         return self.copies.busy or self.copies.awaited
-
-    @property
-    def free_blocks(self) -> int:
-        """Device blocks that can be allocated now."""
-        return self.pool.free_blocks
-
-    @property
-    def blocks_coming_free(self) -> int:
-        """Device blocks that nothing but copies holds."""
-        return self.pool.blocks_coming_free
 
     def ready(self, job: Job) -> Reason | None:
         """Why a waiting or swapped job is passed over: a swapped one until all of it is on the host."""
@@ -73,10 +88,6 @@ class HostTier:
     def cached_tokens(self, job: Job) -> int:
         """Leading tokens found in the pool."""
         return self.pool.cached_tokens(job)
-
-    def grow(self, job: Job, num_tokens: int) -> bool:
-        """As the pool."""
-        return self.pool.grow(job, num_tokens)
 
     def start(self, job: Job, num_tokens: int) -> Reason | None:
         """Allocate for a waiting job as the pool; a swapped one comes back, and runs if all of it is there."""
@@ -216,7 +227,7 @@ class BlockStore:
         assert self._loading.keys() <= self._held.keys()
 
 
-class KvStore:
+class KvStore(_BesideDevice):
     """What `core.fill` asks, of `pool` on the device and a connector's store.
 
     Full blocks of a job that ends or is preempted go to the store, beside the steps; on the device they can be found,
@@ -229,7 +240,7 @@ class KvStore:
     """
 
     def __init__(self, pool: KvPool, num_blocks: int) -> None:
-        self.pool = pool
+        super().__init__(pool)
         self.store = BlockStore(num_blocks)
         self._started: list[Copy] = []
         self._restoring: dict[Job, Copy] = {}
@@ -248,16 +259,6 @@ class KvStore:
         return self._returned.keys()
 
     @property
-    def free_blocks(self) -> int:
-        """Device blocks that can be allocated now."""
-        return self.pool.free_blocks
-
-    @property
-    def blocks_coming_free(self) -> int:
-        """Device blocks that nothing but stores holds."""
-        return self.pool.blocks_coming_free
-
-    @property
     def busy(self) -> bool:
         """Whether stores or loads are under way."""
         return bool(self._under_way)
@@ -267,10 +268,6 @@ class KvStore:
         return self.pool.finds(job, index) or self.store.holds(self.pool.key(job, index))
 
     # ---- what core.fill asks -----------------------------------------------------------------------
-
-    def ready(self, job: Job) -> Reason | None:
-        """As the pool."""
-        return self.pool.ready(job)
 
     def misfit(self, job: Job) -> Reason | None:
         """Which memory check a waiting job would fail now."""
@@ -308,10 +305,6 @@ class KvStore:
             job, Direction.TO_DEVICE, self.pool.blocks(job)[found:], keys, known
         )
         return None
-
-    def grow(self, job: Job, num_tokens: int) -> bool:
-        """As the pool."""
-        return self.pool.grow(job, num_tokens)
 
     def resume(self, job: Job, num_tokens: int) -> Reason | None:
         """Allocate for the first step of a job that started with a load."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -25,6 +25,7 @@ from headway.sim.engine import EngineTotals, SimulatedEngine
 from headway.sim.instance import Instance, LearnCopy, StepObserver
 from headway.sim.lengths import LengthSource
 from headway.sim.limits import EngineLimits, KvTier
+from headway.sim.watcher import Watcher, watched
 from headway.traces import TraceRequest
 
 PolicyFactory = Callable[[CostModel], Policy]
@@ -84,11 +85,12 @@ class System:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a run did: where its clock stopped, and each instance's totals."""
+class SimulatedRun:
+    """What a run did: where its clock stopped, each instance's totals, and the records, if nothing else took them."""
 
     end_s: float
-    totals: dict[str, EngineTotals] = field(default_factory=dict)
+    totals: dict[str, EngineTotals]
+    records: list[Record]
 
 
 def simulate(
@@ -96,34 +98,44 @@ def simulate(
     policy: Policies,
     system: System,
     *,
-    on_record: Callable[[Record], None],
     max_output_tokens: int,
+    on_record: Callable[[Record], None] | None = None,
     seed: int = 0,
     watch: StepObserver | None = None,
+    watcher: Watcher | None = None,
     shortcut: bool = True,
     check: bool = False,
     lengths: LengthSource | None = None,
-) -> Result:
-    """Serve `requests` (in order of arrival) to their end, handing on each record as its request ends or moves.
+) -> SimulatedRun:
+    """Serve `requests` (in order of arrival) to their end. The same arguments give the same records.
 
-    With pools, `policy` has a factory for each; a request that an engine hands off arrives at another in the same
-    instant (the way there takes no time), with what is left of its targets, as the router decides.
-    `max_output_tokens` is the limit policies see where a request declares none. The clock is the
-    calibration's law with its residuals drawn by `seed`; the policies' cost model starts from nothing and
-    learns from finished steps and copies alone. Of the loads of a KV tier it starts from the host's link. The same
-    arguments give the same records. `shortcut` steps over stretches in which nothing changes, with the same records; a
-    `watch` of every step switches it off. `check` asserts the invariants at every step. `lengths` predicts answers as
-    their requests arrive. Raises SimulationError if a policy leaves work lying, TraceError for a request longer than
-    its limit, ConfigError for a pool without a policy.
+    `on_record` gets each record as its request ends or moves; without it they are in the run. With pools, `policy` has
+    a factory for each; a request that an engine hands off arrives at another in the same instant, with what is left of
+    its targets, as the router decides. `max_output_tokens` is the limit policies see where a request declares none.
+
+    The clock is the calibration's law with its residuals drawn by `seed`. The policies' cost model starts from nothing
+    (of the loads of a KV tier, from the host's link) and learns from finished steps and copies alone. `lengths`
+    predicts answers as their requests arrive.
+
+    `shortcut` steps over stretches in which nothing changes, with the same records; a `watch` or `watcher` of every
+    step switches it off. `check` asserts the invariants at every step. Raises SimulationError if a policy leaves work
+    lying, TraceError for a request longer than its limit, ConfigError for a pool without a policy.
     """
     loop = EventLoop()
     cluster = Cluster(
         loop, build_router(system.router), default_max_output_tokens=max_output_tokens, lengths=lengths
     )
 
+    records: list[Record] = []
+    keep = records.append if on_record is None else on_record
+    if watcher is not None:
+        watch = watcher.stepped
+
     def ended(record: Record) -> None:
         cluster.ended(record)
-        on_record(record)
+        keep(record)
+        if watcher is not None:
+            watcher.ended(record)
 
     def horizon(name: str) -> Callable[[], float]:
         if not shortcut:
@@ -133,9 +145,10 @@ def simulate(
 
     for number, name in enumerate(system.names):
         cost = _unlearned(system)
+        served = _factory(policy, name)(cost)
         engine = SimulatedEngine(
             system.limits,
-            _factory(policy, name)(cost),
+            served if watcher is None else watched(served, watcher, name, cost),
             on_end=ended,
             on_first_token=cluster.started,
             name=name,
@@ -145,7 +158,7 @@ def simulate(
         clock_seed = seed * len(system.names) + number
         cluster.add(_instance(engine, system, cost, clock_seed, loop, horizon(name), watch))
     cluster.run(requests)
-    return Result(loop.now_s, cluster.totals)
+    return SimulatedRun(loop.now_s, cluster.totals, records)
 
 
 def _instance(

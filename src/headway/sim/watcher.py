@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -63,22 +63,11 @@ class Watcher(Protocol):
         ...
 
 
-def watched(
-    build: Callable[[CostModel], Policy], watcher: Watcher, names: Iterable[str]
-) -> Callable[[CostModel], Policy]:
-    """A factory of the same policies that tells `watcher` of every step.
-
-    `names` are those of the instances, in the order in which their policies are built.
-    """
-    left = iter(names)
-
-    def build_watched(cost: CostModel) -> Policy:
-        policy = build(cost)
-        policy.batching = _WatchedBatching(policy.batching, next(left), cost, watcher.saw)
-        policy.uses_costs = True
-        return policy
-
-    return build_watched
+def watched(policy: Policy, watcher: Watcher, instance: str, cost: CostModel) -> Policy:
+    """The policy of an instance, now telling `watcher` of every step; `cost` is what the policy was built with."""
+    policy.batching = _WatchedBatching(policy.batching, instance, cost, watcher.saw)
+    policy.uses_costs = True
+    return policy
 
 
 class _WatchedBatching:
