@@ -25,7 +25,7 @@ from headway.core.record import Record
 from headway.engine.demo_model import ensure_demo_random
 from headway.explain.explanation import explain
 from headway.explain.trail import Trail
-from headway.sim.watcher import Sight, watched
+from headway.sim.watcher import ObservedStep, watched
 
 pytestmark = pytest.mark.vllm
 
@@ -36,7 +36,7 @@ class Following:
     def __init__(self) -> None:
         self.trail = Trail()
 
-    def saw(self, sight: Sight) -> None:
+    def saw(self, sight: ObservedStep) -> None:
         self.trail.stepped(sight.view, sight.outcome)
 
     def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:

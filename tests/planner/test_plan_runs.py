@@ -10,13 +10,13 @@ from headway.core.cost import UnknownCost
 from headway.core.slo import Slo
 from headway.errors import ConfigError
 from headway.lab.predictor_choice import length_source
-from headway.planner.machine import Configuration, planned_policies, rules_with, with_threshold
+from headway.planner.machine import Configuration, _with_setting, planned_policies, rules_with
 from headway.planner.runs import (
     FILE,
     KeptPlanRuns,
     PlanResult,
     PlanRun,
-    _foretold,
+    _shared_predictions,
     answers,
     capacity_rps,
     fitting,
@@ -26,6 +26,7 @@ from headway.planner.runs import (
 )
 from headway.planner.sampling import Sample
 from headway.policies.policy import Policy
+from headway.policies.presets import find_preset
 from headway.sim.lengths import GivenLengths, RecordedLengths
 from headway.traces import TraceRequest
 from tests.planner.plans import TARGETS, prepared
@@ -85,10 +86,13 @@ def test_pools_hand_off_by_the_threshold_that_was_given() -> None:
 
 
 def test_a_threshold_takes_the_place_of_the_rules_own() -> None:
-    assert with_threshold(("at-risk:threshold=0,confidence=0.95", "expired"), 0.1) == (
-        "at-risk:threshold=0.1,confidence=0.95",
-        "expired",
+    assert (
+        _with_setting("at-risk:threshold=0,confidence=0.95", 0.1) == "at-risk:threshold=0.1,confidence=0.95"
     )
+    own, given = find_preset("ascendra-lp").leaving, rules_with("ascendra-lp", 0.1)
+    assert given is not None
+    assert [rule for rule in given if rule not in own] == ["at-risk:threshold=0.1"]
+    assert [rule for rule in own if rule not in given] == [rule for rule in own if rule.startswith("at-risk")]
     assert rules_with("vllm", 0.1) is None
     assert rules_with("ascendra-lp", None) is None
 
@@ -190,7 +194,7 @@ def test_only_what_another_does_not_answer_takes_time() -> None:
     assert same.summary == roomy.summary != short.summary
 
 
-def test_what_was_noted_is_foretold() -> None:
+def test_what_was_recorded_is_given_again() -> None:
     request = TraceRequest(id="7", arrival_s=0.0, input_tokens=5, output_tokens=40)
     other = replace(request, id="8")
     source = length_source("noisy-oracle:tau=0.8", [request, other])
@@ -198,20 +202,20 @@ def test_what_was_noted_is_foretold() -> None:
     noted = RecordedLengths(source)
     said = noted.predict(request, 100)
     assert said is not None
-    foretold = GivenLengths(noted.said)
-    assert foretold.predict(request, 100) == said
-    assert foretold.predict(other, 100) is None
+    given = GivenLengths(noted.said)
+    assert given.predict(request, 100) == said
+    assert given.predict(other, 100) is None
 
 
 def test_a_predictor_learns_as_stock_vllm_serves_and_all_others_hear_the_same() -> None:
     found = prepared(policies=("predicted",))
     part = Sample(0, 0.0, 4.0)
-    told = _foretold(found.task, part, 1, "learned:first_answers=20,trees=5")
+    told = _shared_predictions(found.task, part, 1, "learned:first_answers=20,trees=5")
     said = [told.predict(request, 100) for request in found.task.requests() if request.arrival_s <= 4.0]
     first = next(place for place, estimate in enumerate(said) if estimate is not None)
     assert first > 20
     assert all(estimate is not None for estimate in said[first:])
     predicted = replace(found.default, policy="predicted", seats=4, predictor="learned")
     run = PlanRun(task=found.task, configuration=predicted, sample=part)
-    assert run.digest() != replace(run, foretold=True).digest()
-    assert simulate_plan_run(replace(run, foretold=True)).summary.finished > 0
+    assert run.digest() != replace(run, shared_predictions=True).digest()
+    assert simulate_plan_run(replace(run, shared_predictions=True)).summary.finished > 0

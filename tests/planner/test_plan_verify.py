@@ -16,7 +16,7 @@ from headway.errors import ConfigError, UpstreamError
 from headway.lab.policy_bench import free_port
 from headway.planner.deploy import arguments, deployed
 from headway.planner.machine import Configuration
-from headway.planner.stage import FEWEST_REQUESTS, Served
+from headway.planner.replay_setup import FEWEST_REQUESTS, ServingOverhead
 from headway.planner.verify import Verified, verify, verify_table
 from tests.planner.costs import write_costs
 from tests.planner.plans import planned, prepared
@@ -27,7 +27,7 @@ VERIFIED = Verified(
     words=("headway", "serve", "demo", "--", "--max-num-seqs", "16"),
     requests=30,
     rate_rps=5.0,
-    served=Served(1.1, 0.002, 0.004),
+    served=ServingOverhead(1.1, 0.002, 0.004),
     predicted={"mean_jct_s": 1.05, "p99_jct_s": 2.0, "mean_ttft_s": 0.1, "mean_tbt_s": 0.01, "goodput": 0.9},
     by_profile={"mean_jct_s": 0.8, "p99_jct_s": 1.0, "mean_ttft_s": 0.05, "mean_tbt_s": 0.01, "goodput": 1.0},
     achieved={"mean_jct_s": 1.0, "p99_jct_s": 2.5, "mean_ttft_s": 0.1, "mean_tbt_s": None, "goodput": 0.95},

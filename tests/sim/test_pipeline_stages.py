@@ -15,7 +15,7 @@ from headway.policies.presets import known_presets
 from headway.predict.transfer import TransferModel
 from headway.sim.clock import Pipeline
 from headway.sim.simulation import PolicyFactory, System
-from headway.sim.watcher import Sight
+from headway.sim.watcher import ObservedStep
 from headway.traces import TraceRequest
 from tests.sim.swapping import Do, Script, restless, swapping_system
 from tests.sim.worlds import Linear, calibration, limits, preset, request, run
@@ -31,7 +31,7 @@ class InFlight:
         self.steps = 0
         self._under_way: deque[set[str]] = deque()
 
-    def saw(self, sight: Sight) -> None:
+    def saw(self, sight: ObservedStep) -> None:
         chosen = sight.outcome.tokens
         if not chosen:
             return

@@ -15,7 +15,7 @@ from headway.predict.calibration import Calibration, StepSeconds
 from headway.predict.transfer import TransferModel
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import Policies, PolicyFactory, SimulatedRun, System, simulate
-from headway.sim.watcher import Sight, Watcher
+from headway.sim.watcher import ObservedStep, Watcher
 from headway.traces import TraceRequest
 
 LIMIT = 64
@@ -113,7 +113,7 @@ class _Together:
 
     watchers: Sequence[Watcher]
 
-    def saw(self, sight: Sight) -> None:
+    def saw(self, sight: ObservedStep) -> None:
         for each in self.watchers:
             each.saw(sight)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import nan
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
@@ -30,10 +30,11 @@ MAX_TENANT_CHARACTERS = 128
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """A request's own targets (over the engine's defaults), tenant, declared limit and predicted length.
+    """A request's own targets (over the given defaults), tenant, declared limit, predicted length and priority.
 
-    `may_move`: another instance would take it, if this one gave it up before it started. Nobody would but a gateway,
-    which says so; a client that asks the server itself would get an error for an answer.
+    `may_move`: another instance would take the request if this one gave it up before it started. Only a gateway says
+    so; a client that asks the server itself would get an error for an answer. `priority` is None if the request names
+    none, or where it stands beside the hints.
     """
 
     slo: Slo = NO_TARGETS
@@ -41,6 +42,7 @@ class RequestHints:
     max_output_tokens: int | None = None
     predicted_length: LengthEstimate | None = None
     may_move: bool = False
+    priority: int | None = None
 
 
 def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGETS) -> RequestHints:
@@ -184,21 +186,12 @@ HINT_HEADERS = frozenset({*_TARGET_HEADERS, *_PRIORITY_HEADERS, _TENANT_HEADER})
 """Headers that are read here; the engine gets what they say in the body."""
 
 
-class Hints(NamedTuple):
-    """A request's own targets over the given defaults; `priority` is None if the request names none."""
-
-    slo: Slo
-    tenant: str
-    priority: int | None
-    may_move: bool
-
-
 def hints_of_request(
     headers: Iterable[tuple[bytes, bytes]],
     xargs: Mapping[str, Any],
     priority: int | None,
     default_slo: Slo = NO_TARGETS,
-) -> Hints:
+) -> RequestHints:
     """What headers (with lower-case names) and body (`vllm_xargs`, `priority`) say together.
 
     Raises HintError for a value that is not accepted, and for two places that disagree.
@@ -215,7 +208,7 @@ def hints_of_request(
     if priority is not None:
         _agree(said, "priority", priority, "priority")
     targets = (said.get(TTFT), said.get(TBT), said.get(DEADLINE))
-    return Hints(
+    return RequestHints(
         slo=default_slo if targets == (None, None, None) else slo_of_ms(*targets, default_slo),
         tenant=said.get(TENANT, ""),
         priority=said.get("priority"),

@@ -24,15 +24,6 @@ HAND_OFF_RULE = "at-risk"
 """The leaving rule that a threshold is of."""
 
 
-def with_threshold(rules: tuple[str, ...], threshold: float) -> tuple[str, ...]:
-    """Leaving rules with this threshold where they hand off; their other settings stay.
-
-    >>> with_threshold(("at-risk", "expired"), 0.1)
-    ('at-risk:threshold=0.1', 'expired')
-    """
-    return tuple(_with_setting(rule, threshold) if _hands_off(rule) else rule for rule in rules)
-
-
 def hands_off(policy: str) -> bool:
     """Whether a policy, or that of some pool of its, hands requests off by a threshold."""
     return any(
@@ -50,7 +41,7 @@ def rules_with(preset: str, threshold: float | None) -> tuple[str, ...] | None:
     rules = find_preset(preset).leaving
     if threshold is None or not any(map(_hands_off, rules)):
         return None
-    return with_threshold(rules, threshold)
+    return tuple(_with_setting(rule, threshold) if _hands_off(rule) else rule for rule in rules)
 
 
 def _hands_off(rule: str) -> bool:
@@ -58,6 +49,11 @@ def _hands_off(rule: str) -> bool:
 
 
 def _with_setting(rule: str, threshold: float) -> str:
+    """The rule with this threshold; its other settings stay.
+
+    >>> _with_setting("at-risk", 0.1)
+    'at-risk:threshold=0.1'
+    """
     name, _, text = rule.partition(":")
     settings = dict(setting.split("=", 1) for setting in filter(None, text.split(",")))
     settings["threshold"] = f"{threshold:g}"
@@ -115,23 +111,16 @@ class Configuration:
         return f"{self.policy} on {self.layout()}, {', '.join(given)}"
 
 
+MOVING = ("policy", "tp", "lp", "seats", "tokens_a_step", "threshold", "host_gib", "kv_tier", "predictor")
+"""Settings that a deployment has of its own; GPUs and instances follow from others."""
+
+
 def moving_parts(configuration: Configuration, default: Configuration) -> int:
     """In how many ways it differs from what serves where nothing is chosen; pools count twice, as a policy and apart.
 
     Of two configurations as good as each other the one with fewer is easier to run.
     """
-    differing = (
-        configuration.policy != default.policy,
-        configuration.tp != default.tp,
-        configuration.lp != default.lp,
-        configuration.seats != default.seats,
-        configuration.tokens_a_step != default.tokens_a_step,
-        configuration.threshold != default.threshold,
-        configuration.host_gib != default.host_gib,
-        configuration.kv_tier != default.kv_tier,
-        configuration.predictor != default.predictor,
-    )
-    return sum(differing)
+    return sum(getattr(configuration, name) != getattr(default, name) for name in MOVING)
 
 
 NO_POOL = ""

@@ -99,7 +99,12 @@ def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell
     runner = Runner(prepared.task, prepared.window_s, kept, effort.jobs, tell)
     budget = _budget(prepared, effort, runner)
     tried = candidates(prepared.space, budget, even=prepared.request.fewest)
-    plan = _search_plan(prepared)
+    plan = SearchPlan(
+        objective=prepared.objective,
+        samples=prepared.request.seeds,
+        window_s=prepared.window_s,
+        drawn=prepared.task.stream.is_drawn,
+    )
     runner.expect(tried, plan)
     found = search(tried, prepared.space.default, plan, runner.measure)
     best = _best(prepared, tried, found)
@@ -123,15 +128,6 @@ def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell
         fewest=fewest,
         runs=runner.counts,
         wall_s=time.monotonic() - started_s,
-    )
-
-
-def _search_plan(prepared: Prepared) -> SearchPlan:
-    return SearchPlan(
-        objective=prepared.objective,
-        samples=prepared.request.seeds,
-        window_s=prepared.window_s,
-        drawn=prepared.task.stream.is_drawn,
     )
 
 

@@ -65,12 +65,12 @@ def fitting(requests: Sequence[TraceRequest], longest_tokens: int) -> list[Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRun:
-    """All that decides one run. `foretold`: answer lengths are predicted once for all configurations, not by each."""
+    """All that decides one run. `shared_predictions`: answer lengths are predicted once for all configurations."""
 
     task: Task
     configuration: Configuration
     sample: Sample
-    foretold: bool = False
+    shared_predictions: bool = False
 
     def digest(self) -> str:
         """Tells apart any two runs that may differ, in what is asked for, the costs, the policy, or the release."""
@@ -79,9 +79,9 @@ class PlanRun:
         return sha256(repr((release(), costs, policies, self)).encode()).hexdigest()
 
     def _policies(self) -> tuple[str, ...]:
-        """The policy that serves, and the one that serves while lengths are foretold."""
+        """The policy that serves, and the one that serves while shared predictions are made."""
         policy, predictor = self.configuration.policy, self.configuration.predictor
-        return (policy, DEFAULT_POLICY) if self.foretold and predictor != NONE else (policy,)
+        return (policy, DEFAULT_POLICY) if self.shared_predictions and predictor != NONE else (policy,)
 
 
 @lru_cache(maxsize=64)
@@ -152,13 +152,13 @@ def _most_live(records: Sequence[Record]) -> int:
 def _predictions(run: PlanRun, requests: Sequence[TraceRequest]) -> LengthSource | None:
     """Who tells the policies of a run how long answers will be."""
     predictor = run.configuration.predictor
-    if predictor == NONE or not run.foretold:
+    if predictor == NONE or not run.shared_predictions:
         return length_source(predictor, requests, run.sample.number)
-    return _foretold(run.task, run.sample, run.configuration.gpus, predictor)
+    return _shared_predictions(run.task, run.sample, run.configuration.gpus, predictor)
 
 
 @lru_cache(maxsize=32)
-def _foretold(task: Task, part: Sample, gpus: int, predictor: str) -> GivenLengths:
+def _shared_predictions(task: Task, part: Sample, gpus: int, predictor: str) -> GivenLengths:
     """What a predictor that knows nothing at first says of each request as it comes, if stock vLLM serves on so many
     GPUs: to learn it takes longer than to simulate the rest.
     """
@@ -283,8 +283,10 @@ class Runner:
 
     def _planned(self, configuration: Configuration, part: Sample) -> PlanRun:
         """A run of a whole window learns to predict as a server does; shorter ones are only there to choose by."""
-        foretold = part.window_s < self.window_s
-        return PlanRun(task=self.task, configuration=configuration, sample=part, foretold=foretold)
+        shared_predictions = part.window_s < self.window_s
+        return PlanRun(
+            task=self.task, configuration=configuration, sample=part, shared_predictions=shared_predictions
+        )
 
     def _advance(self, seconds: float, what: str) -> None:
         self._done_s += seconds

@@ -112,11 +112,7 @@ def judge(
 
 
 def _surely_worse(values: Sequence[float], leader: Sequence[float]) -> bool:
-    if inf in leader:
-        return False
-    if inf in values:
-        return True
-    return difference(values, leader).low > 0
+    return inf not in leader and (inf in values or difference(values, leader).low > 0)
 
 
 Field = Mapping[int, Sequence[Configuration]]
@@ -184,18 +180,25 @@ def search(field: Field, default: Mapping[int, Configuration], plan: SearchPlan,
     reports: list[RungReport] = []
     for rung in plan.ladder(field):
         found = _measured(there, plan.of_rung(rung), measure)
-        if rung.last:
-            reports.append(_report(rung, there, there, 0, 0))
-            return Found(found, tuple(reports))
         after: dict[int, list[Configuration]] = {}
         worse = untold = 0
-        for gpus, finals in found.items():
+        for gpus, finals in () if rung.last else found.items():
             tried = {each: finals[each] for each in field[gpus] if each in finals}
             verdict = _judged(tried, default[gpus], plan.objective, quota(len(field[gpus]), rung))
             after[gpus] = list(dict.fromkeys([*verdict.kept, default[gpus]]))
             worse += len(verdict.worse)
             untold += len(verdict.untold)
-        reports.append(_report(rung, there, after, worse, untold))
+        report = RungReport(
+            configurations=sum(map(len, there.values())),
+            samples=rung.samples,
+            window_s=rung.window_s,
+            kept=sum(map(len, (there if rung.last else after).values())),
+            worse=worse,
+            untold=untold,
+        )
+        reports.append(report)
+        if rung.last:
+            return Found(found, tuple(reports))
         there = after
     raise AssertionError("a ladder ends with its last rung")
 
@@ -245,20 +248,3 @@ def _measured(
     for (configuration, _), summary in zip(pairs, measure(pairs), strict=True):
         found[configuration.gpus].setdefault(configuration, []).append(summary)
     return found
-
-
-def _report(
-    rung: Rung,
-    there: Mapping[int, Sequence[Configuration]],
-    after: Mapping[int, Sequence[Configuration]],
-    worse: int,
-    untold: int,
-) -> RungReport:
-    return RungReport(
-        configurations=sum(map(len, there.values())),
-        samples=rung.samples,
-        window_s=rung.window_s,
-        kept=sum(map(len, after.values())),
-        worse=worse,
-        untold=untold,
-    )

@@ -27,15 +27,15 @@ from headway.planner.deploy import arguments, command, deployed, records_of_engi
 from headway.planner.machine import Configuration, Machine
 from headway.planner.planner import PlannedDeployment
 from headway.planner.preparation import Prepared
-from headway.planner.stage import (
+from headway.planner.replay_setup import (
     MODEL,
-    InEngine,
-    Served,
+    EngineView,
+    ServingOverhead,
     check_requests,
-    in_engine,
+    engine_view,
     scaled_down,
-    served_beyond,
-    set_stage,
+    serving_overhead,
+    set_up_replay,
 )
 from headway.predict.hardware import is_cost_file
 from headway.results import COLUMNS, summarize
@@ -63,7 +63,7 @@ class Verified:
     words: tuple[str, ...]
     requests: int
     rate_rps: float
-    served: Served
+    served: ServingOverhead
     predicted: Values
     by_profile: Values
     achieved: Values
@@ -125,29 +125,29 @@ def verify(planned: PlannedDeployment, folder: Path, seconds: float, tell: Tell)
         raise ConfigError(f"verify_seconds is {seconds}; accepted: more than 0")
     here = scaled_down(planned.choice)
     machine = _machine(planned, here, folder, tell)
-    stage = set_stage(planned, here, machine, seconds)
+    setup = set_up_replay(planned, here, machine, seconds)
     words = arguments(MODEL, here, NO_TARGETS)
     tell(f"deploying: {command(words)}")
     records = folder / "verify-engine.jsonl"
     with deployed(words, free_port(), folder / "verify-server.log", records) as url:
-        asyncio.run(warm_up(stage.requests, ReplayOptions(url=url)))
-        tell(f"serving {len(stage.requests)} requests, to compare")
-        client = _replayed(url, stage.requests)
-    came = _in_engine(stage.requests, records)
-    served = served_beyond(stage, came)
-    telling = stage.telling
+        asyncio.run(warm_up(setup.requests, ReplayOptions(url=url)))
+        tell(f"serving {len(setup.requests)} requests, to compare")
+        client = _replayed(url, setup.requests)
+    came = _engine_view(setup.requests, records)
+    served = serving_overhead(setup, came)
+    calibrating = setup.calibrating
 
     def compared(*runs: Sequence[Record]) -> Values:
-        return _mean([[record for record in records if record.id not in telling] for records in runs])
+        return _mean([[record for record in records if record.id not in calibrating] for records in runs])
 
     return Verified(
         configuration=here,
         words=words,
-        requests=len(stage.requests),
-        rate_rps=stage.rate_rps,
+        requests=len(setup.requests),
+        rate_rps=setup.rate_rps,
         served=served,
-        predicted=compared(*stage.simulated(came.requests, served)),
-        by_profile=compared(*stage.simulated(came.requests, Served())),
+        predicted=compared(*setup.simulated(came.requests, served)),
+        by_profile=compared(*setup.simulated(came.requests, ServingOverhead())),
         achieved=compared(came.records),
         at_client=compared(client.records),
         client_late_s=max(client.lateness_s, default=0.0),
@@ -180,10 +180,10 @@ def _machine(planned: PlannedDeployment, here: Configuration, folder: Path, tell
 # ---- what came -----------------------------------------------------------------------------------------
 
 
-def _in_engine(requests: Sequence[TraceRequest], records: Path) -> InEngine:
+def _engine_view(requests: Sequence[TraceRequest], records: Path) -> EngineView:
     """What the engines, which write a request's record before they answer its end, say of requests answered."""
     written = [file for file in records_of_engines(records) if file.stat().st_size]
-    return in_engine(requests, chain.from_iterable(map(read_records, written)))
+    return engine_view(requests, chain.from_iterable(map(read_records, written)))
 
 
 def _replayed(url: str, requests: Sequence[TraceRequest]) -> ReplayReport:

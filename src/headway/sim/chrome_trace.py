@@ -11,7 +11,7 @@ import msgspec
 from headway.core.job import Job, is_decode
 from headway.core.plan import StepOutcome
 from headway.core.record import Outcome, Record
-from headway.sim.watcher import Sight
+from headway.sim.watcher import ObservedStep
 
 MAX_EVENTS = 1_000_000
 """Events a file holds, about 150 MB as text; Perfetto still opens it."""
@@ -81,7 +81,7 @@ class ChromeTrace:
 
     # ---- what a watcher is told --------------------------------------------------------------------
 
-    def saw(self, sight: Sight) -> None:
+    def saw(self, sight: ObservedStep) -> None:
         """Note who runs and who pauses, and the counters that changed."""
         outcome, now_s = sight.outcome, sight.outcome.now_s
         for job in outcome.preempted:

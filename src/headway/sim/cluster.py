@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError, SimulationError, TraceError
@@ -50,18 +50,14 @@ def moved_job(job: Job, now_s: float) -> Job:
     """A job that its instance gave up unstarted, as a new one for the next: with what is left of its targets, and no
     third place to go.
     """
-    return Job(
-        id=job.id,
+    return replace(
+        job,
         arrival_s=now_s,
-        num_prompt_tokens=job.num_prompt_tokens,
-        max_output_tokens=job.max_output_tokens,
         slo=job.slo.after(now_s - job.arrival_s),
-        priority=job.priority,
-        tenant=job.tenant,
-        predicted_length=job.predicted_length,
-        lora_id=job.lora_id,
         may_move=False,
-        prefix_blocks=job.prefix_blocks,
+        num_cached_tokens=0,
+        num_stored_tokens=0,
+        state=JobState.WAITING,
     )
 
 

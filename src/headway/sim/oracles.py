@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from math import exp, inf
 
@@ -188,26 +189,17 @@ class Displacing:
         """There is nothing left to learn."""
 
 
-def _oracle(
-    name: str, rank: Rank, worth: Worth
-) -> Callable[[Mapping[str, int]], Callable[[CostModel], Policy]]:
-    def with_lengths(output_tokens: Mapping[str, int]) -> Callable[[CostModel], Policy]:
-        def build(cost: CostModel) -> Policy:
-            known = Knowledge(output_tokens, cost)
-            displacing = Displacing(known, worth)
-            return Policy(name, ClairvoyantOrder(known, rank), displacing, displacing)
-
-        return build
-
-    return with_lengths
+def _oracle(name: str, rank: Rank, worth: Worth, output_tokens: Mapping[str, int], cost: CostModel) -> Policy:
+    known = Knowledge(output_tokens, cost)
+    displacing = Displacing(known, worth)
+    return Policy(name, ClairvoyantOrder(known, rank), displacing, displacing)
 
 
-ORACLES = {
-    "srpt-oracle": _oracle("srpt-oracle", shortest_work, saves_work),
-    "edf-oracle": _oracle("edf-oracle", most_on_time, saves_a_target),
+ORACLES: Mapping[str, Callable[[Mapping[str, int]], Callable[[CostModel], Policy]]] = {
+    "srpt-oracle": partial(partial, _oracle, "srpt-oracle", shortest_work, saves_work),
+    "edf-oracle": partial(partial, _oracle, "edf-oracle", most_on_time, saves_a_target),
 }
 """By name: from the true lengths to a maker of policies."""
-
 
 MOST_PLANNED = 256
 """Of those who can be on time, the most urgent so many are planned together in a step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from headway.core.batch_shape import BatchShape
 from headway.core.job import Job, JobState
@@ -249,7 +249,8 @@ class StaticCluster:
             )
         result = self._result
         result.end_s, result.splits = self._loop.now_s, self._queue.splits
-        result.waste = _total(seat.instance.waste for seat in self._seats)
+        wastes = (astuple(seat.instance.waste) for seat in self._seats)
+        result.waste = Waste(*map(sum, zip(*wastes, strict=True)))
         return result
 
     def _await_next(self) -> None:
@@ -303,15 +304,3 @@ class StaticCluster:
             record = record_of(job, Outcome.FAILED, self._loop.now_s)
             record.instance, record.error = seat.instance.name, TOO_LARGE
             self._on_record(record)
-
-
-def _total(wastes: Iterable[Waste]) -> Waste:
-    """The sums over all instances."""
-    total = Waste()
-    for waste in wastes:
-        total.valid_tokens += waste.valid_tokens
-        total.pad_tokens += waste.pad_tokens
-        total.invalid_tokens += waste.invalid_tokens
-        total.lost_tokens += waste.lost_tokens
-        total.out_of_memory += waste.out_of_memory
-    return total

@@ -32,7 +32,7 @@ from headway.policies.protocols import Batching, Learning, Order
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ObservedStep:
     """One step at the moment it was scheduled; jobs are live, and stand as the step left them.
 
     `view` is what it was planned on, `residents` those of before the step; `order` and the view's waiting are of after
@@ -50,7 +50,7 @@ class Sight:
 class Watcher(Protocol):
     """Follows a run; what it does must not change any job or policy."""
 
-    def saw(self, sight: Sight) -> None:
+    def saw(self, sight: ObservedStep) -> None:
         """A step was scheduled, or nothing could be."""
         ...
 
@@ -73,7 +73,9 @@ def watched(policy: Policy, watcher: Watcher, instance: str, cost: CostModel) ->
 class _WatchedBatching:
     """A batching that plans as the one inside; a policy tells its batching of each step last of all."""
 
-    def __init__(self, inner: Batching, instance: str, cost: CostModel, saw: Callable[[Sight], None]) -> None:
+    def __init__(
+        self, inner: Batching, instance: str, cost: CostModel, saw: Callable[[ObservedStep], None]
+    ) -> None:
         self._inner = inner
         self._instance = instance
         self._cost = cost
@@ -99,7 +101,7 @@ class _WatchedBatching:
         self._inner.observe(outcome)
         assert self._seen is not None, "a step was filled that nobody planned"
         view, residents, order = self._seen
-        self._saw(Sight(self._instance, view, residents, order, self._cost, outcome))
+        self._saw(ObservedStep(self._instance, view, residents, order, self._cost, outcome))
 
 
 _KEPT_ENDED = 10_000
@@ -127,7 +129,7 @@ class StoryWatcher:
 
     # ---- what a watcher is told --------------------------------------------------------------------
 
-    def saw(self, sight: Sight) -> None:
+    def saw(self, sight: ObservedStep) -> None:
         """Follow this step, and see where the request stands in it."""
         if self._record is not None:
             return
@@ -182,7 +184,7 @@ class StoryWatcher:
 
     # ---- its stays -----------------------------------------------------------------------------------
 
-    def _find(self, sight: Sight, trail: Trail) -> None:
+    def _find(self, sight: ObservedStep, trail: Trail) -> None:
         if sight.outcome.now_s < self._arrival_s:
             return
         for job in (*sight.view.waiting, *sight.outcome.admitted):
@@ -190,7 +192,7 @@ class StoryWatcher:
                 self._job, self._instance = job, sight.instance
                 trail.arrived(job, job.arrival_s)
 
-    def _expect(self, sight: Sight) -> None:
+    def _expect(self, sight: ObservedStep) -> None:
         """What the cost model of the policy makes of the step, where it has learned enough to say."""
         if self._job is None or not sight.outcome.tokens:
             return
@@ -232,7 +234,7 @@ class StoryWatcher:
 _QUEUED: Sequence[JobState] = (JobState.WAITING, JobState.SWAPPED)
 
 
-def _ahead(job: Job, sight: Sight) -> int:
+def _ahead(job: Job, sight: ObservedStep) -> int:
     """How many waiting jobs would start before this one."""
     first = sight.order.top(LOOK_AHEAD, sight.outcome.now_s)
     return first.index(job) if job in first else LOOK_AHEAD

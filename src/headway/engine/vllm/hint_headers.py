@@ -10,7 +10,14 @@ from typing import Any
 
 import msgspec
 
-from headway.core.hints import HINT_HEADERS, PRIORITY_HEADER, TENANT, Hints, hints_of_request, target_hints
+from headway.core.hints import (
+    HINT_HEADERS,
+    PRIORITY_HEADER,
+    TENANT,
+    RequestHints,
+    hints_of_request,
+    target_hints,
+)
 from headway.engine.vllm.asgi import App, Receive, Scope, Send, send_error
 from headway.errors import HintError
 
@@ -102,5 +109,5 @@ def _told(scope: Scope, body: bytes) -> tuple[Scope, bytes]:
     return {**scope, "headers": headers}, body
 
 
-def _xargs(hints: Hints) -> dict[str, Any]:
+def _xargs(hints: RequestHints) -> dict[str, Any]:
     return {**target_hints(hints.slo), **({TENANT: hints.tenant} if hints.tenant else {})}

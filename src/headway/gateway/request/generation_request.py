@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import msgspec
 
-from headway.core.hints import MAY_MOVE, TENANT, Hints, hints_of_request, quoted, target_hints
+from headway.core.hints import MAY_MOVE, TENANT, RequestHints, hints_of_request, quoted, target_hints
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import HintError
 from headway.gateway.http.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
@@ -235,7 +235,7 @@ def checked_hints(
     xargs: Mapping[str, Any],
     priority: int | None,
     default_slo: Slo = NO_TARGETS,
-) -> Hints:
+) -> RequestHints:
     """See `hints_of_request`. Raises GatewayError (400) for hints that are not accepted."""
     try:
         return hints_of_request(headers, xargs, priority, default_slo)

@@ -12,23 +12,23 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
 from headway.errors import ConfigError, UpstreamError
 from headway.planner.machine import Configuration, Machine
-from headway.planner.runs import capacity_rps
-from headway.planner.stage import (
+from headway.planner.replay_setup import (
     FEWEST_REQUESTS,
     MAX_OUTPUT_TOKENS,
-    InEngine,
-    Served,
-    Stage,
+    EngineView,
+    ReplaySetup,
+    ServingOverhead,
     TargetScale,
-    Typical,
+    alone_s,
     at_rate,
-    exchange,
-    in_engine,
+    engine_view,
     scaled_down,
-    served_beyond,
-    set_stage,
+    serving_overhead,
+    set_up_replay,
     shortened,
+    target_scale,
 )
+from headway.planner.runs import capacity_rps
 from headway.results import summarize
 from headway.results.metrics import measured, tbt_s, ttft_s
 from headway.traces import TraceRequest
@@ -54,7 +54,7 @@ def record(name: str, arrival_s: float, *, ended_s: float, handed_off: bool = Fa
 
 def test_requests_come_when_the_engine_saw_them() -> None:
     # Sent at 0 and 1 s; a busy client sent the first last. The engine's clock starts anywhere, and it knows others.
-    came = in_engine(
+    came = engine_view(
         REQUESTS,
         [
             record("warm-up-a", 90.0, ended_s=91.0),
@@ -68,7 +68,7 @@ def test_requests_come_when_the_engine_saw_them() -> None:
 
 def test_one_that_was_handed_off_came_to_the_first_engine_and_ended_in_the_last() -> None:
     parts = [record("a", 13.0, ended_s=19.0), record("a", 11.0, ended_s=12.5, handed_off=True)]
-    came = in_engine(REQUESTS[:1], parts)
+    came = engine_view(REQUESTS[:1], parts)
     whole = came.records[0]
     assert (whole.arrival_s, whole.first_token_s, whole.finished_s) == (11.0, 18.0, 19.0)
     assert whole.outcome is Outcome.FINISHED
@@ -81,14 +81,14 @@ def test_one_that_was_handed_off_is_judged_by_its_own_targets_not_by_what_was_le
         replace(record("a", 11.0, ended_s=12.5, handed_off=True), slo=wanted),
         replace(record("a", 12.5, ended_s=19.0), slo=wanted.after(1.5)),
     ]
-    came = in_engine([replace(REQUESTS[0], slo=wanted)], parts)
+    came = engine_view([replace(REQUESTS[0], slo=wanted)], parts)
     assert came.records[0].slo == wanted
     assert summarize(came.records).goodput == 1.0
 
 
 def test_a_request_that_no_engine_knows_cannot_be_compared() -> None:
     with pytest.raises(UpstreamError, match="the engine's records do not have request b, so nothing"):
-        in_engine(REQUESTS, [record("a", 0.0, ended_s=2.0)])
+        engine_view(REQUESTS, [record("a", 0.0, ended_s=2.0)])
 
 
 BIG = Configuration(
@@ -110,9 +110,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def stage(here: Machine, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+def setup(here: Machine, tmp_path_factory: pytest.TempPathFactory) -> ReplaySetup:
     plan = planned(tmp_path_factory.mktemp("plan"), prepared(slo=TARGETS), budget=2)
-    return set_stage(plan, scaled_down(plan.choice), here, 10.0)
+    return set_up_replay(plan, scaled_down(plan.choice), here, 10.0)
 
 
 def test_capacity_is_what_is_answered_and_not_what_expires(here: Machine, tmp_path: Path) -> None:
@@ -156,27 +156,25 @@ def test_targets_are_worth_as_much_as_a_typical_request_takes() -> None:
 
 def test_a_typical_request_by_hand(here: Machine) -> None:
     # The made-up law: 5 ms + 50 us a token + 100 us a job + 100 ns a token of decode context, and 0.5 ms of the host.
-    typical = Typical(input_tokens=100.0, output_tokens=20.0)
     prefill_s = 0.005 + 100 * 5e-5 + 1e-4 + 0.0005
     decode_s = 0.005 + 5e-5 + 1e-4 + 111 * 1e-7 + 0.0005
-    assert typical.prefill_s(here.costs(1)) == pytest.approx(prefill_s)
-    assert typical.decode_s(here.costs(1)) == pytest.approx(decode_s)
-    assert typical.whole_s(here.costs(1)) == pytest.approx(prefill_s + 20 * decode_s)
+    expected_s = (prefill_s, decode_s, prefill_s + 20 * decode_s)
+    assert alone_s(here.costs(1), 100.0, 20.0) == pytest.approx(expected_s)
 
 
 def test_between_a_machine_and_itself_targets_stay(here: Machine) -> None:
     requests = prepared().task.requests()
-    assert exchange((here, 1, requests), here, shortened(requests)) == TargetScale(1.0, 1.0, 1.0)
-    slower = exchange((Machine("h100", "Qwen/Qwen3-8B"), 1, requests), here, requests)
+    assert target_scale((here, 1, requests), here, shortened(requests)) == TargetScale(1.0, 1.0, 1.0)
+    slower = target_scale((Machine("h100", "Qwen/Qwen3-8B"), 1, requests), here, requests)
     assert slower.ttft != 1.0
 
 
-def test_the_stage_has_a_rate_that_can_be_served(stage: Stage) -> None:
-    assert len(stage.requests) >= FEWEST_REQUESTS
-    assert stage.requests[0].arrival_s == 0
-    assert len(stage.requests) / stage.requests[-1].arrival_s == pytest.approx(stage.rate_rps)
-    records = stage.simulated(stage.requests, Served())[0]
-    assert len(records) == len(stage.requests)
+def test_the_stage_has_a_rate_that_can_be_served(setup: ReplaySetup) -> None:
+    assert len(setup.requests) >= FEWEST_REQUESTS
+    assert setup.requests[0].arrival_s == 0
+    assert len(setup.requests) / setup.requests[-1].arrival_s == pytest.approx(setup.rate_rps)
+    records = setup.simulated(setup.requests, ServingOverhead())[0]
+    assert len(records) == len(setup.requests)
 
 
 @pytest.mark.parametrize(("crowded_s", "load"), [(4.0, 0.25), (1.0, 0.125)])
@@ -191,16 +189,16 @@ def test_of_a_trace_that_comes_in_crowds_less_is_served(
     small = scaled_down(plan.choice)
     ours = replace(plan.prepared.task, machine=here, max_output_tokens=MAX_OUTPUT_TOKENS)
     capacity = capacity_rps(ours, small, shortened(plan.prepared.task.requests()))
-    assert set_stage(plan, small, here, 60.0).rate_rps == pytest.approx(load * capacity)
+    assert set_up_replay(plan, small, here, 60.0).rate_rps == pytest.approx(load * capacity)
 
 
-def test_every_other_request_tells_how_fast_the_machine_is(stage: Stage) -> None:
-    ids = [request.id for request in stage.requests]
-    assert stage.telling == set(ids[::2])
+def test_every_other_request_tells_how_fast_the_machine_is(setup: ReplaySetup) -> None:
+    ids = [request.id for request in setup.requests]
+    assert setup.calibrating == set(ids[::2])
     # What the others took makes no difference.
-    came = stage.simulated(stage.requests, Served())[0]
-    others = [replace(r, finished_s=1e9) if r.id not in stage.telling else r for r in came]
-    found = [served_beyond(stage, InEngine(stage.requests, records)) for records in (came, others)]
+    came = setup.simulated(setup.requests, ServingOverhead())[0]
+    others = [replace(r, finished_s=1e9) if r.id not in setup.calibrating else r for r in came]
+    found = [serving_overhead(setup, EngineView(setup.requests, records)) for records in (came, others)]
     assert found[0] == found[1]
 
 
@@ -213,27 +211,35 @@ def test_at_a_rate_the_rhythm_stays() -> None:
     assert [each.arrival_s for each in at_rate(requests[:1], 1.0)] == [0.0]
 
 
-def test_what_serving_adds_is_found_again(stage: Stage) -> None:
-    added = Served(step_factor=1.3, first_token_s=0.02)
-    came = stage.simulated(stage.requests, added)[0]
-    found = served_beyond(stage, InEngine(stage.requests, came))
+def test_what_serving_adds_is_found_again(setup: ReplaySetup) -> None:
+    added = ServingOverhead(step_factor=1.3, first_token_s=0.02)
+    came = setup.simulated(setup.requests, added)[0]
+    found = serving_overhead(setup, EngineView(setup.requests, came))
     assert found.step_factor == pytest.approx(1.3, rel=0.03)
     assert found.first_token_s == pytest.approx(0.02, rel=0.15)
-    assert means_of(came) == pytest.approx(means_of(stage.simulated(stage.requests, found)[0]), rel=0.03)
+    assert means_of(came) == pytest.approx(means_of(setup.simulated(setup.requests, found)[0]), rel=0.03)
 
 
-@pytest.mark.parametrize("added", [Served(1.3), Served(step_s=0.002), Served(1.15, 0.001), Served(0.8)])
+@pytest.mark.parametrize(
+    "added",
+    [
+        ServingOverhead(1.3),
+        ServingOverhead(step_s=0.002),
+        ServingOverhead(1.15, 0.001),
+        ServingOverhead(0.8),
+    ],
+)
 @pytest.mark.slow
 def test_where_prompts_are_long_a_factor_is_told_from_so_much_more_in_each_step(
-    here: Machine, tmp_path: Path, added: Served
+    here: Machine, tmp_path: Path, added: ServingOverhead
 ) -> None:
     plan = planned(tmp_path, prepared(slo=TARGETS, trace=LONG_PROMPTS), budget=1)
-    stage = set_stage(plan, scaled_down(plan.choice), here, 30.0)
-    came = stage.simulated(stage.requests, added)[0]
-    found = served_beyond(stage, InEngine(stage.requests, came))
+    setup = set_up_replay(plan, scaled_down(plan.choice), here, 30.0)
+    came = setup.simulated(setup.requests, added)[0]
+    found = serving_overhead(setup, EngineView(setup.requests, came))
     assert found.step_factor == pytest.approx(added.step_factor, abs=0.05)
     assert found.step_s == pytest.approx(added.step_s, abs=0.0005)
-    assert means_of(stage.simulated(stage.requests, found)[0]) == pytest.approx(means_of(came), rel=0.03)
+    assert means_of(setup.simulated(setup.requests, found)[0]) == pytest.approx(means_of(came), rel=0.03)
 
 
 def means_of(records: list[Record]) -> tuple[float, float]:
@@ -245,4 +251,4 @@ def test_a_trace_of_few_requests_cannot_be_checked_with(here: Machine, tmp_path:
     trace = "gen:poisson:rate=4/input=constant:tokens=9/output=constant:tokens=5/count=30"
     plan = planned(tmp_path, prepared(trace=trace, policies=("vllm",)), budget=1)
     with pytest.raises(ConfigError, match="the trace has 30 requests; accepted with verify: 48 or more"):
-        set_stage(plan, scaled_down(plan.choice), here, 10.0)
+        set_up_replay(plan, scaled_down(plan.choice), here, 10.0)

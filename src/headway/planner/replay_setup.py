@@ -53,32 +53,17 @@ def shortened(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
     return [replace(request, max_output_tokens=MAX_OUTPUT_TOKENS) for request in fitted]
 
 
-@dataclass(frozen=True, slots=True)
-class Typical:
-    """Tokens of a request as they are on the mean."""
+def alone_s(costs: Calibration, input_tokens: float, output_tokens: float) -> tuple[float, float, float]:
+    """Seconds that a request takes alone on an engine: its prompt, a token of its answer halfway through, and all."""
+    prefill_s = _step_s(costs, round(input_tokens), 0)
+    decode_s = _step_s(costs, 1, round(input_tokens + output_tokens / 2))
+    return prefill_s, decode_s, prefill_s + output_tokens * decode_s
 
-    input_tokens: float
-    output_tokens: float
 
-    @classmethod
-    def of(cls, requests: Sequence[TraceRequest]) -> Typical:
-        """Of so many requests, at least one."""
-        return cls(
-            fmean(request.input_tokens for request in requests),
-            fmean(request.output_tokens for request in requests),
-        )
-
-    def prefill_s(self, costs: Calibration) -> float:
-        """Its prompt alone on an engine."""
-        return _step_s(costs, round(self.input_tokens), 0)
-
-    def decode_s(self, costs: Calibration) -> float:
-        """A token of its answer alone on an engine, halfway through."""
-        return _step_s(costs, 1, round(self.input_tokens + self.output_tokens / 2))
-
-    def whole_s(self, costs: Calibration) -> float:
-        """All of it alone on an engine."""
-        return self.prefill_s(costs) + self.output_tokens * self.decode_s(costs)
+def _typical_s(costs: Calibration, requests: Sequence[TraceRequest]) -> tuple[float, float, float]:
+    """The same of a request with the mean lengths of these."""
+    lengths = ((each.input_tokens, each.output_tokens) for each in requests)
+    return alone_s(costs, *map(fmean, zip(*lengths, strict=True)))
 
 
 def _step_s(costs: Calibration, new_tokens: int, context_tokens: int) -> float:
@@ -92,18 +77,9 @@ def _step_s(costs: Calibration, new_tokens: int, context_tokens: int) -> float:
 class TargetScale:
     """What a second of a target there is worth here: by the time that a typical request takes alone on either."""
 
-    ttft: float
-    tbt: float
-    deadline: float
-
-    @classmethod
-    def between(cls, there: Calibration, its: Typical, here: Calibration, ours: Typical) -> TargetScale:
-        """From one machine and its requests to another with its own."""
-        return cls(
-            ours.prefill_s(here) / its.prefill_s(there),
-            ours.decode_s(here) / its.decode_s(there),
-            ours.whole_s(here) / its.whole_s(there),
-        )
+    ttft: float = 1.0
+    tbt: float = 1.0
+    deadline: float = 1.0
 
     def targets(self, slo: Slo) -> Slo:
         """The same targets in the time of this machine, none longer than a target may be: nothing served here is."""
@@ -118,18 +94,19 @@ def _worth(target_s: float | None, rate: float) -> float | None:
     return None if target_s is None else min(MAX_TARGET_S, target_s * rate)
 
 
-def exchange(
+def target_scale(
     planned: tuple[Machine, int, Sequence[TraceRequest]], here: Machine, requests: Sequence[TraceRequest]
 ) -> TargetScale:
     """From the machine that was planned for (its TP, its requests) to this one; 1 to 1 where they are the same."""
     machine, tp, theirs = planned
     if machine == here:
-        return TargetScale(1.0, 1.0, 1.0)
-    return TargetScale.between(machine.costs(tp), Typical.of(theirs), here.costs(1), Typical.of(requests))
+        return TargetScale()
+    there_s, here_s = _typical_s(machine.costs(tp), theirs), _typical_s(here.costs(1), requests)
+    return TargetScale(*(ours / its for ours, its in zip(here_s, there_s, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
-class InEngine:
+class EngineView:
     """Requests at the times at which they came to an engine, the first at 0 s, and the engine's record of each, by the
     id that its client gave it.
     """
@@ -138,7 +115,7 @@ class InEngine:
     records: Sequence[Record]
 
 
-def in_engine(requests: Iterable[TraceRequest], engine: Iterable[Record]) -> InEngine:
+def engine_view(requests: Iterable[TraceRequest], engine: Iterable[Record]) -> EngineView:
     """The requests as the engines of one machine saw them, in order of arrival. O(n log n).
 
     What a client and a server on busy cores were late with is thus no one's error. A request that was handed off came
@@ -154,7 +131,7 @@ def in_engine(requests: Iterable[TraceRequest], engine: Iterable[Record]) -> InE
             )
         pairs.append((replace(whole(seen[request.id]), id=request.id, slo=request.slo), request))
     pairs.sort(key=lambda pair: pair[0].arrival_s)
-    return InEngine(
+    return EngineView(
         [replace(request, arrival_s=record.arrival_s - pairs[0][0].arrival_s) for record, request in pairs],
         [record for record, _ in pairs],
     )
@@ -176,10 +153,11 @@ NEAR = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What serving adds to an engine's own steps on this machine: how many times as long they take while a server and
-    a client share its cores, what each takes besides, and seconds from a request's arrival to its first token beyond
-    those steps.
+class ServingOverhead:
+    """What serving adds to an engine's own steps on this machine.
+
+    While a server and a client share its cores each step takes `step_factor` times as long, and `step_s` more. From a
+    request's arrival to its first token `first_token_s` pass beyond those steps.
     """
 
     step_factor: float = 1.0
@@ -200,9 +178,10 @@ class _Longer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """What serves here, by which costs, and a part of the trace. Every other request is `telling`: it says how fast the
-    machine was meanwhile, so that the rest can be compared although a machine is never as fast as a minute ago.
+class ReplaySetup:
+    """What serves here, by which costs, and the part of the trace that is replayed.
+
+    Every other request is `calibrating`: it measures how fast the machine was meanwhile. The rest is compared.
     """
 
     machine: Machine
@@ -211,11 +190,11 @@ class Stage:
     rate_rps: float
 
     @property
-    def telling(self) -> frozenset[str]:
+    def calibrating(self) -> frozenset[str]:
         """The ids of those that say how fast the machine was."""
         return frozenset(request.id for request in self.requests[::2])
 
-    def simulated(self, requests: Sequence[TraceRequest], served: Served) -> list[list[Record]]:
+    def simulated(self, requests: Sequence[TraceRequest], served: ServingOverhead) -> list[list[Record]]:
         """What the simulator says of requests, with each seed of its clock's noise."""
         system = self.machine.system(self.configuration)
         costs = system.calibration
@@ -257,29 +236,32 @@ def check_requests(number: int) -> None:
         raise ConfigError(f"the trace has {number} requests; accepted with verify: {FEWEST_REQUESTS} or more")
 
 
-def set_stage(planned: PlannedDeployment, here: Configuration, machine: Machine, seconds: float) -> Stage:
+def set_up_replay(
+    planned: PlannedDeployment, here: Configuration, machine: Machine, seconds: float
+) -> ReplaySetup:
     """The trace fitted to this machine: lengths, rate and targets. Raises ConfigError for a trace that is too short."""
     task = planned.prepared.task
     check_requests(planned.prepared.requests)
     theirs = task.requests()
     ours = shortened(theirs)
-    rates = exchange((task.machine, planned.choice.tp, theirs), machine, ours)
+    rates = target_scale((task.machine, planned.choice.tp, theirs), machine, ours)
     ours = [replace(request, slo=rates.targets(request.slo)) for request in ours]
     ours_task = replace(task, machine=machine, max_output_tokens=MAX_OUTPUT_TOKENS)
     most_rps = capacity_rps(ours_task, here, ours)
     for load in LOADS:
         count = max(FEWEST_REQUESTS, round(load * most_rps * seconds))
         requests = at_rate(ours[:count], load * most_rps)
-        stage = Stage(machine=machine, configuration=here, requests=requests, rate_rps=load * most_rps)
-        if _times_longer(stage) <= MOST_LONGER:
+        setup = ReplaySetup(machine=machine, configuration=here, requests=requests, rate_rps=load * most_rps)
+        if _times_longer(setup) <= MOST_LONGER:
             break
-    return stage
+    return setup
 
 
-def _times_longer(stage: Stage) -> float:
+def _times_longer(setup: ReplaySetup) -> float:
     """How many times as long the mean JCT is on a machine whose steps take SLOWER times as long."""
     usual_s, slower_s = (
-        _told(stage, stage.simulated(stage.requests, Served(factor)), jct_s) for factor in (1.0, SLOWER)
+        _told(setup, setup.simulated(setup.requests, ServingOverhead(factor)), jct_s)
+        for factor in (1.0, SLOWER)
     )
     return slower_s / usual_s
 
@@ -291,33 +273,34 @@ def at_rate(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceRequ
     return [replace(request, arrival_s=(request.arrival_s - first_s) * stretch) for request in requests]
 
 
-def served_beyond(stage: Stage, came: InEngine) -> Served:
-    """What serving adds, from what came of the telling requests. Raises ConfigError where none was answered.
+def serving_overhead(setup: ReplaySetup, came: EngineView) -> ServingOverhead:
+    """What serving adds, from what came of the calibrating requests. Raises ConfigError where none was answered.
 
-    Their time in service says how much longer steps are: as a factor, or as so much more in each. Both happen, and the
-    time to the first token says how much of each, since prompts take longer steps than answers do; what it still lacks
-    then is beyond steps. Not the time between tokens: a policy that cuts prompts to keep a target there keeps it on a
-    slower machine too.
+    Time in service says how much longer steps are: by a factor, or by a constant in each. Both happen, and the time to
+    the first token separates them, since prompts take longer steps than answers do; what it still lacks then is beyond
+    steps. The time between tokens says nothing: a policy that cuts prompts to keep that target keeps it on a slower
+    machine too.
     """
-    service_s = _told(stage, [came.records], _in_service_s)
+    service_s = _told(setup, [came.records], _in_service_s)
 
-    def first_token_s(served: Served) -> float:
-        return _told(stage, stage.simulated(came.requests, served), ttft_s)
+    def first_token_s(served: ServingOverhead) -> float:
+        return _told(setup, setup.simulated(came.requests, served), ttft_s)
 
-    def off(served: Served) -> float:
-        return log(_told(stage, stage.simulated(came.requests, served), _in_service_s) / service_s)
+    def off(served: ServingOverhead) -> float:
+        return log(_told(setup, setup.simulated(came.requests, served), _in_service_s) / service_s)
 
-    off_0, came_s = off(Served()), _told(stage, [came.records], ttft_s)
-    log_factor = _root(lambda value: off(Served(exp(value))), off_0, -off_0)
-    found = Served(exp(log_factor))
+    off_0, came_s = off(ServingOverhead()), _told(setup, [came.records], ttft_s)
+    log_factor = _root(lambda value: off(ServingOverhead(exp(value))), off_0, -off_0)
+    found = ServingOverhead(exp(log_factor))
     if log_factor > 0:
         token_s = service_s / fmean(request.output_tokens for request in came.requests)
         added_s = max(
-            0.0, _root(lambda value: off(Served(step_s=max(0.0, value))), off_0, log_factor * token_s)
+            0.0,
+            _root(lambda value: off(ServingOverhead(step_s=max(0.0, value))), off_0, log_factor * token_s),
         )
-        times_s = first_token_s(Served(step_s=added_s)), first_token_s(found)
+        times_s = first_token_s(ServingOverhead(step_s=added_s)), first_token_s(found)
         share = _share(came_s, *times_s)
-        found = Served(1 + share * (found.step_factor - 1), (1 - share) * added_s)
+        found = ServingOverhead(1 + share * (found.step_factor - 1), (1 - share) * added_s)
     return replace(found, first_token_s=max(0.0, came_s - first_token_s(found)))
 
 
@@ -349,10 +332,12 @@ def _in_service_s(record: Record) -> float | None:
     return record.finished_s - record.first_scheduled_s
 
 
-def _told(stage: Stage, runs: Sequence[Sequence[Record]], value: Callable[[Record], float | None]) -> float:
-    """The mean over the telling requests of all runs. Raises ConfigError where none has the value."""
-    telling = stage.telling
-    values = measured(value(record) for records in runs for record in records if record.id in telling)
+def _told(
+    setup: ReplaySetup, runs: Sequence[Sequence[Record]], value: Callable[[Record], float | None]
+) -> float:
+    """The mean over the calibrating requests of all runs. Raises ConfigError where none has the value."""
+    calibrating = setup.calibrating
+    values = measured(value(record) for records in runs for record in records if record.id in calibrating)
     if not values:
         raise ConfigError("no request was answered, so nothing can be compared")
     return fmean(values)
