@@ -37,7 +37,7 @@ class KvSide(Protocol):
         ...
 
     def resume(self, job: Job, num_tokens: int) -> Reason | None:
-        """Allocate for the first step of a job that came back, or say why not; nobody is evicted for it."""
+        """Allocate for the first step of a job that came back, or say why not; no job is evicted for it."""
         ...
 
     def release(self, job: Job, fate: Fate) -> Fate:
@@ -83,7 +83,7 @@ def fill(
     """Carry out a plan: `run` in order, then, only if nothing was preempted meanwhile, `admit` in order.
 
     Each job gets min(need, its cap, what is left of the budget). Jobs of `run` that came back from the host
-    have their first step after the others, as vLLM resumes them: before `admit`, and nobody is evicted for
+    have their first step after the others, as vLLM resumes them: before `admit`, and no job is evicted for
     them. A waiting job that is not ready is passed over; the first ready one that does not fit ends
     admission. When blocks run out the victim is the last resident: paused jobs, then the end of `run`, but
     none that came back and has not run yet, which only a plan takes away again. While blocks are coming
@@ -121,7 +121,7 @@ def paused_by(plan: StepPlan, residents: Sequence[Job]) -> list[Job]:
 
 
 def _fill_run(plan: StepPlan, paused: list[Job], kv: KvSide, outcome: StepOutcome) -> int | None:
-    """Grant tokens to `run`, evicting the paused and then its end; those who came back are left for later.
+    """Grant tokens to `run`, evicting the paused and then its end; those that came back are left for later.
 
     Returns the budget left; None if blocks ran out.
     """

@@ -18,13 +18,13 @@ TTFT, TBT, DEADLINE = "headway_ttft_ms", "headway_tbt_ms", "headway_deadline_ms"
 TENANT = "headway_tenant"
 MAX_OUTPUT_TOKENS = "headway_max_output_tokens"
 LENGTH = "headway_length"
-"""By this a client, or whoever predicts for it, says how long the answer will be."""
+"""A client, or a predictor on its behalf, says by this how long the answer will be."""
 _LENGTH_ENDS = ("headway_length_low", "headway_length_high")
 """What one answer in ten stays below, and one in ten exceeds."""
 OF_ANSWERS = frozenset({TBT, MAX_OUTPUT_TOKENS, LENGTH, *_LENGTH_ENDS})
 """Hints about the tokens after the first."""
 MAY_MOVE = "headway_may_move"
-"""True where somebody stands in front who would send the request to another instance; else it is never handed off."""
+"""True where a gateway in front would send the request to another instance; else it is never handed off."""
 MAX_TENANT_CHARACTERS = 128
 
 
@@ -83,7 +83,7 @@ def length_hints(estimate: LengthEstimate) -> dict[str, float]:
 
 
 def _predicted_length(values: Mapping[str, Any]) -> LengthEstimate | None:
-    """What the client, or whoever predicts for it, expects; an interval is both ends, around the value."""
+    """What the client, or a predictor on its behalf, expects; an interval is both ends, around the value."""
     tokens = values.get(LENGTH)
     ends = [values.get(key) for key in _LENGTH_ENDS]
     if ends == [None, None]:

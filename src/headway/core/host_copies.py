@@ -26,7 +26,7 @@ class HostPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks nobody has reserved."""
+        """Blocks that are not reserved."""
         return len(self._free)
 
     def blocks(self, job: Job) -> Sequence[int]:
@@ -98,7 +98,7 @@ class DeviceBlocks(Protocol):
         ...
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Let blocks go; those that nobody holds any more are free."""
+        """Let blocks go; those without a holder are free."""
         ...
 
 
@@ -128,9 +128,9 @@ class HostCopies:
     A restored job keeps its host copy until its first step has run: putting it back copies nothing. An
     offloaded one keeps it to its end. Blocks found on the device are not copied back.
 
-    `started` are the copies to be carried out by whoever keeps time, who takes them from the list and calls
-    `finish` for each, in order within a direction. With `serial` they are done as they start, for whoever
-    sees to it that the step they were decided with waits for them. Costs: O(blocks of the jobs named).
+    `started` are the copies to be carried out by the owner of the clock, which takes them from the list and calls
+    `finish` for each, in order within a direction. With `serial` they are done as they start: the owner of the clock
+    lets the step they were decided with wait for them. Costs: O(blocks of the jobs named).
     """
 
     def __init__(
@@ -400,7 +400,7 @@ class HostCopies:
         return copied + sum(len(side.leaving or ()) for side in self._sides.values())
 
     def check(self, residents: Sequence[Job]) -> None:
-        """Assert that host blocks are conserved and that nothing is kept for nobody; O(jobs + blocks)."""
+        """Assert that host blocks are conserved and that nothing is kept for no job; O(jobs + blocks)."""
         self.host.check()
         for job, side in self._sides.items():
             assert side.wanted or side.copies, f"host blocks are kept for {job!r}, which has no use for them"

@@ -32,12 +32,12 @@ class Job:
     computed by a step in flight, or on the host or on its way between the two; it falls to 0 when the KV is
     dropped. `swapped_blocks` are those copied to the host so far. `num_output_placeholders` are output
     tokens of steps in flight that later steps build on before they are known (asynchronous scheduling).
-    `num_cached_tokens` are those of a waiting job that the prefix cache held when somebody last looked (`PrefixWatch`),
-    0 if nobody did. `num_stored_tokens` are leading tokens that need not be computed once what a connector's store
+    `num_cached_tokens` are those of a waiting job that the prefix cache held when `PrefixWatch` last looked,
+    0 if it never did. `num_stored_tokens` are leading tokens that need not be computed once what a connector's store
     holds of them is loaded, as last known; 0 without a store. `max_output_tokens` is the limit the client set, never an
     estimate of the length; `predicted_length` is one. The true length is not here. `may_move`: another instance
-    would take the request if this one gave it up unstarted; whoever routes it between several says so.
-    `prefix_blocks` name the leading blocks of its prompt, each for all before it too, as far as somebody knows whether
+    would take the request if this one gave it up unstarted; a router between several says so.
+    `prefix_blocks` name the leading blocks of its prompt, each for all before it too, as far as it is known whether
     other prompts begin alike: routers look at them, policies at `num_cached_tokens`.
     """
 
@@ -81,7 +81,7 @@ class Job:
 
     @property
     def predicted_output_tokens(self) -> float | None:
-        """The likeliest length of the answer, if somebody predicted it."""
+        """The likeliest length of the answer, if it was predicted."""
         return None if self.predicted_length is None else self.predicted_length.tokens
 
     @property

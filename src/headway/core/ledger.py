@@ -20,7 +20,7 @@ LEFT_AS = {
 class Ledger:
     """Follows every job from arrival to its one end; the engine and the simulator keep the same one.
 
-    `residents` is in the engine's order; who joins or ends makes a new list, since plans hold the old one.
+    `residents` is in the engine's order; a job that joins or ends makes a new list, since plans hold the old one.
     `swapped` jobs have their KV on the host or on its way there. Costs: arrive, sampled O(1); end O(1), of a
     resident O(residents) pointer compares; apply O(jobs that got tokens), with admissions O(residents).
     """

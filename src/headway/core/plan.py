@@ -63,7 +63,7 @@ class StepPlan:
     the policy (`core.plan_check`).
 
     `run`: resident jobs, first to be served first; `view.residents` itself where all go on as they stand, which spares
-    everybody a look at each of them. Nobody edits it in place. `admit`: waiting or swapped jobs, likewise; more of
+    a look at each of them. It is never edited in place. `admit`: waiting or swapped jobs, likewise; more of
     them than there are seats, since some may not be ready. Residents in neither `run` nor `preempt` are
     paused: no tokens, KV kept. With `whole_prompts` a waiting job starts only if all its tokens fit what
     is left of the budget; one longer than the whole budget starts only as the step's first work, in chunks.
@@ -71,9 +71,9 @@ class StepPlan:
     A swapped job comes back with what it had computed, and gets tokens when its KV has arrived. `offload`
     (paused residents) starts a copy of their KV to the host; they stay. `prefetch` (swapped jobs) brings KV
     back without a place in the batch, from the blocks and slots that are left; the job is then resident and
-    paused, and `preempt {job: SWAP}` puts it back at once. `room_for` is whom the victims of `preempt` make room for
-    where it does not start in this step: to be told, not to be done. So are those `next_up`, who start in the step
-    after this one, if nobody comes before them: they wait for their turn, and for nothing else.
+    paused, and `preempt {job: SWAP}` puts it back at once. `room_for` is the job for which `preempt` frees memory, if
+    it starts in a later step. `next_up` start in the step after this one, unless other jobs come before them: they wait
+    for nothing but their turn. Both are informational; the engine ignores them.
     """
 
     run: Sequence[Job] = ()

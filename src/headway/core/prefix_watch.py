@@ -45,12 +45,12 @@ class PrefixWatch:
         self._line: OrderedDict[Job, None] = OrderedDict()
 
     def come(self, job: Job) -> None:
-        """A job starts to wait; nobody has ranked it yet."""
+        """A job starts to wait, and is not ranked yet."""
         job.num_cached_tokens, job.num_stored_tokens = self._looked_up(job)
         self._line[job] = None
 
     def follow(self, outcome: StepOutcome) -> None:
-        """A step was filled and the ledger follows it; who was preempted is not ranked yet."""
+        """A step was filled and the ledger follows it; preempted jobs are not ranked yet."""
         for job in outcome.admitted:
             job.num_cached_tokens = 0
             if self._stored is not None:

@@ -48,7 +48,7 @@ class Slo:
     def after(self, spent_s: float) -> Slo:
         """What is left of the targets when `spent_s` seconds of the request's time are gone, MIN_LEFT_S at least.
 
-        For whoever serves it from now on as a request that has just arrived.
+        For an instance that serves it from now on as a request that has just arrived.
         """
         return replace(
             self,

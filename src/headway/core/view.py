@@ -40,9 +40,9 @@ class StepView:
     `blocks_coming_free` are held by stores alone.
 
     With a host tier: `swapped` jobs have their KV on the host or on its way there, unordered, in the same
-    index of the order as the waiting; `restoring` are the residents whose KV is on its way back, who get no
-    tokens; `returned` are these and the ones that are back and have had no step since, who run after all
-    others: nobody is evicted for the block that their next token may open; `blocks_coming_free` are held by
+    index of the order as the waiting; `restoring` are the residents whose KV is on its way back, which get no
+    tokens; `returned` are these and the ones that are back and have had no step since, which run after all
+    others: no job is evicted for the block that their next token may open; `blocks_coming_free` are held by
     copies to the host alone; `uncopied_blocks(job)` is how many blocks of a resident's KV a swap would have
     to wait for (0: it is instant), and `unsent_blocks(job)` how many of these no copy under way brings either, which
     need room on the host.

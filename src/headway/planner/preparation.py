@@ -117,7 +117,7 @@ def prepare(request: PlanRequest) -> Prepared:
 
 
 def _check_predictor(predictor: str, policies: Sequence[str]) -> None:
-    """Raise ConfigError for one that is not accepted; the usual one is not looked at where nobody goes by it, since
+    """Raise ConfigError for one that is not accepted; the usual one is not looked at where no policy goes by it, since
     that takes seconds, and a package that need not be there.
     """
     if predictor != DEFAULT_PREDICTOR or any(uses_predictions(policy, OWN_PARTS) for policy in policies):
@@ -166,7 +166,7 @@ def _space(request: PlanRequest, task: Task, asked: Targets, policies: tuple[str
 
 
 def usual_policies(asked: Targets, gpus: int) -> tuple[str, ...]:
-    """What is tried where no policies are named: what goes by a kind of target if anybody has one of that kind."""
+    """What is tried where no policies are named: what goes by a kind of target if some request has one of that kind."""
     known = known_presets()
     names = [*USUAL, *(WITH_TARGETS if asked else ())]
     pools = WITH_POOLS if asked.shortest.ttft_s is not None and gpus > 1 else ()

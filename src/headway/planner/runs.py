@@ -135,7 +135,7 @@ def _simulated(
 
 
 def _most_live(records: Sequence[Record]) -> int:
-    """Requests at one engine at once; who comes as another ends counts beside it."""
+    """Requests at one engine at once; one that comes as another ends counts beside it."""
     changes = sorted(
         change
         for record in records
@@ -150,7 +150,7 @@ def _most_live(records: Sequence[Record]) -> int:
 
 
 def _predictions(run: PlanRun, requests: Sequence[TraceRequest]) -> LengthSource | None:
-    """Who tells the policies of a run how long answers will be."""
+    """What tells the policies of a run how long answers will be."""
     predictor = run.configuration.predictor
     if predictor == NONE or not run.shared_predictions:
         return length_source(predictor, requests, run.sample.number)
@@ -324,7 +324,7 @@ def simulate_next(runs: Sequence[PlanRun], results: Sequence[PlanResult]) -> Pla
 def answers(configuration: Configuration, result: PlanResult, other: Configuration) -> bool:
     """Whether a result is also that of another configuration of its group, with as much host memory or less.
 
-    While no KV leaves a GPU host memory decides nothing, nor do seats if everybody who was there at once had one. Once
+    While no KV leaves a GPU host memory decides nothing, nor do seats if all requests there at once had one. Once
     some does they may: `fastserve` keeps room for as many newcomers as there are seats.
     """
     seated = result.most_live <= min(configuration.seats, other.seats)

@@ -73,7 +73,7 @@ def spread(grid: PolicyGrid, wanted: int, seed: int = 0) -> list[Configuration]:
 
 
 def shares(sizes: Sequence[int], total: int) -> list[int]:
-    """`total` dealt out as evenly as may be among those who can take `sizes` at most, the first ones before the last.
+    """`total` dealt out as evenly as may be among those that can take `sizes` at most, the first ones before the last.
 
     >>> shares([10, 2, 10], 9)
     [4, 2, 3]
@@ -174,7 +174,7 @@ def cut(requests: Sequence[TraceRequest], part: Sample) -> list[TraceRequest]:
     first_s = requests[int(part.start_share * len(requests))].arrival_s
     start_s = max(requests[0].arrival_s, min(first_s, requests[-1].arrival_s - part.window_s))
     begin = bisect_left(requests, start_s, key=_arrival_s)
-    # Whoever comes at its very end is in: a window as long as the trace holds all of it.
+    # A request that comes at its very end is in: a window as long as the trace holds all of it.
     end = max(begin + 1, bisect_right(requests, start_s + part.window_s, key=_arrival_s))
     return [replace(each, arrival_s=each.arrival_s - start_s) for each in requests[begin:end]]
 
@@ -184,6 +184,6 @@ def _arrival_s(request: TraceRequest) -> float:
 
 
 def counted_from_s(requests: Sequence[TraceRequest], part: Sample) -> float:
-    """From when on arrivals count; 0 if nobody came later."""
+    """From when on arrivals count; 0 if none came later."""
     warm_s = WARM_UP_SHARE * part.window_s
     return warm_s if requests[-1].arrival_s >= warm_s else 0.0

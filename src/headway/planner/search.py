@@ -29,7 +29,7 @@ Item = TypeVar("Item", bound=Hashable)
 class Rung:
     """How configurations are measured before some of them go on: on so many samples of so many seconds each.
 
-    `turn` counts from 0; `last` says that nobody goes on from here.
+    `turn` counts from 0; `last` says that none goes on from here.
     """
 
     turn: int
@@ -89,12 +89,12 @@ class RungVerdict(Generic[Item]):
 def judge(
     scores: Mapping[Item, Sequence[float]], room: int, *, place: Callable[[Item], Any] = lambda item: item
 ) -> RungVerdict[Item]:
-    """Who goes on. Scores are by sample, the same samples for all, and lower is better; inf never goes on.
+    """Which go on. Scores are by sample, the same samples for all, and lower is better; inf never goes on.
 
     The leader has the lowest mean. Another is surely worse if the 95 % interval of its difference from the leader,
     taken sample by sample, lies above 0. All the others overlap with the best, and go on as far as there is room, by
-    their means; with a single sample there is no interval, so nobody is surely worse and the room alone decides.
-    Equal means are ranked by `place`. If every score is inf, nobody can be told from the others. O(n log n).
+    their means; with a single sample there is no interval, so none is surely worse and the room alone decides.
+    Equal means are ranked by `place`. If every score is inf, none can be told from the others. O(n log n).
 
     Source: Jamieson and Talwalkar 2016, arXiv:1502.07943 (halving); the interval in place of the rank alone is ours.
     """
@@ -206,7 +206,7 @@ def search(field: Field, default: Mapping[int, Configuration], plan: SearchPlan,
 def _judged(
     finals: Finals, default: Configuration, objective: Objective, room: int
 ) -> RungVerdict[Configuration]:
-    """Who goes on: configurations that came to the very same count as one, the simplest, so that ten names of one thing
+    """Which go on: configurations that came to the very same count as one, the simplest, so that ten names of one thing
     do not fill the room; the others of those kept take what room is left.
 
     Of equal scores, as many have that meet all targets, the better in the second figure comes first.

@@ -23,8 +23,8 @@ TOKENS_A_STEP = (512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BUDGETS = (128, 256, 512)
 """Tokens a step of policies whose batching has a budget of its own, above which vLLM's makes no difference."""
 THRESHOLDS = (None, 0.0, 0.1, 0.25)
-"""Of the hand-off rule of pools, in shares of the target for the first token; None: its own. Without pools nobody
-takes what another hands off."""
+"""Of the hand-off rule of pools, in shares of the target for the first token; None: its own. Without pools no
+instance takes what another hands off."""
 HOST_SHARES = (0.0, 0.5, 2.0)
 """Host memory for KV, in shares of the KV memory of the instance's GPUs."""
 

@@ -82,7 +82,7 @@ class ChromeTrace:
     # ---- what a watcher is told --------------------------------------------------------------------
 
     def saw(self, sight: ObservedStep) -> None:
-        """Note who runs and who pauses, and the counters that changed."""
+        """Note which requests run and pause, and the counters that changed."""
         outcome, now_s = sight.outcome, sight.outcome.now_s
         for job in outcome.preempted:
             self._life(job).enter("waiting", now_s)

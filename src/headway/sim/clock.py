@@ -20,7 +20,7 @@ class Phase(IntEnum):
 
     As vLLM's engine loop: a step's output is processed, then new requests are taken in, then the next
     step is scheduled. A copy between device and host that ends at the same instant is done before all of it, and a
-    request handed over arrives after all of it, whoever scheduled first.
+    request handed over arrives after all of it, whichever engine scheduled first.
     """
 
     COPY = 0

@@ -127,7 +127,7 @@ class Cluster:
         self._names = tuple(self._instances)
 
     def horizon_s(self, name: str) -> float:
-        """Until when nobody can come to an instance: the next arrival, or, while another has somebody to hand over,
+        """Until when no request can come to an instance: the next arrival, or, while another has requests to hand over,
         whatever happens next. O(instances).
         """
         others = (other for other in self._instances.values() if other.engine.name != name)

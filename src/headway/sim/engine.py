@@ -261,7 +261,7 @@ class SimulatedEngine:
         for job in flight.sampled:
             if job.state is not JobState.ENDED and self._sampled(job, now_s, is_stale=job in stale):
                 grown.append(job)
-        # Once all who end have ended: vLLM has processed a whole output before anybody hears of its tokens.
+        # After all ends: vLLM has processed a whole output before anything hears of its tokens.
         for job in grown:
             self.policy.touch(job)
         if self.host is not None and stale:
@@ -359,7 +359,7 @@ class SimulatedEngine:
     # ---- stretches in which nothing changes ----------------------------------------------------------
 
     def _is_steady(self, flight: _Flight) -> bool:
-        """Whether the next plan is this one again: all residents decode, and nobody came, left or waits for
+        """Whether the next plan is this one again: all residents decode, and no job came, left or waits for
         anything but a change.
         """
         outcome = flight.outcome
@@ -392,7 +392,7 @@ class SimulatedEngine:
     def repeat(self, rounds: int) -> None:
         """Schedule the last step and process an output, `rounds` times, at once; at most `steady_rounds`.
 
-        Leaves everything as it would be step by step: blocks come from the front of the line whoever takes
+        Leaves everything as it would be step by step: blocks come from the front of the line whichever job takes
         them, nothing is freed meanwhile, and the last output makes all tokens but the newest known.
         """
         residents = self.ledger.residents

@@ -46,7 +46,7 @@ class Instance:
 
     Copies between device and host or store go through `copiers`, beside the steps; while any is under way nothing is
     stepped over. Under a policy that wants them serial they hold up the step they were decided with, or the
-    next plan if nobody runs; those of a job that had steps in flight, the next step after the last of these.
+    next plan if no job runs; those of a job that had steps in flight, the next step after the last of these.
     `learn_copies` hears how long each took. A policy that kills steps says when (`sim.killed_steps`).
     """
 

@@ -36,9 +36,9 @@ class KillingPolicy(Policy):
     The time is gone, and what the step computed with it; the member sinks a level, and the next step is planned.
     Decodes are not killed: a token is the unit in which they are preempted.
 
-    It cannot go on for ever without progress. Who is killed sinks, and quanta double: in the time of a quantum q
-    at most one step is killed for each of n jobs of that level or lower, so once q is longer than n steps some
-    step ends. And who has starved and so stands at level 1 again may run his next iteration without preemption
+    It cannot go on for ever without progress. A job whose step is killed sinks, and quanta double: in the time of a
+    quantum q at most one step is killed for each of n jobs of that level or lower, so once q is longer than n steps
+    some step ends. A job that has starved and so stands at level 1 again may run its next iteration without preemption
     (FastServe section 4.1): a step that has such a member is not killed. Source: FastServe section 6.3, spec 4.7.
     """
 
@@ -54,7 +54,7 @@ class KillingPolicy(Policy):
         return nextafter(ends_s, inf)  # a quantum is used up by more than its length
 
     def killed(self, outcome: StepOutcome, now_s: float) -> None:
-        """Note who sinks because a step was killed now."""
+        """Note which jobs sink because a step was killed now."""
         self._sunk.update(job for job in _prefilling(outcome) if self.order.quantum_ends_s(job) < now_s)
 
     def end(self, job: Job, *, finished: bool) -> None:

@@ -41,7 +41,7 @@ class KvPool:
     """Paged KV memory with prefix caching, after vLLM 0.32 (v1/core/block_pool.py, kv_cache_manager.py).
 
     Free blocks stand in one line and are taken from its front; a job's blocks are freed last to first,
-    those without contents anyone could find to the front, the others to the back, where they can be
+    those without contents to be found to the front, the others to the back, where they can be
     found until they are taken. Blocks can be found from their allocation on, so a later admission of the
     same step hits them; generated tokens once they are known. A job hits at most its tokens but one, in
     whole blocks. `not_ready` is set by the engine. Costs: O(blocks touched).
@@ -256,7 +256,7 @@ class KvPool:
         return self._tables[job].blocks
 
     def num_found(self, job: Job) -> int:
-        """Leading blocks of a job that anyone could find: of one just restored, those that need no copy."""
+        """Leading blocks of a job that others could find: of one just restored, those that need no copy."""
         return self._tables[job].num_cached
 
     def pin(self, blocks: Sequence[int]) -> None:
@@ -266,7 +266,7 @@ class KvPool:
             self._pins[block] += 1
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Let blocks go; those that nobody holds any more are free."""
+        """Let blocks go; those without a holder are free."""
         for block in blocks:
             self._pins[block] -= 1
             if not self._pins[block]:
@@ -299,7 +299,7 @@ class KvPool:
         return Reason.WATERMARK if needed + self._watermark() > len(self._free) else None
 
     def _watermark(self) -> int:
-        """Blocks an admission leaves free beside others that run; who came back and has not run is nobody yet."""
+        """Blocks an admission leaves free beside jobs that run; one that came back and has not run does not count."""
         return self.watermark_blocks if self._num_started else 0
 
     def _needed(self, num_tokens: int, found: list[int]) -> int:

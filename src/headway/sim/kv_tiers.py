@@ -154,7 +154,7 @@ class HostTier(_BesideDevice):
         self.copies.finish(copy)
 
     def check(self, residents: Sequence[Job]) -> None:
-        """Assert that blocks are conserved on both sides and that nothing is kept for nobody."""
+        """Assert that blocks are conserved on both sides and that nothing is kept for no job."""
         self.pool.check(residents)
         assert self.pool.num_pins == self.copies.num_pinned
         self.copies.check(residents)

@@ -1,4 +1,4 @@
-"""Who says, in a simulation, how long an answer will probably be."""
+"""Sources of predicted answer lengths for a simulation: real predictors, and ones made from the true lengths."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class LengthSource(Protocol):
     """Asked once for each request, as it arrives, and told when it ends."""
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
-        """How long the answer will probably be; None if nobody knows."""
+        """How long the answer will probably be; None if unknown."""
         ...
 
     def ended(self, request: TraceRequest, *, finished: bool) -> None:
-        """A request that was asked about is over; if `finished`, its answer had the request's own output tokens."""
-        ...
+        """A request that was asked about is over; if `finished`, the source may learn its output tokens."""
+        return
 
 
 class AskedPredictor:
@@ -75,7 +75,7 @@ class RecordedLengths:
         self._source.ended(request, finished=finished)
 
 
-class GivenLengths:
+class GivenLengths(LengthSource):
     """Predictions that were made before."""
 
     def __init__(self, said: Mapping[str, LengthEstimate]) -> None:
@@ -84,9 +84,6 @@ class GivenLengths:
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
         """What was said of it."""
         return self._said.get(request.id)
-
-    def ended(self, request: TraceRequest, *, finished: bool) -> None:
-        """Nothing more is learned."""
 
 
 CALIBRATED_ON = 2_000
@@ -98,7 +95,7 @@ FALSE_CONFIDENCE = 1.05
 """How near a broken prediction claims to be, either way."""
 
 
-class NoisyOracle:
+class NoisyOracle(LengthSource):
     """The true length times a log-normal noise of its own for each request, as large as gives `tau`.
 
     `tau` is Kendall's, between predicted and true lengths, 1 for exact. The noise of a request follows from
@@ -132,11 +129,8 @@ class NoisyOracle:
         reach = exp(self.noise * _TAIL_Z)
         return LengthEstimate(tokens, tokens / reach, tokens * reach)
 
-    def ended(self, request: TraceRequest, *, finished: bool) -> None:
-        """Nothing to learn."""
 
-
-class Broken:
+class Broken(LengthSource):
     """Predictions that are wrong in one way, and sure of themselves: within 5 % either way, they say.
 
     Ways: `reversed`, the longest answers called the shortest; `constant`, all alike; `random`; and `turning`, exact
@@ -158,9 +152,6 @@ class Broken:
         """The wrong length, and that it is right."""
         tokens = self._way(self, request)
         return LengthEstimate(tokens, tokens / FALSE_CONFIDENCE, tokens * FALSE_CONFIDENCE)
-
-    def ended(self, request: TraceRequest, *, finished: bool) -> None:
-        """It learns nothing."""
 
 
 def _reversed(broken: Broken, request: TraceRequest) -> float:

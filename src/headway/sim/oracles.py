@@ -136,7 +136,7 @@ class ClairvoyantOrder:
 class Displacing:
     """The top jobs run, and one that lacks a slot or blocks displaces residents it is worth more than.
 
-    The lowest ranked go first, as few as make room, and nobody if all of them would not do; they compute
+    The lowest ranked go first, as few as make room, and none if all of them would not do; they compute
     their KV again later. It is batching and eviction in one. O(residents log residents).
     """
 
@@ -148,7 +148,7 @@ class Displacing:
         self._top = TopJobs()
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """The top jobs, or first of all the newcomer that displaces somebody."""
+        """The top jobs, or first of all the newcomer that displaces a resident."""
         plan = self._top.plan(view, order, leaving)
         newcomer = next((job for job in order.top(1, view.now_s) if job not in leaving), None)
         if newcomer is None or view.admissible(newcomer):
@@ -178,7 +178,7 @@ class Displacing:
         return victims if slots > 0 and blocks >= 0 else []
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """The plan, which says already whom it displaces."""
+        """The plan, which says already what it displaces."""
         return plan
 
     def next_change_s(self, view: StepView) -> float:
@@ -202,7 +202,7 @@ ORACLES: Mapping[str, Callable[[Mapping[str, int]], Callable[[CostModel], Policy
 """By name: from the true lengths to a maker of policies."""
 
 MOST_PLANNED = 256
-"""Of those who can be on time, the most urgent so many are planned together in a step."""
+"""Of the jobs that can be on time, the most urgent so many are planned together in a step."""
 TOKEN_BUDGET = 2048
 MOST_RESIDENT = 1024
 OUTPUT_WEIGHT = 4.0
@@ -213,7 +213,7 @@ MEMORY_S = 5.0
 
 
 class OnTimeOracle:
-    """The most jobs on time first, by latest start; then who is given up, late or without targets, least work first.
+    """The most jobs on time first, by latest start; then those given up, late or without targets, least work first.
 
     A job can be on time until its first token's deadline less its own prefill; once it has brought tokens and lost
     its KV, until the instant from which the tokens still to come would fall behind their target. Of the most urgent
@@ -290,7 +290,7 @@ class OnTimeOracle:
         return sorted(jobs, key=lambda job: self._place(job, now_s))
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known while somebody waits: who can be on time depends on how fast others are served."""
+        """Not known while a job waits: whether it can be on time depends on how fast others are served."""
         return -inf if self._waiting else inf
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -311,7 +311,7 @@ class OnTimeOracle:
         return (1, self.work_tokens(job), job.arrival_s, job.id)
 
     def _planned(self, urgent: Sequence[Job], now_s: float) -> tuple[list[Job], list[Job]]:
-        """Those who will be on time one after another, and those given up for that, cheapest first."""
+        """The jobs that will be on time one after another, and those given up for that, cheapest first."""
         tokens_a_s = self._rate.tokens_a_s
         if not tokens_a_s:
             return list(urgent), []
@@ -349,7 +349,7 @@ class PrefillRate:
 
 
 def on_time_policy(name: str, output_tokens: Mapping[str, int], cost: CostModel) -> Policy:
-    """The order above, in steps as long as the tightest target between tokens allows; who is late leaves.
+    """The order above, in steps as long as the tightest target between tokens allows; late jobs leave.
 
     For the simulator alone.
     """

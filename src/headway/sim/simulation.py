@@ -140,7 +140,7 @@ def simulate(
     def horizon(name: str) -> Callable[[], float]:
         if not shortcut:
             return lambda: -inf
-        # Without pools nobody takes what another gives up.
+        # Without pools no instance takes what another gives up.
         return (lambda: cluster.next_arrival_s) if system.pools is None else partial(cluster.horizon_s, name)
 
     for number, name in enumerate(system.names):

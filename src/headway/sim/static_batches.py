@@ -35,7 +35,7 @@ class Waste:
 class StaticInstance:
     """Pads prompts to the longest of the batch and decodes until the longest answer is complete.
 
-    Members that have finished go on producing tokens nobody wants, and all come back together. When the
+    Members that have finished go on producing useless tokens, and all come back together. When the
     batch outgrows the KV memory its work is lost: `on_out_of_memory` gets the members back. `on_idle` is
     called whenever a batch is over. Source: Magnus section 2 (Hugging Face generate, FasterTransformer).
     """
@@ -122,10 +122,10 @@ class StaticInstance:
 
 
 TOO_LARGE = "alone in its batch it needs more KV memory than an instance has"
-"""Why a request failed that ran out of memory with nobody beside it."""
+"""Why a request failed that ran out of memory alone in its batch."""
 
 Estimate = Callable[[TraceRequest], LengthEstimate | None]
-"""How long a request's answer will probably be, judged when it comes; None where nobody knows."""
+"""How long a request's answer will probably be, judged when it comes; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class _Seat:
 class StaticCluster:
     """Adds each request to the queue when it comes, and gives every idle instance the batch the queue names.
 
-    Requests are read one ahead. True lengths go to the instances and to nobody else.
+    Requests are read one ahead. True lengths go to the instances alone.
     """
 
     def __init__(

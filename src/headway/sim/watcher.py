@@ -99,7 +99,7 @@ class _WatchedBatching:
     def observe(self, outcome: StepOutcome) -> None:
         """Learn as the batching inside, then tell."""
         self._inner.observe(outcome)
-        assert self._seen is not None, "a step was filled that nobody planned"
+        assert self._seen is not None, "a step was filled that was not planned"
         view, residents, order = self._seen
         self._saw(ObservedStep(self._instance, view, residents, order, self._cost, outcome))
 
