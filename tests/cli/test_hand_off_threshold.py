@@ -11,7 +11,7 @@ from headway.cli.serve_flags import GatewayFlags
 from headway.cli.serve_site import Request, Site, build_site
 from headway.engine.servers.core_binding import CORES_VARIABLE
 from headway.engine.settings import EngineSettings
-from headway.planner.machine import rules_with
+from headway.policies.hand_off import rules_with
 from tests.cli.conftest import Refused
 
 

@@ -10,7 +10,7 @@ from headway.core.cost import UnknownCost
 from headway.core.slo import Slo
 from headway.errors import ConfigError
 from headway.lab.predictor_choice import length_source
-from headway.planner.machine import Configuration, _with_setting, planned_policies, rules_with
+from headway.planner.machine import Configuration, planned_policies
 from headway.planner.runs import (
     FILE,
     KeptPlanRuns,
@@ -25,6 +25,7 @@ from headway.planner.runs import (
     simulate_plan_run,
 )
 from headway.planner.sampling import Sample
+from headway.policies.hand_off import _with_setting, rules_with
 from headway.policies.policy import Policy
 from headway.policies.presets import find_preset
 from headway.sim.lengths import GivenLengths, RecordedLengths

@@ -213,7 +213,7 @@ def serve(
     """
     from headway.engine.settings import EngineSettings
     from headway.explain.trail import KEPT_ENDED
-    from headway.planner.machine import rules_with
+    from headway.policies.hand_off import rules_with
     from headway.policies.presets import POOLED
 
     def settings(preset: str) -> EngineSettings:
@@ -278,7 +278,7 @@ def _default_policy(pools: str | None) -> str:
 
 def _check_hands_off(policy: str, threshold: float) -> None:
     """Raise ConfigError for a threshold of a policy that hands nobody off by one."""
-    from headway.planner.machine import hands_off
+    from headway.policies.hand_off import hands_off
     from headway.policies.presets import POOLED, known_presets
 
     if not hands_off(policy):

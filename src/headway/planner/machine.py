@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from headway.lab.engine_sizes import Sizes, engine_limits, host_blocks
 from headway.lab.simulation import fingerprint
-from headway.policies.presets import POOLED, Preset, build_policy, find_preset
+from headway.policies.hand_off import presets_of, rules_with
+from headway.policies.presets import Preset, build_policy, find_preset
 from headway.predict.calibration import Calibration
 from headway.predict.cost_file import CostFile, load_cost_file
 from headway.predict.hardware import calibration, is_cost_file
@@ -19,45 +19,6 @@ from headway.routing.pools import HP, LP, PoolSizes
 from headway.sim.limits import EngineLimits, KvTier
 from headway.sim.simulation import Policies, PolicyFactory, System
 from headway.written_path import written_path
-
-HAND_OFF_RULE = "at-risk"
-"""The leaving rule that a threshold is of."""
-
-
-def hands_off(policy: str) -> bool:
-    """Whether a policy, or that of some pool of its, hands requests off by a threshold."""
-    return any(
-        _hands_off(rule) for preset in presets_of(policy).values() for rule in find_preset(preset).leaving
-    )
-
-
-def presets_of(policy: str) -> Mapping[str, str]:
-    """The preset of each pool, or of no pool at all."""
-    return POOLED.get(policy, {"": policy})
-
-
-def rules_with(preset: str, threshold: float | None) -> tuple[str, ...] | None:
-    """A preset's leaving rules with the threshold in place; None where it changes nothing."""
-    rules = find_preset(preset).leaving
-    if threshold is None or not any(map(_hands_off, rules)):
-        return None
-    return tuple(_with_setting(rule, threshold) if _hands_off(rule) else rule for rule in rules)
-
-
-def _hands_off(rule: str) -> bool:
-    return rule.partition(":")[0] == HAND_OFF_RULE
-
-
-def _with_setting(rule: str, threshold: float) -> str:
-    """The rule with this threshold; its other settings stay.
-
-    >>> _with_setting("at-risk", 0.1)
-    'at-risk:threshold=0.1'
-    """
-    name, _, text = rule.partition(":")
-    settings = dict(setting.split("=", 1) for setting in filter(None, text.split(",")))
-    settings["threshold"] = f"{threshold:g}"
-    return f"{name}:{','.join(f'{key}={value}' for key, value in settings.items())}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ from itertools import product
 from headway.core.slo import Slo
 from headway.errors import ConfigError
 from headway.lab.policy_choice import OWN_PARTS, is_pooled, uses_predictions
-from headway.planner.machine import Configuration, Machine, hands_off, presets_of
+from headway.planner.machine import Configuration, Machine
 from headway.planner.request import PlanRequest
+from headway.policies.hand_off import hands_off, presets_of
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.length_choice import NONE
 from headway.routing.pools import HP, LP
