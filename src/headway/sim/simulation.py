@@ -125,7 +125,6 @@ def simulate(
     cluster = Cluster(
         loop, build_router(system.router), default_max_output_tokens=max_output_tokens, lengths=lengths
     )
-
     records: list[Record] = []
     keep = records.append if on_record is None else on_record
     if watcher is not None:
@@ -137,13 +136,7 @@ def simulate(
         if watcher is not None:
             watcher.ended(record)
 
-    def horizon(name: str) -> Callable[[], float]:
-        if not shortcut:
-            return lambda: -inf
-        # Without pools no instance takes what another gives up.
-        return (lambda: cluster.next_arrival_s) if system.pools is None else partial(cluster.horizon_s, name)
-
-    for number, name in enumerate(system.names):
+    for clock_seed, name in enumerate(system.names, start=seed * len(system.names)):
         cost = _unlearned(system)
         served = _factory(policy, name)(cost)
         engine = SimulatedEngine(
@@ -155,10 +148,15 @@ def simulate(
             store_blocks=system.store_blocks,
             check=check,
         )
-        clock_seed = seed * len(system.names) + number
-        cluster.add(_instance(engine, system, cost, clock_seed, loop, horizon(name), watch))
+        horizon_s = _horizon_s(cluster, system, name) if shortcut else lambda: -inf
+        cluster.add(_instance(engine, system, cost, clock_seed, loop, horizon_s, watch))
     cluster.run(requests)
     return SimulatedRun(loop.now_s, cluster.totals, records)
+
+
+def _horizon_s(cluster: Cluster, system: System, name: str) -> Callable[[], float]:
+    """Until when no request can come to an instance; without pools none takes what another gives up."""
+    return (lambda: cluster.next_arrival_s) if system.pools is None else partial(cluster.horizon_s, name)
 
 
 def _instance(
