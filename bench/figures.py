@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.core.record import Record
 from headway.core.slo import Slo
-from headway.predict.residuals import quantile
+from headway.predict.steps.fitting import quantile
 from headway.results import Summary, met_targets, summarize
 from headway.results.metrics import ends
 

@@ -14,10 +14,9 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError, SimulationError
 from headway.lab.demo_stream import INTERACTIVE_SHARE
 from headway.lab.predictor_choice import length_source
-from headway.predict.forest_predictor import ForestPredictor
-from headway.predict.length import RequestFacts
-from headway.predict.length_choice import length_predictor
-from headway.predict.shared_prefix import SharedPrefix
+from headway.predict.lengths.choice import length_predictor
+from headway.predict.lengths.facts import RequestFacts, SharedPrefix
+from headway.predict.lengths.predictor import ForestPredictor
 from headway.results import Summary
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 from headway.traces.demo_tasks import demo_requests, demo_rows, prompt_text

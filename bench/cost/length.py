@@ -34,14 +34,11 @@ import numpy.typing as npt
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.prediction_quality import kendall_tau
-from headway.predict.encoders import text_encoder
-from headway.predict.forest_predictor import ForestPredictor, LengthFeatures
-from headway.predict.history_features import HistoryFeatures
-from headway.predict.length import RequestFacts
-from headway.predict.length_forest import Rows
-from headway.predict.length_settings import LengthSettings
-from headway.predict.magnus_features import MagnusFeatures, user_input_tokens
-from headway.predict.text_pieces import num_pieces
+from headway.predict.lengths.encoders import text_encoder
+from headway.predict.lengths.facts import RequestFacts, num_pieces
+from headway.predict.lengths.features import HistoryFeatures, MagnusFeatures, user_input_tokens
+from headway.predict.lengths.forest import LengthSettings, Rows
+from headway.predict.lengths.predictor import ForestPredictor, LengthFeatures
 from headway.traces.demo_tasks import demo_rows
 
 # ---- data: no prompt is on both sides of a split -----------------------------------------------------

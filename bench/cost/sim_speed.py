@@ -32,8 +32,8 @@ from headway.core.slo import Slo
 from headway.lab.engine_sizes import Sizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.stream import Stream
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.hardware import calibration
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest, scale_rate
 

@@ -49,7 +49,7 @@ from headway.lab.run_cells import in_processes
 from headway.policies.policy import Policy
 from headway.policies.presets import find_preset
 from headway.policies.protocols import Predicting
-from headway.predict.length_choice import NONE as NOBODY
+from headway.predict.lengths.choice import NONE as NOBODY
 from headway.results import summarize
 from headway.sim.simulation import PolicyFactory, simulate
 from headway.traces import TraceRequest

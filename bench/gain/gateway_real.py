@@ -69,8 +69,7 @@ from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.lab.engine_sizes import Sizes, engine_limits
 from headway.lab.policy_choice import Parts, policies_of
-from headway.predict.calibration import Calibration
-from headway.predict.cost_file import load_cost_file
+from headway.predict.steps.calibration import Calibration, load_cost_file
 from headway.results import RecordWriter, summarize
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest

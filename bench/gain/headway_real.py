@@ -75,7 +75,7 @@ from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import ConfigError, HeadwayError
 from headway.policies.presets import find_preset
-from headway.predict.cost_file import load_cost_file
+from headway.predict.steps.calibration import load_cost_file
 from headway.whole_file import write_whole
 
 # ---- figures of a cell -------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from headway.engine.settings import EngineSettings
 from headway.errors import SimulationError
 from headway.lab.engine_sizes import Sizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
-from headway.predict.residuals import quantile
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.fitting import quantile
+from headway.predict.steps.hardware import calibration
 from headway.sim.simulation import System, simulate
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 from headway.whole_file import write_whole

@@ -32,8 +32,8 @@ from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory, uses_pre
 from headway.lab.policy_source import code_digest
 from headway.lab.predictor_choice import length_source
 from headway.policies.presets import POOLED, Preset, find_preset, known_presets
-from headway.predict.length_choice import DEFAULT_PREDICTOR
-from headway.predict.length_choice import NONE as NO_PREDICTOR
+from headway.predict.lengths.choice import DEFAULT_PREDICTOR
+from headway.predict.lengths.choice import NONE as NO_PREDICTOR
 from headway.results.metrics import ends, jct_s, met_targets
 from headway.sim.killed_steps import KILLING_ROWS
 from headway.sim.oracles import on_time_policy

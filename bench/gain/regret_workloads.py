@@ -19,8 +19,8 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
 from headway.lab.engine_sizes import Sizes, engine_limits
 from headway.lab.simulation import fingerprint
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.hardware import calibration
 from headway.sim.simulation import System
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, parse_workload
 

@@ -32,7 +32,7 @@ from headway.core.record import Record
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.run_cells import in_processes
 from headway.results import summarize
-from headway.results.summary import Summary
+from headway.results.metrics import Summary
 from headway.sim.simulation import simulate
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 

@@ -24,7 +24,7 @@ from headway.engine.kv.orders import CopyOrder
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm.stepped_engine import Hints, SteppedEngine, SteppedStep
 from headway.lab.real_engine import prompt_ids
-from headway.predict.step_fit import fit_step_time
+from headway.predict.steps.law import fit_step_time
 from headway.results import summarize
 from headway.traces import AllAtOnce, LogNormal, TraceRequest, Workload
 

@@ -60,8 +60,7 @@ from bench.simulator.fidelity_runs import (
 from headway.engine.machine import machine_name
 from headway.errors import ConfigError, HeadwayError
 from headway.policies.presets import find_preset
-from headway.predict.calibration import Calibration
-from headway.predict.cost_file import load_cost_file
+from headway.predict.steps.calibration import Calibration, load_cost_file
 from headway.results.plots import seconds_text
 from headway.results.svg import INK, draw, line_style
 from headway.whole_file import write_whole

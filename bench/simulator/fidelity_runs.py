@@ -33,9 +33,9 @@ from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
 from headway.lab.real_engine import ServedStep, run_real
 from headway.policies.presets import build_policy, find_preset
-from headway.predict.calibration import Calibration
-from headway.predict.residuals import quantile
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.calibration import Calibration
+from headway.predict.steps.copies import TransferModel
+from headway.predict.steps.fitting import quantile
 from headway.results import read_records, summarize
 from headway.results.records import write_records
 from headway.sim.lengths import LengthSource

@@ -1,6 +1,6 @@
 """Fits the hardware catalogue to published timings: `python bench/simulator/fit_hardware.py --data DIR`.
 
-Writes `src/headway/predict/hardware.json`, the same bytes for the same tables, and prints what each fit misses
+Writes `src/headway/predict/steps/hardware.json`, the same bytes for the same tables, and prints what each fit misses
 on rows it has not seen. Only fitted numbers are written, no measured row. Takes about half a minute.
 
 What is fitted to what:
@@ -38,9 +38,9 @@ from bench.simulator.kernel_fits import (
     fit_tile_key_s,
     longest_tile_key_s,
 )
-from headway.predict.hardware import Catalogue, Hardware
-from headway.predict.kernels import AllReduce, Kernels, Peaks
-from headway.predict.residuals import Errors, errors_of
+from headway.predict.steps.fitting import Errors, errors_of
+from headway.predict.steps.hardware import Catalogue, Hardware
+from headway.predict.steps.kernels import AllReduce, Kernels, Peaks
 
 # ---- data sheets, and numbers taken rather than fitted, each with its source -------------------------
 
@@ -142,7 +142,7 @@ SOURCES = {
 
 OUTERMOST = 0.02
 """Share of steps at each end that the residuals leave out."""
-OUT = Path(__file__).parents[2] / "src" / "headway" / "predict" / "hardware.json"
+OUT = Path(__file__).parents[2] / "src" / "headway" / "predict" / "steps" / "hardware.json"
 
 
 def fit_catalogue(tables: Tables) -> tuple[Catalogue, dict[str, dict[str, KernelError]], dict[str, int]]:

@@ -37,12 +37,11 @@ from bench.simulator.gpu_tables import (
     with_graphs,
 )
 from headway.core.batch_shape import BatchShape
-from headway.predict.device_step import DeviceStep
-from headway.predict.hardware import Catalogue, Hardware, catalogue
-from headway.predict.kernels import Chunks, Heads
-from headway.predict.known_models import model_shape
-from headway.predict.nnls import nnls
-from headway.predict.residuals import errors_of
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.device_step import DeviceStep
+from headway.predict.steps.fitting import errors_of, nnls
+from headway.predict.steps.hardware import Catalogue, Hardware, catalogue
+from headway.predict.steps.kernels import Chunks, Heads
 
 # ---- single kernels on rows that no fit has seen -----------------------------------------------------
 

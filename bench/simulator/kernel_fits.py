@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.simulator.gpu_tables import Row, Split, Tables, judges, layer_runs
-from headway.predict.kernels import (
+from headway.predict.steps.kernels import (
     ATTENTION_START_S,
     Heads,
     Peaks,
+    Surface,
     decode_ideal_s,
     gemm_ideal_s,
     prefill_ideal_s,
 )
-from headway.predict.surface import Surface
 
 # ---- fits of `Surface`s: least squares on logarithms, outliers held back -----------------------------
 

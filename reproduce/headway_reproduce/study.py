@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from headway.errors import SimulationError
 from headway.lab.kept_runs import FILE, Digested, Kept, run_kept
 from headway.lab.papers import Request, Size, Tell, Tick
-from headway.results.line_chart import Points, settings_svg
 from headway.results.study import Chart, Study, StudyPart, StudyTable, Value
+from headway.results.svg import Points, settings_svg
 
 _DIGITS = 4
 

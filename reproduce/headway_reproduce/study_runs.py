@@ -20,9 +20,9 @@ from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.lab.simulation import fingerprint, run_info
 from headway.lab.stream import Stream
 from headway.policies.policy import Policy
-from headway.predict.calibration import Calibration
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.calibration import Calibration
+from headway.predict.steps.hardware import calibration
 from headway.results import Summary, summarize
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import PolicyFactory, System, simulate

@@ -12,7 +12,7 @@ import pytest
 
 from headway.cli.measuring import check_target
 from headway.errors import ConfigError
-from headway.predict.cost_file import load_cost_file
+from headway.predict.steps.calibration import load_cost_file
 from tests.cli.conftest import Refused
 from tests.engine.demo_kv import KV_BYTES_PER_TOKEN
 

@@ -10,7 +10,7 @@ import pytest
 
 from headway.cli import main
 from headway.cli.measuring import progress
-from headway.predict.recompute_rows import write_rows
+from headway.predict.recompute.rows import write_rows
 from tests.predict.prefills import SIX, rows
 
 Run = Callable[..., tuple[object, str, str]]

@@ -11,7 +11,7 @@ import pytest
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.loadgen import BatchPlan, ReplayOptions, replay_batches
-from headway.predict.length import RequestFacts
+from headway.predict.lengths.facts import RequestFacts
 from headway.results import read_records
 from headway.traces import TraceRequest
 from tests.engine.test_serve_demo import Serving

@@ -11,8 +11,8 @@ from vllm.config.compilation import CUDAGraphMode
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import StepOutcome, StepPlan
 from headway.engine.step.step_model import lesson, step_time_model
-from headway.predict.step_clock import StepClock
-from headway.predict.step_time import READY_STEPS, StepTimeModel
+from headway.predict.steps.learned import StepClock
+from headway.predict.steps.step_time import READY_STEPS, StepTimeModel
 from tests.predict.shapes import batch, decodes
 from tests.strategies import decoding, prefilling
 

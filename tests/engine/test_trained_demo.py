@@ -20,9 +20,8 @@ from headway.engine.demo_model import (
     DemoRecipe,
     configuration,
 )
-from headway.traces.demo_apps import APPS
+from headway.traces.demo_apps import APPS, KALA, NAMES, NOUNS, PLAINER, RUDE
 from headway.traces.demo_tasks import demo_directory, demo_rows, demo_task, prompt_text
-from headway.traces.demo_words import KALA, NAMES, NOUNS, PLAINER, RUDE
 
 MODEL = demo_directory()
 DECODE = Path(__file__).parents[2] / "models" / "demo" / "decode_lengths.py"

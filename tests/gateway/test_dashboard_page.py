@@ -21,7 +21,7 @@ from headway.gateway.book.dashboard import dashboard_routes
 from headway.gateway.fleet.member import Condition
 from headway.gateway.http.keys import Keys
 from headway.gateway.http.options import GatewayOptions
-from tests.core.trail_scene import displaced_scene
+from tests.explain.trail_scene import displaced_scene
 from tests.gateway.chromium import Tab, chromium
 from tests.gateway.dashboard_scene import Scene
 from tests.gateway.loopback import serving

@@ -16,7 +16,7 @@ from headway.gateway.book.accounts import KEPT_ENDED, MAX_CLASSES, OTHER, Accoun
 from headway.gateway.http.api import EXPLAIN_PATHS
 from headway.gateway.http.keys import Keys
 from headway.loadgen.queries import ask_about
-from tests.core.trail_scene import displaced_scene
+from tests.explain.trail_scene import displaced_scene
 from tests.gateway.fleets import free_port, until
 from tests.gateway.front import PROMPT, gateway
 from tests.gateway.upstream import Turn, upstream

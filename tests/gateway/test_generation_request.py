@@ -20,7 +20,7 @@ from headway.gateway.request.generation_request import (
     read_request,
 )
 from headway.gateway.request.resume import resumable
-from headway.routing.prompt_blocks import prompt_blocks
+from headway.routing.cache_aware import prompt_blocks
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
 

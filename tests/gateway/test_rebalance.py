@@ -17,7 +17,7 @@ from headway.errors import ConfigError
 from headway.gateway.book.accounts import Accounts
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.rebalance import rebalance, shares_left
-from headway.routing.roles import Roles, RoleSettings
+from headway.routing.pools import Roles, RoleSettings
 from tests.gateway.fleets import HASTY, SmallServer, running, until
 
 AT_ONCE = RoleSettings(patience_s=0.0, dwell_s=1000.0)

@@ -7,9 +7,9 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.lab.engine_sizes import Sizes, engine_limits
-from headway.predict.cost_file import EngineDefaults
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.calibration import EngineDefaults
+from headway.predict.steps.hardware import calibration
 from headway.sim.limits import EngineLimits
 from tests.planner.costs import write_costs
 from tests.sim.worlds import SECOND_STEPS

@@ -9,7 +9,7 @@ from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Record
 from headway.loadgen import BatchPlan, ReplayOptions, ReplayReport, replay_batches
 from headway.loadgen.replay import BatchCounts
-from headway.predict.length import RequestFacts
+from headway.predict.lengths.facts import RequestFacts
 from headway.traces import TraceRequest
 
 if TYPE_CHECKING:

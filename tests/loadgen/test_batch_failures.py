@@ -14,7 +14,7 @@ from headway.core.record import Outcome, Record
 from headway.loadgen import BatchPlan, ReplayOptions, replay_batches
 from headway.loadgen.dispatcher import NOBODY_LEFT, TOO_LARGE
 from headway.loadgen.replay import BatchCounts
-from headway.predict.length import RequestFacts
+from headway.predict.lengths.facts import RequestFacts
 from headway.traces import TraceRequest
 from tests.loadgen.batches import ROOMY, Memory, Times, Told, counts, name_of, requests, send
 

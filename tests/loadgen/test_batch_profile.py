@@ -11,7 +11,7 @@ from headway.http_client import open_session
 from headway.loadgen import ReplayOptions
 from headway.loadgen.batch_profile import BatchLengths, ClockedTimes, continued_s, measured_times
 from headway.loadgen.instance import KvMemory, ServedInstance
-from headway.predict.batch_time import BatchTimeModel
+from headway.predict.steps.batch_time import BatchTimeModel
 
 if TYPE_CHECKING:
     from tests.loadgen.conftest import FakeServer, Stream

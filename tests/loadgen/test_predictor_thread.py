@@ -5,7 +5,7 @@ from threading import Event, get_ident
 
 from headway.core.length_estimate import LengthEstimate
 from headway.loadgen.dispatcher import PredictorThread
-from headway.predict.length import RequestFacts
+from headway.predict.lengths.facts import RequestFacts
 from headway.traces import TraceRequest
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.predict.cost_file import CostFile, EngineDefaults, MeasuredStep, write_cost_file
-from headway.predict.residuals import Errors
-from headway.predict.step_fit import StepTimeFit
-from headway.predict.step_law import Curve, StepTimeLaw
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.calibration import CostFile, EngineDefaults, MeasuredStep, write_cost_file
+from headway.predict.steps.copies import TransferModel
+from headway.predict.steps.fitting import Errors
+from headway.predict.steps.law import Curve, StepTimeFit, StepTimeLaw
 
 LAW = StepTimeLaw(
     tokens=Curve(knots=(0, 1), seconds=(0.005, 0.00505)),

@@ -13,9 +13,9 @@ from headway.lab.engine_sizes import Sizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
 from headway.policies.presets import known_presets
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
-from headway.predict.length_choice import NONE
+from headway.predict.lengths.choice import NONE
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.hardware import calibration
 from headway.sim.simulation import System, simulate
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 

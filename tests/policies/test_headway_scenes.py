@@ -8,8 +8,8 @@ from headway.core.record import Record
 from headway.core.slo import NO_TARGETS, Slo
 from headway.lab.engine_sizes import Sizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.hardware import calibration
 from headway.results.metrics import met_targets
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.predict.length import RequestFacts
+from headway.predict.lengths.facts import RequestFacts
 
 Answer = tuple[RequestFacts, int]
 NOISE = 0.2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from headway.predict.model_shape import ModelShape
-from headway.predict.recompute_rows import BlockCopy, PrefillStep, RecomputeRows
-from headway.predict.transfer import TransferModel
+from headway.predict.models.model_shape import ModelShape
+from headway.predict.recompute.rows import BlockCopy, PrefillStep, RecomputeRows
+from headway.predict.steps.copies import TransferModel
 
 TOKENS = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 BATCHES = (1, 2, 4)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
-from headway.predict.batch_time import BatchRow, BatchTimeModel, profiled_grid
-from headway.routing.choosing import BatchTime
+from headway.predict.steps.batch_time import BatchRow, BatchTimeModel
+from headway.routing.batch_queue import BatchTime
 
 ROW = st.tuples(st.integers(1, 20), st.integers(1, 1000), st.integers(1, 1000), st.floats(0.1, 100))
 
@@ -16,7 +18,7 @@ def law(size: int, prompt_tokens: int, output_tokens: int) -> float:
     return 0.02 * output_tokens + 0.001 * size * prompt_tokens
 
 
-GRID = profiled_grid(law, sizes=(1, 7, 18), prompt_tokens=(10, 500, 1000), output_tokens=(10, 500, 1000))
+GRID = [(*cell, law(*cell)) for cell in product((1, 7, 18), (10, 500, 1000), (10, 500, 1000))]
 
 
 def test_the_mean_of_five_neighbours_by_hand() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from headway.core.prediction_quality import kendall_tau
 from headway.errors import ConfigError
-from headway.predict.forest_predictor import ForestPredictor
-from headway.predict.length import LengthPredictor
-from headway.predict.length_choice import length_predictor
+from headway.predict.lengths.choice import length_predictor
+from headway.predict.lengths.facts import LengthPredictor
+from headway.predict.lengths.predictor import ForestPredictor
 from tests.predict.answers import NOISE, Answer, answers
 
 TAUGHT, UNSEEN = answers(2000), answers(500, seed=1)

@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 
 from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
-from headway.predict.hardware import calibration, hardware, hardware_names, is_cost_file
-from headway.predict.kernels import AllReduce, Heads, Peaks, decode_ideal_s, gemm_ideal_s, prefill_ideal_s
-from headway.predict.known_models import model_shape
-from headway.predict.roofline import Roofline
+from headway.predict.models.known_models import model_shape
+from headway.predict.models.roofline import Roofline
+from headway.predict.steps.hardware import calibration, hardware, hardware_names, is_cost_file
+from headway.predict.steps.kernels import (
+    AllReduce,
+    Heads,
+    Peaks,
+    decode_ideal_s,
+    gemm_ideal_s,
+    prefill_ideal_s,
+)
 from tests.predict.shapes import batch, batches, decodes
 from tests.strategies import UNTIMED
 

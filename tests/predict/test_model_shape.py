@@ -10,8 +10,8 @@ import pytest
 
 from headway.engine.demo_model import DemoRecipe
 from headway.errors import ConfigError
-from headway.predict.known_models import KNOWN_MODELS, model_shape
-from headway.predict.model_shape import model_shape_of
+from headway.predict.models.known_models import KNOWN_MODELS, model_shape
+from headway.predict.models.model_shape import model_shape_of
 from tests.predict.configs import LLAMA, MIXTRAL, QWEN3_MOE
 
 GPT2: dict[str, Any] = {

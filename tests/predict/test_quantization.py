@@ -9,9 +9,9 @@ import pytest
 
 from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
-from headway.predict.hardware import hardware
-from headway.predict.model_shape import model_shape_of, read_model_shape
-from headway.predict.roofline import Roofline
+from headway.predict.models.model_shape import model_shape_of, read_model_shape
+from headway.predict.models.roofline import Roofline
+from headway.predict.steps.hardware import hardware
 from tests.predict.configs import (
     AWQ,
     DEEPSEEK_V2_LITE,

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from headway.errors import ConfigError
-from headway.predict.recompute_regressors import (
+from headway.predict.recompute.regressors import (
     DEGREES,
     REGRESSORS,
-    Cell,
+    GridCell,
     JudgedCell,
     best_of,
     cells,
@@ -16,13 +16,13 @@ from headway.predict.recompute_regressors import (
     judge_cells,
     require_scikit_learn,
 )
-from headway.predict.recompute_split import split
+from headway.predict.recompute.rows import split
 from tests.predict.prefills import SIX, rows
 
 
 def judged(regressor: str, degree: int, held_out: float, unseen: float = 0.0) -> JudgedCell:
     return JudgedCell(
-        cell=Cell(regressor, degree),
+        cell=GridCell(regressor, degree),
         regressor=None,
         held_out=held_out,
         on_medians=None,
@@ -62,7 +62,9 @@ def test_every_regressor_learns_something_from_the_grid() -> None:
 def test_a_polynomial_of_degree_4_finds_a_law_of_degree_4() -> None:
     # Layers x width x width x tokens x batch is of degree 5, but the two widths make any power of width linear.
     measured = rows(noise=0.0)
-    (found,) = judge_cells(measured, split(measured), [Cell("LinearRegression", 4)], lambda share, what: None)
+    (found,) = judge_cells(
+        measured, split(measured), [GridCell("LinearRegression", 4)], lambda share, what: None
+    )
     assert found.held_out < 0.05
     assert found.on_unseen_shape is not None
     assert found.on_unseen_shape < 0.05
@@ -70,7 +72,7 @@ def test_a_polynomial_of_degree_4_finds_a_law_of_degree_4() -> None:
 
 def test_without_an_unseen_shape_there_is_no_error_on_it() -> None:
     measured = rows(SIX[:1])
-    (found,) = judge_cells(measured, split(measured), [Cell("Ridge", 1)], lambda share, what: None)
+    (found,) = judge_cells(measured, split(measured), [GridCell("Ridge", 1)], lambda share, what: None)
     assert found.on_unseen_shape is None
 
 

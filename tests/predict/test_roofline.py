@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from headway.core.batch_shape import BatchShape
-from headway.predict.known_models import model_shape
-from headway.predict.roofline import Roofline
+from headway.predict.models.known_models import model_shape
+from headway.predict.models.roofline import Roofline
 from tests.predict.shapes import batch, batches, decodes
 from tests.strategies import UNTIMED
 

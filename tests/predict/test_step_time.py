@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
-from headway.predict.learned_cost import LearnedCost
-from headway.predict.roofline import Roofline
-from headway.predict.step_time import READY_STEPS, StepSecondsPrediction, StepTimeModel
+from headway.predict.models.known_models import model_shape
+from headway.predict.models.roofline import Roofline
+from headway.predict.steps.hardware import calibration
+from headway.predict.steps.learned import LearnedCost
+from headway.predict.steps.step_time import READY_STEPS, StepSecondsPrediction, StepTimeModel
 from tests.predict.shapes import batch, batches, decodes
 from tests.strategies import UNTIMED
 

@@ -12,6 +12,8 @@ from headway.errors import RecordError
 from headway.results import COLUMNS, RunInfo, Summary, met_targets, summarize
 from headway.results.metrics import (
     LOST,
+    Better,
+    Group,
     end_s,
     ends,
     jct_s,
@@ -21,7 +23,6 @@ from headway.results.metrics import (
     ttft_s,
     weighted_turnaround,
 )
-from headway.results.summary import Better, Group
 
 from .examples import make, runs, unfinished, worked_run
 

@@ -10,10 +10,17 @@ import pytest
 from rich.console import Console
 
 from headway.errors import ConfigError
-from headway.results.study import Chart, Study, StudyPart, StudyTable
-from headway.results.study_files import write_study
-from headway.results.study_page import render_study
-from headway.results.study_text import csv_text, markdown, terminal_study
+from headway.results.study import (
+    Chart,
+    Study,
+    StudyPart,
+    StudyTable,
+    csv_text,
+    markdown,
+    render_study,
+    terminal_study,
+    write_study,
+)
 from tests.results.page import Page
 
 TABLE = StudyTable(

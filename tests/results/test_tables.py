@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from headway.results import COLUMNS, Comparison, Summary, compare, summarize, terminal_table, to_json
-from headway.results.summary import Group
-from headway.results.tables import MISSING, Cell, Heading, Sheet, sheets
+from headway.results.metrics import Group
+from headway.results.tables import MISSING, Heading, Sheet, SheetCell, sheets
 
 from .examples import make, shed, worked_run
 
@@ -18,7 +18,7 @@ def only(**summaries: Summary) -> Comparison:
     return Comparison(summaries, {}, "")
 
 
-def column(key: str, *values: float | None) -> tuple[Heading, list[Cell]]:
+def column(key: str, *values: float | None) -> tuple[Heading, list[SheetCell]]:
     """The column of `key`, for policies with these values and else the same."""
     summaries = {f"p{i}": replace(WORKED, **{key: value}) for i, value in enumerate(values)}  # type: ignore[arg-type]
     for sheet in sheets(only(**summaries)):
@@ -128,7 +128,7 @@ def test_latencies_are_not_ranked_where_they_are_not_comparable() -> None:
     assert not any(cell.best for _, cells in whole.rows for cell in cells)
     assert common.title == "Latency of requests finished under all policies (1)"
     place = [heading.key for heading in common.headings].index("mean_jct_s")
-    assert [cells[place] for _, cells in common.rows] == [Cell("6.00", False), Cell("3.00", True)]
+    assert [cells[place] for _, cells in common.rows] == [SheetCell("6.00", False), SheetCell("3.00", True)]
     text = " ".join(printed(comparison).split())
     assert comparison.note in text
     assert common.title in text

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,12 +11,216 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
-from headway.routing.batch import Batch
-from headway.routing.batch_queue import BatchQueue, Planned
+from headway.routing.batch import Batch, tokens_read
+from headway.routing.batch_queue import (
+    BatchQueue,
+    FirstCome,
+    FixedSize,
+    HighestRatio,
+    LeastWaste,
+    PlannedLength,
+)
 from headway.routing.magnus import BATCH_PRESETS, BatchSettings, build_batch_queue
-from tests.routing.batches import job
-from tests.routing.test_choosing import TokenTime
+from tests.routing.batches import batch, job, member, wma
 from tests.strategies import ids, make_job
+
+Lengths = list[tuple[int, int]]
+lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=8)
+
+
+def as_printed(members: Lengths, *, inclusive: bool) -> int:
+    """The paper's equations, term by term."""
+    longest_prompt = max(prompt for prompt, _ in members)
+    longest = max(output for _, output in members)
+    wastes = []
+    for prompt, output in members:
+        padding = output * (longest_prompt - prompt)
+        steps = range(output, longest + 1 if inclusive else longest)
+        wastes.append(padding + sum(step + longest_prompt for step in steps))
+    return max(wastes)
+
+
+@pytest.mark.parametrize(
+    ("members", "half_open"),
+    [
+        ([(7, 9)], 0),
+        # (10, 10): 10 x 2 of padding, then waiting from 10 to 14: 20 + (22 + 23 + 24 + 25). The other wastes nothing.
+        ([(10, 10), (12, 14)], 114),
+        # (90, 80): 80 x 10 of padding, and 20 steps over 100 + (80 + 99) / 2: 800 + 3790.
+        ([(100, 100), (90, 80)], 4590),
+        ([(1000, 1000), (10, 10)], 1_499_355),
+        ([(500, 500), (450, 450)], 71_225),
+        ([(1000, 1000), (970, 970)], 88_635),
+        ([(150, 150), (50, 50)], 29_950),
+    ],
+)
+def test_worked_numbers(members: Lengths, half_open: int) -> None:
+    assert wma(members) == half_open
+
+
+@pytest.mark.parametrize(
+    ("members", "inclusive"),
+    # One more step for every member, the longest included: 114 + 12 + 14, 4590 + 100 + 100, and 7 + 9 alone.
+    [([(10, 10), (12, 14)], 140), ([(100, 100), (90, 80)], 4790), ([(7, 9)], 16)],
+)
+def test_the_inclusive_sum_charges_every_member_one_more_step(members: Lengths, inclusive: int) -> None:
+    assert wma(members, inclusive=True) == inclusive
+
+
+def test_it_is_a_maximum_and_not_a_sum() -> None:
+    # Twice the member that wastes 114 wastes no more than once.
+    assert wma([(10, 10), (10, 10), (12, 14)]) == 114
+
+
+@given(lengths, st.booleans())
+def test_it_is_what_the_paper_prints(members: Lengths, inclusive: bool) -> None:
+    assert wma(members, inclusive=inclusive) == as_printed(members, inclusive=inclusive)
+
+
+@given(lengths, st.tuples(st.integers(1, 60), st.integers(1, 60)), st.booleans())
+def test_a_batch_knows_it_of_one_more_without_asking_all(
+    members: Lengths, one_more: tuple[int, int], inclusive: bool
+) -> None:
+    grown = batch(0, *members).wma_with(member(*one_more), inclusive=inclusive)
+    assert grown == as_printed([*members, one_more], inclusive=inclusive)
+
+
+@given(st.integers(1, 50), st.integers(1, 50))
+def test_a_seat_reads_its_prompt_and_what_it_has_written_at_every_step(prompt: int, output: int) -> None:
+    assert tokens_read(prompt, output) == sum(prompt + step for step in range(output))
+
+
+pairs = st.tuples(st.integers(1, 40), st.integers(1, 40))
+
+
+def least_waste(**settings: Any) -> LeastWaste:
+    return LeastWaste(**{"capacity_tokens": 10_000, "wma_limit": 50_000, **settings})
+
+
+def test_it_joins_the_batch_that_wastes_least_by_hand() -> None:
+    # With (12, 14) the batch of (10, 10) wastes 114; that of (100, 100) wastes 14 x 88 of padding and 86 steps
+    # over 100 + (14 + 99) / 2: 1232 + 13459 = 14691.
+    short, long = batch(0, (10, 10)), batch(1, (100, 100))
+    assert least_waste().join(member(12, 14), [long, short]) is short
+    assert least_waste().join(member(12, 14), [long]) is long
+
+
+def test_the_limit_itself_is_too_much() -> None:
+    short = batch(0, (10, 10))
+    assert least_waste(wma_limit=115).join(member(12, 14), [short]) is short
+    assert least_waste(wma_limit=114).join(member(12, 14), [short]) is None
+
+
+def test_of_equal_batches_the_oldest() -> None:
+    older, newer = batch(0, (10, 10)), batch(1, (10, 10))
+    assert least_waste().join(member(10, 10), [older, newer]) is older
+
+
+def test_memory_is_kept_for_every_seat_at_the_longest_by_hand() -> None:
+    # Three seats of 12 + 14 tokens: 78.
+    two = batch(0, (10, 10), (10, 10))
+    assert least_waste(capacity_tokens=78).join(member(12, 14), [two]) is two
+    assert least_waste(capacity_tokens=77).join(member(12, 14), [two]) is None
+
+
+def test_memory_is_kept_in_whole_blocks_by_hand() -> None:
+    # 12 + 14 = 26 tokens are four blocks of 8: three seats take 96 tokens of room.
+    two = batch(0, (10, 10), (10, 10))
+    assert least_waste(capacity_tokens=96, block_tokens=8).join(member(12, 14), [two]) is two
+    assert least_waste(capacity_tokens=95, block_tokens=8).join(member(12, 14), [two]) is None
+
+
+def test_a_batch_that_is_full_is_passed_over() -> None:
+    full, other = batch(0, (10, 10), (10, 10)), batch(1, (30, 30))
+    assert least_waste(max_size=2).join(member(10, 10), [full, other]) is other
+
+
+def test_the_inclusive_sum_can_be_asked_for() -> None:
+    short = batch(0, (10, 10))
+    assert least_waste(wma_limit=140, inclusive=True).join(member(12, 14), [short]) is None
+    assert least_waste(wma_limit=141, inclusive=True).join(member(12, 14), [short]) is short
+
+
+@given(
+    st.lists(st.lists(pairs, min_size=1, max_size=4), max_size=5),
+    pairs,
+    st.integers(1, 400),
+    st.integers(1, 2000),
+)
+def test_it_is_algorithm_1(
+    queued: list[list[tuple[int, int]]], new: tuple[int, int], capacity: int, limit: int
+) -> None:
+    best, least = None, float("inf")
+    for number, members in enumerate(queued):
+        grown = [*members, new]
+        needed = len(grown) * (max(prompt for prompt, _ in grown) + max(output for _, output in grown))
+        waste = wma(grown) if needed <= capacity else float("inf")
+        if waste < least:
+            best, least = number, waste
+    expected = best if least < limit else None
+    batches = [batch(number, *members) for number, members in enumerate(queued)]
+    joined = least_waste(capacity_tokens=capacity, wma_limit=limit).join(member(*new), batches)
+    assert (joined.number if joined else None) == expected
+
+
+def test_batches_of_fixed_size_fill_in_the_order_of_arrival() -> None:
+    full, newest = batch(0, (9, 9), (1, 1)), batch(1, (500, 1))
+    rule = FixedSize(2)
+    assert rule.join(member(9, 9), [full, newest]) is newest
+    newest.add(member(9, 9))
+    assert rule.join(member(9, 9), [full, newest]) is None
+    nobody: list[Batch] = []
+    assert rule.join(member(9, 9), nobody) is None
+
+
+class TokenTime:
+    """A hundredth of a second an output token, whatever the rest."""
+
+    def predict(self, size: int, prompt_tokens: int, output_tokens: int) -> float:
+        return output_tokens / 100
+
+    def observe(self, size: int, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
+        """Nothing to learn."""
+
+
+class NoTime(TokenTime):
+    """Believes that every batch is over at once."""
+
+    def predict(self, size: int, prompt_tokens: int, output_tokens: int) -> float:
+        return 0.0
+
+
+def test_first_come_goes_by_the_oldest_member_and_not_by_the_number() -> None:
+    # As after a split: the halves are opened last, and their members came first.
+    later, split = batch(0, (9, 9), arrival_s=4.0), batch(1, (9, 9), arrival_s=3.0)
+    assert FirstCome().choose([later, split], 10.0) is split
+    assert FirstCome().choose([batch(3, (1, 1)), older := batch(2, (9, 9))], 10.0) is older
+
+
+def test_the_highest_ratio_by_hand() -> None:
+    # At 10 s: 8 s waited for 10 s of work is 0.8; 3 s for 1 s is 3.0. At 100 s: 98 / 10 against 93 / 1.
+    long, short = batch(0, (9, 1000), arrival_s=2.0), batch(1, (9, 100), arrival_s=7.0)
+    assert HighestRatio(TokenTime()).choose([long, short], 10.0) is short
+    # Whoever waits long enough goes first: at 7.25 s 5.25 / 10 against 0.25 / 1.
+    assert HighestRatio(TokenTime()).choose([long, short], 7.25) is long
+
+
+def test_a_batch_waits_since_its_oldest_member_came_or_by_the_mean() -> None:
+    # Oldest: 10 / 1 against 6 / 1. Mean: (10 + 0) / 2 = 5 against 6.
+    mixed = Batch(0, [member(9, 100, "a", 0.0), member(9, 100, "b", 10.0)])
+    plain = batch(1, (9, 100), arrival_s=4.0)
+    assert HighestRatio(TokenTime()).choose([mixed, plain], 10.0) is mixed
+    assert HighestRatio(TokenTime(), mean_wait=True).choose([mixed, plain], 10.0) is plain
+
+
+def test_of_equal_ratios_the_batch_opened_first() -> None:
+    first, second = batch(0, (9, 100)), batch(1, (9, 100))
+    assert HighestRatio(TokenTime()).choose([second, first], 5.0) is first
+
+
+def test_an_estimate_of_nothing_is_no_division_by_zero() -> None:
+    older, newer = batch(0, (9, 9), arrival_s=1.0), batch(1, (9, 9), arrival_s=2.0)
+    assert HighestRatio(NoTime()).choose([newer, older], 5.0) is older
 
 
 class Noted(TokenTime):
@@ -113,16 +318,16 @@ def test_what_a_batch_took_is_learned_with_its_true_longest_answer() -> None:
 @pytest.mark.parametrize(
     ("predicted", "planned", "tokens"),
     [
-        (None, Planned(), 100),  # nobody knows: its limit
-        (LengthEstimate(40.4, 20, 80), Planned(), 40),
-        (LengthEstimate(40, 20, 80), Planned(confidence=0.9), 80),
-        (LengthEstimate(40, 20, 80), Planned(safety_factor=1.5), 60),
-        (LengthEstimate(40, 20, 80), Planned(safety_factor=9.0), 100),  # never beyond the limit
-        (LengthEstimate(0.2, 0.1, 0.4), Planned(), 1),
+        (None, PlannedLength(), 100),  # nobody knows: its limit
+        (LengthEstimate(40.4, 20, 80), PlannedLength(), 40),
+        (LengthEstimate(40, 20, 80), PlannedLength(confidence=0.9), 80),
+        (LengthEstimate(40, 20, 80), PlannedLength(safety_factor=1.5), 60),
+        (LengthEstimate(40, 20, 80), PlannedLength(safety_factor=9.0), 100),  # never beyond the limit
+        (LengthEstimate(0.2, 0.1, 0.4), PlannedLength(), 1),
     ],
 )
 def test_the_length_a_job_is_planned_with(
-    predicted: LengthEstimate | None, planned: Planned, tokens: int
+    predicted: LengthEstimate | None, planned: PlannedLength, tokens: int
 ) -> None:
     assert planned.output_tokens(make_job(limit=100, predicted_length=predicted)) == tokens
 
@@ -235,9 +440,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def open_batches_fit_the_memory_and_the_limit(self) -> None:
-        for batch in self.queue.waiting:
-            if not batch.sealed and len(batch) > 1:
-                assert len(batch) * (batch.prompt_tokens + batch.output_tokens) <= 300
+        for gathered in self.queue.waiting:
+            if not gathered.sealed and len(gathered) > 1:
+                assert len(gathered) * (gathered.prompt_tokens + gathered.output_tokens) <= 300
 
 
 TestQueueMachine = QueueMachine.TestCase

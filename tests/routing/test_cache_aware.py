@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import PREFIX_BLOCK_TOKENS, Job
-from headway.routing import Router, build_router, sent_prefixes
-from headway.routing.live_blocks import LiveBlocks
-from headway.routing.prompt_blocks import BYTES_PER_TOKEN, prompt_blocks
-from headway.routing.sent_prefixes import SentPrefixes
+from headway.routing import Router, build_router, cache_aware
+from headway.routing.cache_aware import BYTES_PER_TOKEN, LiveBlocks, SentPrefixes, prompt_blocks
 from tests.strategies import make_job
 
 TWO = ("x", "y")
@@ -123,7 +121,7 @@ def test_jobs_that_are_gone_share_nothing() -> None:
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12))
 def test_a_block_that_is_remembered_stands_for_all_before_it(sent: list[list[int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sent_prefixes, "MOST_BLOCKS", 4)
+        patch.setattr(cache_aware, "MOST_SENT_BLOCKS", 4)
         known = SentPrefixes()
         for path in sent:
             blocks = named(path)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError
 from headway.routing import ROUTERS, build_router
-from headway.routing.outstanding import OutstandingWork
+from headway.routing.load import OutstandingWork
 from tests.strategies import make_job
 
 THREE = ("x", "y", "z")

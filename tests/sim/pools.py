@@ -12,7 +12,7 @@ from headway.core.job import Job
 from headway.core.plan import Departure
 from headway.core.view import StepView
 from headway.policies.policy import Policy
-from headway.predict.calibration import Calibration
+from headway.predict.steps.calibration import Calibration
 from headway.routing.pools import PoolSizes, parse_pools
 from headway.sim.simulation import PolicyFactory, System
 from tests.sim.worlds import SECOND_STEPS, limits, preset

@@ -15,7 +15,7 @@ from headway.core.view import StepView
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.order.arrival import Arrival
 from headway.policies.policy import Policy
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.copies import TransferModel
 from headway.sim.simulation import PolicyFactory, System
 from tests.sim.worlds import SECOND_STEPS, system
 

@@ -13,7 +13,7 @@ from headway.core.cost import CostModel
 from headway.core.slo import Slo
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.copies import TransferModel
 from headway.sim.killed_steps import KILLING_ROWS, build_killing
 from headway.sim.oracles import ORACLES
 from headway.sim.simulation import Policies, PolicyFactory, System

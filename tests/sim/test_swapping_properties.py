@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.record import Outcome, Record
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.copies import TransferModel
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import SimulatedRun, System
 from tests.policies.contract import Workload, workloads

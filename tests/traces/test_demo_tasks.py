@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
-from headway.traces.demo_apps import APPS
+from headway.traces.demo_apps import APPS, KALA, LONG_FORMS, MISSPELT, NOUNS, PLAINER, RUDE, spelled
 from headway.traces.demo_tasks import (
     LENGTHS_SEED,
     demo_directory,
@@ -18,7 +18,6 @@ from headway.traces.demo_tasks import (
     demo_task,
     prompt_text,
 )
-from headway.traces.demo_words import KALA, LONG_FORMS, MISSPELT, NOUNS, PLAINER, RUDE, spelled
 
 EXAMPLES = [
     ("rewrite", "Anna purchases enormous lamps.", "Anna buys very big lamps."),

@@ -10,7 +10,7 @@ import msgspec
 from headway.errors import VLLM_COMES_BY, ConfigError
 from headway.json_file import read_json, write_json
 from headway.lab.papers import Request, Tell
-from headway.predict.recompute_rows import RecomputeRows, load_rows, write_rows
+from headway.predict.recompute.rows import RecomputeRows, load_rows, write_rows
 from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.adaptivellm.setting import PAPER_RECOMPUTE_ERROR, PAPER_SWAP_ERROR
 
@@ -131,8 +131,8 @@ def _rows(request: Request, tell: Tell) -> RecomputeRows:
 
 
 def _judged(rows: RecomputeRows, request: Request, tell: Tell) -> PredictorErrors:
-    from headway.predict.recompute_regressors import DEGREES, QUICK_DEGREES
-    from headway.predict.recompute_verdict import judge
+    from headway.predict.recompute.regressors import DEGREES, QUICK_DEGREES
+    from headway.predict.recompute.verdict import judge
 
     tell("fitting the recompute analyser")
     degrees = QUICK_DEGREES if request.quick else DEGREES

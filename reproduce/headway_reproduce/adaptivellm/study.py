@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.lab.papers import Request, Tell
 from headway.lab.stream import Stream
-from headway.predict.hardware import hardware
+from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway.traces import NAMED_LAWS, TraceRequest, take
 from headway_reproduce.adaptivellm.latency import Latency, Overheads

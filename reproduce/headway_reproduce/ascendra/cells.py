@@ -11,9 +11,9 @@ from itertools import product
 from headway.core.slo import Slo
 from headway.lab.kept_runs import release
 from headway.lab.simulation import fingerprint
-from headway.predict.calibration import Calibration
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.calibration import Calibration
+from headway.predict.steps.hardware import calibration
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
     BASELINES,

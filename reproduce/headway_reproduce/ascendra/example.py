@@ -16,8 +16,8 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy, find_preset
-from headway.predict.calibration import Calibration
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.calibration import Calibration
+from headway.predict.steps.copies import TransferModel
 from headway.results.metrics import ends, ttft_s
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.sim.limits import EngineLimits

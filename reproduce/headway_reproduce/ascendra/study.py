@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.lab.papers import Request, Tell
 from headway.policies.batching.within_budgets import TOKEN_BUDGET
-from headway.predict.hardware import hardware
+from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway_reproduce.ascendra.ablations import Ablation, Further, Reasons
 from headway_reproduce.ascendra.cells import ALL, QUICK

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headway.lab.policy_choice import label
-from headway.results.line_chart import Points
 from headway.results.study import StudyPart, StudyTable, Value
+from headway.results.svg import Points
 from headway.traces import NAMED_LAWS
 from headway_reproduce.fastserve.end_to_end import (
     AXIS_HEADINGS,

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from headway.core.batch_shape import BatchShape
 from headway.lab.policy_choice import OWN_PARTS, Parts
 from headway.policies.presets import find_preset
-from headway.predict.calibration import Calibration
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.calibration import Calibration
+from headway.predict.steps.hardware import calibration
 from headway.sim.killed_steps import KILLING_ROWS
 from headway.sim.limits import EngineLimits
 from headway_reproduce.study_runs import StudyRun

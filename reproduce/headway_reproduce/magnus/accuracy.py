@@ -14,9 +14,9 @@ import numpy.typing as npt
 from headway.core.prediction_quality import kendall_tau
 from headway.json_file import read_json, write_json
 from headway.lab.papers import Request, Tell
-from headway.predict.encoders import text_encoder
-from headway.predict.length_forest import LengthForest, Tokens
-from headway.predict.magnus_features import USER_GROUPS, MagnusFeatures
+from headway.predict.lengths.encoders import text_encoder
+from headway.predict.lengths.features import USER_GROUPS, MagnusFeatures
+from headway.predict.lengths.forest import LengthForest, Tokens
 from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.magnus.data import DataSource, TaskData, TaskRow, data_digest, load_natural, load_tasks
 from headway_reproduce.magnus.setting import PAPER_CORRELATION

@@ -10,7 +10,7 @@ from itertools import product
 
 from headway.lab.kept_runs import release
 from headway.lab.simulation import fingerprint
-from headway.predict.calibration import Calibration
+from headway.predict.steps.calibration import Calibration
 from headway_reproduce.magnus.data import DataSource, data_digest
 from headway_reproduce.magnus.engine import engine_costs, toy
 from headway_reproduce.magnus.setting import (

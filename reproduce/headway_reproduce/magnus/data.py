@@ -18,8 +18,7 @@ from pathlib import Path
 from random import Random
 
 from headway.errors import ConfigError, TraceError
-from headway.predict.length import RequestFacts
-from headway.predict.text_pieces import num_pieces
+from headway.predict.lengths.facts import RequestFacts, num_pieces
 from headway.traces import TraceRequest
 from headway.traces.demo_tasks import demo_rows
 from headway_reproduce.magnus.setting import REQUESTS_A_TASK

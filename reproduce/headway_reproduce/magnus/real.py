@@ -16,9 +16,8 @@ from headway.errors import SimulationError
 from headway.lab.papers import Tell
 from headway.lab.policy_bench import START_TIMEOUT_S, free_port
 from headway.loadgen import BatchPlan, ReplayOptions, replay, replay_batches
-from headway.predict.length import RequestFacts
-from headway.predict.length_choice import length_predictor
-from headway.predict.shared_prefix import SharedPrefix
+from headway.predict.lengths.choice import length_predictor
+from headway.predict.lengths.facts import RequestFacts, SharedPrefix
 from headway.results import Summary, summarize
 from headway.traces import TraceRequest
 from headway.traces.demo_tasks import prompt_text

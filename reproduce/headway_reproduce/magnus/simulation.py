@@ -16,15 +16,13 @@ from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.errors import HeadwayError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.predict.batch_time import BatchRow
-from headway.predict.encoders import text_encoder
-from headway.predict.length_forest import LengthForest, Rows, Tokens
-from headway.predict.length_settings import LengthSettings
-from headway.predict.magnus_features import MagnusFeatures
+from headway.predict.lengths.encoders import text_encoder
+from headway.predict.lengths.features import MagnusFeatures
+from headway.predict.lengths.forest import LengthForest, LengthSettings, Rows, Tokens
+from headway.predict.steps.batch_time import BatchRow
 from headway.results.metrics import end_s, jct_s, measured
-from headway.routing.batch import Batch, Member
-from headway.routing.choosing import Choosing
-from headway.routing.joining import Joining
+from headway.routing.batch import Batch, BatchMember
+from headway.routing.batch_queue import Choosing, Joining
 from headway.routing.magnus import BatchSettings, build_batch_queue
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
@@ -175,7 +173,7 @@ class _TimedJoining:
     joining: Joining
     seconds: float = 0.0
 
-    def join(self, member: Member, batches: Reversible[Batch]) -> Batch | None:
+    def join(self, member: BatchMember, batches: Reversible[Batch]) -> Batch | None:
         """As `Joining.join`."""
         started_s = time.thread_time()
         found = self.joining.join(member, batches)

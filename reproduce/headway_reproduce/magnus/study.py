@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headway.lab.papers import Request, Size, Tell
-from headway.predict.hardware import hardware
-from headway.predict.length_forest import lightgbm
+from headway.predict.lengths.forest import lightgbm
+from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway_reproduce.magnus.accuracy import accuracy, accuracy_seconds, prediction_data, prediction_part
 from headway_reproduce.magnus.cells import Scope

@@ -77,6 +77,6 @@ def _tell(answer: dict[str, Any]) -> None:
 
 
 def _seconds(value_s: float | None) -> str:
-    from headway.explain.story_text import seconds
+    from headway.explain.text import seconds
 
     return "never" if value_s is None else seconds(value_s)

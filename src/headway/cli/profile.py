@@ -164,7 +164,7 @@ def _conclude(
 
 
 def _write(out: Path, result: ProfileResult, interrupted: bool) -> None:
-    from headway.predict.cost_file import write_cost_file
+    from headway.predict.steps.calibration import write_cost_file
 
     write_cost_file(out, result.cost)
     how = "interrupted, but enough was measured: " if interrupted else ""

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headway.engine.profiling.recompute_grid import GridMeasurements, GridPlan
-    from headway.predict.recompute_regressors import JudgedCell
-    from headway.predict.recompute_rows import RecomputeRows
-    from headway.predict.recompute_verdict import Verdict
+    from headway.predict.recompute.regressors import JudgedCell
+    from headway.predict.recompute.rows import RecomputeRows
+    from headway.predict.recompute.verdict import RecomputeVerdict
 
 
 _BETWEEN_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -49,8 +49,8 @@ class RecomputeAsk:
 
 def profile_recompute(ask: RecomputeAsk) -> None:
     """Measure or read the rows, print the table of errors on stderr and, if asked to, a summary on stdout."""
-    from headway.predict.recompute_regressors import require_scikit_learn
-    from headway.predict.recompute_rows import load_rows
+    from headway.predict.recompute.regressors import require_scikit_learn
+    from headway.predict.recompute.rows import load_rows
 
     require_scikit_learn()
     if ask.source is not None:
@@ -63,8 +63,8 @@ def profile_recompute(ask: RecomputeAsk) -> None:
 
 
 def _conclude(rows: RecomputeRows, ask: RecomputeAsk) -> None:
-    from headway.predict.recompute_regressors import DEGREES, QUICK_DEGREES
-    from headway.predict.recompute_verdict import judge
+    from headway.predict.recompute.regressors import DEGREES, QUICK_DEGREES
+    from headway.predict.recompute.verdict import judge
 
     with progress() as tell:
         verdict = judge(rows, tell, degrees=QUICK_DEGREES if ask.quick else DEGREES, seed=ask.seed)
@@ -78,7 +78,7 @@ def _conclude(rows: RecomputeRows, ask: RecomputeAsk) -> None:
 def _measured_rows(ask: RecomputeAsk) -> RecomputeRows | None:
     """The rows, written to their file, also after an interruption; None, saying so, if there are none yet."""
     from headway.engine.profiling.recompute_grid import FULL, QUICK, GridMeasurements
-    from headway.predict.recompute_rows import write_rows
+    from headway.predict.recompute.rows import write_rows
 
     assert ask.out is not None
     check_target(ask.out, ask.force)
@@ -112,7 +112,7 @@ def _measure(plan: GridPlan, into: GridMeasurements) -> bool:
     return False
 
 
-def _show(verdict: Verdict) -> None:
+def _show(verdict: RecomputeVerdict) -> None:
     """The errors of all cells, the contenders and the copies, for people."""
     from rich.console import Console
 
@@ -126,7 +126,7 @@ def _show(verdict: Verdict) -> None:
     console.print(f"at decision time: {verdict.better}")
 
 
-def _show_grid(verdict: Verdict, console: Console) -> None:
+def _show_grid(verdict: RecomputeVerdict, console: Console) -> None:
     parts, plan = verdict.parts, verdict.rows.plan
     title = f"error (MAPE) on {len(parts.held_out)} steps of unseen configurations ({plan} grid)"
     console.print(_grid_table(verdict, title, lambda found: found.held_out))
@@ -135,10 +135,10 @@ def _show_grid(verdict: Verdict, console: Console) -> None:
         console.print(_grid_table(verdict, title, lambda found: found.on_unseen_shape))
 
 
-def _grid_table(verdict: Verdict, title: str, error: Callable[[JudgedCell], float | None]) -> Table:
+def _grid_table(verdict: RecomputeVerdict, title: str, error: Callable[[JudgedCell], float | None]) -> Table:
     from rich.table import Table
 
-    from headway.predict.recompute_regressors import REGRESSORS
+    from headway.predict.recompute.regressors import REGRESSORS
 
     table = Table(title=title, box=None, padding=(0, 1, 0, 0))
     table.add_column("degree", justify="right")
@@ -151,7 +151,7 @@ def _grid_table(verdict: Verdict, title: str, error: Callable[[JudgedCell], floa
     return table
 
 
-def _show_contenders(verdict: Verdict, console: Console) -> None:
+def _show_contenders(verdict: RecomputeVerdict, console: Console) -> None:
     from rich.table import Table
 
     title = f"analyser: {verdict.chosen.cell}"

@@ -15,7 +15,7 @@ from headway.errors import ConfigError
 if TYPE_CHECKING:
     from headway.loadgen import BatchPlan
     from headway.loadgen.replay import BatchCounts
-    from headway.predict.length import LengthPredictor
+    from headway.predict.lengths.facts import LengthPredictor
 
 Batches = Annotated[
     str | None,
@@ -105,9 +105,8 @@ def _learning(spec: str | None, kept: Path | None) -> Iterator[LengthPredictor |
     if spec is None:
         yield None
         return
-    from headway.predict.learning_thread import LearningThread
-    from headway.predict.length_choice import length_predictor
-    from headway.predict.length_file import load_lengths
+    from headway.predict.lengths.background import LearningThread, load_lengths
+    from headway.predict.lengths.choice import length_predictor
 
     predictor = length_predictor(spec, inline=False)
     if kept is not None and kept.exists():

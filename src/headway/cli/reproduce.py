@@ -107,14 +107,14 @@ def _duration(seconds: float) -> str:
 
 
 def _write(study: Study, folder: Path) -> None:
-    from headway.results.study_files import write_study
+    from headway.results.study import write_study
 
     page = write_study(study, folder)
     _tell(f"wrote {folder}; open {page}")
 
 
 def _print_json(found: Study | dict[str, Study]) -> None:
-    from headway.results.study_files import json_text
+    from headway.results.study import json_text
 
     plain = {name: study.data for name, study in found.items()} if isinstance(found, dict) else found.data
     typer.echo(json_text(plain), nl=False)
@@ -143,6 +143,6 @@ def _progress(num_runs: int) -> Iterator[Callable[[], None]]:
 def _show(study: Study) -> None:
     from rich.console import Console
 
-    from headway.results.study_text import terminal_study
+    from headway.results.study import terminal_study
 
     Console(stderr=True).print(terminal_study(study))

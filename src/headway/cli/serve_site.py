@@ -29,7 +29,7 @@ from headway.gateway.http.options import MIB, Cors, GatewayOptions
 from headway.http_client import without_secrets
 from headway.lab.grid import parse_policies
 from headway.policies.presets import find_preset, known_presets
-from headway.predict.length_choice import NONE
+from headway.predict.lengths.choice import NONE
 from headway.routing.pools import STAGES
 
 VLLM_KEY = "VLLM_API_KEY"

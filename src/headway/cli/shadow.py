@@ -176,7 +176,7 @@ def report_text(report: ShadowState) -> str:
 
 
 def _row(name: str, figures: ShadowFigures) -> str:
-    from headway.explain.story_text import seconds
+    from headway.explain.text import seconds
 
     goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
     times = (figures.mean_jct_s, figures.mean_ttft_s, figures.p99_ttft_s)

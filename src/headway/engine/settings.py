@@ -15,7 +15,7 @@ from headway.engine.kv.host import HostKv
 from headway.errors import ConfigError
 from headway.explain.trail import KEPT_ENDED
 from headway.policies.presets import Preset, build_policy, find_preset
-from headway.predict.length_choice import DEFAULT_PREDICTOR, NONE
+from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE
 
 MOST_EXPLAINED = 1_000_000
 """Requests that can be kept: each takes some kilobytes of the engine's memory."""

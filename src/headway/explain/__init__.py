@@ -1,3 +1,1 @@
-"""What happened to each request: written down as it happens (`trail`, `track`, `step_log`, `reasons`), and told when
-somebody asks (`story`, `telling`, `slack`, `explanation`).
-"""
+"""What happened to each request: written down as it happens (`trail`, `track`), and told when asked (the others)."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from headway.core.record import Outcome, record_of
-from headway.explain.step_log import Change, ChangeLog
 from headway.explain.story import (
     IN_QUEUE,
     LASTING,
@@ -18,7 +17,7 @@ from headway.explain.story import (
     joined,
     whole_story,
 )
-from headway.explain.track import KEPT_FIRST, Mark, Track
+from headway.explain.track import KEPT_FIRST, Change, ChangeLog, Mark, Track
 from headway.explain.trail import Trail
 
 ON_ITS_WAY = "it was on its way to the scheduler"
@@ -30,7 +29,7 @@ _RUNNING = frozenset({Kind.PREFILL, Kind.DECODE})
 
 
 def tell(trail: Trail, track: Track, now_s: float) -> Story:
-    """The story of a request that has ended, or so far. O(its marks + what everybody waited for meanwhile)."""
+    """The story of a request that has ended, or so far. O(its marks + what all waited for meanwhile)."""
     live = track.record is None
     record = track.record or record_of(track.job, Outcome.CANCELLED, now_s)
     return whole_story(chapters(trail, track, now_s), record, live=live)

@@ -11,8 +11,7 @@ from headway.core.job import Job
 from headway.errors import HeadwayError
 from headway.gateway.book.accounts import Entry
 from headway.gateway.fleet.fleet import Fleet
-from headway.routing.pools import instance_name, pool_of
-from headway.routing.roles import RoleChange, Roles, share_left
+from headway.routing.pools import RoleChange, Roles, instance_name, pool_of, share_left
 
 INTERVAL_S = 1.0
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import ConfigError
-from headway.predict.calibration import Calibration
-from headway.predict.cost_file import EngineDefaults, load_cost_file
-from headway.predict.hardware import hardware, is_cost_file
+from headway.predict.steps.calibration import Calibration, EngineDefaults, load_cost_file
+from headway.predict.steps.hardware import hardware, is_cost_file
 from headway.sim.limits import EngineLimits
 from headway.written_path import written_path
 

@@ -26,7 +26,7 @@ from headway.lab.predictor_choice import check_predictor, check_predictor_name, 
 from headway.lab.real_engine import own_prompt
 from headway.loadgen import ReplayOptions, ReplayReport, replay
 from headway.loadgen.queries import scrape
-from headway.predict.length_choice import NONE
+from headway.predict.lengths.choice import NONE
 from headway.results import (
     RunInfo,
     RunMeta,

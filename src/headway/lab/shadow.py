@@ -19,14 +19,13 @@ from headway.core.batch_shape import BatchShape
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError, HeadwayError
-from headway.explain.story_text import seconds
+from headway.explain.text import seconds
 from headway.gateway.book.shadow_board import ShadowFigures, ShadowState
 from headway.lab.shadow_feed import EngineFacts, Feed, Told
 from headway.policies.presets import build_policy, find_preset
-from headway.predict.calibration import Calibration
-from headway.predict.step_fit import MIN_ROWS, fit_step_time
-from headway.predict.step_law import StepTimeLaw
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.calibration import Calibration
+from headway.predict.steps.copies import TransferModel
+from headway.predict.steps.law import MIN_ROWS, StepTimeLaw, fit_step_time
 from headway.results.metrics import jct_s, summarize
 from headway.sim.simulation import PolicyFactory, System, simulate
 from headway.traces import TraceRequest

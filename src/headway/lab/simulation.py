@@ -20,8 +20,8 @@ from headway.lab.policy_choice import (
 )
 from headway.lab.predictor_choice import length_source, predictor_label
 from headway.lab.stream import Stream
-from headway.predict.calibration import Calibration
-from headway.predict.length_choice import NONE
+from headway.predict.lengths.choice import NONE
+from headway.predict.steps.calibration import Calibration
 from headway.results import RunInfo, Summary, summarize
 from headway.results.records import TIME_DECIMALS
 from headway.routing import POOL_ROUTER

@@ -23,9 +23,9 @@ from headway.lab.policy_source import made_of
 from headway.lab.predictor_choice import check_predictor, predictor_label
 from headway.lab.simulation import Scenario, fingerprint
 from headway.lab.stream import Stream, StreamFacts, stream_facts
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
-from headway.predict.length_choice import DEFAULT_PREDICTOR, NONE
+from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.hardware import calibration
 from headway.results import RunMeta
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, ROUTERS, STAGE_ROUTER, build_router
 from headway.routing.pools import PoolSizes

@@ -16,7 +16,7 @@ from headway.http_client import api_url
 from headway.loadgen.dispatcher import BatchStreams
 from headway.loadgen.instance import KvMemory, ServedInstance
 from headway.loadgen.openai_stream import Reply, stream_completion
-from headway.predict.batch_time import BatchRow, BatchTimeModel
+from headway.predict.steps.batch_time import BatchRow, BatchTimeModel
 from headway.traces import TraceRequest
 
 _MANY = 8

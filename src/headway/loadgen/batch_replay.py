@@ -17,9 +17,8 @@ from headway.loadgen.dispatcher import SILENCE_S, Dispatcher, PredictorThread
 from headway.loadgen.instance import KvMemory, ServedInstance, find_instances
 from headway.loadgen.replay import ReplayBook, ReplayReport, unless, until_ended
 from headway.loadgen.replay_options import ReplayOptions
-from headway.predict.length import LengthPredictor
-from headway.routing.batch_queue import BatchQueue
-from headway.routing.choosing import BatchTime
+from headway.predict.lengths.facts import LengthPredictor
+from headway.routing.batch_queue import BatchQueue, BatchTime
 from headway.routing.magnus import WMA_LIMIT, BatchSettings, build_batch_queue, find_batch_preset
 from headway.traces import TraceRequest
 

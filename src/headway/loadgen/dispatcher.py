@@ -21,8 +21,7 @@ from headway.http_client import api_url
 from headway.loadgen.instance import ServedInstance
 from headway.loadgen.openai_stream import Reply, stream_completion
 from headway.loadgen.replay import BatchCounts, ReplayBook
-from headway.predict.length import LengthPredictor, RequestFacts
-from headway.predict.shared_prefix import SharedPrefix
+from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedPrefix
 from headway.routing.batch import Batch
 from headway.routing.batch_queue import BatchQueue
 from headway.traces import TraceRequest

@@ -22,7 +22,7 @@ from headway.planner.machine import Configuration, Machine, planned_policies
 from headway.planner.sampling import Sample, counted_from_s, cut
 from headway.planner.search import Field, Pairs, SearchPlan, most_runs
 from headway.planner.space import DEFAULT_POLICY, default_configuration
-from headway.predict.length_choice import NONE
+from headway.predict.lengths.choice import NONE
 from headway.results import RunInfo, Summary, summarize
 from headway.results.metrics import end_s
 from headway.sim.lengths import GivenLengths, LengthSource, RecordedLengths

@@ -14,7 +14,7 @@ from headway.planner.machine import Configuration, Machine
 from headway.planner.request import PlanRequest
 from headway.policies.hand_off import hands_off, presets_of
 from headway.policies.presets import build_policy, find_preset
-from headway.predict.length_choice import NONE
+from headway.predict.lengths.choice import NONE
 from headway.routing.pools import HP, LP
 from headway.sim.limits import KvTier
 

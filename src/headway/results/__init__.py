@@ -1,10 +1,10 @@
 """What happened, read back: records on disk, summaries, comparisons, tables, charts and the report."""
 
 from headway.results.comparison import Comparison, compare
-from headway.results.html import render_html
-from headway.results.metrics import met_targets, summarize
+from headway.results.metrics import COLUMNS, Column, RunInfo, Summary, met_targets, summarize
 from headway.results.plots import Latency, cdf_svg, queue_svg, sweep_svg, timeline_svg
 from headway.results.records import RecordWriter, read_records
+from headway.results.report import Section, labelled_summaries, render_html, sections
 from headway.results.run_folder import (
     Run,
     RunMeta,
@@ -18,8 +18,6 @@ from headway.results.run_folder import (
     start_run,
     write_info,
 )
-from headway.results.sections import Section, labelled_summaries, sections
-from headway.results.summary import COLUMNS, Column, RunInfo, Summary
 from headway.results.tables import terminal_table, to_json
 
 __all__ = [

@@ -27,8 +27,8 @@ import msgspec
 from headway.core.record import Record
 from headway.errors import ConfigError, RecordError
 from headway.json_file import read_json, write_json
+from headway.results.metrics import RunInfo
 from headway.results.records import RecordWriter, records_so_far, write_records
-from headway.results.summary import RunInfo
 
 logger = logging.getLogger(__name__)
 

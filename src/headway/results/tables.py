@@ -13,15 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.results.comparison import Comparison
-from headway.results.metrics import measured
-from headway.results.summary import COLUMNS, Better, Group, Summary
+from headway.results.metrics import COLUMNS, Better, Group, Summary, measured
 
 MISSING = "–"
 ARROWS = {Better.LOWER: "↓", Better.HIGHER: "↑", Better.NEITHER: ""}
 
 _DIGITS = 3
-_GAP = 3  # blanks between two columns in the terminal
-_EDGES = 4  # blanks left and right of a table in the terminal
+GAP = 3  # blanks between two columns in the terminal
+EDGES = 4  # blanks left and right of a table in the terminal
 _FIRST = ("goodput", "goodput_rps")  # what the system is for stands first
 
 
@@ -42,7 +41,7 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SheetCell:
     """One value as text; `best` if no policy beside it has a better one and some have a worse one."""
 
     text: str
@@ -56,7 +55,7 @@ class Sheet:
     title: str
     note: str
     headings: list[Heading]
-    rows: list[tuple[str, list[Cell]]]
+    rows: list[tuple[str, list[SheetCell]]]
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
@@ -81,7 +80,7 @@ def _sheet(
 ) -> Sheet:
     keys = sorted((key for key in COLUMNS if COLUMNS[key].group is group), key=lambda key: key not in _FIRST)
     headings: list[Heading] = []
-    columns: list[list[Cell]] = []
+    columns: list[list[SheetCell]] = []
     for key in keys:
         column = COLUMNS[key]
         values = [getattr(summary, key) for summary in summaries.values()]
@@ -93,15 +92,15 @@ def _sheet(
     return Sheet(title, note, headings, rows)
 
 
-def _cells(values: Sequence[float | None], scale: int, better: Better) -> list[Cell]:
+def _cells(values: Sequence[float | None], scale: int, better: Better) -> list[SheetCell]:
     """The cells of a column, with as many decimals each; values that look the same are equally good."""
     places = decimals([value * scale for value in measured(values)])
     texts = [MISSING if value is None else f"{value * scale:,.{places}f}" for value in values]
     shown = {value: text for value, text in zip(values, texts, strict=True) if value is not None}
     if better is Better.NEITHER or len(set(shown.values())) < 2:
-        return [Cell(text, best=False) for text in texts]
+        return [SheetCell(text, best=False) for text in texts]
     best = shown[min(shown) if better is Better.LOWER else max(shown)]
-    return [Cell(text, best=text == best) for text in texts]
+    return [SheetCell(text, best=text == best) for text in texts]
 
 
 def decimals(values: Sequence[float]) -> int:
@@ -134,8 +133,8 @@ class _TerminalTables:
             if sheet.note:
                 yield Text(sheet.note, style="yellow")
             name_width = _name_width(sheet, options.max_width)
-            widths = [_GAP + _width(sheet, number) for number in range(len(sheet.headings))]
-            for columns in wrap_columns(widths, options.max_width - name_width - _EDGES):
+            widths = [GAP + _width(sheet, number) for number in range(len(sheet.headings))]
+            for columns in wrap_columns(widths, options.max_width - name_width - EDGES):
                 yield _table(sheet, columns, name_width)
 
 

@@ -1,4 +1,4 @@
-"""Routers: on which instance a request runs. One router a file."""
+"""Routers: on which instance a request runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from headway.core.job import Job
 from headway.errors import ConfigError
 from headway.routing.ascendra import Ascendra
 from headway.routing.cache_aware import CacheAware
-from headway.routing.least_work import LeastWork
-from headway.routing.power_of_two import PowerOfTwo
+from headway.routing.load import LeastLoaded, PowerOfTwo, RoundRobin
 from headway.routing.prefill_decode import PrefillDecode
-from headway.routing.round_robin import RoundRobin
 
 
 class Router(Protocol):
@@ -25,7 +23,7 @@ class Router(Protocol):
 
     @property
     def hands_off(self) -> bool:
-        """Whether it may name another instance in `hand_off`; where it never does, nobody need give a job up."""
+        """Whether it may name another instance in `hand_off`; if False, no instance needs to give a job up."""
         ...
 
     def route(self, job: Job, instances: Sequence[str]) -> str:
@@ -37,7 +35,7 @@ class Router(Protocol):
         ...
 
     def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
-        """Another instance for a job that its own gave up unstarted; None: nobody takes it, and it stays there."""
+        """Another instance for a job that its own gave up unstarted; None: the job stays there."""
         ...
 
     def end(self, job: Job) -> None:
@@ -45,13 +43,13 @@ class Router(Protocol):
         ...
 
     def lost(self, instance: str) -> None:
-        """An instance is gone with all that it held; whoever comes back under its name begins with nothing."""
+        """An instance is gone with all that it held; a new one of its name holds nothing."""
         ...
 
 
 ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": RoundRobin,
-    "least-work": LeastWork,
+    "least-work": LeastLoaded,
     "power-of-two": PowerOfTwo,
     "cache-aware": CacheAware,
     "ascendra": Ascendra,

@@ -14,15 +14,15 @@ MOST_WAITING = 2
 class Ascendra:
     """A new job takes the oldest standing ticket to its HP instance, else an LP instance in turn.
 
-    A ticket invites one job to an HP instance at which nobody waits, so that whoever is handed off there waits for
-    one step or so. Each instance has at most one standing; the next is issued once nobody waits there any more, so
+    A ticket invites one job to an HP instance at which no job waits, so that a job handed off there waits for about
+    one step. Each instance has at most one ticket standing. The next is issued once no job waits there any more, so
     not before the ticketed job has its first token. A hand-off that lands first leaves the ticket standing, as in
     the paper, or with `revoke` takes it back. What waits where is known from the calls alone: no instance is asked.
     `tickets=False` leaves the HP instances to hand-offs. While MOST_WAITING jobs wait at every HP instance, no job is
     handed off: it would be late there too, and would make others late.
 
     Instances whose pool is not `hp` count as LP. Without an LP instance new jobs take the HP ones in turn, and
-    without an HP one nobody takes a hand-off. An instance may come and go: its ticket stands until it is back.
+    without an HP one no hand-off is taken. An instance may come and go: its ticket stands until it is back.
     O(instances) a call, and memory for each job that waits. Source: Ascendra (Ikram et al. 2025,
     arXiv:2504.20828), section on the controller; spec 3.3.
     """
@@ -110,7 +110,7 @@ class Ascendra:
                 self._issue(name)
 
     def _issue(self, name: str) -> None:
-        """A ticket for an HP instance at which nobody waits, unless one stands."""
+        """A ticket for an HP instance at which no job waits, unless one stands."""
         if self._gives_tickets and pool_of(name) == HP and not self._waiting.get(name):
             self._tickets.setdefault(name)
 

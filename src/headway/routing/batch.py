@@ -1,4 +1,4 @@
-"""A batch of requests that one instance will serve together, padded to its longest."""
+"""A batch of requests that one instance serves together, padded to its longest, and what it wastes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.core.job import Job
-from headway.routing.wma import batch_wma, tokens_read
+
+
+def tokens_read(prompt_tokens: int, output_tokens: int) -> int:
+    """KV tokens that one seat reads while it decodes `output_tokens` behind a prompt: the sum of its contexts.
+
+    The sum of `prompt_tokens + g` over g in [0, output_tokens).
+    """
+    return output_tokens * prompt_tokens + output_tokens * (output_tokens - 1) // 2
+
+
+def batch_wma(prompt_tokens: int, output_tokens: int, least_read_alone: int, *, inclusive: bool) -> int:
+    """WMA of a batch padded to these lengths, in which the cheapest member alone would read `least_read_alone`.
+
+    A member of l and g tokens wastes g (L - l) on padding and the sum of `t + L` over t in [g, G) on waiting
+    (Magnus equations of WMA_gen and WMA_wait). Together that is what its seat reads less what it would read
+    alone, so the largest waste of a batch is that of the member that reads least alone: O(1), not O(members).
+    `inclusive` sums to G itself, as the paper prints it, which charges every member G + L more.
+    Source: Magnus (Cheng et al. 2024, arXiv:2406.04785), a maximum over the members, not a sum.
+    """
+    waste = tokens_read(prompt_tokens, output_tokens) - least_read_alone
+    return waste + prompt_tokens + output_tokens if inclusive else waste
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class BatchMember:
     """A job, and the output tokens it is planned with."""
 
     job: Job
@@ -26,12 +46,12 @@ class Member:
 class Batch:
     """Members in the order they joined, and what of them is needed to judge one more in O(1).
 
-    A `sealed` batch takes nobody in: it is one half of a batch that could not be served. Batches are numbered
+    A `sealed` batch takes no more members: it is one half of a batch that could not be served. Batches are numbered
     in the order they were opened, which settles ties.
     """
 
     number: int
-    members: list[Member]
+    members: list[BatchMember]
     sealed: bool = False
     prompt_tokens: int = field(init=False, default=0)
     output_tokens: int = field(init=False, default=0)
@@ -59,32 +79,32 @@ class Batch:
         """When its members came, on average."""
         return self._arrivals_s / len(self.members)
 
-    def add(self, member: Member) -> None:
+    def add(self, member: BatchMember) -> None:
         """Take one more in; not into a sealed batch."""
         assert not self.sealed, "a sealed batch does not grow"
         self.members.append(member)
         self._count(member)
 
-    def _count(self, member: Member) -> None:
+    def _count(self, member: BatchMember) -> None:
         self.prompt_tokens, self.output_tokens = self.padded_with(member)
         self.oldest_arrival_s = min(self.oldest_arrival_s, member.job.arrival_s)
         self._arrivals_s += member.job.arrival_s
         self._least_read_alone = min(self._least_read_alone, member.read_alone)
 
-    def padded_with(self, member: Member) -> tuple[int, int]:
+    def padded_with(self, member: BatchMember) -> tuple[int, int]:
         """Prompt and output tokens of every seat once the member has joined."""
         return (
             max(self.prompt_tokens, member.job.num_prompt_tokens),
             max(self.output_tokens, member.output_tokens),
         )
 
-    def wma_with(self, member: Member, *, inclusive: bool) -> int:
+    def wma_with(self, member: BatchMember, *, inclusive: bool) -> int:
         """WMA of the batch once the member has joined. O(1)."""
         least = min(self._least_read_alone, member.read_alone)
         return batch_wma(*self.padded_with(member), least, inclusive=inclusive)
 
 
-def halved(members: Sequence[Member]) -> tuple[list[Member], list[Member]]:
+def halved(members: Sequence[BatchMember]) -> tuple[list[BatchMember], list[BatchMember]]:
     """The shorter and the longer half by planned output; the odd one is with the shorter. O(n log n)."""
     ordered = sorted(members, key=lambda member: (member.output_tokens, member.job.arrival_s, member.job.id))
     middle = (len(ordered) + 1) // 2

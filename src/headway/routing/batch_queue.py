@@ -1,21 +1,131 @@
-"""The central queue: batches that wait for an instance, and those being served."""
+"""The central queue: batches that wait for an instance, the rules they form and leave by, and those being served."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Reversible
 from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import Protocol
 
 from headway.core.job import Job
-from headway.routing.batch import Batch, Member, halved
-from headway.routing.choosing import BatchTime, Choosing
-from headway.routing.joining import Joining
+from headway.routing.batch import Batch, BatchMember, halved
+
+
+class Joining(Protocol):
+    """Decides where a request waits; `batches` are the queued ones that may grow, oldest first."""
+
+    def join(self, member: BatchMember, batches: Reversible[Batch]) -> Batch | None:
+        """The batch to join, or None to open a new one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class FixedSize:
+    """The newest batch until it has `size` members: first come, first served, in batches of that size."""
+
+    size: int
+
+    def join(self, member: BatchMember, batches: Reversible[Batch]) -> Batch | None:
+        """The newest batch if it has a free seat; no other has. O(1)."""
+        newest = next(iter(reversed(batches)), None)
+        return newest if newest is not None and len(newest) < self.size else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastWaste:
+    """The batch that wastes least with the request in it, if that is less than `wma_limit`.
+
+    A batch that would need more KV tokens than `capacity_tokens`, padded and grown to its longest planned
+    answer, is passed over, and so is one with `max_size` members. Each seat takes whole blocks of
+    `block_tokens`. Of equals the oldest. O(batches) an arrival.
+    Source: Magnus, Algorithm 1 (Phi is `wma_limit`, Theta / Delta is `capacity_tokens`).
+    """
+
+    capacity_tokens: int
+    wma_limit: int
+    block_tokens: int = 1
+    max_size: int | None = None
+    inclusive: bool = False
+
+    def join(self, member: BatchMember, batches: Reversible[Batch]) -> Batch | None:
+        """The batch of least WMA with the member, or None."""
+        best, least = None, inf
+        for batch in batches:
+            if self._fits(batch, member):
+                waste = batch.wma_with(member, inclusive=self.inclusive)
+                if waste < least:
+                    best, least = batch, waste
+        return best if least < self.wma_limit else None
+
+    def _fits(self, batch: Batch, member: BatchMember) -> bool:
+        size = len(batch) + 1
+        if self.max_size is not None and size > self.max_size:
+            return False
+        blocks = ceil(sum(batch.padded_with(member)) / self.block_tokens)
+        return size * blocks * self.block_tokens <= self.capacity_tokens
+
+
+_LEAST_S = 1e-9
+"""No batch takes less: an estimate of nothing would make every ratio infinite."""
+
+
+class BatchTime(Protocol):
+    """Guesses how long a padded batch occupies an instance, and learns from those that have been served."""
+
+    def predict(self, size: int, prompt_tokens: int, output_tokens: int) -> float:
+        """Seconds that `size` members take when padded to these lengths.
+
+        Asked for every waiting batch whenever an instance is idle, so it should take microseconds.
+        """
+        ...
+
+    def observe(self, size: int, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
+        """A batch whose longest answer had `output_tokens` was served in `seconds`."""
+        ...
+
+
+class Choosing(Protocol):
+    """Picks one batch of several; changes nothing."""
+
+    def choose(self, batches: Collection[Batch], now_s: float) -> Batch:
+        """The batch, one of `batches` (at least one), to serve now."""
+        ...
+
+
+class FirstCome:
+    """The batch whose oldest member has waited longest; of equals the one opened first. O(batches)."""
+
+    def choose(self, batches: Collection[Batch], now_s: float) -> Batch:
+        """The batch with the oldest member."""
+        return min(batches, key=lambda batch: (batch.oldest_arrival_s, batch.number))
+
+
+@dataclass(frozen=True, slots=True)
+class HighestRatio:
+    """The batch that has waited longest for its serving time (HRRN); of equals the one opened first.
+
+    A batch has waited since its oldest member came, or with `mean_wait` as long as its members on average.
+    O(batches) estimates. Source: Magnus section on the batch scheduler; classic HRRN's 1 + T_w / T_p orders alike.
+    """
+
+    batch_time: BatchTime
+    mean_wait: bool = False
+
+    def choose(self, batches: Collection[Batch], now_s: float) -> Batch:
+        """The batch with the highest T_w / T_p."""
+        return max(batches, key=lambda batch: (self._ratio(batch, now_s), -batch.number))
+
+    def _ratio(self, batch: Batch, now_s: float) -> float:
+        since_s = batch.mean_arrival_s if self.mean_wait else batch.oldest_arrival_s
+        seconds = self.batch_time.predict(len(batch), batch.prompt_tokens, batch.output_tokens)
+        return (now_s - since_s) / max(seconds, _LEAST_S)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLength:
     """The output tokens a job is planned with: what its answer stays within at `confidence`, times a safety factor.
 
-    Between 1 and the job's limit; the limit itself for a job whose length nobody predicted.
+    Between 1 and the job's limit; the limit itself for a job without a predicted length.
     """
 
     confidence: float = 0.5
@@ -35,13 +145,13 @@ class BatchQueue:
     """Gathers jobs into batches, hands them whole to idle instances, and takes back those that failed there.
 
     Each job it was given is in one waiting batch, in one batch being served, or was handed back: finished, or
-    by `split`. Batches being served and sealed ones take nobody in. An idle instance never waits while a job
+    by `split`. Batches being served and sealed ones take no more jobs. An idle instance never waits while a job
     does. The same sequence of calls gives the same answers: no clock, no chance.
     """
 
     joining: Joining
     choosing: Choosing
-    planned: Planned = field(default_factory=Planned)
+    planned: PlannedLength = field(default_factory=PlannedLength)
     batch_time: BatchTime | None = None
     splits: int = 0
     _open: dict[int, Batch] = field(default_factory=dict)
@@ -61,7 +171,7 @@ class BatchQueue:
 
     def add(self, job: Job) -> None:
         """A job has come: it joins a waiting batch or opens one."""
-        member = Member(job, self.planned.output_tokens(job))
+        member = BatchMember(job, self.planned.output_tokens(job))
         batch = self.joining.join(member, self._open.values())
         if batch is None:
             self._put(self._open, [member])
@@ -69,7 +179,7 @@ class BatchQueue:
             batch.add(member)
 
     def next_batch(self, now_s: float) -> Batch | None:
-        """The batch that an instance idle now is to serve; None if nobody waits."""
+        """The batch that an instance idle now is to serve; None if no batch waits."""
         if not self._open and not self._sealed:
             return None
         batch = self.choosing.choose([*self._open.values(), *self._sealed.values()], now_s)
@@ -102,6 +212,6 @@ class BatchQueue:
             self._put(self._sealed, half, sealed=True)
         return []
 
-    def _put(self, place: dict[int, Batch], members: list[Member], *, sealed: bool = False) -> None:
+    def _put(self, place: dict[int, Batch], members: list[BatchMember], *, sealed: bool = False) -> None:
         place[self._opened] = Batch(self._opened, members, sealed)
         self._opened += 1

@@ -2,16 +2,98 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import accumulate
 from math import sqrt
 
 from headway.core.job import PREFIX_BLOCK_TOKENS, Job
-from headway.routing.live_blocks import LiveBlocks
-from headway.routing.outstanding import OutstandingWork
-from headway.routing.sent_prefixes import SentPrefixes
-from headway.routing.stays_put import StaysPut
+from headway.routing.load import OutstandingWork, StaysPut
+
+BYTES_PER_TOKEN = 4
+"""A prompt in text is taken to have so many."""
+_NAME_BYTES = 8
+_MOST_PROMPT_BLOCKS = 512
+"""A quarter of a million tokens. What is longer, or has pictures in it, is told apart by its beginning."""
+
+
+def prompt_blocks(
+    prompt: bytes, *, within: bytes = b"", bytes_per_token: int = BYTES_PER_TOKEN
+) -> tuple[int, ...]:
+    """A name for each whole block of a prompt, roughly PREFIX_BLOCK_TOKENS tokens, that stands for all before it too.
+
+    Two prompts have names in common as far as they begin alike, by blocks, `within` the same: what else decides their
+    KV, such as the model. O(bytes), up to a mebibyte of text.
+    """
+    size = PREFIX_BLOCK_TOKENS * bytes_per_token
+    so_far, names = blake2b(within, digest_size=_NAME_BYTES), []
+    for start in range(0, min(len(prompt), _MOST_PROMPT_BLOCKS * size) - size + 1, size):
+        so_far.update(prompt[start : start + size])
+        names.append(int.from_bytes(so_far.digest()))
+    return tuple(names)
+
+
+MOST_SENT_BLOCKS = 8192
+"""Blocks of 512 tokens remembered of an instance: four million tokens, more than most hold. Too many do little harm: a
+prefix that is gone is on no other instance either. Too few part conversations from KV that is still there."""
+
+
+class SentPrefixes:
+    """The blocks an instance was sent, those used longest ago forgotten first.
+
+    A prompt's blocks are used from the last to the first, so one that is remembered stands for all before it, as in
+    vLLM's prefix cache. An estimate: the instance is not asked.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def found(self, blocks: Sequence[int]) -> int:
+        """How many of a prompt's leading blocks are remembered. O(log blocks)."""
+        known = self._blocks
+        return bisect_left(range(len(blocks)), True, key=lambda index: blocks[index] not in known)
+
+    def use(self, blocks: Sequence[int]) -> None:
+        """A prompt with these blocks is sent there. O(blocks)."""
+        known = self._blocks
+        for block in reversed(blocks):
+            known[block] = None
+            known.move_to_end(block)
+        while len(known) > MOST_SENT_BLOCKS:
+            known.popitem(last=False)
+
+
+class LiveBlocks:
+    """Counts, for each block, the live jobs whose prompts begin with it. O(blocks) a call."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._live: dict[str, tuple[int, ...]] = {}
+
+    def come(self, job: Job) -> None:
+        """A job is under way; nothing new if it was."""
+        if job.id not in self._live:
+            self._live[job.id] = job.prefix_blocks
+            self._counts.update(job.prefix_blocks)
+
+    def go(self, job: Job) -> None:
+        """It is no longer, if it was."""
+        counts = self._counts
+        for block in self._live.pop(job.id, ()):
+            counts[block] -= 1
+            if not counts[block]:
+                del counts[block]
+
+    def shared_by(self, blocks: Sequence[int]) -> list[int]:
+        """How many live jobs begin with each of these."""
+        counts = self._counts
+        return [counts[block] for block in blocks]
+
 
 RECOMPUTE_WEIGHT = 8.0
 """A prompt token computed where another instance has it counts so often: others wait for it, and its copy takes memory

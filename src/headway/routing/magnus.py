@@ -6,9 +6,17 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.errors import ConfigError
-from headway.routing.batch_queue import BatchQueue, Planned
-from headway.routing.choosing import BatchTime, Choosing, FirstCome, HighestRatio
-from headway.routing.joining import FixedSize, Joining, LeastWaste
+from headway.routing.batch_queue import (
+    BatchQueue,
+    BatchTime,
+    Choosing,
+    FirstCome,
+    FixedSize,
+    HighestRatio,
+    Joining,
+    LeastWaste,
+    PlannedLength,
+)
 
 VS_BATCH_SIZE = 7
 """Members of a batch that fit a V100's memory if all had the longest prompt and answer (Magnus, Fig. 4)."""
@@ -28,48 +36,36 @@ class BatchPreset:
     """
 
     name: str
-    by_waste: bool
-    by_ratio: bool
-    batch_size: int | None
     summary: str
+    batch_size: int | None = None
+    by_waste: bool = False
+    by_ratio: bool = False
     simulated: bool = False
 
 
 _ROWS = (
     BatchPreset(
         name="vs",
-        by_waste=False,
-        by_ratio=False,
         batch_size=VS_BATCH_SIZE,
         summary="vanilla: batches of fixed size, first come, first served",
     ),
     BatchPreset(
         name="vsq",
-        by_waste=False,
-        by_ratio=False,
         batch_size=VSQ_BATCH_SIZE,
         summary="vs with four-bit weights: larger batches on a slower engine (simulated)",
         simulated=True,
     ),
     BatchPreset(
         name="glp",
-        by_waste=True,
-        by_ratio=False,
         batch_size=VS_BATCH_SIZE,
+        by_waste=True,
         summary="ablation: requests of like predicted length share a batch, of vs's size at most",
     ),
-    BatchPreset(
-        name="abp",
-        by_waste=True,
-        by_ratio=False,
-        batch_size=None,
-        summary="ablation: glp with batches as large as memory allows",
-    ),
+    BatchPreset(name="abp", by_waste=True, summary="ablation: glp with batches as large as memory allows"),
     BatchPreset(
         name="magnus",
         by_waste=True,
         by_ratio=True,
-        batch_size=None,
         summary="abp, and the batch that has waited longest for its length goes first",
     ),
 )
@@ -123,7 +119,7 @@ def build_batch_queue(name: str, settings: BatchSettings, batch_time: BatchTime 
     return BatchQueue(
         joining=_joining(row, settings),
         choosing=_choosing(row, settings, batch_time),
-        planned=Planned(settings.confidence, settings.safety_factor),
+        planned=PlannedLength(settings.confidence, settings.safety_factor),
         batch_time=batch_time,
     )
 

@@ -1,10 +1,12 @@
-"""Pools of instances, and the names of those in them."""
+"""Pools of instances, and when an instance should change its pool."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from headway.core.job import Job
 from headway.errors import ConfigError
 
 PoolSizes = Mapping[str, int]
@@ -46,3 +48,99 @@ def instance_name(pool: str, number: int) -> str:
 def pool_of(name: str) -> str:
     """The pool an instance belongs to; empty for one that is in none."""
     return name.rpartition("-")[0]
+
+
+_POOLS = (LP, HP)
+
+
+def share_left(waiting: Iterable[Job], now_s: float) -> float:
+    """Mean share of the target for first token that is left to those who wait: 1 on arrival, 0 when it is due.
+
+    One that is overdue counts 0, one without the target is left out; 1 if none is left. O(waiting).
+    """
+    shares = [
+        max(0.0, 1.0 - (now_s - job.arrival_s) / job.slo.ttft_s)
+        for job in waiting
+        if job.slo.ttft_s is not None and not job.num_output_tokens
+    ]
+    return sum(shares) / len(shares) if shares else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSettings:
+    """When a pool is short, when the other has an instance to spare, and how long before a change and after it.
+
+    Shares are of the target for first token, of `share_left`. What lies between `short` and `spare` keeps an instance
+    from going back and forth. Raises ConfigError for a value out of range.
+    """
+
+    short: float = 0.3
+    spare: float = 0.7
+    patience_s: float = 10.0
+    dwell_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.short < self.spare <= 1:
+            raise ConfigError(f"short is {self.short}, spare {self.spare}; accepted: 0 <= short < spare <= 1")
+        for name in ("patience_s", "dwell_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 0 or more seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """`instance` is to drain and come back as `new_name`, in another pool."""
+
+    instance: str
+    new_name: str
+
+
+@dataclass(slots=True)
+class Roles:
+    """Moves one instance at a time from the pool that has time to spare to the one that is short of it.
+
+    A pool is short while its share is below `short` and the other's above `spare`. That has to last for `patience_s`,
+    and since the last change `dwell_s` must have passed, so that it is the new split that is judged. No pool gives
+    its last instance. Pure: time and shares are given. O(instances). An option beyond the paper, which chooses the
+    split in advance (Ascendra, section on configuration).
+    """
+
+    settings: RoleSettings = field(default_factory=RoleSettings)
+    _short: str | None = None
+    _short_since_s: float = 0.0
+    _changed_s: float | None = None
+
+    def decide(
+        self, instances: Sequence[str], shares: Mapping[str, float], now_s: float
+    ) -> RoleChange | None:
+        """The change to make now, if any, which counts as made; asked every second or so.
+
+        `instances` are those that serve, `shares` the share left in each pool (1 where no job waits).
+        """
+        short = self._short_pool(shares)
+        if short is None or short != self._short:
+            self._short, self._short_since_s = short, now_s
+        if short is None or now_s - self._short_since_s < self.settings.patience_s:
+            return None
+        if self._changed_s is not None and now_s - self._changed_s < self.settings.dwell_s:
+            return None
+        giving = [name for name in instances if pool_of(name) in _POOLS and pool_of(name) != short]
+        if len(giving) < 2:
+            return None
+        self._short, self._changed_s = None, now_s
+        return RoleChange(giving[-1], _free_name(short, instances))
+
+    def _short_pool(self, shares: Mapping[str, float]) -> str | None:
+        """The pool that is short while the other has time to spare."""
+        for pool, other in (_POOLS, _POOLS[::-1]):
+            if shares.get(pool, 1.0) < self.settings.short and shares.get(other, 1.0) > self.settings.spare:
+                return pool
+        return None
+
+
+def _free_name(pool: str, taken: Sequence[str]) -> str:
+    """The first name of a pool that no instance has."""
+    number = 0
+    while instance_name(pool, number) in taken:
+        number += 1
+    return instance_name(pool, number)

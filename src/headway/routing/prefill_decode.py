@@ -6,22 +6,21 @@ from collections.abc import Sequence
 
 from headway.core.job import Job
 from headway.routing.cache_aware import CacheAware
-from headway.routing.least_work import LeastWork
+from headway.routing.load import LeastLoaded, StaysPut
 from headway.routing.pools import PREFILL, pool_of
-from headway.routing.stays_put import StaysPut
 
 
 class PrefillDecode(StaysPut):
     """Routes each of a job's two stages to the instance that has least to do.
 
     Among prefill instances the work is prompt tokens that no prefix cache holds (`CacheAware`). Among the others it is
-    all outstanding tokens (`LeastWork`). Instances outside the pool `prefill` compute answers; where none of them
+    all outstanding tokens (`LeastLoaded`). Instances outside the pool `prefill` compute answers; where none of them
     serves, prefill instances do. O(instances x log blocks + blocks) a job.
     """
 
     def __init__(self) -> None:
         self._prompts = CacheAware(answers=False)
-        self._answers = LeastWork()
+        self._answers = LeastLoaded()
 
     def prefill(self, job: Job, instances: Sequence[str]) -> str:
         """The prefill instance that computes a new job's prompt; `instances` are of that pool, at least one."""

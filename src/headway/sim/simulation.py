@@ -12,11 +12,10 @@ from headway.core.host_copies import Direction
 from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.policies.policy import Policy
-from headway.predict.calibration import Calibration, StepSeconds
-from headway.predict.copy_time import CopyTimeModel
-from headway.predict.learned_cost import LearnedCost
-from headway.predict.step_clock import StepClock
-from headway.predict.step_time import StepTimeModel
+from headway.predict.steps.calibration import Calibration, StepSeconds
+from headway.predict.steps.copies import CopyTimeModel
+from headway.predict.steps.learned import LearnedCost, StepClock
+from headway.predict.steps.step_time import StepTimeModel
 from headway.routing import build_router
 from headway.routing.pools import PoolSizes, instance_names, pool_of
 from headway.sim.clock import Clock, CopyEngine, EventLoop

@@ -10,7 +10,7 @@ from headway.core.job import Job, JobState
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record, record_of
 from headway.errors import ConfigError, SimulationError, TraceError
-from headway.predict.calibration import StepSeconds
+from headway.predict.steps.calibration import StepSeconds
 from headway.routing.batch import Batch
 from headway.routing.batch_queue import BatchQueue
 from headway.sim.clock import Clock, EventLoop, Phase

@@ -1,12 +1,19 @@
 """Request traces: files in and out, arrival processes, length laws, generated workloads, scaling."""
 
 from headway.traces.arrivals import AllAtOnce, ArrivalProcess, Fixed, Gamma, OnOff, Poisson
-from headway.traces.catalogue import NAMED_LAWS, LengthPair
 from headway.traces.formats import MOONCAKE_BLOCK_TOKENS
-from headway.traces.lengths import Constant, Empirical, LengthLaw, LogNormal, Quantiles, Zipf
+from headway.traces.lengths import (
+    NAMED_LAWS,
+    Constant,
+    Empirical,
+    LengthLaw,
+    LengthPair,
+    LogNormal,
+    Quantiles,
+    Zipf,
+)
 from headway.traces.reader import read_trace
-from headway.traces.request import TraceRequest
-from headway.traces.scale import check_rate, scale_lengths, scale_rate, take
+from headway.traces.request import TraceRequest, check_rate, scale_lengths, scale_rate, take
 from headway.traces.spec import load_trace, parse_workload
 from headway.traces.workload import Workload, generate
 from headway.traces.writer import write_trace

@@ -1,8 +1,10 @@
-"""One request of a trace."""
+"""One request of a trace, and traces cut, made denser, or made shorter."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, isfinite
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import TraceError
@@ -61,3 +63,90 @@ def _is_number(value: object) -> bool:
 def _require(holds: bool, name: str, value: object, accepted: str) -> None:
     if not holds:
         raise TraceError(f"{name} is {value!r}; accepted: {accepted}")
+
+
+FITTED_SHARE = 0.99
+"""The share of requests whose lengths are scaled to fit; the few beyond are clipped."""
+
+
+def take(requests: Sequence[TraceRequest], limit: int) -> list[TraceRequest]:
+    """The first `limit` requests, or all if there are fewer."""
+    if limit < 1:
+        raise TraceError(f"limit is {limit}; accepted: 1 or more")
+    return list(requests[:limit])
+
+
+def scale_rate(requests: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
+    """The same requests arriving `factor` times as fast: every arrival time is divided by it.
+
+    Raises TraceError as `check_rate`.
+    """
+    check_rate(max((request.arrival_s for request in requests), default=0.0), factor)
+    return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]
+
+
+def check_rate(last_s: float, factor: float) -> None:
+    """Raise TraceError unless requests, the last of which arrives at `last_s`, can arrive `factor` times as fast."""
+    if not (isfinite(factor) and factor > 0):
+        raise TraceError(f"rate factor is {factor}; accepted: a finite number above 0")
+    if last_s / factor > LATEST_S:
+        raise TraceError(
+            f"rate factor is {factor}, at which the last request arrives after {last_s / factor:.3g} s; accepted: "
+            f"a factor that puts it within {LATEST_S:.3g} s"
+        )
+
+
+def scale_lengths(
+    requests: Sequence[TraceRequest], max_input_tokens: int, max_output_tokens: int
+) -> list[TraceRequest]:
+    """The same requests with lengths that a smaller model can hold, inputs and outputs each by one rule.
+
+    All lengths are divided by the smallest factor, 1 or more, that puts their 99th percentile (nearest
+    rank) within the limit, rounded, and clipped to 1..limit. Declared output limits are scaled with the
+    outputs; of the prefix blocks as many stay as the shorter prompt needs, so that a block keeps its size.
+    Raises TraceError for a limit below 1, and for a prompt given as text whose length would change.
+    """
+    for name, limit in (("max_input_tokens", max_input_tokens), ("max_output_tokens", max_output_tokens)):
+        if limit < 1:
+            raise TraceError(f"{name} is {limit}; accepted: 1 or more")
+    input_factor = _factor([request.input_tokens for request in requests], max_input_tokens)
+    output_factor = _factor([request.output_tokens for request in requests], max_output_tokens)
+    return [
+        _shortened(
+            request,
+            input_tokens=_scaled(request.input_tokens, input_factor, max_input_tokens),
+            output_tokens=_scaled(request.output_tokens, output_factor, max_output_tokens),
+            declared=request.max_output_tokens
+            and _scaled(request.max_output_tokens, output_factor, max_output_tokens),
+        )
+        for request in requests
+    ]
+
+
+def _factor(lengths: Sequence[int], limit: int) -> float:
+    if not lengths:
+        return 1.0
+    percentile = sorted(lengths)[ceil(FITTED_SHARE * len(lengths)) - 1]
+    return max(1.0, percentile / limit)
+
+
+def _scaled(tokens: int, factor: float, limit: int) -> int:
+    return max(1, min(limit, round(tokens / factor)))
+
+
+def _shortened(
+    request: TraceRequest, input_tokens: int, output_tokens: int, declared: int | None
+) -> TraceRequest:
+    if request.prompt is not None and input_tokens != request.input_tokens:
+        raise TraceError(
+            f"request {request.id!r} has its prompt as text of {request.input_tokens} tokens, which cannot "
+            f"be scaled to {input_tokens}; accepted: a trace without prompts, or a larger limit"
+        )
+    blocks = ceil(len(request.prefix_blocks) * input_tokens / request.input_tokens)
+    return replace(
+        request,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        max_output_tokens=declared,
+        prefix_blocks=request.prefix_blocks[:blocks],
+    )

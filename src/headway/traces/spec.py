@@ -9,12 +9,10 @@ from typing import Generic, TypeVar
 
 from headway.errors import ConfigError, TraceError
 from headway.traces.arrivals import AllAtOnce, ArrivalProcess, Fixed, Gamma, OnOff, Poisson
-from headway.traces.catalogue import NAMED_LAWS
-from headway.traces.cells import Cells, number, optional_number, optional_whole, whole
-from headway.traces.lengths import Constant, LengthLaw, LogNormal, Zipf
+from headway.traces.formats import Cells, number, optional_number, optional_whole, whole
+from headway.traces.lengths import NAMED_LAWS, Constant, LengthLaw, LogNormal, Zipf
 from headway.traces.reader import read_trace
-from headway.traces.request import TraceRequest
-from headway.traces.scale import take
+from headway.traces.request import TraceRequest, take
 from headway.traces.workload import Workload
 
 PREFIX = "gen:"

@@ -38,7 +38,7 @@ from bench.cost.length import (
 )
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
-from headway.predict.length import RequestFacts
+from headway.predict.lengths.facts import RequestFacts
 
 
 def made(count: int, *, has_text: bool = True) -> DataSet:

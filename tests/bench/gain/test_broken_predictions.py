@@ -41,8 +41,8 @@ from headway.errors import ConfigError
 from headway.lab.predictor_choice import check_predictor
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
-from headway.predict.learned_cost import LearnedCost
-from headway.predict.step_time import StepTimeModel
+from headway.predict.steps.learned import LearnedCost
+from headway.predict.steps.step_time import StepTimeModel
 
 pytestmark = pytest.mark.slow
 

@@ -27,8 +27,8 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError
 from headway.lab.process_cpu import CpuShare
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.hardware import calibration
 from headway.results import Summary, summarize
 from tests.planner.costs import write_costs
 

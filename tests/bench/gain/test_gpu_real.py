@@ -16,8 +16,8 @@ from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape
 from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.predict.calibration import StepSeconds
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.calibration import StepSeconds
 from headway.sim.simulation import simulate
 from headway.traces import parse_workload
 

@@ -38,9 +38,9 @@ from headway.engine.vllm.stepped_engine import SteppedStep
 from headway.errors import ConfigError
 from headway.lab.real_engine import ServedStep
 from headway.policies.presets import PRESETS
-from headway.predict.calibration import Calibration
-from headway.predict.step_law import Curve, StepTimeLaw
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.calibration import Calibration
+from headway.predict.steps.copies import TransferModel
+from headway.predict.steps.law import Curve, StepTimeLaw
 from tests.engine.sizes import SIZES as SMALL
 
 SIZES = replace(SMALL, num_blocks=2000, max_num_seqs=32, max_num_batched_tokens=1024, max_model_len=2048)

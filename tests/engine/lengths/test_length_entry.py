@@ -22,8 +22,7 @@ from headway.engine.lengths.forecasts import Forecasts
 from headway.engine.lengths.metrics import LengthMetrics
 from headway.engine.vllm.model_free import engine_config
 from headway.engine.vllm.plugin import schedule_here
-from headway.predict.length import RequestFacts
-from headway.predict.shared_prefix import SharedPrefix
+from headway.predict.lengths.facts import RequestFacts, SharedPrefix
 
 pytestmark = pytest.mark.vllm
 

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from headway.core.length_estimate import LengthEstimate
 from headway.engine.lengths.forecasts import MAX_QUEUED, Arrival, Forecasts, within_limit
 from headway.engine.lengths.metrics import LengthMetrics
-from headway.predict.length import RequestFacts
+from headway.predict.lengths.facts import RequestFacts
 
 FACTS = RequestFacts(num_prompt_tokens=10, max_output_tokens=100)
 ESTIMATE = LengthEstimate(20.0, 10.0, 40.0)

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 
 from headway.engine.lengths.service import LengthService, made_predictor, open_service
 from headway.errors import ConfigError
-from headway.predict.length import RequestFacts
+from headway.predict.lengths.facts import RequestFacts
 
 SPEC = "learned:first_answers=20,trees=5"
 FIT_S = 20.0

@@ -17,8 +17,8 @@ from headway.engine.profiling.profile import (
 from headway.engine.profiling.result import Identity, conclude, unbiased
 from headway.engine.vllm.stepped_engine import SteppedStep
 from headway.errors import ConfigError
-from headway.predict.cost_file import load_cost_file, write_cost_file
-from headway.predict.step_fit import fit_step_time
+from headway.predict.steps.calibration import load_cost_file, write_cost_file
+from headway.predict.steps.law import fit_step_time
 from tests.engine.sizes import SIZES
 from tests.engine.stepped import SCHEDULE_S, FakeEngine, law_s
 from tests.predict.shapes import batch

@@ -19,7 +19,7 @@ from headway.engine.profiling.recompute_grid import (
     measure_grid,
 )
 from headway.errors import ConfigError
-from headway.predict.recompute_rows import load_rows
+from headway.predict.recompute.rows import load_rows
 from tests.engine.stepped import SCHEDULE_S, FakeEngine, law_s
 
 PLAN = GridPlan(

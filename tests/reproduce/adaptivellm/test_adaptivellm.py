@@ -19,8 +19,8 @@ from headway_reproduce.adaptivellm.setting import (
 )
 
 from headway.lab.policy_choice import OWN_PARTS, check_policies
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.hardware import calibration
 from headway.traces import NAMED_LAWS, load_trace
 
 CHAT = Group("OPT-13B", "Chatbot")

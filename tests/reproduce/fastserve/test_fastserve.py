@@ -33,7 +33,7 @@ from headway_reproduce.fastserve.setting import (
 from headway_reproduce.fastserve.study import REAL_PLAN, real_requests
 
 from headway.lab.policy_choice import check_policies
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
 from headway.traces import NAMED_LAWS, load_trace
 
 

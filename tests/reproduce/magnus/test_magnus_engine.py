@@ -9,8 +9,8 @@ from headway_reproduce.magnus.engine import EagerStep, batches_seconds, engine_c
 from headway_reproduce.magnus.setting import CAPACITY_TOKENS, HARDWARE, MODEL, PAPER_TOY_VS_S, VS, VSQ
 
 from headway.core.batch_shape import BatchShape
-from headway.predict.hardware import hardware
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.hardware import hardware
 
 LARGE, SMALL = (1000, 1000), (10, 10)
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.core.hints import read_hints
-from headway.predict.length import RequestFacts
-from headway.predict.shared_prefix import SharedPrefix
+from headway.predict.lengths.facts import RequestFacts, SharedPrefix
 
 DECODED_TOKENS = 2048
 """Of a prompt that came as token ids, so many at most are turned into text: half from its start, half from its end."""

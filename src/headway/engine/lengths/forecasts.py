@@ -15,7 +15,7 @@ from threading import BoundedSemaphore
 from headway.core.length_estimate import LengthEstimate
 from headway.core.prediction_quality import PredictionQuality
 from headway.engine.lengths.metrics import LengthMetrics, Refusal
-from headway.predict.length import LengthPredictor, RequestFacts
+from headway.predict.lengths.facts import LengthPredictor, RequestFacts
 
 logger = logging.getLogger(__name__)
 

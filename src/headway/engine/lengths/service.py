@@ -10,11 +10,10 @@ from headway.engine.lengths.forecasts import Forecasts
 from headway.engine.lengths.metrics import LengthMetrics
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.predict.forest_predictor import ForestPredictor
-from headway.predict.learning_thread import LearningThread
-from headway.predict.length_choice import FAST, length_predictor
-from headway.predict.length_file import load_lengths
-from headway.predict.shared_prefix import SharedPrefix
+from headway.predict.lengths.background import LearningThread, load_lengths
+from headway.predict.lengths.choice import FAST, length_predictor
+from headway.predict.lengths.facts import SharedPrefix
+from headway.predict.lengths.predictor import ForestPredictor
 
 logger = logging.getLogger(__name__)
 

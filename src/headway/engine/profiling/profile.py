@@ -14,8 +14,8 @@ from headway.engine.kv.block_copies import Direction, TimedCopy, measure_copies
 from headway.engine.profiling.grid import Scene, prompts_of, scenes, warm_up
 from headway.engine.vllm.stepped_engine import EngineSizes, SteppedStep
 from headway.errors import ConfigError
-from headway.predict.residuals import quantile
-from headway.predict.step_fit import MIN_ROWS
+from headway.predict.steps.fitting import quantile
+from headway.predict.steps.law import MIN_ROWS
 
 DEFAULT_SECONDS = 60.0
 QUICK_SECONDS = 12.0

@@ -18,8 +18,8 @@ from headway.engine.profiling.profile import Engine, Tell, play
 from headway.engine.servers.server_command import is_cpu_build
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
-from headway.predict.model_shape import ModelShape, read_model_shape
-from headway.predict.recompute_rows import BlockCopy, PrefillStep, RecomputeRows
+from headway.predict.models.model_shape import ModelShape, read_model_shape
+from headway.predict.recompute.rows import BlockCopy, PrefillStep, RecomputeRows
 
 HEAD_SIZE = 64
 _QUERIES_A_KV_HEAD = 2

@@ -12,10 +12,10 @@ from headway.engine.kv.block_copies import Direction
 from headway.engine.profiling.profile import Measurements
 from headway.engine.servers.vllm_flags import parse_vllm_flags
 from headway.errors import ConfigError
-from headway.predict.cost_file import CostFile, EngineDefaults, measured_step
-from headway.predict.residuals import Errors, errors_of
-from headway.predict.step_fit import HELD_OUT_EVERY, StepTimeFit, fit_step_time
-from headway.predict.transfer import fit_transfer
+from headway.predict.steps.calibration import CostFile, EngineDefaults, measured_step
+from headway.predict.steps.copies import fit_transfer
+from headway.predict.steps.fitting import Errors, errors_of
+from headway.predict.steps.law import HELD_OUT_EVERY, StepTimeFit, fit_step_time
 
 _SIZES = (
     "--max-num-seqs",

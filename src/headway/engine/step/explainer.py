@@ -22,8 +22,8 @@ from headway.explain.explanation import explain
 from headway.explain.text import told_data, told_text
 from headway.explain.track import Track
 from headway.explain.trail import Trail
-from headway.predict.judged_steps import JudgedSteps
-from headway.predict.step_time import StepTimeModel
+from headway.predict.steps.learned import JudgedSteps
+from headway.predict.steps.step_time import StepTimeModel
 
 logger = logging.getLogger(__name__)
 

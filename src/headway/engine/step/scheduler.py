@@ -41,8 +41,7 @@ from headway.engine.step.streamed_input import StreamedInput
 from headway.engine.step.watchdog import Remedy
 from headway.engine.vllm.seams import METRICS, SWAPS, works
 from headway.policies.presets import build_policy
-from headway.predict.learned_cost import LearnedCost
-from headway.predict.step_clock import StepClock
+from headway.predict.steps.learned import LearnedCost, StepClock
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape, StepKind, shape_of
 from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
-from headway.predict.model_shape import model_shape_of
-from headway.predict.step_clock import StepClock
-from headway.predict.step_time import StepTimeModel
+from headway.predict.models.model_shape import model_shape_of
+from headway.predict.steps.learned import StepClock
+from headway.predict.steps.step_time import StepTimeModel
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -16,7 +16,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import HintError
 from headway.gateway.http.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
 from headway.gateway.http.refusal import GatewayError, bad_request
-from headway.routing.prompt_blocks import BYTES_PER_TOKEN, prompt_blocks
+from headway.routing.cache_aware import BYTES_PER_TOKEN, prompt_blocks
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""How long answers will be."""

@@ -1,0 +1,144 @@
+"""What a server knows of a request when it predicts the length of its answer."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+from headway.core.length_estimate import LengthEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """What a server knows of a request when it comes; texts are empty where it has none.
+
+    `instruction` is what many requests share (a system prompt, a common prefix), `user_input` the rest.
+    """
+
+    num_prompt_tokens: int
+    max_output_tokens: int
+    instruction: str = ""
+    user_input: str = ""
+    tenant: str = ""
+
+
+class LengthPredictor(Protocol):
+    """Guesses the length of an answer when its request comes, and learns from answers that have finished."""
+
+    def predict(self, facts: RequestFacts) -> LengthEstimate | None:
+        """How long the answer will probably be, in output tokens; None while too little is known."""
+        ...
+
+    def observe(self, facts: RequestFacts, output_tokens: int) -> None:
+        """An answer has finished by itself, or at its limit; answers cut short otherwise teach nothing."""
+        ...
+
+
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_PLAIN = rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]"
+_PIECE = re.compile(_PLAIN)
+_SPACED = re.compile(rf"\s*(?:{_PLAIN})|\s+")
+
+
+def pieces(text: str) -> list[str]:
+    """The words, CJK characters and punctuation marks of a text, in order. O(length)."""
+    return _PIECE.findall(text)
+
+
+def spaced_pieces(text: str, most: int) -> list[str]:
+    """The first `most` pieces, each with the space before it: as many as there are make up the whole text."""
+    return [match[0] for match in islice(_SPACED.finditer(text), most)]
+
+
+def num_pieces(text: str) -> int:
+    """A tokenizer-free count of tokens: one for each word, CJK character or punctuation mark."""
+    return len(pieces(text))
+
+
+def middle_cut(text: str, max_chars: int) -> str:
+    """The text, or its first and last `max_chars` / 2 characters: what is asked for stands at an end."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return text[:half] + text[len(text) - half :]
+
+
+class SharedPrefix:
+    """Finds the longest beginning that at least `least_prompts` of the last `window` different prompts share.
+
+    A prompt counts once however often it came, or one that is popular would be taken for an instruction as a
+    whole. A beginning of fewer than `least_pieces` pieces is chance ("What is the"), not an instruction. Only the
+    first `max_pieces` pieces are looked at, so a longer instruction is cut there. A word that many inputs begin with
+    goes with the instruction, and so does the past of a conversation that comes back with every turn.
+
+    O(max_pieces) a prompt. Memory: window x max_pieces hashes at most.
+    """
+
+    def __init__(
+        self, *, window: int = 256, least_prompts: int = 8, least_pieces: int = 4, max_pieces: int = 512
+    ) -> None:
+        self._window = window
+        self._least_prompts = least_prompts
+        self._least_pieces = least_pieces
+        self._max_pieces = max_pieces
+        self._prompts: dict[int, tuple[int, ...]] = {}
+        self._sharing: Counter[int] = Counter()
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Instruction and user input of a prompt, together all of it; the prompt counts from now on.
+
+        The instruction is empty while too few prompts share anything.
+        """
+        found = spaced_pieces(text, self._max_pieces)
+        cut = sum(map(len, found[: self._shared(found, hash(text))]))
+        return text[:cut], text[cut:]
+
+    def facts(
+        self, prompt: str, *, num_prompt_tokens: int, max_output_tokens: int, tenant: str = ""
+    ) -> RequestFacts:
+        """What a server knows of a request with that prompt (empty if it has no text), to be asked once for each."""
+        instruction, user_input = self.split(prompt)
+        return RequestFacts(
+            num_prompt_tokens=num_prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            instruction=instruction,
+            user_input=user_input,
+            tenant=tenant,
+        )
+
+    def _shared(self, prompt: Iterable[str], identity: int) -> int:
+        """Leading pieces that enough prompts share, this one among them."""
+        beginnings = self._prompts.pop(identity, None)
+        if beginnings is None:
+            beginnings = _beginnings(prompt)
+            self._sharing.update(beginnings)
+            if len(self._prompts) >= self._window:
+                self._forget(next(iter(self._prompts)))
+        self._prompts[identity] = beginnings
+        # Every longer beginning is shared by no more prompts than a shorter one.
+        shared = 0
+        for beginning in beginnings:
+            if self._sharing[beginning] < self._least_prompts:
+                break
+            shared += 1
+        return shared if shared >= self._least_pieces else 0
+
+    def _forget(self, identity: int) -> None:
+        for beginning in self._prompts.pop(identity):
+            self._sharing[beginning] -= 1
+            if not self._sharing[beginning]:
+                del self._sharing[beginning]
+
+
+def _beginnings(prompt: Iterable[str]) -> tuple[int, ...]:
+    """A hash of the first piece, of the first two, and so on."""
+    found: list[int] = []
+    last = 0
+    for piece in prompt:
+        last = hash((last, piece))
+        found.append(last)
+    return tuple(found)

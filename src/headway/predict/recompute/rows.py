@@ -1,0 +1,151 @@
+"""Measured prefills and copies, and how they are parted into those to fit and those to judge."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final, Literal
+
+import msgspec
+
+from headway.core.batch_shape import BatchShape
+from headway.errors import ConfigError
+from headway.json_file import write_json
+from headway.predict.models.model_shape import ModelShape
+
+VERSION: Final = 1
+
+Configuration = tuple[str, int, int]
+"""Model, tokens of each prompt, prompts in the step."""
+
+
+class PrefillStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured step of `batch` whole prompts of `tokens` tokens each, and nothing else.
+
+    `seconds` is the step's whole time on the host's clock: schedule, model, sampling and update.
+    """
+
+    model: str
+    tokens: int
+    batch: int
+    seconds: float
+
+    @property
+    def configuration(self) -> Configuration:
+        """What repetitions of this step have in common."""
+        return (self.model, self.tokens, self.batch)
+
+    def shape(self) -> BatchShape:
+        """What the step costs by. O(batch)."""
+        shape = BatchShape()
+        for _ in range(self.batch):
+            shape.add(self.tokens, 0)
+        return shape
+
+
+class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A copy of so many bytes of a model's KV blocks one way, the median of several."""
+
+    model: str
+    direction: Literal["to_host", "to_device"]
+    num_bytes: int
+    seconds: float
+
+
+class RecomputeRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was measured, on what, when and by which plan; steps are in the order they were taken."""
+
+    format: Literal["headway-recompute-rows"] = "headway-recompute-rows"
+    version: Literal[1] = VERSION
+    machine: str
+    engine: Literal["cpu-engine", "gpu-engine"]
+    vllm_version: str
+    day: str
+    plan: str
+    interrupted: bool = False
+    models: tuple[ModelShape, ...]
+    steps: tuple[PrefillStep, ...]
+    copies: tuple[BlockCopy, ...]
+
+    def model(self, name: str) -> ModelShape:
+        """The sizes of one of the models."""
+        return next(model for model in self.models if model.name == name)
+
+
+def write_rows(path: Path, rows: RecomputeRows) -> None:
+    """Write `rows` to `path`; a reader never finds half of it."""
+    write_json(path, rows, indent=1)
+
+
+def load_rows(path: Path) -> RecomputeRows:
+    """What a rows file holds, checked. Raises ConfigError for one that is missing, broken or of another version."""
+    try:
+        rows = msgspec.json.decode(path.read_bytes(), type=RecomputeRows)
+    except OSError as error:
+        raise ConfigError(f"rows file {path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is not a rows file ({error}); accepted: one that `headway profile --recompute-grid` wrote"
+        ) from error
+    unknown = {step.model for step in rows.steps} - {model.name for model in rows.models}
+    if unknown:
+        raise ConfigError(f"rows file {path} has steps of {min(unknown)!r}, whose sizes it does not give")
+    return rows
+
+
+HELD_OUT_SHARE = 0.2
+"""Of the configurations. Source: AdaptiveLLM, recompute-cost analyser (of the rows, there)."""
+MIN_DEPTHS = 3
+"""Different depths without which holding out a whole shape would only ask for a guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Measured steps in three parts, each in the order they were taken.
+
+    Rows of one configuration are never in two parts: repetitions would let a model recite what it has seen.
+    `unseen_shape` is the model of which nothing was learned, None where too few were measured.
+    """
+
+    learned: tuple[PrefillStep, ...]
+    held_out: tuple[PrefillStep, ...]
+    unseen_shape: str | None
+    of_unseen_shape: tuple[PrefillStep, ...]
+
+
+def split(rows: RecomputeRows, seed: int = 0) -> Split:
+    """One whole shape apart, then a fifth of the other configurations drawn by `seed`."""
+    unseen = unseen_shape(rows.models)
+    seen = [step for step in rows.steps if step.model != unseen]
+    configurations = sorted({step.configuration for step in seen})
+    random.Random(seed).shuffle(configurations)
+    judging = set(configurations[: round(HELD_OUT_SHARE * len(configurations))])
+    return Split(
+        learned=tuple(step for step in seen if step.configuration not in judging),
+        held_out=tuple(step for step in seen if step.configuration in judging),
+        unseen_shape=unseen,
+        of_unseen_shape=tuple(step for step in rows.steps if step.model == unseen),
+    )
+
+
+def medians(steps: Iterable[PrefillStep]) -> tuple[PrefillStep, ...]:
+    """One step for each configuration, with the median of its repetitions, which other work moves least."""
+    seconds: dict[Configuration, list[float]] = {}
+    for step in steps:
+        seconds.setdefault(step.configuration, []).append(step.seconds)
+    return tuple(
+        PrefillStep(model=model, tokens=tokens, batch=batch, seconds=median(found))
+        for (model, tokens, batch), found in seconds.items()
+    )
+
+
+def unseen_shape(models: Sequence[ModelShape]) -> str | None:
+    """The widest model of middle depth, so that what is asked about it lies between what is known."""
+    depths = sorted({model.num_layers for model in models})
+    if len(depths) < MIN_DEPTHS:
+        return None
+    middle = depths[len(depths) // 2]
+    return max((model for model in models if model.num_layers == middle), key=lambda m: m.hidden_size).name

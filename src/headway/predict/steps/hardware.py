@@ -1,0 +1,252 @@
+"""The catalogue of GPUs, and the one way from a name on the command line to what steps cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from headway.errors import ConfigError
+from headway.predict.models.model_shape import ModelShape
+from headway.predict.steps.calibration import Calibration, load_cost_file
+from headway.predict.steps.copies import TransferModel
+from headway.predict.steps.device_step import DeviceStep, Gpu
+from headway.predict.steps.fitting import Errors
+from headway.predict.steps.kernels import AllReduce, Kernels, Peaks
+from headway.written_path import written_path
+
+LOCAL = "local"
+"""The name that means: this machine, which only a cost file can tell of."""
+GPU_MEMORY_UTILIZATION = 0.92
+"""vLLM's own default share of a GPU's memory."""
+RESERVE_BYTES = 1_500_000_000
+"""Activations, graphs and context on each GPU: what is missing between weights, KV cache and vLLM's share on the
+four single-GPU servers whose KV cache is published (0.7 to 1.7 GB)."""
+_CATALOGUE = "hardware.json"
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU type: its data sheet, whose kernels it runs like, and how well that is known.
+
+    `kernels` and `all_reduce` name rows of the catalogue. `errors` are of whole steps on rows the fit has
+    not seen; None for a device that was not measured here, whose residuals are those of the one it comes from.
+    """
+
+    name: str
+    title: str
+    memory_bytes: int
+    peaks: Peaks
+    host_bytes_per_s: float
+    host_start_s: float
+    kernels: str
+    all_reduce: str
+    link_ratio: float
+    step_overhead_s: float
+    ungraphed_s: float
+    host_s: float
+    host_job_s: float
+    sampler_s: float
+    sampler_job_s: float
+    sources: str
+    derived_from: str | None = None
+    ratios: str = ""
+    num_rows: int = 0
+    errors: Errors | None = None
+
+    def provenance(self) -> str:
+        """Where the numbers come from, in one sentence for a table's foot."""
+        if self.errors is None:
+            return f"{self.title}: derived from {self.derived_from} by {self.ratios}; {self.sources}"
+        return (
+            f"{self.title}: fitted to {self.num_rows} measured kernels ({self.sources}); whole steps on "
+            f"{self.errors.num_rows} unseen rows: error {self.errors.median_error:.1%} median, "
+            f"{self.errors.p90_error:.1%} p90"
+        )
+
+    def calibrate(
+        self,
+        model: ModelShape,
+        tp: int = 1,
+        stages: int = 1,
+        *,
+        gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
+    ) -> Calibration:
+        """What `model` costs on an instance of `tp` of these GPUs, or of as many for each pipeline stage.
+
+        A step's time is of all its stages one after another. Transfers are of a whole instance: its GPUs copy their
+        shares side by side, each stage its own layers. Raises ConfigError for a model that leaves no memory for a
+        KV cache.
+        """
+        gpus = tp * stages
+        capacity = self._kv_capacity_tokens(model, tp, stages, gpu_memory_utilization)
+        shipped = catalogue()
+        step = DeviceStep(
+            Gpu(
+                peaks=self.peaks,
+                kernels=shipped.kernels[self.kernels],
+                all_reduce=shipped.all_reduce[self.all_reduce],
+                link_ratio=self.link_ratio,
+                step_overhead_s=self.step_overhead_s,
+                sampler_s=self.sampler_s,
+                sampler_job_s=self.sampler_job_s,
+            ),
+            model,
+            tp,
+        )
+        copies = TransferModel(start_s=self.host_start_s, bytes_per_s=gpus * self.host_bytes_per_s)
+        return Calibration(
+            name=self.name if gpus == 1 else f"{gpus} x {self.name}",
+            provenance=self.provenance() + _not_measured(model),
+            derived=self.derived_from is not None,
+            step=step,
+            ungraphed_s=self.ungraphed_s,
+            host_s=self.host_s,
+            host_job_s=self.host_job_s,
+            model=model,
+            residuals=self._residuals(),
+            to_host=copies,
+            to_device=copies,
+            kv_bytes_per_token=_kv_bytes_per_token(model, tp),
+            kv_capacity_tokens=capacity,
+        )
+
+    def _kv_capacity_tokens(self, model: ModelShape, tp: int, stages: int, utilization: float) -> int:
+        if tp < 1 or model.num_heads % tp:
+            raise ConfigError(
+                f"tensor parallelism {tp} does not divide the {model.num_heads} heads of {model.name}"
+            )
+        if max(tp, model.num_kv_heads) % min(tp, model.num_kv_heads):
+            raise ConfigError(
+                f"tensor parallelism {tp} does not share the {model.num_kv_heads} KV heads of {model.name} evenly, as "
+                "vLLM asks; accepted: what divides them, or a multiple of them"
+            )
+        _check_blocks(model, tp)
+        if not 1 <= stages <= model.num_layers:
+            raise ConfigError(
+                f"{stages} pipeline stages do not share the {model.num_layers} layers of {model.name}; accepted: 1 to "
+                f"{model.num_layers}"
+            )
+        if not 0 < utilization <= 1:
+            raise ConfigError(f"the share of GPU memory must lie in (0, 1]; found {utilization}")
+        gpus = tp * stages
+        usable = gpus * (self.memory_bytes * utilization - RESERVE_BYTES) - model.weight_bytes
+        tokens = int(usable // _kv_bytes_per_token(model, tp))
+        if tokens < 1:
+            raise ConfigError(
+                f"{model.name} ({model.weight_bytes / 1e9:.0f} GB of weights) does not fit {gpus} x {self.name} "
+                f"({self.memory_bytes / 1e9:.0f} GB each); more GPUs an instance or a larger one are accepted"
+            )
+        return tokens
+
+    def _residuals(self) -> tuple[float, ...]:
+        if self.errors is not None:
+            return self.errors.residuals
+        return hardware(self.derived_from)._residuals() if self.derived_from else (1.0,)
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shipped file: fitted numbers only, as `bench/simulator/fit_hardware.py` writes it."""
+
+    version: int = 1
+    kernels: dict[str, Kernels]
+    all_reduce: dict[str, AllReduce]
+    hardware: dict[str, Hardware]
+
+
+@cache
+def catalogue() -> Catalogue:
+    """The shipped catalogue, read once."""
+    text = files(__package__).joinpath(_CATALOGUE).read_bytes()
+    return msgspec.json.decode(text, type=Catalogue)
+
+
+def hardware_names() -> tuple[str, ...]:
+    """Names of the catalogue, in its order."""
+    return tuple(catalogue().hardware)
+
+
+def hardware(name: str) -> Hardware:
+    """A GPU type by name; case does not matter. Raises ConfigError with the accepted names."""
+    found = catalogue().hardware.get(name.lower())
+    if found is None:
+        raise ConfigError(
+            f"hardware {name!r} is not known; accepted: {', '.join(hardware_names())}, or a cost file "
+            f"that `headway profile` wrote"
+        )
+    return found
+
+
+def is_cost_file(name: str) -> bool:
+    """Whether a name of hardware means a file: one that ends in `.json`, or that exists and is no name of a GPU."""
+    path = written_path(name)
+    return path.suffix == ".json" or (name.lower() not in catalogue().hardware and path.is_file())
+
+
+def calibration(name: str, model: ModelShape, tp: int = 1, stages: int = 1) -> Calibration:
+    """What `model` costs on `name`: GPUs of the catalogue, or a cost file of this very model.
+
+    Raises ConfigError for `local` without a file, for a file of another model or number of GPUs, and as
+    `Hardware.calibrate` does.
+    """
+    if is_cost_file(name):
+        if stages > 1:
+            raise ConfigError(f"pp is {stages}; accepted with a cost file: 1, as it was measured")
+        return _from_file(written_path(name), model, tp)
+    if name.lower() == LOCAL:
+        raise ConfigError(
+            "this machine has not been measured; run `headway profile --model MODEL --out FILE` and give FILE "
+            "as the hardware"
+        )
+    return hardware(name).calibrate(model, tp, stages)
+
+
+def _from_file(path: Path, model: ModelShape, tp: int) -> Calibration:
+    cost = load_cost_file(path)
+    if _last_part(cost.model) != _last_part(model.name) or cost.tensor_parallel != tp:
+        raise ConfigError(
+            f"cost file {path} was measured with {cost.model} on {cost.tensor_parallel} GPU(s); found "
+            f"{model.name} on {tp}. Run `headway profile` with this model"
+        )
+    return replace(cost.calibration(), model=model)
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def _not_measured(model: ModelShape) -> str:
+    """What of a model's steps follows from sizes alone, as no kernel of the catalogue was measured with it."""
+    said = ""
+    if model.quantized:
+        said += "; quantised weights are read as small as they are and multiplied as fast as 16 bits: not measured"
+    if model.latent:
+        said += "; latent attention is taken as heads of its sizes: not measured"
+    return said
+
+
+def _check_blocks(model: ModelShape, tp: int) -> None:
+    """Raise ConfigError if a GPU's share of a quantised weight is no whole number of what shares a scale."""
+    quantized = model.quantized
+    for side in (quantized and quantized.block) or ():
+        _check_shares(model, tp, model.split_sizes(tp), side, "block that shares a scale (weight_block_size)")
+    if quantized and quantized.group:
+        depths = model.split_depths(tp)
+        _check_shares(model, tp, depths, quantized.group, "group that shares a scale (group_size)")
+
+
+def _check_shares(model: ModelShape, tp: int, sizes: Mapping[str, float], side: int, sharing: str) -> None:
+    for what, size in sizes.items():
+        if size % side:
+            raise ConfigError(
+                f"tensor parallelism {tp} leaves a GPU {size:g} of {what} of {model.name}, which is no multiple of "
+                f"{side}, the {sharing}; accepted: one that leaves a multiple"
+            )
+
+
+def _kv_bytes_per_token(model: ModelShape, tp: int) -> int:
+    """Bytes on all GPUs: with more GPUs than KV heads some heads are held twice."""
+    return model.kv_bytes_per_token * max(model.num_kv_heads, tp) // model.num_kv_heads

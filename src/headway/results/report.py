@@ -1,0 +1,236 @@
+"""The report: runs set side by side at each load, in one HTML file that holds everything it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.core.record import Record
+from headway.results.comparison import Comparison, compare, verdict
+from headway.results.metrics import COLUMNS, Summary, measured, summarize
+from headway.results.plots import Latency, cdf_svg, queue_svg, sweep_svg, timeline_svg
+from headway.results.run_folder import Run
+from headway.results.svg import PALETTE
+from headway.results.tables import Sheet, sheets
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def page_template(name: str) -> Template:
+    """The template of that file; a name it lacks is an error, and `svg` marks a chart of our own as safe."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        autoescape=True,
+        loader=PackageLoader("headway.results", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["svg"] = Markup  # our own charts, whose text is escaped where they are drawn
+    return environment.get_template(name)
+
+
+NOT_STATED = "not stated"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The policies of all runs at one load; `load` is None where there is no sweep.
+
+    `measured_on` says where the numbers come from: "real engine, H200", or several joined by "; ". `verdict` says in
+    words which of two policies did better; "" unless there are two with the same requests, measured in one way.
+    """
+
+    load: float | None
+    measured_on: str
+    records: dict[str, list[Record]]
+    comparison: Comparison
+    verdict: str
+
+
+def sections(runs: Sequence[Run]) -> list[Section]:
+    """Runs grouped by load where one of them is a sweep, else all side by side.
+
+    A policy keeps its plain name where that is unique and all runs are measured in one way; otherwise it is
+    followed by how it was measured, or by its folder.
+    """
+    names = _names(runs)
+    swept = len({run.folder for run in runs}) < len(runs)
+    loads = list(dict.fromkeys(run.meta.load if swept else None for run in runs))
+    if swept:
+        loads.sort(key=lambda load: (load is not None, load))
+    return [
+        _section(load, [run for run in runs if not swept or run.meta.load == load], names) for load in loads
+    ]
+
+
+def labelled_summaries(parts: Sequence[Section]) -> dict[str, Summary]:
+    """Policy -> summary over all sections; with several, the load is part of the name: "vllm load=0.8"."""
+    return {
+        name if len(parts) == 1 or part.load is None else f"{name} load={part.load:g}": summary
+        for part in parts
+        for name, summary in part.comparison.summaries.items()
+    }
+
+
+def _section(load: float | None, runs: Sequence[Run], names: dict[tuple[Path, str], str]) -> Section:
+    records: dict[str, list[Record]] = {}
+    summaries: dict[str, Summary] = {}
+    for run in runs:
+        for policy, mine in run.records.items():
+            name = names[run.folder, policy]
+            records[name] = mine
+            summaries[name] = summarize(mine, run=run.infos[policy])
+    comparison = compare(summaries, records)
+    origins = "; ".join(dict.fromkeys(map(_origin, runs)))
+    return Section(load, origins, records, comparison, _verdict(comparison, records, runs))
+
+
+def _verdict(comparison: Comparison, records: Mapping[str, Sequence[Record]], runs: Sequence[Run]) -> str:
+    """The verdict, after how the runs were made; "" where that differs, or a request did not come at the same time."""
+    ways = {(run.meta.measured_on, run.meta.offered) for run in runs}
+    if len(ways) > 1 or not _came_alike(records.values()):
+        return ""
+    [(measured_on, offered)] = ways
+    parts = ("in a simulation" if measured_on == "simulated" else "", f"at {offered}" if offered else "")
+    circumstances = " ".join(filter(None, parts))
+    return verdict(comparison, circumstances[:1].upper() + circumstances[1:])
+
+
+def _came_alike(runs: Iterable[Sequence[Record]]) -> bool:
+    """Whether each request that several runs had came at the same time in all of them."""
+    came_s: dict[str, float] = {}
+    return all(
+        came_s.setdefault(record.id, record.arrival_s) == record.arrival_s
+        for records in runs
+        for record in records
+    )
+
+
+def _origin(run: Run) -> str:
+    return ", ".join(filter(None, (run.meta.measured_on or NOT_STATED, run.meta.hardware)))
+
+
+def _names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
+    """(folder, policy) -> the shortest kind of name that tells all of them apart."""
+    kinds: list[Callable[[Run, str], str]] = [
+        lambda run, policy: policy,
+        lambda run, policy: f"{policy} ({run.meta.measured_on or NOT_STATED})",
+        lambda run, policy: f"{policy} ({Path(run.place).name})",
+        lambda run, policy: f"{policy} ({run.place})",
+    ]
+    if len({run.meta.measured_on for run in runs}) > 1:
+        del kinds[0]  # a simulated policy never stands unmarked beside a measured one
+    named = (
+        {(run.folder, policy): kind(run, policy) for run in runs for policy in run.records} for kind in kinds
+    )
+    return next(names for names in named if len(set(names.values())) == len(names))
+
+
+SWEEP_KEYS = (
+    "goodput",
+    "throughput_rps",
+    "p99_ttft_s",
+    "p99_tbt_s",
+    "mean_jct_s",
+    "mean_normalized_latency_s",
+)
+"""Summary keys drawn against load, where some run has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A section as the template shows it: tables and charts ready."""
+
+    heading: str
+    measured_on: str
+    sheets: list[Sheet]
+    small: list[str]
+    wide: list[str]
+
+
+def render_html(runs: Sequence[Run], *, title: str = "Headway report") -> str:
+    """One self-contained page about the runs: what was run, tables, charts, and what each column means.
+
+    The same runs give the same bytes. Strings from the runs are escaped, and the page forbids scripts and
+    outside resources.
+    """
+    found = sections(runs)
+    policies = list(dict.fromkeys(policy for section in found for policy in section.records))
+    return page_template("report.html.j2").render(
+        title=title,
+        facts=_facts(runs),
+        verdicts=[section.verdict for section in found if section.verdict],
+        parts=[_part(section, policies, many=len(found) > 1) for section in found],
+        sweep=_sweep(found, policies) if len(found) > 1 else [],
+        doubtful=[
+            f"{part.load:g}" for part in found if part.load is not None and not part.comparison.comparable
+        ],
+        colours={policy: PALETTE[index % len(PALETTE)] for index, policy in enumerate(policies)},
+        columns=COLUMNS,
+    )
+
+
+def _facts(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Folder name -> (what, value) pairs about its runs; what was not stated is left out."""
+    by_folder: dict[str, list[tuple[str, str]]] = {}
+    for folder in dict.fromkeys(run.folder for run in runs):
+        mine = [run for run in runs if run.folder == folder]
+        meta = mine[0].meta
+        loads = ", ".join(run.meta.offered.removeprefix("load ") for run in mine if run.meta.offered)
+        pairs = [
+            ("measured on", meta.measured_on or NOT_STATED),
+            ("hardware", meta.hardware),
+            ("model", meta.model),
+            ("trace", meta.trace),
+            ("offered load", loads),
+            ("policies", ", ".join(dict.fromkeys(policy for run in mine for policy in run.records))),
+            ("versions", ", ".join(f"{name} {version}" for name, version in meta.versions.items())),
+            ("command", meta.command),
+        ]
+        by_folder[mine[0].place] = [(what, value) for what, value in pairs if value]
+    return list(by_folder.items())
+
+
+def _part(section: Section, policies: Sequence[str], *, many: bool) -> _Part:
+    where = f", load {section.load:g}" if many and section.load is not None else ""
+    # every policy keeps its place, and so its colour, where it did not run
+    records = {policy: section.records.get(policy, []) for policy in policies}
+    longest_s = max(
+        measured(summary.duration_s for summary in section.comparison.summaries.values()), default=None
+    )
+    heading = "Results"
+    if many:
+        heading = f"Load {section.load:g}" if section.load is not None else "No load stated"
+    return _Part(
+        heading=heading,
+        measured_on=section.measured_on,
+        sheets=sheets(section.comparison),
+        small=[cdf_svg(records, latency, where=where) for latency in Latency],
+        wide=[
+            queue_svg(records, where=where),
+            *(
+                timeline_svg(policy, mine, until_s=longest_s, where=where)
+                for policy, mine in section.records.items()
+            ),
+        ],
+    )
+
+
+def _sweep(found: Sequence[Section], policies: Sequence[str]) -> list[str]:
+    """A chart per key of SWEEP_KEYS that was measured somewhere."""
+    charts = []
+    for key in SWEEP_KEYS:
+        points: dict[str, list[tuple[float, float | None]]] = {policy: [] for policy in policies}
+        for section in found:
+            for policy, summary in section.comparison.summaries.items():
+                if section.load is not None:
+                    points[policy].append((section.load, getattr(summary, key)))
+        if any(value is not None for line in points.values() for _, value in line):
+            charts.append(sweep_svg(points, key))
+    return charts
