@@ -33,7 +33,7 @@ from headway.engine.vllm.stepped_engine import (
 from headway.lab.real_engine import Prophet, made_requests
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy
-from headway.predict.cost_file import write_cost_file
+from headway.predict.steps.calibration import write_cost_file
 from headway.sim.lengths import LengthSource
 from headway.traces import TraceRequest
 

@@ -25,10 +25,10 @@ from headway.core.batch_shape import BatchShape
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.batching.step_shapes import decode_shape, together
-from headway.predict.known_models import model_shape
-from headway.predict.learning_thread import LearningThread
-from headway.predict.length_choice import NONE, length_predictor
-from headway.predict.model_shape import ModelShape
+from headway.predict.lengths.background import LearningThread
+from headway.predict.lengths.choice import NONE, length_predictor
+from headway.predict.models.known_models import model_shape
+from headway.predict.models.model_shape import ModelShape
 from headway.sim.lengths import AskedPredictor
 from headway.sim.simulation import System
 from headway.traces import TraceRequest

@@ -46,7 +46,7 @@ from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.predict.calibration import Calibration, StepSeconds
+from headway.predict.steps.calibration import Calibration, StepSeconds
 from headway.results import Summary, summarize
 from headway.sim.lengths import GivenLengths
 from headway.sim.limits import EngineLimits

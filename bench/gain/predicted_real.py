@@ -44,7 +44,7 @@ from headway.engine.kv.host import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.predict.cost_file import load_cost_file
+from headway.predict.steps.calibration import load_cost_file
 from headway.sim.lengths import GivenLengths
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate

@@ -44,10 +44,10 @@ from bench.simulator.gpu_tables import Tables, add_data_flag, lone_steps
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.predict.calibration import StepSeconds
-from headway.predict.hardware import catalogue, hardware
-from headway.predict.known_models import model_shape
-from headway.predict.residuals import quantile
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.calibration import StepSeconds
+from headway.predict.steps.fitting import quantile
+from headway.predict.steps.hardware import catalogue, hardware
 from headway.sim.engine import EngineTotals
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate

@@ -31,11 +31,11 @@ from typing import TypeAlias
 import msgspec
 
 from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape
-from headway.predict.calibration import GraphedStep, StepSeconds
-from headway.predict.device_step import DeviceStep, Gpu
-from headway.predict.hardware import Catalogue, Hardware
-from headway.predict.known_models import model_shape
-from headway.predict.model_shape import ModelShape
+from headway.predict.models.known_models import model_shape
+from headway.predict.models.model_shape import ModelShape
+from headway.predict.steps.calibration import GraphedStep, StepSeconds
+from headway.predict.steps.device_step import DeviceStep, Gpu
+from headway.predict.steps.hardware import Catalogue, Hardware
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gpu"
 Row: TypeAlias = tuple[float, ...]

@@ -4,7 +4,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.lab.predictor_choice import check_predictor, is_made, length_source, predictor_label
-from headway.predict.length_choice import NONE
+from headway.predict.lengths.choice import NONE
 from headway.sim.lengths import AskedPredictor, Broken, NoisyOracle
 from headway.traces import TraceRequest
 

@@ -13,7 +13,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.servers.vllm_flags import parse_vllm_flags, value_of
 from headway.planner.deploy import arguments, as_started, command, flags_here, records_of_engines
 from headway.planner.machine import Configuration, Machine
-from headway.predict.cost_file import EngineDefaults
+from headway.predict.steps.calibration import EngineDefaults
 from headway.sim.limits import KvTier
 from tests.planner.costs import write_costs
 

@@ -14,7 +14,7 @@ from headway.planner.preparation import usual_policies
 from headway.planner.request import Targets
 from headway.planner.runs import KeptPlanRuns
 from headway.planner.search import sampled_s
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
 from tests.planner.plans import TARGETS, ask, planned, prepared, two_classes
 
 FOUND = prepared()

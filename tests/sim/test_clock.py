@@ -11,9 +11,9 @@ from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
-from headway.predict.calibration import Calibration
-from headway.predict.learned_cost import LearnedCost
-from headway.predict.step_time import StepTimeModel
+from headway.predict.steps.calibration import Calibration
+from headway.predict.steps.learned import LearnedCost
+from headway.predict.steps.step_time import StepTimeModel
 from headway.sim.clock import Clock, EventLoop, Phase
 from headway.sim.simulation import System
 from tests.sim.worlds import Linear, calibration, limits, request, run

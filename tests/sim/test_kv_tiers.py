@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, Reason
 from headway.core.record import Outcome, Record
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.copies import TransferModel
 from headway.sim.kv_pool import KvPool
 from headway.sim.kv_tiers import BlockStore, HostTier
 from headway.sim.limits import KvTier

@@ -18,7 +18,7 @@ from headway.errors import ConfigError
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
 from headway.policies.protocols import Governing
-from headway.predict.length import RequestFacts
+from headway.predict.lengths.facts import RequestFacts
 from headway.sim.lengths import FALSE_CONFIDENCE, WAYS, AskedPredictor, Broken, LengthSource, NoisyOracle
 from headway.sim.oracles import ORACLES
 from headway.sim.simulation import System

@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from headway.errors import ConfigError
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.copies import TransferModel
 from headway.sim.limits import KvTier, parse_kv_tier
 from tests.sim.worlds import system
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Outcome, Record
 from headway.policies.presets import known_presets
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.copies import TransferModel
 from headway.sim.clock import Pipeline
 from headway.sim.simulation import PolicyFactory, System
 from headway.sim.watcher import ObservedStep

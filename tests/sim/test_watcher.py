@@ -10,7 +10,7 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.explain.explanation import Explanation
 from headway.explain.story import Chapter, Kind, Story
-from headway.explain.story_text import MAX_LINES, story_data, story_text, verdicts
+from headway.explain.text import MAX_LINES, story_data, story_text, verdicts
 from headway.sim.oracles import ORACLES
 from headway.sim.simulation import PolicyFactory
 from headway.sim.watcher import StoryWatcher

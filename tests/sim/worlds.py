@@ -11,8 +11,8 @@ from headway.core.plan import StepOutcome
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.policies.presets import build_policy, find_preset
-from headway.predict.calibration import Calibration, StepSeconds
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.calibration import Calibration, StepSeconds
+from headway.predict.steps.copies import TransferModel
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import Policies, PolicyFactory, SimulatedRun, System, simulate
 from headway.sim.watcher import ObservedStep, Watcher

@@ -13,10 +13,10 @@ from math import sqrt
 
 from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
-from headway.predict.batch_time import BatchRow, BatchTimeModel, profiled_grid
-from headway.predict.calibration import Calibration, StepSeconds
-from headway.predict.hardware import catalogue, hardware
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.batch_time import BatchRow, BatchTimeModel
+from headway.predict.steps.calibration import Calibration, StepSeconds
+from headway.predict.steps.hardware import catalogue, hardware
 from headway.sim.clock import Clock, EventLoop
 from headway.sim.static_batches import StaticInstance
 from headway_reproduce.magnus.setting import (
@@ -208,12 +208,8 @@ class BatchTimes:
 
 def profile(step: StepSeconds) -> tuple[BatchRow, ...]:
     """What batches of a grid take on an engine with these steps, those that memory holds. Half a second."""
-
-    def seconds(size: int, prompt: int, output: int) -> float:
-        return batches_seconds([[(prompt, output)] * size], step)
-
-    grid: list[BatchRow] = []
-    for size, prompt in product(_SIZES, _PROMPTS):
-        outputs = [output for output in _OUTPUTS if size * (prompt + output) <= CAPACITY_TOKENS]
-        grid += profiled_grid(seconds, sizes=(size,), prompt_tokens=(prompt,), output_tokens=outputs)
-    return tuple(grid)
+    return tuple(
+        (size, prompt, output, batches_seconds([[(prompt, output)] * size], step))
+        for size, prompt, output in product(_SIZES, _PROMPTS, _OUTPUTS)
+        if size * (prompt + output) <= CAPACITY_TOKENS
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.predict.length_choice import ACCEPTED, NONE, is_length_predictor, length_predictor
+from headway.predict.lengths.choice import ACCEPTED, NONE, is_length_predictor, length_predictor
 from headway.sim.lengths import WAYS, AskedPredictor, Broken, LengthSource, NoisyOracle
 from headway.traces import TraceRequest
 

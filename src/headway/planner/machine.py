@@ -9,11 +9,10 @@ from headway.lab.engine_sizes import Sizes, engine_limits, host_blocks
 from headway.lab.simulation import fingerprint
 from headway.policies.hand_off import presets_of, rules_with
 from headway.policies.presets import Preset, build_policy, find_preset
-from headway.predict.calibration import Calibration
-from headway.predict.cost_file import CostFile, load_cost_file
-from headway.predict.hardware import calibration, is_cost_file
-from headway.predict.known_models import model_shape
-from headway.predict.length_choice import NONE
+from headway.predict.lengths.choice import NONE
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.calibration import Calibration, CostFile, load_cost_file
+from headway.predict.steps.hardware import calibration, is_cost_file
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER
 from headway.routing.pools import HP, LP, PoolSizes
 from headway.sim.limits import EngineLimits, KvTier

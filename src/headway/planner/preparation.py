@@ -18,8 +18,8 @@ from headway.planner.runs import Task, capacity_rps, fitting, read_once
 from headway.planner.sampling import final_window_s, samples_in_all
 from headway.planner.space import TP_SIZES, Space, build_space
 from headway.policies.presets import POOLED, known_presets
-from headway.predict.known_models import model_shape
-from headway.predict.length_choice import DEFAULT_PREDICTOR
+from headway.predict.lengths.choice import DEFAULT_PREDICTOR
+from headway.predict.models.known_models import model_shape
 from headway.traces import TraceRequest
 
 USUAL = ("vllm", "headway", "sarathi", "predicted", "fastserve")

@@ -16,7 +16,7 @@ from headway.lab.predictor_choice import length_source
 from headway.planner.machine import Configuration, Machine, planned_policies
 from headway.planner.planner import PlannedDeployment
 from headway.planner.runs import capacity_rps
-from headway.predict.calibration import Calibration, StepSeconds
+from headway.predict.steps.calibration import Calibration, StepSeconds
 from headway.results.metrics import jct_s, measured, ttft_s
 from headway.sim.simulation import simulate
 from headway.traces import TraceRequest, scale_lengths

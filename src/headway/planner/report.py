@@ -16,9 +16,9 @@ from headway.planner.deploy import arguments, command, flags_here
 from headway.planner.machine import Configuration, moving_parts
 from headway.planner.objective import Gain, Interval, Objective, interval_of
 from headway.planner.planner import PlannedDeployment
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
 from headway.results import COLUMNS, Summary
-from headway.results.line_chart import settings_svg
+from headway.results.svg import settings_svg
 from headway.results.tables import MISSING
 
 FILE = "pareto.svg"

@@ -9,7 +9,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
 from headway.lab.predictor_choice import check_predictor_name
 from headway.lab.stream import Stream
-from headway.predict.length_choice import DEFAULT_PREDICTOR
+from headway.predict.lengths.choice import DEFAULT_PREDICTOR
 from headway.sim.limits import KvTier
 from headway.traces import TraceRequest
 

@@ -37,7 +37,7 @@ from headway.planner.replay_setup import (
     serving_overhead,
     set_up_replay,
 )
-from headway.predict.hardware import is_cost_file
+from headway.predict.steps.hardware import is_cost_file
 from headway.results import COLUMNS, summarize
 from headway.results.metrics import measured
 from headway.results.records import read_records

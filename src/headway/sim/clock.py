@@ -11,8 +11,8 @@ from random import Random
 
 from headway.core.batch_shape import BatchShape
 from headway.core.host_copies import Copy
-from headway.predict.calibration import StepSeconds
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.calibration import StepSeconds
+from headway.predict.steps.copies import TransferModel
 
 
 class Phase(IntEnum):

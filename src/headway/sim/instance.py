@@ -12,7 +12,7 @@ from headway.core.batch_shape import BatchShape, shape_of
 from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
-from headway.predict.step_clock import StepClock
+from headway.predict.steps.learned import StepClock
 from headway.sim.clock import Clock, CopyEngine, EventLoop, Phase, Pipeline
 from headway.sim.engine import SimulatedEngine
 from headway.sim.killed_steps import as_killing

@@ -11,8 +11,7 @@ from typing import Protocol
 from headway.core.length_estimate import TAIL, LengthEstimate
 from headway.core.prediction_quality import kendall_tau
 from headway.errors import ConfigError
-from headway.predict.length import LengthPredictor, RequestFacts
-from headway.predict.shared_prefix import SharedPrefix
+from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedPrefix
 from headway.traces import TraceRequest
 
 

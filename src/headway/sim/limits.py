@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from headway.core.batch_shape import captured_tokens
 from headway.core.host_copies import DEFAULT_RESTORE_SHARE
 from headway.errors import ConfigError
-from headway.predict.transfer import TransferModel
+from headway.predict.steps.copies import TransferModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,8 +47,8 @@ from headway.core.slo import Slo
 from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.predict.hardware import calibration
-from headway.predict.known_models import model_shape
+from headway.predict.models.known_models import model_shape
+from headway.predict.steps.hardware import calibration
 from headway.results import Summary, summarize
 from headway.sim.lengths import GivenLengths
 
