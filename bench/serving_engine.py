@@ -30,7 +30,7 @@ from headway.engine.vllm.stepped_engine import (
     prompt_tokens,
     start_core,
 )
-from headway.lab.real_engine import Prophet, made_requests
+from headway.lab.real_engine import PredictionFeed, made_requests
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy
 from headway.predict.steps.calibration import write_cost_file
@@ -273,7 +273,7 @@ class ServingEngine:
         tokens came, how many and when, `on_tokens` hears; `after_step` hears the time after every step.
         """
         made = deque(made_requests(self, requests, seed, own_stops=own_stops))
-        prophet = Prophet(lengths, [request for request, _ in made], self.max_model_len)
+        feed = PredictionFeed(lengths, [request for request, _ in made], self.max_model_len)
         tokens: Counter[str] = Counter()
         first_s: dict[str, float] = {}
         finished_s: dict[str, float] = {}
@@ -286,7 +286,7 @@ class ServingEngine:
             while made and made[0][0].arrival_s <= now_s:
                 request, ready = made.popleft()
                 ready.arrival_time = time.time() - (now_s - request.arrival_s)
-                prophet.arrives(request, ready)
+                feed.arrives(request, ready)
                 self.core.add_request(ready)
             if not self._busy():
                 clock.idle(made[0][0].arrival_s)
@@ -302,7 +302,7 @@ class ServingEngine:
                     continue
                 finished_s[output.request_id] = now_s
                 answered = str(output.finish_reason) in _ANSWERED
-                prophet.ended(output.request_id, tokens[output.request_id], finished=answered)
+                feed.ended(output.request_id, tokens[output.request_id], finished=answered)
                 if not answered:
                     given_up[output.request_id] = str(output.stop_reason or output.finish_reason)
             after_step(now_s)

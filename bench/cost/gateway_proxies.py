@@ -21,7 +21,7 @@ import httptools
 
 from bench.cost.sse_servers import STAMP_DIGITS
 from headway.errors import UpstreamError
-from headway.lab.policy_bench import free_port
+from headway.lab.server import free_port
 
 # ---- a client for the stub: a raw protocol that notes when each chunk came -------------------------
 

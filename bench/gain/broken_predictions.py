@@ -45,7 +45,7 @@ from headway.core.slo import Slo
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
-from headway.lab.run_cells import in_processes
+from headway.lab.processes import in_processes
 from headway.policies.policy import Policy
 from headway.policies.presets import find_preset
 from headway.policies.protocols import Predicting

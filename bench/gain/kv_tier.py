@@ -27,7 +27,7 @@ from bench.gain.regret_workloads import DATA
 from bench.gain.routers import MACHINE, WARM_UP_SHARE, capacity_rps, window
 from headway.core.record import Record
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.lab.run_cells import in_processes
+from headway.lab.processes import in_processes
 from headway.results import summarize
 from headway.sim.limits import KvTier
 from headway.sim.simulation import System, simulate

@@ -33,7 +33,7 @@ from headway.core.record import Record
 from headway.lab.engine_sizes import Sizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
-from headway.lab.run_cells import in_processes
+from headway.lab.processes import in_processes
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.sim.simulation import System, simulate

@@ -28,8 +28,7 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.kept_runs import Kept, release
-from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory, uses_predictions
-from headway.lab.policy_source import code_digest
+from headway.lab.policy_choice import OWN_PARTS, Parts, code_digest, policy_factory, uses_predictions
 from headway.lab.predictor_choice import length_source
 from headway.policies.presets import POOLED, Preset, find_preset, known_presets
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR

@@ -30,7 +30,7 @@ from bench.gain.regret_workloads import DATA, MACHINES, Served, known_workloads
 from bench.streams import conversations
 from headway.core.record import Record
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.lab.run_cells import in_processes
+from headway.lab.processes import in_processes
 from headway.results import summarize
 from headway.results.metrics import Summary
 from headway.sim.simulation import simulate

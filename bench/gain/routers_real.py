@@ -34,7 +34,7 @@ from bench.streams import conversations
 from headway.core.record import Record
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import SimulationError
-from headway.lab.policy_bench import START_TIMEOUT_S
+from headway.lab.server import START_TIMEOUT_S
 from headway.loadgen import ReplayOptions, replay
 from headway.loadgen.queries import scrape
 from headway.results.metrics import jct_s, ttft_s

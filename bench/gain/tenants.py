@@ -26,7 +26,7 @@ from bench.gain.broken_predictions import HONEST, Way, light_targets, simulated
 from bench.gain.predicted import HARDWARE, MODEL, capacity, requests
 from bench.streams import KINDS, NONE, TWO, Targets, asked_by
 from headway.core.record import Record
-from headway.lab.run_cells import in_processes
+from headway.lab.processes import in_processes
 from headway.results import summarize
 from headway.traces import TraceRequest
 

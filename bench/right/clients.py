@@ -31,8 +31,8 @@ from headway_reproduce.ascendra.real_servers import ready_instances
 from bench.command import command_line, say
 from headway.engine.demo_model import DEMO, resolve_model
 from headway.errors import HeadwayError, UpstreamError
-from headway.lab.policy_bench import free_port
 from headway.lab.process_cpu import PROC, family
+from headway.lab.server import free_port
 
 # ---- `vllm bench serve` as two classes of clients at once --------------------------------------------
 

@@ -28,9 +28,9 @@ from headway.core.view import StepView
 from headway.engine.demo_model import DEMO_RANDOM, ensure_demo_random
 from headway.engine.kv.host import HostKv
 from headway.engine.servers.server_command import TRANSFER_FLAG, is_cpu_build
-from headway.lab.policy_bench import free_port
+from headway.lab.server import DEPLOY_TIMEOUT_S, free_port
 from headway.loadgen.queries import scrape
-from headway.planner.deploy import START_S, deployed
+from headway.planner.deploy import deployed
 from headway.policies.parts import build_part
 from headway.policies.presets import Preset
 from headway.policies.protocols import Learning, Order, Predicting
@@ -506,7 +506,7 @@ def _three_free_ports() -> int:
 
 
 async def _until_both_are_ready(url: str) -> None:
-    async with asyncio.timeout(START_S):
+    async with asyncio.timeout(DEPLOY_TIMEOUT_S):
         while sum((await scrape(url, "headway_gateway_instance_up{")).values()) < 2:
             await asyncio.sleep(0.5)
 

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 from bench.command import command_line
 from bench.right.storm_clients import Asked, Ending, storm, unaccounted, undisturbed, wrong
-from headway.lab.policy_bench import free_port
+from headway.lab.server import free_port
 from headway.traces.demo_tasks import demo_requests
 
 # ---- what a storm does to instances ------------------------------------------------------------------

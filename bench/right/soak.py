@@ -29,7 +29,7 @@ from headway.engine.kv.host import HostKv
 from headway.engine.servers.server_command import server_command
 from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
-from headway.lab.policy_bench import free_port
+from headway.lab.server import free_port
 from headway.lab.stream import Stream
 from headway.loadgen import ReplayOptions, replay
 from headway.loadgen.queries import scrape

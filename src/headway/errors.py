@@ -13,12 +13,27 @@ HeadwayError
 A message says what was wrong, the value found, and what is accepted.
 """
 
+from typing import Self
+
 VLLM_COMES_BY = "pip install 'headway[cuda]', or on a CPU `make setup` in a checkout"
 """What brings vLLM, for messages: the packages of its CPU build break each other (adr/0002)."""
 
 
 class HeadwayError(Exception):
-    """Root of all errors raised on purpose."""
+    """Root of all errors raised on purpose. `setting` is the one that the message begins with, if it is about one."""
+
+    setting: str | None = None
+
+    @classmethod
+    def of(cls, setting: str, found: object, accepted: str | None = None) -> Self:
+        """The error of a setting with a value that is not accepted; without `accepted`, `found` says what is."""
+        error = cls(f"{setting} is {found}" + ("" if accepted is None else f"; accepted: {accepted}"))
+        error.setting = setting
+        return error
+
+    def told_of(self, name: str) -> str:
+        """The message, with `name` in place of the setting's own."""
+        return name + str(self).removeprefix(self.setting or "")
 
 
 class ConfigError(HeadwayError, ValueError):

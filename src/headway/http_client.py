@@ -104,7 +104,7 @@ def root_of(url: str) -> str:
     Raises ConfigError for what is not an HTTP URL.
     """
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"url is {url!r}; accepted: a base URL such as http://127.0.0.1:8000")
+        raise ConfigError.of("url", repr(url), "a base URL such as http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1")
 
 

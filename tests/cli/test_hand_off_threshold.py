@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.serve_flags import GatewayFlags
-from headway.cli.serve_site import Request, Site, build_site
+from headway.cli.serve_layout import GatewayFlags
+from headway.cli.serve_site import ServeRequest, Site, build_site
 from headway.engine.servers.core_binding import CORES_VARIABLE
 from headway.engine.settings import EngineSettings
 from headway.policies.hand_off import rules_with
@@ -19,7 +19,7 @@ def site(model: Path, threshold: float | None) -> Site:
     def settings(preset: str) -> EngineSettings:
         return EngineSettings(policy=preset, leaving=rules_with(preset, threshold))
 
-    asked = Request(str(model), "ascendra", settings, ())
+    asked = ServeRequest(str(model), "ascendra", settings, ())
     return build_site(asked, GatewayFlags(pools="lp=1,hp=1"), ("127.0.0.1", 8000))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.measuring import check_target
+from headway.cli.output import check_target
 from headway.errors import ConfigError
 from headway.predict.steps.calibration import load_cost_file
 from tests.cli.conftest import Refused

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headway.cli import main
-from headway.cli.measuring import progress
+from headway.cli.output import progress
 from headway.predict.recompute.rows import write_rows
 from tests.predict.prefills import SIX, rows
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.options import command_of
 from headway.cli.replay import remarks
 from headway.cli.replay import replay as replay_command
 from headway.core.record import Outcome, Record
@@ -67,7 +68,7 @@ def test_flags_out_of_range_are_one_line_and_code_2(
 
 
 def test_a_request_is_given_up_after_as_long_as_in_other_replays() -> None:
-    assert signature(replay_command).parameters["timeout"].default == DEFAULT_TIMEOUT_S
+    assert signature(command_of(replay_command)).parameters["timeout_s"].default == DEFAULT_TIMEOUT_S
     sessions = [ReplayOptions(url="http://a", timeout_s=limit_s).session_timeout_s for limit_s in (5.0, inf)]
     assert sessions == [5.0, None]
 

@@ -5,13 +5,14 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from headway.cli.options import command_of
 from headway.cli.report import report
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError, HeadwayError, RecordError
 from headway.results import RunMeta, load_folder, record_writer, start_run
 
 app = typer.Typer()
-app.command()(report)
+app.command()(command_of(report))
 
 
 def headway_report(*arguments: object) -> Result:

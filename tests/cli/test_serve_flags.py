@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.cli import serve
-from headway.cli.host_memory import host_memory
+from headway.cli.options import host_memory
 from headway.cli.serve import check_address, introduction
 from headway.engine.demo_model import resolve_model
 from headway.engine.kv.host import HostKv

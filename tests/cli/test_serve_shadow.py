@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli import serve_shadow
-from headway.cli.serve_shadow import shadow_beside
+from headway.cli import serve_gateway as serve_shadow
+from headway.cli.serve_gateway import shadow_beside
 from headway.gateway.book.shadow_board import ShadowBoard
 from headway.gateway.fleet.member import Member
 from tests.cli.test_serve_gateway import is_alive, wait_for
@@ -70,7 +70,7 @@ async def test_it_ends_with_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None
 OWNER = """
 import asyncio, sys
 import uvloop
-from headway.cli.serve_shadow import _run
+from headway.cli.serve_gateway import _run
 from headway.gateway.book.shadow_board import ShadowBoard
 
 shadow = "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()}\\\\n'); time.sleep(600)"

@@ -10,8 +10,8 @@ import pytest
 from headway_reproduce.ascendra.run import policies_of
 from headway_reproduce.ascendra.setting import ASCENDRA
 
-from headway.cli.serve_flags import GatewayFlags
-from headway.cli.serve_site import Request, Site, build_site, introduction
+from headway.cli.serve_layout import GatewayFlags
+from headway.cli.serve_site import ServeRequest, Site, build_site, introduction
 from headway.core.cost import UnknownCost
 from headway.core.slo import Slo
 from headway.engine.servers.core_binding import CORES_VARIABLE
@@ -19,9 +19,10 @@ from headway.engine.servers.cpu_dtype import fastest_dtype
 from headway.engine.servers.server_command import is_cpu_build
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.gateway.http.options import Cors
+from headway.gateway.http.options import Cors, GatewayOptions
 from headway.policies.batching.within_budgets import WithinBudgets
 from headway.policies.presets import PRESETS, build_policy
+from headway.setting import settings_of
 from tests.cli.conftest import Refused
 
 ADDRESS = ("127.0.0.1", 8000)
@@ -31,8 +32,9 @@ def site(model: str | None, *vllm_flags: str, policy: str | None = None, **flags
     def settings(preset: str) -> EngineSettings:
         return EngineSettings(policy=preset, slo_ttft_s=1.0, slo_tbt_s=0.15)
 
-    asked = Request(model, policy, settings, vllm_flags)
-    return build_site(asked, GatewayFlags(**flags), ADDRESS)  # type: ignore[arg-type]
+    asked = ServeRequest(model, policy, settings, vllm_flags)
+    options = {name: flags.pop(name) for name in [*flags] if name in settings_of(GatewayOptions)}
+    return build_site(asked, GatewayFlags(options=options, **flags), ADDRESS)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_instances_keep_what_they_learn_of_lengths_each_in_its_own_file(model: s
     def settings(preset: str) -> EngineSettings:
         return EngineSettings(policy=preset, length_model=str(tmp_path / "lengths"))
 
-    made = build_site(Request(model, "headway", settings, ()), GatewayFlags(instances=2), ADDRESS)
+    made = build_site(ServeRequest(model, "headway", settings, ()), GatewayFlags(instances=2), ADDRESS)
     assert (
         "Each predicts lengths of answers for itself, with learned." in introduction(made, "m").splitlines()
     )
@@ -106,13 +108,13 @@ def test_limits_reach_the_gateway(model: str, tmp_path: Path) -> None:
         instances=1,
         api_keys=keys,
         max_queue=5,
-        max_age=2.5,
+        max_age_s=2.5,
         max_in_flight=3,
         max_per_tenant=4,
         max_body_mib=2,
         access_log=tmp_path / "log",
         resume=False,
-        drain_seconds=7.0,
+        drain_s=7.0,
     )
     options = made.options
     assert options.slo == Slo(ttft_s=1.0, tbt_s=0.15)
@@ -193,7 +195,7 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         site(model, instances=2, shadow="nope")
     with pytest.raises(ConfigError, match="accepted: --explain N"):
         build_site(
-            Request(model, "vllm", lambda policy: EngineSettings(policy=policy, explain=0), ()),
+            ServeRequest(model, "vllm", lambda policy: EngineSettings(policy=policy, explain=0), ()),
             GatewayFlags(instances=2, shadow="sjf"),
             ADDRESS,
         )

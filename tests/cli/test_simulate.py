@@ -307,8 +307,8 @@ def test_what_is_left_out_of_a_trace_is_said_once_whoever_reads_it(tmp_path: Pat
 
 def test_the_simulator_needs_neither_vllm_nor_http() -> None:
     program = (
-        "import sys, headway.cli.simulate, headway.lab.simulation_setup, headway.lab.run_cells,"
-        "headway.lab.sim_tables, headway.lab.watch_cell, headway.explain.text\n"
+        "import sys, headway.cli.simulate, headway.lab.simulation, headway.lab.cells,"
+        "headway.lab.sim_tables, headway.lab.cells, headway.explain.text\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('vllm', 'torch', 'aiohttp')"
         " or name.startswith(('headway.engine', 'headway.gateway'))])"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli import COMMANDS
+from headway.cli.options import command_of
 from tests.cli.conftest import Headway, words
 
 WORKLOAD = "gen:fixed:interval=0.5/input=constant:tokens=8/output=constant:tokens=4/count=5"
@@ -30,7 +31,9 @@ def in_seconds(tmp_path: Path) -> Path:
 
 def test_every_command_that_reads_a_trace_takes_the_unit_of_its_times() -> None:
     functions = (getattr(import_module(f"headway.cli.{name}"), name) for name in COMMANDS)
-    read = {function.__name__ for function in functions if "trace" in signature(function).parameters}
+    read = {
+        function.__name__ for function in functions if "trace" in signature(command_of(function)).parameters
+    }
     assert read == set(FLAGS)
 
 

@@ -15,7 +15,7 @@ from headway.engine.step.shadow_window import window
 from headway.engine.vllm.model_free import ScriptedRequest
 from headway.explain.explanation import Explanation, explain
 from headway.explain.trail import Trail
-from headway.lab.shadow_feed import Feed
+from headway.lab.shadow import Feed
 from tests.engine.scripts import HearingEngine, scheduler, stream
 
 pytestmark = pytest.mark.vllm

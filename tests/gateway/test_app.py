@@ -9,6 +9,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from headway.gateway.book.access_log import AccessLog
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Member
 from headway.gateway.http.keys import Keys
-from headway.gateway.http.options import Cors, GatewayOptions
+from headway.gateway.http.options import MIB, Cors, GatewayOptions
 from headway.gateway.request.serving import Serving
 from headway.http_client import open_session
 from headway.routing import build_router
@@ -322,16 +323,16 @@ async def test_headers_that_are_for_the_gateway_alone_go_no_further() -> None:
 async def test_a_body_over_the_limit_is_a_413(chunked: bool) -> None:
     async def parts() -> Any:
         for _ in range(20):
-            yield b"x" * 1000
+            yield b"x" * 100_000
 
-    async with upstream() as instance, gateway(instance, max_body_bytes=10_000) as front:
+    async with upstream() as instance, gateway(instance, max_body_mib=1) as front:
         for path in ("/v1/completions", "/elsewhere"):
-            data = parts() if chunked else b"x" * 10_001
+            data = parts() if chunked else BytesIO(b"x" * (MIB + 1))
             async with front.session.post(front.url + path, data=data) as response:
                 assert response.status == 413
                 assert (await response.json())["error"]["code"] == "body_too_large"
         assert not instance.turns
-        assert (await front.post(json.dumps(PROMPT).encode().ljust(10_000))).status == 200
+        assert (await front.post(json.dumps(PROMPT).encode().ljust(MIB))).status == 200
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": "x", "stream": 1}'])

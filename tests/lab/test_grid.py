@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headway.errors import ConfigError
-from headway.lab.grid import Cell, Grid, parse_loads, parse_policies
+from headway.lab.grid import GridCell, PolicyGrid, parse_loads, parse_policies
 
 
 def test_policies_as_they_are_written() -> None:
@@ -61,9 +61,14 @@ def test_what_is_no_load_is_said(text: str, steps: int | None, complaint: str) -
 
 
 def test_every_policy_at_every_load_with_every_seed() -> None:
-    grid = Grid(policies=("a", "b"), loads=(0.5, 1.0), num_seeds=2)
+    grid = PolicyGrid(policies=("a", "b"), loads=(0.5, 1.0), num_seeds=2)
     cells = grid.cells()
-    assert cells[:4] == [Cell("a", 0.5, 0), Cell("b", 0.5, 0), Cell("a", 1.0, 0), Cell("b", 1.0, 0)]
+    assert cells[:4] == [
+        GridCell("a", 0.5, 0),
+        GridCell("b", 0.5, 0),
+        GridCell("a", 1.0, 0),
+        GridCell("b", 1.0, 0),
+    ]
     assert len(set(cells)) == 8
     assert str(cells[0]) == "a at load 0.5, seed 0"
 
@@ -71,4 +76,4 @@ def test_every_policy_at_every_load_with_every_seed() -> None:
 @pytest.mark.parametrize(("policies", "seeds"), [((), 1), (("a", "a"), 1), (("a",), 0)])
 def test_a_grid_needs_different_policies_and_a_seed(policies: tuple[str, ...], seeds: int) -> None:
     with pytest.raises(ConfigError):
-        Grid(policies=policies, num_seeds=seeds)
+        PolicyGrid(policies=policies, num_seeds=seeds)

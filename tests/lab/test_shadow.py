@@ -16,8 +16,7 @@ from headway.core.slo import Slo
 from headway.errors import ConfigError, UpstreamError
 from headway.gateway.book.shadow_board import ShadowFigures, ShadowState
 from headway.lab import shadow
-from headway.lab.shadow import CONTROL, LIVE, shadow_report, why_no_verdict
-from headway.lab.shadow_feed import FIRST, MOST_REQUESTS, Feed
+from headway.lab.shadow import CONTROL, FIRST, LIVE, MOST_REQUESTS, Feed, shadow_report, why_no_verdict
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy
 from headway.results.metrics import summarize

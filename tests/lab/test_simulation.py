@@ -12,52 +12,49 @@ import pytest
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, TraceError
-from headway.lab.cell_folder import CellFolder
+from headway.lab.cells import CellFolder, explain, run_cells, trace_schedule
 from headway.lab.engine_sizes import Sizes
-from headway.lab.grid import Cell, Grid
+from headway.lab.grid import GridCell, PolicyGrid
 from headway.lab.policy_choice import Parts
-from headway.lab.run_cells import run_cells
 from headway.lab.sim_tables import averaged, sweep_pictures, tables, to_json
-from headway.lab.simulation import CellResult, fingerprint, run_cell
-from headway.lab.simulation_setup import Setup, Wish, set_up
+from headway.lab.simulation import CellResult, Setup, SimulationRequest, fingerprint, run_cell, set_up
 from headway.lab.stream import Stream
-from headway.lab.watch_cell import explain, trace_schedule
 from headway.results import labelled_summaries, read_records, read_run, read_runs, sections, summarize
 from headway.routing.pools import parse_pools
 from headway.sim.limits import KvTier
 from tests.sim.worlds import SECOND_STEPS, Linear
 
 TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=60"
-WISH = Wish(
+ASKED = SimulationRequest(
     hardware="h100",
     model="Qwen/Qwen3-8B",
     stream=Stream(TRACE, slo=Slo(ttft_s=0.1)),
-    grid=Grid(policies=("vllm", "sjf"), loads=(0.5, 1.0), num_seeds=2),
+    grid=PolicyGrid(policies=("vllm", "sjf"), loads=(0.5, 1.0), num_seeds=2),
     sizes=Sizes(max_num_seqs=8, max_num_batched_tokens=512, num_blocks=120),
 )
 ONE_SEAT = Sizes(max_num_seqs=1, num_blocks=120)
-SINGLE = replace(WISH, grid=Grid(policies=("vllm", "sjf")))
+SINGLE = replace(ASKED, grid=PolicyGrid(policies=("vllm", "sjf")))
 POOLED = replace(
     SINGLE,
     stream=Stream(TRACE.replace("rate=30", "rate=300"), slo=Slo(ttft_s=0.1, tbt_s=0.05)),
-    grid=Grid(policies=("ascendra", "vllm"), num_seeds=2),
+    grid=PolicyGrid(policies=("ascendra", "vllm"), num_seeds=2),
     sizes=Sizes(max_num_seqs=2, max_num_batched_tokens=512, num_blocks=120),
     pools=parse_pools("lp=2,hp=1"),
 )
 """So much for so few seats that LP instances hand requests off."""
 
 
-UNSERVED: dict[str, object] = {"grid": Grid(policies=("ascendra",))}
+UNSERVED: dict[str, object] = {"grid": PolicyGrid(policies=("ascendra",))}
 
 
-def simulated(wish: Wish, root: Path, jobs: int = 1) -> list[CellResult]:
-    setup = set_up(wish)
+def simulated(asked: SimulationRequest, root: Path, jobs: int = 1) -> list[CellResult]:
+    setup = set_up(asked)
     folder = opened(setup, root)
     return run_cells(setup.scenario, folder, jobs=jobs)
 
 
 def opened(setup: Setup, root: Path) -> CellFolder:
-    folder = CellFolder(root, setup.wish.grid)
+    folder = CellFolder(root, setup.asked.grid)
     folder.open(setup.manifest(), setup.meta("headway simulate"))
     return folder
 
@@ -70,8 +67,8 @@ def sweep_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sweep(sweep_root: Path) -> list[CellResult]:
-    """What WISH comes to, for those who only read it."""
-    return simulated(WISH, sweep_root)
+    """What ASKED comes to, for those who only read it."""
+    return simulated(ASKED, sweep_root)
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +91,11 @@ def content(root: Path) -> dict[str, bytes]:
 
 
 def test_a_cell_is_a_pure_function_of_what_it_is_given() -> None:
-    scenario = set_up(WISH).scenario
+    scenario = set_up(ASKED).scenario
     runs: list[list[Record]] = []
     for _ in range(2):
         records: list[Record] = []
-        run_cell(scenario, Cell("sjf", 0.5, 1), records.append)
+        run_cell(scenario, GridCell("sjf", 0.5, 1), records.append)
         runs.append(records)
     assert runs[0] == runs[1]
     assert len(runs[0]) == 60
@@ -115,7 +112,7 @@ def test_its_summary_is_the_one_of_its_folder(single: list[CellResult], single_r
 def test_blocks_copied_both_ways_reach_the_summary(tmp_path: Path) -> None:
     # Blocks for the longest request and little more: some are swapped out, and all of them come back.
     sizes = Sizes(num_blocks=45, host_blocks=40, prefix_caching=False)
-    grid = Grid(policies=("vllm-s-fallback",), loads=(20.0,))
+    grid = PolicyGrid(policies=("vllm-s-fallback",), loads=(20.0,))
     swapping = replace(SINGLE, grid=grid, sizes=sizes)
     (result,) = simulated(swapping, tmp_path)
     assert 0 < (result.summary.swapped_in_blocks or 0) <= result.summary.swapped_out_blocks
@@ -124,15 +121,15 @@ def test_blocks_copied_both_ways_reach_the_summary(tmp_path: Path) -> None:
 
 
 def test_loads_and_seeds_make_a_difference() -> None:
-    scenario = set_up(WISH).scenario
+    scenario = set_up(ASKED).scenario
 
-    def mean_jct_s(cell: Cell) -> float:
+    def mean_jct_s(cell: GridCell) -> float:
         value = run_cell(scenario, cell, lambda record: None).summary.mean_jct_s
         assert value is not None
         return value
 
-    assert mean_jct_s(Cell("vllm", 1.0, 0)) > mean_jct_s(Cell("vllm", 0.5, 0))
-    assert mean_jct_s(Cell("vllm", 1.0, 0)) != mean_jct_s(Cell("vllm", 1.0, 1))
+    assert mean_jct_s(GridCell("vllm", 1.0, 0)) > mean_jct_s(GridCell("vllm", 0.5, 0))
+    assert mean_jct_s(GridCell("vllm", 1.0, 0)) != mean_jct_s(GridCell("vllm", 1.0, 1))
 
 
 def test_parts_are_put_in_place_of_every_policys_own(tmp_path: Path) -> None:
@@ -147,7 +144,7 @@ def test_an_error_names_its_cell(tmp_path: Path) -> None:
     with pytest.raises(
         TraceError, match=r"^vllm at load 1, seed 0: request .* output tokens; accepted: up to 1"
     ):
-        run_cell(tight, Cell("vllm"), lambda record: None)
+        run_cell(tight, GridCell("vllm"), lambda record: None)
 
 
 def test_several_instances_share_the_requests(tmp_path: Path) -> None:
@@ -158,8 +155,8 @@ def test_several_instances_share_the_requests(tmp_path: Path) -> None:
 def test_pools_serve_the_policies_that_are_for_them_and_as_many_equal_instances_the_others(
     tmp_path: Path,
 ) -> None:
-    wish = replace(POOLED, grid=Grid(policies=("ascendra", "vllm")))
-    results = {result.cell.policy: result for result in simulated(wish, tmp_path)}
+    asked = replace(POOLED, grid=PolicyGrid(policies=("ascendra", "vllm")))
+    results = {result.cell.policy: result for result in simulated(asked, tmp_path)}
     records = {policy: read_records(tmp_path / f"{policy}.records.jsonl") for policy in ("ascendra", "vllm")}
     assert {record.instance for record in records["ascendra"]} == {"lp-0", "lp-1", "hp-0"}
     assert {record.instance for record in records["vllm"]} == {"0", "1", "2"}
@@ -169,8 +166,8 @@ def test_pools_serve_the_policies_that_are_for_them_and_as_many_equal_instances_
 
 
 def test_without_tickets_hp_is_left_to_hand_offs(tmp_path: Path) -> None:
-    wish = replace(POOLED, grid=Grid(policies=("ascendra",)), pool_router="ascendra-no-ticket")
-    simulated(wish, tmp_path)
+    asked = replace(POOLED, grid=PolicyGrid(policies=("ascendra",)), pool_router="ascendra-no-ticket")
+    simulated(asked, tmp_path)
     records = read_records(tmp_path / "ascendra.records.jsonl")
     moved = {record.id for record in records if record.outcome is Outcome.HANDED_OFF}
     at_hp = {record.id for record in records if record.instance == "hp-0"}
@@ -207,7 +204,7 @@ def test_pools_give_the_same_bytes_on_any_number_of_processes_and_count_each_req
         ({"model": "parrot"}, "model 'parrot' is not known; accepted: "),
         ({"router": "dice"}, "unknown router 'dice'; accepted: round-robin"),
         ({"router": "prefill-decode"}, "which the simulator cannot; accepted: round-robin"),
-        ({"grid": Grid(policies=("vllm", "nope"))}, "unknown policy 'nope'; accepted: vllm, "),
+        ({"grid": PolicyGrid(policies=("vllm", "nope"))}, "unknown policy 'nope'; accepted: vllm, "),
         ({"parts": Parts(order="nope")}, "unknown order 'nope'; accepted: "),
         ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),
         ({"stream": Stream("missing.csv")}, "missing.csv"),
@@ -219,7 +216,7 @@ def test_pools_give_the_same_bytes_on_any_number_of_processes_and_count_each_req
             "instances and pools are given; accepted: one of the",
         ),
         (
-            {"grid": Grid(policies=("ascendra",))},
+            {"grid": PolicyGrid(policies=("ascendra",))},
             "policy 'ascendra' serves pools; give their sizes (of lp, hp)",
         ),
         (
@@ -260,7 +257,7 @@ def test_a_fingerprint_tells_costs_apart() -> None:
 def test_the_same_bytes_on_any_number_of_processes(
     sweep: list[CellResult], sweep_root: Path, tmp_path: Path
 ) -> None:
-    assert simulated(WISH, tmp_path, jobs=2) == sweep
+    assert simulated(ASKED, tmp_path, jobs=2) == sweep
     assert content(tmp_path) == content(sweep_root)
     assert set(content(sweep_root)) == {
         "simulation.json",
@@ -285,7 +282,7 @@ def test_a_report_can_be_made_of_every_layout(
 ) -> None:
     found = labelled_summaries(sections(read_runs(sweep_root)))
     assert found["sjf (seed=1) load=0.5"] == next(
-        result.summary for result in sweep if result.cell == Cell("sjf", 0.5, 1)
+        result.summary for result in sweep if result.cell == GridCell("sjf", 0.5, 1)
     )
     assert len(found) == 8
     found = labelled_summaries(sections(read_runs(single_root)))
@@ -307,17 +304,17 @@ def test_what_is_done_is_not_done_again(sweep_root: Path, tmp_path: Path) -> Non
     (tmp_path / "seed=0/load=1/run.json").write_text("{")  # cut short by a kill
     kept = tmp_path / "seed=1/load=0.5/vllm.records.jsonl"
     before_ns = kept.stat().st_mtime_ns
-    simulated(WISH, tmp_path)
+    simulated(ASKED, tmp_path)
     assert content(tmp_path) == whole
     assert kept.stat().st_mtime_ns == before_ns
 
 
 @pytest.mark.usefixtures("sweep")
 def test_an_interrupted_run_goes_on_where_it_was(sweep_root: Path, tmp_path: Path) -> None:
-    setup = set_up(WISH)
+    setup = set_up(ASKED)
     folder = opened(setup, tmp_path / "interrupted")
     # As if one before had been killed between its records and the word that they are complete.
-    folder.records(WISH.grid.cells()[-1]).write_text("{}")
+    folder.records(ASKED.grid.cells()[-1]).write_text("{}")
     ended = 0
 
     def stop_in_the_third(requests: int) -> None:
@@ -328,15 +325,15 @@ def test_an_interrupted_run_goes_on_where_it_was(sweep_root: Path, tmp_path: Pat
 
     with pytest.raises(KeyboardInterrupt):
         run_cells(setup.scenario, folder, jobs=1, tick=stop_in_the_third)
-    assert [folder.result(cell) is not None for cell in WISH.grid.cells()] == [True] * 2 + [False] * 6
-    assert [folder.records(cell).exists() for cell in WISH.grid.cells()] == [True] * 2 + [False] * 6
+    assert [folder.result(cell) is not None for cell in ASKED.grid.cells()] == [True] * 2 + [False] * 6
+    assert [folder.records(cell).exists() for cell in ASKED.grid.cells()] == [True] * 2 + [False] * 6
     assert not any("partial" in name for name in content(tmp_path))
-    simulated(WISH, tmp_path / "interrupted", jobs=2)
+    simulated(ASKED, tmp_path / "interrupted", jobs=2)
     assert content(tmp_path / "interrupted") == content(sweep_root)
 
 
 def test_interrupted_with_processes_the_done_is_kept(tmp_path: Path) -> None:
-    setup = set_up(WISH)
+    setup = set_up(ASKED)
     folder = opened(setup, tmp_path)
 
     def stop(requests: int) -> None:
@@ -344,7 +341,7 @@ def test_interrupted_with_processes_the_done_is_kept(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_cells(setup.scenario, folder, jobs=2, tick=stop)
-    assert any(folder.result(cell) is not None for cell in WISH.grid.cells())
+    assert any(folder.result(cell) is not None for cell in ASKED.grid.cells())
     assert not any("partial" in name for name in content(tmp_path))
 
 
@@ -362,7 +359,7 @@ def test_what_another_command_still_writes_into_the_folder_stays(tmp_path: Path)
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_first_error_ends_it_and_the_done_is_kept(tmp_path: Path, jobs: int) -> None:
-    setup = set_up(replace(WISH, grid=Grid(policies=("vllm", "sjf"))))
+    setup = set_up(replace(ASKED, grid=PolicyGrid(policies=("vllm", "sjf"))))
     folder = opened(setup, tmp_path)
     broken = replace(setup.scenario, max_output_tokens=1)
     with pytest.raises(TraceError, match="at load 1, seed 0: request"):
@@ -374,7 +371,7 @@ def test_the_first_error_ends_it_and_the_done_is_kept(tmp_path: Path, jobs: int)
     "change",
     [
         {"hardware": "h200"},
-        {"grid": Grid(policies=("vllm",))},
+        {"grid": PolicyGrid(policies=("vllm",))},
         {"parts": Parts(order="edf")},
         {"stream": Stream(f"{TRACE}/seed=5")},
         {"max_output_tokens": 999},
@@ -416,10 +413,12 @@ def test_one_load_and_seed_is_policy_to_summary(single: list[CellResult]) -> Non
 
 
 def test_several_seeds_are_averaged_with_their_spread(sweep: list[CellResult]) -> None:
-    found = json.loads(to_json(WISH.grid, sweep))
+    found = json.loads(to_json(ASKED.grid, sweep))
     assert list(found) == ["vllm load=0.5", "sjf load=0.5", "vllm load=1", "sjf load=1"]
     low, high = sorted(
-        r.summary.mean_jct_s or 0 for r in sweep if r.cell in (Cell("vllm", 1.0, 0), Cell("vllm", 1.0, 1))
+        r.summary.mean_jct_s or 0
+        for r in sweep
+        if r.cell in (GridCell("vllm", 1.0, 0), GridCell("vllm", 1.0, 1))
     )
     vllm = found["vllm load=1"]
     assert vllm["seeds"] == 2
@@ -440,7 +439,7 @@ def rendered(folder: CellFolder, results: list[CellResult], width: int = 200) ->
 
 
 def test_the_table_over_loads_and_seeds_is_never_cut_off(sweep: list[CellResult], sweep_root: Path) -> None:
-    folder = CellFolder(sweep_root, WISH.grid)
+    folder = CellFolder(sweep_root, ASKED.grid)
     wide, narrow = rendered(folder, sweep), rendered(folder, sweep, width=60)
     assert "mean ± standard deviation over 2 seeds" in wide
     assert "…" not in wide + narrow
@@ -459,8 +458,8 @@ def test_a_single_comparison_is_told_in_full_and_says_where_it_limps(tmp_path: P
 
 def test_a_sweep_says_at_which_loads_it_limps(tmp_path: Path) -> None:
     drop = replace(
-        WISH,
-        grid=Grid(policies=("vllm", "sjf"), loads=(0.01, 1.0)),
+        ASKED,
+        grid=PolicyGrid(policies=("vllm", "sjf"), loads=(0.01, 1.0)),
         sizes=ONE_SEAT,
         parts=Parts(leaving=("queue-bound:max_waiting=2",)),
     )
@@ -481,8 +480,8 @@ def test_pictures_of_a_sweep(sweep: list[CellResult]) -> None:
 
 
 def test_an_oracle_is_marked_as_a_bound_wherever_people_look(tmp_path: Path) -> None:
-    wish = replace(SINGLE, sizes=ONE_SEAT, grid=Grid(policies=("vllm", "srpt-oracle")))
-    setup = set_up(wish)
+    asked = replace(SINGLE, sizes=ONE_SEAT, grid=PolicyGrid(policies=("vllm", "srpt-oracle")))
+    setup = set_up(asked)
     folder = opened(setup, tmp_path)
     vllm, bound = run_cells(setup.scenario, folder, jobs=2)
     assert (bound.summary.mean_jct_s or 0) < (vllm.summary.mean_jct_s or 0)
@@ -491,14 +490,14 @@ def test_an_oracle_is_marked_as_a_bound_wherever_people_look(tmp_path: Path) -> 
         "vllm",
         "srpt-oracle (clairvoyant)",
     ]
-    assert list(json.loads(to_json(wish.grid, [vllm, bound]))) == ["vllm", "srpt-oracle"]
-    assert explain(setup.scenario, Cell("srpt-oracle"), "40")[0].record.id == "40"
+    assert list(json.loads(to_json(asked.grid, [vllm, bound]))) == ["vllm", "srpt-oracle"]
+    assert explain(setup.scenario, GridCell("srpt-oracle"), "40")[0].record.id == "40"
 
 
 def test_an_oracle_has_no_parts_to_replace() -> None:
-    wish = replace(SINGLE, grid=Grid(policies=("edf-oracle",)), parts=Parts(order="edf"))
+    asked = replace(SINGLE, grid=PolicyGrid(policies=("edf-oracle",)), parts=Parts(order="edf"))
     with pytest.raises(ConfigError, match="'edf-oracle' is an oracle, which has no parts"):
-        set_up(wish)
+        set_up(asked)
 
 
 # ---- a closer look -------------------------------------------------------------------------------------
@@ -509,27 +508,27 @@ def test_the_story_and_the_trace_are_of_the_same_run(
 ) -> None:
     scenario = set_up(SINGLE).scenario
     records = {record.id: record for record in read_records(single_root / "sjf.records.jsonl")}
-    story, explanation = explain(scenario, Cell("sjf"), "40")
+    story, explanation = explain(scenario, GridCell("sjf"), "40")
     assert story.record == records["40"]
     assert explanation is not None
     assert explanation.story == story
-    result, trace = trace_schedule(scenario, Cell("sjf"), tmp_path / "trace.json.gz")
+    result, trace = trace_schedule(scenario, GridCell("sjf"), tmp_path / "trace.json.gz")
     assert result == next(result for result in single if result.cell.policy == "sjf")
     assert trace.cut_at_s is None
 
 
 def test_the_story_and_the_trace_of_a_request_that_moved(tmp_path: Path) -> None:
-    simulated(replace(POOLED, grid=Grid(policies=("ascendra",))), tmp_path / "run")
+    simulated(replace(POOLED, grid=PolicyGrid(policies=("ascendra",))), tmp_path / "run")
     records = read_records(tmp_path / "run/ascendra.records.jsonl")
     moved = next(record for record in records if record.outcome is Outcome.HANDED_OFF)
     end = next(record for record in records if record.id == moved.id and record is not moved)
     scenario = set_up(POOLED).scenario
-    story, explanation = explain(scenario, Cell("ascendra"), moved.id)
+    story, explanation = explain(scenario, GridCell("ascendra"), moved.id)
     assert explanation is not None
     assert story.record == end
     assert f"instance {moved.instance} gave it up" in " ".join(chapter.why for chapter in story.chapters)
     assert [chapter.end_s for chapter in story.chapters][-1] == end.finished_s
-    trace_schedule(scenario, Cell("ascendra"), tmp_path / "trace.json")
+    trace_schedule(scenario, GridCell("ascendra"), tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
     slices = [
         (event["ph"], event["pid"], event["ts"])
@@ -549,58 +548,58 @@ def times(moved: Record, end: Record) -> tuple[float, float, float]:
 
 
 def test_a_story_follows_the_load() -> None:
-    scenario = set_up(WISH).scenario
-    slow, _ = explain(scenario, Cell("vllm", 0.5, 0), "7")
+    scenario = set_up(ASKED).scenario
+    slow, _ = explain(scenario, GridCell("vllm", 0.5, 0), "7")
     assert slow.chapters[0].start_s == pytest.approx(slow.record.arrival_s, abs=1e-6)
 
 
 def test_a_story_of_nobody_names_some_that_exist() -> None:
     with pytest.raises(ConfigError, match="no request 'x' in the trace; its 60 ids begin 0, 1, 2, 3, 4"):
-        explain(set_up(SINGLE).scenario, Cell("vllm"), "x")
+        explain(set_up(SINGLE).scenario, GridCell("vllm"), "x")
 
 
 def test_a_trace_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     scenario = set_up(SINGLE).scenario
     for name in ("one.json.gz", "two.json.gz", "plain.json"):
-        trace_schedule(scenario, Cell("vllm"), tmp_path / name)
+        trace_schedule(scenario, GridCell("vllm"), tmp_path / name)
     assert (tmp_path / "one.json.gz").read_bytes() == (tmp_path / "two.json.gz").read_bytes()
     assert json.loads((tmp_path / "plain.json").read_bytes())["traceEvents"]
     before = set(content(tmp_path))
     with pytest.raises(TraceError):
-        trace_schedule(replace(scenario, max_output_tokens=1), Cell("vllm"), tmp_path / "broken.json")
+        trace_schedule(replace(scenario, max_output_tokens=1), GridCell("vllm"), tmp_path / "broken.json")
     with pytest.raises(ConfigError, match="cannot be written"):
-        trace_schedule(scenario, Cell("vllm"), tmp_path / "plain.json" / "deeper.json")
+        trace_schedule(scenario, GridCell("vllm"), tmp_path / "plain.json" / "deeper.json")
     assert set(content(tmp_path)) == before
 
 
 # ---- predicted lengths ---------------------------------------------------------------------------------
 
 
-PREDICTING = replace(WISH, grid=Grid(policies=("vllm", "predicted"), num_seeds=2))
+PREDICTING = replace(ASKED, grid=PolicyGrid(policies=("vllm", "predicted"), num_seeds=2))
 
 
 def test_lengths_are_predicted_for_those_who_go_by_them_and_it_is_said_by_whom(tmp_path: Path) -> None:
-    wish = replace(PREDICTING, predictor="noisy-oracle:tau=0.8")
-    results = simulated(wish, tmp_path)
+    asked = replace(PREDICTING, predictor="noisy-oracle:tau=0.8")
+    results = simulated(asked, tmp_path)
     assert [result.predictor for result in results] == [
         "",
         "noisy-oracle:tau=0.8 (made from the true lengths)",
     ] * 2
-    said = json.loads(to_json(wish.grid, results))
+    said = json.loads(to_json(asked.grid, results))
     assert "predictor" not in said["vllm"]
     assert said["predicted"]["predictor"] == "noisy-oracle:tau=0.8 (made from the true lengths)"
-    folder = CellFolder(tmp_path, wish.grid)
+    folder = CellFolder(tmp_path, asked.grid)
     for policy, predicted in (("vllm", False), ("predicted", True)):
-        records = read_records(folder.records(Cell(policy)))
+        records = read_records(folder.records(GridCell(policy)))
         assert {record.predicted_output_tokens is not None for record in records} == {predicted}
     # Another predictor is another experiment.
     with pytest.raises(ConfigError, match=r"predictor was noisy-oracle:tau=0.8, now none"):
-        simulated(replace(wish, predictor="none"), tmp_path)
+        simulated(replace(asked, predictor="none"), tmp_path)
 
 
 def test_by_default_they_are_learned_where_somebody_goes_by_them() -> None:
-    assert set_up(WISH).scenario.predictor == "none"
-    assert set_up(WISH).lengths() is None
+    assert set_up(ASKED).scenario.predictor == "none"
+    assert set_up(ASKED).lengths() is None
     setup = set_up(PREDICTING)
     assert setup.scenario.predictor == "learned"
     assert setup.lengths() == "learned, for predicted"
@@ -608,4 +607,4 @@ def test_by_default_they_are_learned_where_somebody_goes_by_them() -> None:
 
 def test_a_predictor_that_does_not_exist_is_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="unknown predictor 'tea-leaves'"):
-        set_up(replace(WISH, predictor="tea-leaves"))
+        set_up(replace(ASKED, predictor="tea-leaves"))

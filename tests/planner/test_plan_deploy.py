@@ -59,7 +59,11 @@ def test_the_command_says_all_of_the_configuration(configuration: Configuration,
         predictor=found["predictor"] or "none",
     )
     assert said == configuration
-    assert (found["model"], found["slo_ttft"], found["slo_tbt"]) == ("Qwen/Qwen3-8B", slo.ttft_s, slo.tbt_s)
+    assert (found["model"], found["slo_ttft_s"], found["slo_tbt_s"]) == (
+        "Qwen/Qwen3-8B",
+        slo.ttft_s,
+        slo.tbt_s,
+    )
 
 
 def test_one_instance_by_itself_needs_no_gateway() -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from headway.errors import ConfigError, UpstreamError
-from headway.lab.policy_bench import free_port
+from headway.lab.server import free_port
 from headway.planner.deploy import arguments, deployed
 from headway.planner.machine import Configuration
 from headway.planner.replay_setup import FEWEST_REQUESTS, ServingOverhead

@@ -18,8 +18,8 @@ import msgspec
 from headway.core.record import Record
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import VLLM_COMES_BY
-from headway.lab.capacity import all_finished, capacity_rps
 from headway.lab.papers import Tell
+from headway.lab.policy_bench import all_finished, capacity_rps
 from headway.lab.process_cpu import CpuShare, Usage, share, usage
 from headway.loadgen import ReplayOptions, ReplayReport, replay
 from headway.results import Summary, summarize

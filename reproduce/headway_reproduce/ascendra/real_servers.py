@@ -23,7 +23,7 @@ from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
 from headway.errors import UpstreamError
 from headway.lab.papers import Tell
-from headway.lab.policy_bench import START_TIMEOUT_S, free_port, why_not_ready
+from headway.lab.server import START_TIMEOUT_S, free_port, why_not_ready
 from headway.routing.pools import instance_names, pool_of
 from headway.with_parent import signal_with_parent
 from headway_reproduce.ascendra.real_systems import SERVICES, SYSTEMS, Service, System, pool_sizes

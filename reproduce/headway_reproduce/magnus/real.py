@@ -14,7 +14,7 @@ from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
 from headway.errors import SimulationError
 from headway.lab.papers import Tell
-from headway.lab.policy_bench import START_TIMEOUT_S, free_port
+from headway.lab.server import START_TIMEOUT_S, free_port
 from headway.loadgen import BatchPlan, ReplayOptions, replay, replay_batches
 from headway.predict.lengths.choice import length_predictor
 from headway.predict.lengths.facts import RequestFacts, SharedPrefix

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from headway.cli.flag_names import by_flag
+from headway.cli.options import command_of, flag_of
 from headway.errors import VLLM_COMES_BY, HeadwayError
 
 COMMANDS = {
@@ -71,7 +71,16 @@ class AsWritten:
 
 
 class Command(AsWritten, TyperCommand):
-    """A subcommand."""
+    """A subcommand. An error about a setting names the flag that set it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it. What no flag set came from a file, and keeps its name in an error."""
+        try:
+            return super().invoke(ctx)
+        except HeadwayError as error:
+            if flag := flag_of(ctx, error.setting):
+                error.args, error.setting = (error.told_of(flag),), flag
+            raise
 
 
 class LazyGroup(AsWritten, TyperGroup):
@@ -97,7 +106,9 @@ class LazyGroup(AsWritten, TyperGroup):
 def _load(name: str) -> Any:
     module = import_module(f"{__name__}.{name}")
     single = typer.Typer(add_completion=False)
-    single.command(name, cls=Command, epilog=getattr(module, "EPILOG", None))(getattr(module, name))
+    single.command(name, cls=Command, epilog=getattr(module, "EPILOG", None))(
+        command_of(getattr(module, name))
+    )
     return typer.main.get_command(single)
 
 
@@ -134,7 +145,7 @@ def main() -> None:
     try:
         app(prog_name="headway")
     except HeadwayError as error:
-        _fail(by_flag(str(error), sys.argv))
+        _fail(str(error))
     except ModuleNotFoundError as error:
         if error.name not in COME_BY:
             raise

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.host_memory import HostKvBytesPerS, HostKvGib, host_memory
-from headway.cli.target_flags import SloTbt, SloTtft
-from headway.cli.trace_flags import TimeUnit, Trace
-from headway.cli.written_command import written_command
+from headway.cli.options import (
+    Given,
+    Json,
+    OptionGroup,
+    SloTbt,
+    SloTtft,
+    TimeUnit,
+    Trace,
+    VllmFlags,
+    host_memory,
+)
+from headway.cli.output import written_command
+from headway.engine.kv.host import HostKv
 from headway.errors import ConfigError
+from headway.setting import Setting
+
+if TYPE_CHECKING:
+    from headway.lab.policy_bench import PolicyBench
 
 EPILOG = """Examples:
 
@@ -31,84 +45,89 @@ which did better. `headway report DIR --out FILE.html` draws what was written.
 """
 
 
-def bench(
-    model: Annotated[
-        str, typer.Option(metavar="M", help="`demo`, `demo-random`, a directory, or a hub name.")
-    ],
-    trace: Trace,
-    policies: Annotated[str, typer.Option(metavar="A,B,...", help="Rows of the preset table, in turn.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for records and logs; must be new.")],
-    vllm_flags: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- VLLM_FLAGS]...", help="vLLM's own flags, after `--`.")
-    ] = None,
-    rate_scale: Annotated[float, typer.Option(metavar="X", help="Requests arrive X times as fast.")] = 1.0,
-    time_unit: TimeUnit = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchFlags:
+    """What is compared, on which stream, and where the records go."""
+
+    model: Annotated[str, Setting("`demo`, `demo-random`, a directory, or a hub name.", "M")]
+    trace: Trace
+    policies: Annotated[str, Setting("Rows of the preset table, in turn.", "A,B,...")]
+    out: Annotated[Path, Setting("Folder for records and logs; must be new.", "DIR")]
+    vllm_flags: VllmFlags = ()
+    rate_scale: Annotated[float, Setting("Requests arrive X times as fast.", "X")] = 1.0
+    time_unit: TimeUnit = None
     load: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="Requests arrive at X of this machine's capacity in the mean: what the first policy's server "
+        Setting(
+            "Requests arrive at X of this machine's capacity in the mean: what the first policy's server "
             "gets through when requests are there all at once. Measured first.",
+            "X",
         ),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N requests.")] = None,
-    slo_ttft: SloTtft = None,
-    slo_tbt: SloTbt = None,
+    ] = None
+    limit: Annotated[int | None, Setting("Only the first N requests.", "N")] = None
+    slo_ttft_s: SloTtft = None
+    slo_tbt_s: SloTbt = None
     batch_width: Annotated[
-        int | None, typer.Option(metavar="N", help="Requests a step may run; the same for all policies.")
-    ] = None,
-    host_kv_gib: HostKvGib = None,
-    host_kv_bytes_per_s: HostKvBytesPerS = None,
+        int | None, Setting("Requests a step may run; the same for all policies.", "N")
+    ] = None
+    host_kv: Annotated[Given, OptionGroup(of=HostKv, prefix="host_kv_")]
     predictor: Annotated[
         str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Predict lengths, to all policies alike: as `headway serve --predictor`, noisy-oracle:tau=T, "
+        Setting(
+            "Predict lengths, to all policies alike: as `headway serve --predictor`, noisy-oracle:tau=T, "
             "broken:way=W or none (default: learned, to those that go by them).",
+            "SPEC",
         ),
-    ] = None,
-    own_stops: Annotated[
-        bool,
-        typer.Option("--own-stops", help="Let the model end its answers itself; the trace needs prompts."),
-    ] = False,
-    seed: Annotated[
-        int, typer.Option(help="Decides the made-up prompts, and what `demo` and `gen:` draw.")
-    ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help='Print {"<policy>": {summary}} on stdout.')] = False,
-) -> None:
+    ] = None
+    own_stops: Annotated[bool, Setting("Let the model end its answers itself; the trace needs prompts.")] = (
+        False
+    )
+    seed: Annotated[int, Setting("Decides the made-up prompts, and what `demo` and `gen:` draw.")] = 0
+    as_json: Annotated[bool, Json] = False
+
+    def experiment(self) -> PolicyBench:
+        """What is to be run."""
+        from headway.core.slo import Slo
+        from headway.engine.settings import EngineSettings
+        from headway.lab.grid import parse_policies
+        from headway.lab.policy_bench import PolicyBench
+        from headway.lab.stream import Stream
+        from headway.traces import scale_rate
+
+        if self.load is not None and self.rate_scale != 1:
+            raise ConfigError(
+                f"--load is {self.load:g} and --rate-scale {self.rate_scale:g}; accepted: one of the two"
+            )
+        slo = Slo(ttft_s=self.slo_ttft_s, tbt_s=self.slo_tbt_s)
+        stream = Stream(self.trace, self.limit, slo, self.time_unit)
+        return PolicyBench(
+            model=self.model,
+            policies=parse_policies(self.policies),
+            requests=scale_rate(stream.requests(self.seed), self.rate_scale),
+            out=self.out,
+            settings=EngineSettings(
+                slo_ttft_s=self.slo_ttft_s,
+                slo_tbt_s=self.slo_tbt_s,
+                batch_width=self.batch_width,
+                host_kv=host_memory(**self.host_kv),
+            ),
+            predictor=self.predictor,
+            own_stops=self.own_stops,
+            vllm_flags=self.vllm_flags,
+            load=self.load,
+            seed=self.seed,
+            trace=self.trace,
+            command=written_command(sys.argv),
+        )
+
+
+def bench(flags: BenchFlags) -> None:
     """Compare policies on a real engine, one after another, on the same trace."""
     from headway.cli.replay import send_with_progress
     from headway.cli.report import show_tables, show_verdicts
-    from headway.core.slo import Slo
-    from headway.engine.settings import EngineSettings
-    from headway.lab.grid import parse_policies
-    from headway.lab.policy_bench import PolicyBench
-    from headway.lab.stream import Stream
     from headway.results import has_run, labelled_summaries, read_run, sections, to_json
-    from headway.traces import scale_rate
 
-    if load is not None and rate_scale != 1:
-        raise ConfigError(f"--load is {load:g} and --rate-scale {rate_scale:g}; accepted: one of the two")
-    stream = Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt), time_unit)
-    experiment = PolicyBench(
-        model=model,
-        policies=parse_policies(policies),
-        requests=scale_rate(stream.requests(seed), rate_scale),
-        out=out,
-        settings=EngineSettings(
-            slo_ttft_s=slo_ttft,
-            slo_tbt_s=slo_tbt,
-            batch_width=batch_width,
-            host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
-        ),
-        predictor=predictor,
-        own_stops=own_stops,
-        vllm_flags=tuple(vllm_flags or ()),
-        load=load,
-        seed=seed,
-        trace=trace,
-        command=written_command(sys.argv),
-    )
+    experiment, out = flags.experiment(), flags.out
     try:
         finished = experiment.run(send_with_progress, lambda line: typer.echo(line, err=True))
     except KeyboardInterrupt:
@@ -116,7 +135,7 @@ def bench(
         typer.echo(f"interrupted: {kept}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     parts = sections([read_run(out)])
-    if as_json:
+    if flags.as_json:
         typer.echo(to_json(labelled_summaries(parts)))
     show_verdicts(parts)
     show_tables(parts)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+
+from headway.setting import Setting, Shown
 
 EPILOG = """Examples:
 
@@ -23,24 +26,33 @@ and the last ended ones (500; `headway serve --explain N`) can be explained. Of 
 """
 
 
-def explain(
-    url: Annotated[str, typer.Option(metavar="URL", help="Base URL of the server or gateway.")],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainFlags:
+    """Which request of which server."""
+
+    url: Annotated[str, Setting("Base URL of the server or gateway.", "URL")]
     request_id: Annotated[
         str | None,
-        typer.Argument(metavar="ID", help="The answer's id, or the client's own; none: list requests."),
-    ] = None,
+        Setting(
+            "The answer's id, or the client's own; none: list requests.", "ID", shown=Shown(argument=True)
+        ),
+    ] = None
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Sent as a bearer token.", envvar="OPENAI_API_KEY")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as it is.")] = False,
-) -> None:
+        str | None, Setting("Sent as a bearer token.", "KEY", shown=Shown(env="OPENAI_API_KEY"))
+    ] = None
+    as_json: Annotated[bool, Setting("Print the server's answer as it is.", shown=Shown(flag="--json"))] = (
+        False
+    )
+
+
+def explain(flags: ExplainFlags) -> None:
     """Tell what a request waited for, behind whom, who displaced it, its slack, and what was predicted of it."""
     from headway.loadgen.queries import ask_about
 
-    answer = asyncio.run(ask_about(url, request_id, api_key))
-    if as_json:
+    answer = asyncio.run(ask_about(flags.url, flags.request_id, flags.api_key))
+    if flags.as_json:
         typer.echo(json.dumps(answer))
-    elif request_id is None:
+    elif flags.request_id is None:
         _list(answer["requests"])
     else:
         _tell(answer)

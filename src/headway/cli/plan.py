@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.host_memory import KV_TIER_HELP, KV_TIER_SPEC
-from headway.cli.measuring import progress, stdout_for_data
-from headway.cli.option_panels import options_under
-from headway.cli.out_folder import kept_or_temporary
-from headway.cli.trace_flags import TimeUnit, Trace
+from headway.cli.options import KvTierSpec, OptionGroup, SloTbt, SloTtft, TimeUnit, Trace
+from headway.cli.output import kept_or_temporary, progress, show, stdout_for_data
 from headway.errors import ConfigError, HeadwayError, UpstreamError
+from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
     from headway.planner.planner import Effort, PlannedDeployment
     from headway.planner.preparation import Prepared
+    from headway.planner.request import PlanRequest
     from headway.planner.verify import Verified
 
 EPILOG = """Examples:
@@ -46,136 +46,146 @@ QUESTION_FILE = "plan-question.json"
 VERIFY_SECONDS = 60.0
 """For which requests are sent, where nothing is said."""
 
-_load = options_under("What is served")
-_search = options_under("The search")
-_check = options_under("The check")
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFlags:
+    """What is served."""
 
-def plan(
-    trace: Trace,
-    hardware: Annotated[str, typer.Option(metavar="H", help="GPU of the catalogue, or a cost file.")],
-    model: Annotated[
-        str, typer.Option(metavar="M", help="`demo`, a hub name that is known, or a directory.")
-    ],
-    gpus: Annotated[int, typer.Option(metavar="N", help="How many there are.")],
-    slo_ttft: Annotated[float | None, _load("S", "Target for requests that name none: first token.")] = None,
-    slo_tbt: Annotated[
-        float | None, _load("S", "Target for requests that name none: between tokens.")
-    ] = None,
-    slo_deadline: Annotated[
-        float | None, _load("S", "Target for requests that name none: whole answer.")
-    ] = None,
-    rate_scale: Annotated[float | None, _load("X", "Requests arrive X times as fast (default: 1).")] = None,
+    slo_ttft_s: SloTtft = None
+    slo_tbt_s: SloTbt = None
+    slo_deadline_s: Annotated[
+        float | None, Setting("Target for requests that name none: whole answer.", "S")
+    ] = None
+    rate_scale: Annotated[float | None, Setting("Requests arrive X times as fast (default: 1).", "X")] = None
     load: Annotated[
-        float | None, _load("X", "In its place: as fast as X times what stock vLLM gets through on all GPUs.")
-    ] = None,
-    time_unit: TimeUnit = None,
-    limit: Annotated[int | None, _load("N", "Only the first N requests.")] = None,
+        float | None,
+        Setting("In its place: as fast as X times what stock vLLM gets through on all GPUs.", "X"),
+    ] = None
+    limit: Annotated[int | None, Setting("Only the first N requests.", "N")] = None
     predictor: Annotated[
-        str, _load("SPEC", "Who predicts answer lengths for policies that go by them, as for `serve`.")
-    ] = "learned",
+        str, Setting("Who predicts answer lengths for policies that go by them, as for `serve`.", "SPEC")
+    ] = "learned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFlags:
+    """What is tried, and where it is kept."""
+
     policies: Annotated[
         str | None,
-        _search("A,B,...", "Rows of the preset table, and ascendra for pools (default: a sensible set)."),
-    ] = None,
+        Setting("Rows of the preset table, and ascendra for pools (default: a sensible set).", "A,B,..."),
+    ] = None
     kv_tier: Annotated[
-        str | None, _search(KV_TIER_SPEC, f"{KV_TIER_HELP} Every configuration is tried with and without.")
-    ] = None,
-    seeds: Annotated[int, _search("N", "Samples of the trace in the last round.")] = 5,
-    budget: Annotated[int | None, _search("N", "Configurations to try (default: 240).")] = None,
+        str | None,
+        replace(KvTierSpec, help=f"{KvTierSpec.help} Every configuration is tried with and without."),
+    ] = None
+    seeds: Annotated[int, Setting("Samples of the trace in the last round.", "N")] = 5
+    budget: Annotated[int | None, Setting("Configurations to try (default: 240).", "N")] = None
     minutes: Annotated[
-        float | None, _search("M", "In its place: as many as take about so long on this machine.")
-    ] = None,
-    jobs: Annotated[int | None, _search("N", "Processes (default: one a CPU).")] = None,
+        float | None, Setting("In its place: as many as take about so long on this machine.", "M")
+    ] = None
+    jobs: Annotated[int | None, Setting("Processes (default: one a CPU).", "N")] = None
     fewest: Annotated[
-        bool,
-        _search(
-            None, "Find the fewest GPUs that hold a goodput; exit status 1 if not even all do.", "--fewest"
-        ),
-    ] = False,
-    goodput_aim: Annotated[float | None, _search("X", "That goodput (default: 0.9).")] = None,
-    out: Annotated[
-        Path | None, _search("DIR", "Keep runs, plan.json and pareto.svg; resumed if there.")
-    ] = None,
-    verify: Annotated[
-        bool, _check(None, "Deploy the choice on this machine, replay, and compare.", "--verify")
-    ] = False,
-    verify_seconds: Annotated[
-        float | None, _check("S", "Seconds for which requests are sent (default: 60).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object on stdout.")] = False,
-) -> None:
-    """Find what serves a trace best on so many GPUs: policy, pools, TP, seats, token budget, host memory."""
-    from headway.core.slo import Slo
-    from headway.lab.grid import parse_policies
-    from headway.lab.stream import Stream
-    from headway.planner.planner import Effort
-    from headway.planner.preparation import prepare
-    from headway.planner.request import PlanRequest
-    from headway.sim.limits import parse_kv_tier
-
-    seconds = _seconds_to_verify(verify_seconds, verify=verify)
-    effort = Effort(budget=budget, minutes=minutes, jobs=os.cpu_count() or 1 if jobs is None else jobs)
-    prepared = prepare(
-        PlanRequest(
-            hardware=hardware,
-            model=model,
-            gpus=gpus,
-            stream=Stream(
-                trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt, deadline_s=slo_deadline), time_unit
-            ),
-            rate_scale=rate_scale,
-            load=load,
-            policies=None if policies is None else parse_policies(policies),
-            kv_tier=None if kv_tier is None else parse_kv_tier(kv_tier),
-            seeds=seeds,
-            predictor=predictor,
-            fewest=fewest,
-            aim=goodput_aim,
-        )
+        bool, Setting("Find the fewest GPUs that hold a goodput; exit status 1 if not even all do.")
+    ] = False
+    goodput_aim: Annotated[float | None, Setting("That goodput (default: 0.9).", "X")] = None
+    out: Annotated[Path | None, Setting("Keep runs, plan.json and pareto.svg; resumed if there.", "DIR")] = (
+        None
     )
-    if verify:
-        _check_verifiable(prepared)
-    _introduce(prepared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckFlags:
+    """Whether the choice is deployed, for how long."""
+
+    verify: Annotated[bool, Setting("Deploy the choice on this machine, replay, and compare.")] = False
+    verify_seconds: Annotated[
+        float | None, Setting("Seconds for which requests are sent (default: 60).", "S")
+    ] = None
+
+    def seconds(self) -> float:
+        """How long requests are sent. Raises ConfigError for no time at all, or where there is no check."""
+        asked = self.verify_seconds
+        seconds = VERIFY_SECONDS if asked is None else asked
+        if not 0 < seconds < float("inf"):
+            raise ConfigError(f"--verify-seconds is {seconds}; accepted: more than 0")
+        if asked is not None and not self.verify:
+            raise ConfigError(f"--verify-seconds is {seconds} without --verify; accepted: with --verify")
+        return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFlags:
+    """What is planned, how it is searched, and whether the choice is checked."""
+
+    trace: Trace
+    hardware: Annotated[str, Setting("GPU of the catalogue, or a cost file.", "H")]
+    model: Annotated[str, Setting("`demo`, a hub name that is known, or a directory.", "M")]
+    gpus: Annotated[int, Setting("How many there are.", "N")]
+    load: Annotated[LoadFlags, OptionGroup(panel="What is served")]
+    time_unit: TimeUnit = None
+    search: Annotated[SearchFlags, OptionGroup(panel="The search")]
+    check: Annotated[CheckFlags, OptionGroup(panel="The check")]
+    as_json: Annotated[bool, Setting("Print one object on stdout.", shown=Shown(flag="--json"))] = False
+
+    def ask(self) -> PlanRequest:
+        """The question that the search answers."""
+        from headway.core.slo import Slo
+        from headway.lab.grid import parse_policies
+        from headway.lab.stream import Stream
+        from headway.planner.request import PlanRequest
+        from headway.sim.limits import parse_kv_tier
+
+        load, search = self.load, self.search
+        slo = Slo(ttft_s=load.slo_ttft_s, tbt_s=load.slo_tbt_s, deadline_s=load.slo_deadline_s)
+        return PlanRequest(
+            hardware=self.hardware,
+            model=self.model,
+            gpus=self.gpus,
+            stream=Stream(self.trace, load.limit, slo, self.time_unit),
+            rate_scale=load.rate_scale,
+            load=load.load,
+            policies=None if search.policies is None else parse_policies(search.policies),
+            kv_tier=None if search.kv_tier is None else parse_kv_tier(search.kv_tier),
+            seeds=search.seeds,
+            predictor=load.predictor,
+            fewest=search.fewest,
+            aim=search.goodput_aim,
+        )
+
+
+def plan(flags: PlanFlags) -> None:
+    """Find what serves a trace best on so many GPUs: policy, pools, TP, seats, token budget, host memory."""
+    from headway.planner.planner import Effort
+    from headway.planner.preparation import introduction, prepare
+    from headway.planner.report import plan_table
+    from headway.planner.verify import check_verifiable
+
+    search, out = flags.search, flags.search.out
+    seconds = flags.check.seconds()
+    jobs = os.cpu_count() or 1 if search.jobs is None else search.jobs
+    effort = Effort(budget=search.budget, minutes=search.minutes, jobs=jobs)
+    prepared = prepare(flags.ask())
+    if flags.check.verify:
+        check_verifiable(prepared)
+    typer.echo(introduction(prepared), err=True)
     with kept_or_temporary(out) as root:
         planned = _plan(prepared, effort, root, kept=out is not None)
-        _show(planned)
+        show(plan_table(planned))
         if out is not None:
             _write(planned, out)
         try:
-            verified = _verify(planned, root, seconds, out) if verify else None
+            verified = _verify(planned, root, seconds, out) if flags.check.verify else None
         except (typer.Exit, HeadwayError):
-            _answer(planned, None, as_json)  # the plan stands, and took longer than its check
+            _answer(planned, None, flags.as_json)  # the plan stands, and took longer than its check
             raise
-        _answer(planned, verified, as_json)
+        _answer(planned, verified, flags.as_json)
     if planned.is_too_few:
         raise typer.Exit(1)
 
 
-def _seconds_to_verify(asked: float | None, *, verify: bool) -> float:
-    """How long requests are sent for a check. Raises ConfigError for no time at all, or where there is no check."""
-    seconds = VERIFY_SECONDS if asked is None else asked
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(f"--verify-seconds is {seconds}; accepted: more than 0")
-    if asked is not None and not verify:
-        raise ConfigError(f"--verify-seconds is {seconds} without --verify; accepted: with --verify")
-    return seconds
-
-
-def _check_verifiable(prepared: Prepared) -> None:
-    from headway.planner.verify import check_verifiable
-
-    check_verifiable(prepared)
-
-
-def _introduce(prepared: Prepared) -> None:
-    from headway.planner.preparation import introduction
-
-    typer.echo(introduction(prepared), err=True)
-
-
 def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> PlannedDeployment:
-    from headway.lab.manifest import open_folder
+    from headway.lab.kept_runs import open_folder
     from headway.planner.planner import make_plan
     from headway.planner.runs import KeptPlanRuns
 
@@ -196,7 +206,7 @@ def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Plan
 
 def _check_writable(out: Path) -> None:
     """Raise ConfigError if what the search comes to could not be written: before it, since it takes minutes."""
-    from headway.cli.writable import check_replaceable
+    from headway.cli.output import check_replaceable
     from headway.planner.report import FILE
 
     for name in (DATA_FILE, FILE):
@@ -216,7 +226,7 @@ def _verify(planned: PlannedDeployment, root: Path, seconds: float, out: Path | 
         if out is not None:
             raise
         raise UpstreamError(f"{error}; without --out DIR nothing of it is kept") from None
-    _print(verify_table(verified))
+    show(verify_table(verified))
     if out is not None:
         _write_data(planned, verified, out)
     return verified
@@ -266,15 +276,3 @@ def _json(planned: PlannedDeployment, verified: Verified | None) -> str:
 
     checked = None if verified is None else verified.to_dict()
     return json.dumps(plan_data(planned) | {"verify": checked}, indent=2)
-
-
-def _show(planned: PlannedDeployment) -> None:
-    from headway.planner.report import plan_table
-
-    _print(plan_table(planned))
-
-
-def _print(what: object) -> None:
-    from rich.console import Console
-
-    Console(stderr=True).print(what)

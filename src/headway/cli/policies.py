@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,15 +25,22 @@ PIPED_WIDTH = 300
 """Columns when the table goes to a file or another program: nothing is cut off."""
 
 
-def policies(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON object.")] = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoliciesFlags:
+    """How the table is shown."""
+
+    as_json: Annotated[bool, Setting("Print the table as one JSON object.", shown=Shown(flag="--json"))] = (
+        False
+    )
+
+
+def policies(flags: PoliciesFlags) -> None:
     """Show the preset table: what each policy is made of, and the parts there are."""
     from rich.console import Console
 
     from headway.policies.presets import POOLED, known_presets
 
-    if as_json:
+    if flags.as_json:
         rows = {name: asdict(row) for name, row in known_presets().items()}
         pooled = {name: {"pools": dict(pools)} for name, pools in POOLED.items()}
         typer.echo(json.dumps({**rows, **pooled}))

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.measuring import check_target, progress, stdout_for_data
-from headway.cli.profile_recompute import RecomputeAsk, profile_recompute
+from headway.cli.options import VllmFlags
+from headway.cli.output import check_target, progress, stdout_for_data
 from headway.errors import ConfigError
+from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from headway.engine.profiling.profile import Measurements, ProfilePlan
+    from headway.engine.profiling.recompute_grid import GridMeasurements, GridPlan
     from headway.engine.profiling.result import ProfileResult
+    from headway.predict.recompute.regressors import JudgedCell
+    from headway.predict.recompute.rows import RecomputeRows
+    from headway.predict.recompute.verdict import RecomputeVerdict
+
 
 EPILOG = """Examples:
 
@@ -40,73 +52,57 @@ Needs the extra `fit`. FILE gets the rows, from which --from fits again. --quick
 """
 
 
-def profile(
-    model: Annotated[
-        str | None, typer.Option(metavar="M", help="`demo`, `demo-random`, a directory, or a hub name.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The file to write.")] = None,
-    vllm_flags: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- VLLM_FLAGS]...", help="vLLM's own flags, after `--`.")
-    ] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileFlags:
+    """What is measured, for how long, and where it is written."""
+
+    model: Annotated[str | None, Setting("`demo`, `demo-random`, a directory, or a hub name.", "M")] = None
+    out: Annotated[Path | None, Setting("The file to write.", "FILE")] = None
+    vllm_flags: VllmFlags = ()
     seconds: Annotated[
         float | None,
-        typer.Option(
-            metavar="S", help="Time for measuring steps, after the start (60); one round is always finished."
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="12 seconds in place of 60; of a grid, far less.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
-    seed: Annotated[int, typer.Option(help="Decides the prompts and the order of the steps.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as one object on stdout.")] = False,
-    recompute_grid: Annotated[
-        bool, typer.Option("--recompute-grid", help="Measure prefills of six models instead, and fit them.")
-    ] = False,
+        Setting("Time for measuring steps, after the start (60); one round is always finished.", "S"),
+    ] = None
+    quick: Annotated[bool, Setting("12 seconds in place of 60; of a grid, far less.")] = False
+    force: Annotated[bool, Setting("Replace FILE if it is there.")] = False
+    seed: Annotated[int, Setting("Decides the prompts and the order of the steps.")] = 0
+    as_json: Annotated[
+        bool, Setting("Print a summary as one object on stdout.", shown=Shown(flag="--json"))
+    ] = False
+    recompute_grid: Annotated[bool, Setting("Measure prefills of six models instead, and fit them.")] = False
     source: Annotated[
         Path | None,
-        typer.Option(
-            "--from", metavar="FILE", help="With --recompute-grid: fit these rows, measure nothing."
+        Setting(
+            "With --recompute-grid: fit these rows, measure nothing.", "FILE", shown=Shown(flag="--from")
         ),
-    ] = None,
-) -> None:
+    ] = None
+
+
+def profile(flags: ProfileFlags) -> None:
     """Measure what a model costs on this machine and write a cost file that other commands read."""
-    if recompute_grid:
-        _refuse_for_the_grid(model, seconds, vllm_flags)
-        profile_recompute(
-            RecomputeAsk(out=out, source=source, force=force, quick=quick, seed=seed, as_json=as_json)
-        )
+    model, out, vllm_flags, seed = flags.model, flags.out, flags.vllm_flags, flags.seed
+    if flags.recompute_grid:
+        _profile_recompute(flags)
         return
     if model is None or out is None:
         raise ConfigError("--model M and --out FILE are needed; accepted without a model: --recompute-grid")
-    if source is not None:
+    if flags.source is not None:
         raise ConfigError("--from FILE is accepted with --recompute-grid only")
-    check_target(out, force)
-    plan = _plan(seconds, quick, seed)
+    check_target(out, flags.force)
+    plan = _plan(flags.seconds, flags.quick, seed)
     with stdout_for_data():
-        measured, interrupted = _measure(model, vllm_flags or [], plan)
-        result = _conclude(measured, model, vllm_flags or [], seed, interrupted)
+        measured, interrupted = _measure(model, vllm_flags, plan)
+        result = _conclude(measured, model, vllm_flags, seed, interrupted)
         if result is not None:
             _write(out, result, interrupted)
     if result is not None:
-        if as_json:
+        if flags.as_json:
             import json
 
             typer.echo(json.dumps({**result.to_dict(), "file": str(out), "interrupted": interrupted}))
         _show(result)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _refuse_for_the_grid(model: str | None, seconds: float | None, vllm_flags: list[str] | None) -> None:
-    """Raise ConfigError for what the grid decides by itself."""
-    given = {"--model": model, "--seconds": seconds, "vLLM's own flags": vllm_flags}
-    for name, value in given.items():
-        if value not in (None, []):
-            raise ConfigError(
-                f"{name} and --recompute-grid are given; the grid makes its own models and steps, "
-                f"accepted with it: --out, --from, --quick, --force, --seed, --json"
-            )
 
 
 def _plan(seconds: float | None, quick: bool, seed: int) -> ProfilePlan:
@@ -118,7 +114,7 @@ def _plan(seconds: float | None, quick: bool, seed: int) -> ProfilePlan:
     return ProfilePlan(seconds=default if seconds is None else seconds, seed=seed)
 
 
-def _measure(model: str, vllm_flags: list[str], plan: ProfilePlan) -> tuple[Measurements | None, bool]:
+def _measure(model: str, vllm_flags: Sequence[str], plan: ProfilePlan) -> tuple[Measurements | None, bool]:
     """What was measured, and whether it was interrupted; None if there is nothing yet."""
     measured: Measurements | None = None
     try:
@@ -140,7 +136,7 @@ def _measure(model: str, vllm_flags: list[str], plan: ProfilePlan) -> tuple[Meas
 
 
 def _conclude(
-    measured: Measurements | None, model: str, vllm_flags: list[str], seed: int, interrupted: bool
+    measured: Measurements | None, model: str, vllm_flags: Sequence[str], seed: int, interrupted: bool
 ) -> ProfileResult | None:
     """The result; None, saying why, if an interruption left too little."""
     from datetime import date
@@ -191,3 +187,150 @@ def _show(result: ProfileResult) -> None:
         f"KV cache: {cost.kv_bytes_per_token:,} bytes a token, room for {cost.kv_capacity_tokens:,} tokens "
         f"in blocks of {cost.block_size}"
     )
+
+
+# ---- --recompute-grid ----------------------------------------------------------------------------------
+
+_BETWEEN_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_LARGEST_SHOWN = 10.0
+
+
+def _profile_recompute(flags: ProfileFlags) -> None:
+    """Measure or read the rows, print the table of errors on stderr and, if asked to, a summary on stdout."""
+    _check_grid(flags)
+    from headway.predict.recompute.regressors import require_scikit_learn
+    from headway.predict.recompute.rows import load_rows
+
+    require_scikit_learn()
+    if flags.source is not None:
+        _judge(load_rows(flags.source), flags)
+        return
+    rows = _measured_rows(flags)
+    if rows is None or rows.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    _judge(rows, flags)
+
+
+def _check_grid(flags: ProfileFlags) -> None:
+    """Raise ConfigError for what the grid decides by itself, and unless it is either measured or read."""
+    given = {"--model": flags.model, "--seconds": flags.seconds, "vLLM's own flags": flags.vllm_flags}
+    for name, value in given.items():
+        if value not in (None, ()):
+            raise ConfigError(
+                f"{name} and --recompute-grid are given; the grid makes its own models and steps, "
+                f"accepted with it: --out, --from, --quick, --force, --seed, --json"
+            )
+    if (flags.out is None) == (flags.source is None):
+        found = "both" if flags.out else "neither"
+        raise ConfigError(
+            f"--recompute-grid needs --out FILE to measure or --from FILE to fit again; found {found}"
+        )
+
+
+def _judge(rows: RecomputeRows, flags: ProfileFlags) -> None:
+    from headway.predict.recompute.regressors import DEGREES, QUICK_DEGREES
+    from headway.predict.recompute.verdict import judge
+
+    with progress() as tell:
+        verdict = judge(rows, tell, degrees=QUICK_DEGREES if flags.quick else DEGREES, seed=flags.seed)
+    if flags.as_json:
+        import json
+
+        typer.echo(json.dumps({**verdict.to_dict(), "file": str(flags.out or flags.source)}))
+    _show_verdict(verdict)
+
+
+def _measured_rows(flags: ProfileFlags) -> RecomputeRows | None:
+    """The rows, written to their file, also after an interruption; None, saying so, if there are none yet."""
+    from headway.engine.profiling.recompute_grid import FULL, QUICK, GridMeasurements
+    from headway.predict.recompute.rows import write_rows
+
+    assert flags.out is not None
+    check_target(flags.out, flags.force)
+    plan = QUICK if flags.quick else FULL
+    measured = GridMeasurements()
+    with stdout_for_data():
+        interrupted = _measure_grid(plan, measured)
+    if not measured.steps:
+        typer.echo("interrupted, nothing written; still missing: everything", err=True)
+        return None
+    rows = measured.rows(plan, interrupted=interrupted)
+    write_rows(flags.out, rows)
+    how = f"interrupted; --from {flags.out} fits what was measured: " if interrupted else ""
+    typer.echo(f"{how}wrote {flags.out} ({len(rows.steps)} steps)", err=True)
+    return rows
+
+
+def _measure_grid(plan: GridPlan, into: GridMeasurements) -> bool:
+    """Fill `into`; whether it was interrupted."""
+    from headway.engine.profiling.recompute_grid import measure_grid
+
+    shapes = len(plan.recipes())
+    typer.echo(
+        f"measuring {plan.num_rows} prefills of {shapes} models ({plan.name}); Ctrl-C ends it early", err=True
+    )
+    try:
+        with progress() as tell:
+            measure_grid(plan, into, tell)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _show_verdict(verdict: RecomputeVerdict) -> None:
+    """The errors of all cells, the contenders and the copies, for people."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    _show_grid(verdict, console)
+    _show_contenders(verdict, console)
+    swap = verdict.swap
+    console.print(
+        f"swap: error {swap.out:.1%} out, {swap.into:.1%} in, on {swap.num_held_out} unseen sizes of copy"
+    )
+    console.print(f"at decision time: {verdict.better}")
+
+
+def _show_grid(verdict: RecomputeVerdict, console: Console) -> None:
+    parts, plan = verdict.parts, verdict.rows.plan
+    title = f"error (MAPE) on {len(parts.held_out)} steps of unseen configurations ({plan} grid)"
+    console.print(_grid_table(verdict, title, lambda found: found.held_out))
+    if parts.unseen_shape is not None:
+        title = f"error (MAPE) on {len(parts.of_unseen_shape)} steps of {parts.unseen_shape}, an unseen shape"
+        console.print(_grid_table(verdict, title, lambda found: found.on_unseen_shape))
+
+
+def _grid_table(verdict: RecomputeVerdict, title: str, error: Callable[[JudgedCell], float | None]) -> Table:
+    from rich.table import Table
+
+    from headway.predict.recompute.regressors import REGRESSORS
+
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0))
+    table.add_column("degree", justify="right")
+    for name in REGRESSORS:
+        table.add_column(_BETWEEN_WORDS.sub("\n", name), justify="right")
+    by_cell = {(found.cell.degree, found.cell.regressor): found for found in verdict.grid}
+    for degree in sorted({found.cell.degree for found in verdict.grid}):
+        row = [by_cell[degree, name] for name in REGRESSORS]
+        table.add_row(str(degree), *(_per_cent(error(found)) for found in row))
+    return table
+
+
+def _show_contenders(verdict: RecomputeVerdict, console: Console) -> None:
+    from rich.table import Table
+
+    title = f"analyser: {verdict.chosen.cell}"
+    table = Table(
+        "", "unseen\nsteps", "their\nmedians", "of one\nprompt", "unseen\nshape", "to ask", title=title
+    )
+    for found in verdict.contenders:
+        errors = (found.held_out, found.on_medians, found.alone, found.on_unseen_shape)
+        asking = "-" if found.asking_s is None else f"{found.asking_s * 1e6:.0f} µs"
+        table.add_row(found.name, *map(_per_cent, errors), asking)
+    console.print(table)
+
+
+def _per_cent(error: float | None) -> str:
+    if error is None:
+        return "-"
+    return f"{error:.1%}" if error < _LARGEST_SHOWN else f">{_LARGEST_SHOWN:.0%}"

@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,26 +16,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.replay_batches import (
-    Batches,
-    BatchFlags,
-    BatchSize,
-    KvTokens,
-    LengthModel,
-    Predictor,
-    SafetyFactor,
-    WmaLimit,
-    batch_remark,
-)
-from headway.cli.target_flags import SloTbt, SloTtft
-from headway.cli.trace_flags import TimeUnit, Trace
-from headway.cli.writable import check_file, check_replaceable
+from headway.cli.options import ApiKey, OptionGroup, SloTbt, SloTtft, TimeUnit, Trace
+from headway.cli.output import check_file, check_replaceable
 from headway.errors import ConfigError
+from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
     from headway.core.record import Record
     from headway.loadgen import BatchPlan, ReplayOptions, ReplayReport
+    from headway.loadgen.replay import BatchCounts
+    from headway.predict.lengths.facts import LengthPredictor
     from headway.traces import TraceRequest
+
 
 EPILOG = """Examples:
 
@@ -58,105 +51,155 @@ those of the trace, or --slo-ttft and --slo-tbt, which are also sent (not with -
 EXIT_ALL_FAILED = 1
 
 
-def replay(
-    url: Annotated[
-        list[str], typer.Option(metavar="URL", help="Base URL of the server; repeatable with --batches.")
-    ],
-    trace: Trace,
-    out: Annotated[Path, typer.Option(metavar="RECORDS", help="Write one JSON line per request here.")],
-    rate_scale: Annotated[
-        float, typer.Option(metavar="X", help="Requests arrive this many times as fast.")
-    ] = 1.0,
-    time_unit: TimeUnit = None,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Only the first N requests of the trace.")
-    ] = None,
-    slo_ttft: SloTtft = None,
-    slo_tbt: SloTbt = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model to ask for; default: the first that is served.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides the made-up prompts.")] = 0,
-    vocab_size: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Draw made-up prompts from N token ids, not from ids 256 to 999."),
-    ] = None,
-    token_times: Annotated[
-        bool, typer.Option("--token-times", help="Record the time of each token.")
-    ] = False,
-    skip_too_long: Annotated[
-        bool, typer.Option("--skip-too-long", help="Count requests beyond the model's context as failed.")
-    ] = False,
-    plain: Annotated[
-        bool,
-        typer.Option("--plain", help="Send only what OpenAI's API defines: no forced lengths, no targets."),
-    ] = False,
-    own_stops: Annotated[
-        bool,
-        typer.Option(
-            "--own-stops", help="Let the model end its answers; the trace's lengths are not forced."
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFlags:
+    """The flags of `--batches`: one central queue before several servers."""
+
+    batches: Annotated[
+        str | None,
+        Setting("Send whole batches, gathered as vs, glp, abp or magnus do; --url may be repeated.", "ROW"),
+    ] = None
+    predictor: Annotated[
+        str | None,
+        Setting(
+            "With --batches: who predicts answers' lengths, and learns them: learned, hash, minilm or st:DIR|HUB.",
+            "SPEC",
         ),
-    ] = False,
-    batches: Batches = None,
-    predictor: Predictor = None,
-    length_model: LengthModel = None,
-    kv_tokens: KvTokens = None,
-    batch_size: BatchSize = None,
-    wma_limit: WmaLimit = None,
-    safety_factor: SafetyFactor = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="S", help="Give a request up after so many seconds; inf: never.")
-    ] = 3600.0,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as bearer token.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help='Print {"replay": {summary}} on stdout.')] = False,
-) -> None:
+    ] = None
+    length_model: Annotated[
+        Path | None,
+        Setting("With --predictor: keep what is learned here; need not exist yet.", "FILE"),
+    ] = None
+    kv_tokens: Annotated[
+        int | None,
+        Setting("With --batches: KV tokens a server holds; default: what its metrics say.", "N"),
+    ] = None
+    batch_size: Annotated[
+        int | None, Setting("With --batches: the row's batch size, or its largest.", "N")
+    ] = None
+    wma_limit: Annotated[
+        int | None,
+        Setting("With --batches: a batch may waste less than this (Magnus's Phi).", "TOKENS"),
+    ] = None
+    safety_factor: Annotated[
+        float | None,
+        Setting("With --batches: plan with predicted lengths times this; default 1.", "X"),
+    ] = None
+
+    def check(self, urls: Sequence[str]) -> None:
+        """Raise ConfigError for flags that only a replay in batches has, and for several servers without it."""
+        if self.batches is None:
+            if len(urls) > 1:
+                raise ConfigError(f"--url is given {len(urls)} times; accepted: once, or with --batches")
+            for name in ("predictor", "kv_tokens", "batch_size", "wma_limit", "safety_factor"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"--{name.replace('_', '-')} is accepted with --batches alone")
+        if self.length_model is not None and self.predictor is None:
+            raise ConfigError("--length-model is accepted with --predictor alone")
+
+    @contextmanager
+    def plan(self, urls: Sequence[str]) -> Iterator[BatchPlan | None]:
+        """The plan of a replay in batches, None of one without; its predictor learns until the end of the block."""
+        from headway.loadgen import BatchPlan
+        from headway.routing.magnus import WMA_LIMIT
+
+        self.check(urls)
+        if self.batches is None:
+            yield None
+            return
+        with _learning(self.predictor, self.length_model) as predictor:
+            yield BatchPlan(
+                batches=self.batches,
+                more_urls=tuple(urls[1:]),
+                kv_tokens=self.kv_tokens,
+                batch_size=self.batch_size,
+                wma_limit=WMA_LIMIT if self.wma_limit is None else self.wma_limit,
+                safety_factor=1.0 if self.safety_factor is None else self.safety_factor,
+                predictor=predictor,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayFlags:
+    """Which trace is sent where, how, and where the records go."""
+
+    url: Annotated[tuple[str, ...], Setting("Base URL of the server; repeatable with --batches.", "URL")]
+    trace: Trace
+    out: Annotated[Path, Setting("Write one JSON line per request here.", "RECORDS")]
+    rate_scale: Annotated[float, Setting("Requests arrive this many times as fast.", "X")] = 1.0
+    time_unit: TimeUnit = None
+    limit: Annotated[int | None, Setting("Only the first N requests of the trace.", "N")] = None
+    slo_ttft_s: SloTtft = None
+    slo_tbt_s: SloTbt = None
+    model: Annotated[str | None, Setting("Model to ask for; default: the first that is served.", "NAME")] = (
+        None
+    )
+    seed: Annotated[int, Setting("Decides the made-up prompts.")] = 0
+    vocab_size: Annotated[
+        int | None, Setting("Draw made-up prompts from N token ids, not from ids 256 to 999.", "N")
+    ] = None
+    token_times: Annotated[bool, Setting("Record the time of each token.")] = False
+    skip_too_long: Annotated[bool, Setting("Count requests beyond the model's context as failed.")] = False
+    plain: Annotated[bool, Setting("Send only what OpenAI's API defines: no forced lengths, no targets.")] = (
+        False
+    )
+    own_stops: Annotated[
+        bool, Setting("Let the model end its answers; the trace's lengths are not forced.")
+    ] = False
+    batch: Annotated[BatchFlags, OptionGroup()]
+    timeout_s: Annotated[float, Setting("Give a request up after so many seconds; inf: never.", "S")] = 3600.0
+    api_key: ApiKey = None
+    as_json: Annotated[
+        bool, Setting('Print {"replay": {summary}} on stdout.', shown=Shown(flag="--json"))
+    ] = False
+
+    def requests(self) -> list[TraceRequest]:
+        """What is sent, and when."""
+        from headway.core.slo import Slo
+        from headway.lab.stream import Stream
+        from headway.traces import scale_rate
+
+        slo = Slo(ttft_s=self.slo_ttft_s, tbt_s=self.slo_tbt_s)
+        return scale_rate(Stream(self.trace, self.limit, slo, self.time_unit).requests(), self.rate_scale)
+
+    def options(self) -> ReplayOptions:
+        """Where it is sent, and how."""
+        from headway.loadgen import ReplayOptions
+
+        return ReplayOptions(
+            url=self.url[0],
+            model=self.model,
+            seed=self.seed,
+            vocab_size=self.vocab_size,
+            token_times=self.token_times,
+            skip_too_long=self.skip_too_long,
+            plain=self.plain,
+            own_stops=self.own_stops,
+            api_key=self.api_key,
+            timeout_s=self.timeout_s,
+        )
+
+
+def replay(flags: ReplayFlags) -> None:
     """Send a trace to an OpenAI-compatible server and record what happened to each request.
 
     With --batches, to one or several servers in whole batches from one queue: a server gets its next batch
     when the last has ended.
     """
-    from headway.core.slo import Slo
-    from headway.lab.stream import Stream
-    from headway.loadgen import ReplayOptions
     from headway.results import RecordWriter
-    from headway.traces import scale_rate
 
-    stream = Stream(trace, limit, Slo(ttft_s=slo_ttft, tbt_s=slo_tbt), time_unit)
-    requests = scale_rate(stream.requests(), rate_scale)
-    flags = BatchFlags(
-        batches=batches,
-        predictor=predictor,
-        length_model=length_model,
-        kv_tokens=kv_tokens,
-        batch_size=batch_size,
-        wma_limit=wma_limit,
-        safety_factor=safety_factor,
-    )
-    options = ReplayOptions(
-        url=url[0],
-        model=model,
-        seed=seed,
-        vocab_size=vocab_size,
-        token_times=token_times,
-        skip_too_long=skip_too_long,
-        plain=plain,
-        own_stops=own_stops,
-        api_key=api_key,
-        timeout_s=timeout,
-    )
-    flags.check(url)
-    _check_output(out, trace, length_model)
+    requests, options = flags.requests(), flags.options()
+    flags.batch.check(flags.url)
+    _check_output(flags.out, flags.trace, flags.batch.length_model)
     with ExitStack() as files:
-        plan = files.enter_context(flags.plan(url))
+        plan = files.enter_context(flags.batch.plan(flags.url))
 
         @cache
         def writer() -> RecordWriter:
-            return files.enter_context(RecordWriter(out))
+            return files.enter_context(RecordWriter(flags.out))
 
         report = send_with_progress(requests, options, lambda record: writer().append(record), plan)
-    _tell(report, as_json)
+    _tell(report, flags.as_json)
     if report.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if all(record.outcome == "failed" for record in report.records):
@@ -257,3 +300,25 @@ def remarks(report: ReplayReport) -> list[str]:
     if report.interrupted:
         lines.append(f"interrupted: {len(report.records)} requests recorded")
     return lines
+
+
+@contextmanager
+def _learning(spec: str | None, kept: Path | None) -> Iterator[LengthPredictor | None]:
+    """The predictor of that description with what was kept of it, fitted beside the replay and kept again."""
+    if spec is None:
+        yield None
+        return
+    from headway.predict.lengths.background import LearningThread, load_lengths
+    from headway.predict.lengths.choice import length_predictor
+
+    predictor = length_predictor(spec, inline=False)
+    if kept is not None and kept.exists():
+        load_lengths(kept, predictor)
+    with LearningThread(predictor, save_to=kept):
+        yield predictor
+
+
+def batch_remark(counts: BatchCounts) -> str:
+    """What became of the batches, in one line."""
+    lost = f", {counts.lost_instances} instances were lost" if counts.lost_instances else ""
+    return f"{counts.batches} batches were sent, {counts.out_of_memory} of them ran out of memory{lost}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,7 @@ from headway.results import (
     terminal_table,
     to_json,
 )
+from headway.setting import Setting, Shown
 from headway.whole_file import write_whole
 
 EPILOG = """Examples:
@@ -31,34 +34,38 @@ DIR is what --out of `headway bench` or `headway simulate` named: a run, or a sw
 """
 
 
-def report(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFlags:
+    """What is compared, and where the page goes."""
+
     dirs: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or sweeps to compare.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.html", help="Write the page here.")
-    ] = None,
-    title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Headway report",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON.")] = False,
-) -> None:
+        tuple[Path, ...],
+        Setting("Folders of runs or sweeps to compare.", "DIR...", shown=Shown(argument=True)),
+    ]
+    out: Annotated[Path | None, Setting("Write the page here.", "FILE.html")] = None
+    title: Annotated[str, Setting("Heading of the page.")] = "Headway report"
+    as_json: Annotated[bool, Setting("Print the summaries as JSON.", shown=Shown(flag="--json"))] = False
+
+
+def report(flags: ReportFlags) -> None:
     """Compare runs: tables on stderr, or the page with --out (its path on stdout); the numbers with --json.
 
     Of two policies stderr says first, in a sentence, which did better. With --json stdout is the JSON alone.
     """
-    runs = _read(dirs)
+    runs = _read(flags.dirs)
     parts = sections(runs)
     show_verdicts(parts)
-    if out is None:
+    if flags.out is None:
         show_tables(parts)
     else:
-        _write(out, render_html(runs, title=title))
-    if as_json:
+        _write(flags.out, render_html(runs, title=flags.title))
+    if flags.as_json:
         typer.echo(to_json(labelled_summaries(parts)))
-    elif out is not None:
-        typer.echo(out)
+    elif flags.out is not None:
+        typer.echo(flags.out)
 
 
-def _read(dirs: list[Path]) -> list[Run]:
+def _read(dirs: Sequence[Path]) -> list[Run]:
     if len({folder.resolve() for folder in dirs}) < len(dirs):
         raise ConfigError(f"a folder is given twice in {', '.join(map(str, dirs))}; accepted: each once")
     return [run for folder in dirs for run in read_runs(folder)]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.measuring import stdout_for_data
-from headway.cli.out_folder import kept_or_temporary
+from headway.cli.output import counting, kept_or_temporary, show, stdout_for_data
 from headway.errors import ConfigError
+from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
     from headway.lab.papers import Paper, Request
@@ -49,54 +48,61 @@ and one HTML page. What is done is kept there: interrupted, the same command goe
 """
 
 
-def reproduce(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReproduceFlags:
+    """Which paper, how much of it, and where what is done is kept."""
+
     paper: Annotated[
-        str, typer.Argument(metavar="PAPER|all", help="adaptivellm, fastserve, magnus, ascendra, or all.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep runs, tables and plots; resumed if there.")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A fixed part with fewer seeds; the same workloads.")
-    ] = False,
+        str,
+        Setting("adaptivellm, fastserve, magnus, ascendra, or all.", "PAPER|all", shown=Shown(argument=True)),
+    ]
+    out: Annotated[Path | None, Setting("Keep runs, tables and plots; resumed if there.", "DIR")] = None
+    quick: Annotated[bool, Setting("A fixed part with fewer seeds; the same workloads.")] = False
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Shared data for magnus (default: ../shared/data, if it is there)."),
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="Processes (default: one a CPU).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object on stdout.")] = False,
-) -> None:
+        Setting("Shared data for magnus (default: ../shared/data, if it is there).", "DIR"),
+    ] = None
+    jobs: Annotated[int | None, Setting("Processes (default: one a CPU).", "N")] = None
+    as_json: Annotated[bool, Setting("Print one object on stdout.", shown=Shown(flag="--json"))] = False
+
+
+def reproduce(flags: ReproduceFlags) -> None:
     """Repeat a paper's experiments and set its numbers beside ours."""
     from headway.lab.papers import ALL, Request, papers
 
+    out, jobs = flags.out, flags.jobs
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs is {jobs}; accepted: 1 or more")
-    wanted = papers(paper)
+    wanted = papers(flags.paper)
     studies: dict[str, Study] = {}
     with kept_or_temporary(out) as root:
         for name, found in wanted.items():
-            folder = root / name if paper == ALL else root
-            request = Request(root=folder, jobs=jobs or os.cpu_count() or 1, quick=quick, data=data)
+            folder = root / name if flags.paper == ALL else root
+            request = Request(
+                root=folder, jobs=jobs or os.cpu_count() or 1, quick=flags.quick, data=flags.data
+            )
             studies[name] = _run(name, found, request, kept=out is not None)
             if out is not None:
                 _write(studies[name], folder)
-    if as_json:
-        _print_json(studies if paper == ALL else studies[paper])
+    if flags.as_json:
+        _print_json(studies if flags.paper == ALL else studies[flags.paper])
 
 
 def _run(name: str, paper: Paper, request: Request, *, kept: bool) -> Study:
+    from headway.results.study import terminal_study
+
     size = paper.size(request)
     there = f", {size.kept:,} of them done already" if size.kept else ""
     processes = "1 process" if request.jobs == 1 else f"{request.jobs} processes"
     _tell(f"{name}: {size.runs:,} simulated runs{there}; about {_duration(size.seconds)} in {processes}")
     try:
-        with stdout_for_data(), _progress(size.runs - size.kept) as tick:
-            study = paper.reproduce(request, tick, _tell)
+        with stdout_for_data(), counting("runs", size.runs - size.kept) as tick:
+            study = paper.reproduce(request, lambda: tick(1), _tell)
     except KeyboardInterrupt:
         where = f"what is done is kept in {request.root}; the same command goes on"
         _tell(f"interrupted: {where if kept else 'nothing is kept; give --out DIR to be able to go on'}")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    _show(study)
+    show(terminal_study(study))
     return study
 
 
@@ -120,29 +126,5 @@ def _print_json(found: Study | dict[str, Study]) -> None:
     typer.echo(json_text(plain), nl=False)
 
 
-# ---- for people ----------------------------------------------------------------------------------------
-
-
 def _tell(line: str) -> None:
     typer.echo(line, err=True)
-
-
-@contextmanager
-def _progress(num_runs: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, if that is a terminal, moved by the runs that are done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=num_runs)
-        yield lambda: progress.update(task, advance=1)
-
-
-def _show(study: Study) -> None:
-    from rich.console import Console
-
-    from headway.results.study import terminal_study
-
-    Console(stderr=True).print(terminal_study(study))

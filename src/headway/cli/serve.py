@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.host_memory import HostKvBytesPerS, HostKvGib, host_memory
-from headway.cli.serve_flags import GatewayFlags
-from headway.cli.writable import check_engine_files
+from headway.cli.options import Given, OptionGroup, host_memory
+from headway.cli.output import check_engine_files
+from headway.cli.serve_layout import GatewayFlags
+from headway.engine.kv.host import HostKv
+from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
+from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
-    from headway.engine.kv.host import HostKv
     from headway.engine.servers.server_command import ServerCommand
-    from headway.engine.settings import EngineSettings
 
 EPILOG = """Examples:
 
@@ -54,220 +56,80 @@ Every flag after `--` is vLLM's own, for every instance. Instances that are laun
 PORTS = range(1024, 65536)
 
 
-def _gateway(metavar: str | None = None, text: str | None = None, flag: str | None = None) -> Any:
-    """An option that `--help` lists with those of several instances."""
-    names = () if flag is None else (flag,)
-    return typer.Option(
-        *names, metavar=metavar, help=text, rich_help_panel="Several instances behind one address"
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFlags:
+    """What is served where, by which settings, and what stands behind the address."""
 
-
-def serve(
     model: Annotated[
         str | None,
-        typer.Argument(
-            help="`demo`, `demo-random`, a directory, or a hub name; none if all servers are joined."
+        Setting(
+            "`demo`, `demo-random`, a directory, or a hub name; none if all servers are joined.",
+            shown=Shown(argument=True),
         ),
-    ] = None,
+    ] = None
     vllm_flags: Annotated[
-        list[str] | None, typer.Argument(metavar="-- VLLM_FLAGS", help="vLLM's own flags, after `--`.")
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Row of the preset table (default: vllm; with --pools lp=N,hp=M: ascendra)."
-        ),
-    ] = None,
-    slo_ttft: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Target: seconds to the first token, for requests that name none."),
-    ] = None,
-    slo_tbt: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Target: mean seconds between tokens, for requests that name none."),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to serve on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to serve on.")] = 8000,
-    records: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write what happened to each request here (JSONL); what is there is kept beside it, numbered.",
-        ),
-    ] = None,
-    batch_width: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Requests a step may run; worker slots are vLLM's --max-num-seqs."),
-    ] = None,
-    host_kv_gib: HostKvGib = None,
-    host_kv_bytes_per_s: HostKvBytesPerS = None,
-    predictor: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Predict answers' lengths, and learn from those that end: learned, hash, minilm, st:DIR|HUB or none "
-            "(default: learned, for policies that go by them).",
-        ),
-    ] = None,
-    length_model: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep what is learned of lengths here; need not exist yet."),
-    ] = None,
-    explain: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Ended requests that `headway explain` can still tell of (default: 500); 0: follow none.",
-        ),
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Refuse to start, in place of serving in stock order, if the policy fails the self-check on a vLLM "
-            "that Headway was not tested with.",
-        ),
-    ] = False,
-    order: Annotated[str | None, typer.Option(metavar="PART", help="In place of the policy's order.")] = None,
-    batching: Annotated[
-        str | None, typer.Option(metavar="PART", help="In place of the policy's batching.")
-    ] = None,
-    eviction: Annotated[
-        str | None, typer.Option(metavar="PART", help="In place of the policy's eviction.")
-    ] = None,
-    leaving: Annotated[
-        list[str] | None, typer.Option(metavar="PART", help="In place of the policy's rules; repeatable.")
-    ] = None,
+        tuple[str, ...],
+        Setting("vLLM's own flags, after `--`.", "-- VLLM_FLAGS", shown=Shown(argument=True)),
+    ] = ()
+    engine: Annotated[Given, OptionGroup(of=EngineSettings)]
+    host: Annotated[str, Setting("Address to serve on; 0.0.0.0 for all.")] = "127.0.0.1"
+    port: Annotated[int, Setting("Port to serve on.")] = 8000
+    host_kv: Annotated[Given, OptionGroup(of=HostKv, prefix="host_kv_")]
     hand_off_threshold: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="Where a policy hands off requests at risk: share of the first token's target that is kept in "
+        Setting(
+            "Where a policy hands off requests at risk: share of the first token's target that is kept in "
             "reserve, in place of its own.",
+            "X",
         ),
-    ] = None,
-    instances: Annotated[int | None, _gateway("N", "Instances to launch, all alike.")] = None,
-    pools: Annotated[
-        str | None,
-        _gateway("POOL=N,...", "Instances to launch in each pool: lp=2,hp=1, or prefill=1,decode=1."),
-    ] = None,
-    join: Annotated[
-        list[str] | None, _gateway("[POOL=]URL", "A server that is there already; repeatable.")
-    ] = None,
-    router: Annotated[
-        str | None,
-        _gateway(
-            "NAME",
-            "Which instance gets a request (default: cache-aware; ascendra or prefill-decode, as the pools are).",
-        ),
-    ] = None,
-    tickets: Annotated[
-        bool,
-        _gateway(
-            None,
-            "New requests may go to high-priority instances that wait for work.",
-            "--tickets/--no-tickets",
-        ),
-    ] = True,
-    rebalance: Annotated[
-        bool, _gateway(None, "Move instances between pools when one is short of time.", "--rebalance")
-    ] = False,
-    api_keys: Annotated[
-        Path | None,
-        _gateway(
-            "FILE",
-            "Lines KEY [TENANT]; also HEADWAY_API_KEYS. Without any, vLLM's --api-key; without that, all may ask.",
-        ),
-    ] = None,
-    max_queue: Annotated[
-        int | None,
-        _gateway("N", "Sequences (prompts times n) without their first token at a time; more: 429."),
-    ] = None,
-    max_age: Annotated[
-        float | None, _gateway("S", "Time to the first token; what takes longer: 429.")
-    ] = None,
-    max_in_flight: Annotated[
-        int | None, _gateway("N", "Sequences at each instance at a time; others wait (default: no limit).")
-    ] = None,
-    max_per_tenant: Annotated[
-        int | None, _gateway("N", "Sequences of each tenant at a time; more: 429.")
-    ] = None,
-    max_body_mib: Annotated[
-        int | None, _gateway("N", "Size of a request (default: 64 MiB); more: 413.")
-    ] = None,
-    access_log: Annotated[Path | None, _gateway("FILE", "A line of JSON for each request.")] = None,
-    resume: Annotated[
-        bool, _gateway(None, "Streams go on at another instance if theirs breaks.", "--resume/--no-resume")
-    ] = True,
-    drain_seconds: Annotated[
-        float | None, _gateway("S", "Time that running requests have when it ends (default: 30).")
-    ] = None,
-    shadow: Annotated[
-        str | None,
-        _gateway("A,B,...", "Simulate the same requests under other policies, beside; see `headway shadow`."),
-    ] = None,
-) -> None:
+    ] = None
+    gateway: Annotated[GatewayFlags, OptionGroup(panel="Several instances behind one address")]
+
+    @property
+    def policy(self) -> str | None:
+        """The policy, if one was named."""
+        return self.engine.get("policy")
+
+    def settings(self, preset: str) -> EngineSettings:
+        """An engine's settings under a policy."""
+        from headway.policies.hand_off import rules_with
+
+        given = dict(self.engine)
+        for name in ("length_model", "records"):  # a server may run in another folder
+            if name in given:
+                given[name] = str(Path(given[name]).absolute())
+        given.setdefault("leaving", rules_with(preset, self.hand_off_threshold))
+        return EngineSettings(**given | {"policy": preset, "host_kv": host_memory(**self.host_kv)})
+
+    def check_threshold(self) -> None:
+        """Raise ConfigError for a threshold beside other rules, or of a policy that hands nobody off by one."""
+        if self.hand_off_threshold is None:
+            return
+        if "leaving" in self.engine:
+            raise ConfigError("--hand-off-threshold and --leaving are given; accepted: one of the two")
+        _check_hands_off(self.policy or _default_policy(self.gateway.pools), self.hand_off_threshold)
+
+
+def serve(flags: ServeFlags) -> None:
     """Serve a model through vLLM's OpenAI API, with a Headway policy deciding what runs.
 
     Ends on Ctrl-C or SIGTERM with every process it started; a second one does not wait. All messages are on stderr.
     """
-    from headway.engine.settings import EngineSettings
-    from headway.explain.trail import KEPT_ENDED
-    from headway.policies.hand_off import rules_with
     from headway.policies.presets import POOLED
 
-    def settings(preset: str) -> EngineSettings:
-        return EngineSettings(
-            policy=preset,
-            order=order,
-            batching=batching,
-            eviction=eviction,
-            leaving=tuple(leaving) if leaving else rules_with(preset, hand_off_threshold),
-            slo_ttft_s=slo_ttft,
-            slo_tbt_s=slo_tbt,
-            batch_width=batch_width,
-            host_kv=host_memory(host_kv_gib, host_kv_bytes_per_s),
-            predictor=predictor,
-            length_model=None if length_model is None else str(length_model.absolute()),
-            explain=KEPT_ENDED if explain is None else explain,
-            records=None if records is None else str(records.absolute()),
-            strict=strict,
-        )
-
-    flags = GatewayFlags(
-        instances=instances,
-        pools=pools,
-        join=tuple(join or ()),
-        router=router,
-        tickets=tickets,
-        rebalance=rebalance,
-        api_keys=api_keys,
-        max_queue=max_queue,
-        max_age=max_age,
-        max_in_flight=max_in_flight,
-        max_per_tenant=max_per_tenant,
-        max_body_mib=max_body_mib,
-        access_log=access_log,
-        resume=resume,
-        drain_seconds=drain_seconds,
-        shadow=shadow,
-    )
-    words = tuple(vllm_flags or ())
+    model, words, address = flags.model, flags.vllm_flags, (flags.host, flags.port)
     if model is not None and model.startswith("-"):  # the first of vLLM's flags, where no model was named
         words = (model, *words)
         model = None
-    if hand_off_threshold is not None and leaving:
-        raise ConfigError("--hand-off-threshold and --leaving are given; accepted: one of the two")
-    if hand_off_threshold is not None:
-        _check_hands_off(policy or _default_policy(pools), hand_off_threshold)
-    if flags.want_gateway:
-        raise typer.Exit(_serve_several(model, policy, settings, words, flags, (host, port)))
-    flags.check_none_given()
+    flags.check_threshold()
+    if flags.gateway.want_gateway:
+        raise typer.Exit(_serve_several(model, flags.policy, flags.settings, words, flags.gateway, address))
+    flags.gateway.check_none_given()
     if model is None:
         raise ConfigError("MODEL is missing; accepted: `demo`, a directory or a hub name, or --join URL")
-    if policy in POOLED:
-        raise ConfigError(f"policy {policy!r} serves pools; accepted with it: --pools lp=2,hp=1")
-    raise typer.Exit(_serve_one(model, settings(policy or "vllm"), words, (host, port)))
+    if flags.policy in POOLED:
+        raise ConfigError(f"policy {flags.policy!r} serves pools; accepted with it: --pools lp=2,hp=1")
+    raise typer.Exit(_serve_one(model, flags.settings(flags.policy or "vllm"), words, address))
 
 
 def _default_policy(pools: str | None) -> str:
@@ -316,7 +178,7 @@ def _serve_several(
     from headway.cli.serve_gateway import run_gateway
 
     check_address(*address)
-    asked = serve_site.Request(model, policy, settings, vllm_flags)
+    asked = serve_site.ServeRequest(model, policy, settings, vllm_flags)
     site = serve_site.build_site(asked, flags, address)
     typer.echo(serve_site.introduction(site, model), err=True)
     return run_gateway(site)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
+from headway.cli.options import Given, OptionGroup, flag_name
 from headway.errors import ConfigError
+from headway.gateway.http.options import GatewayOptions
 from headway.policies.presets import POOLED
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, STAGE_ROUTER, build_router
 from headway.routing.pools import DECODE, PREFILL, STAGES, PoolSizes, instance_name, parse_pools
+from headway.setting import Setting, Shown, settings_of
 
 NO_POOL = ""
 NO_TICKET_ROUTER = "ascendra-no-ticket"
@@ -27,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SiteLayout:
     """All instances, those launched here first; the policy's name and, of the launched, pool -> preset; the router."""
 
     places: tuple[Place, ...]
@@ -54,7 +59,7 @@ def read_layout(
     policy: str | None = None,
     router: str | None = None,
     tickets: bool = True,
-) -> Layout:
+) -> SiteLayout:
     """The layout that the flags of `headway serve` ask for. Raises ConfigError if they contradict one another."""
     if instances is not None and pools is not None:
         raise ConfigError("--instances and --pools are both given; accepted: one of them (--pools lp=2,hp=1)")
@@ -74,7 +79,7 @@ def read_layout(
             "started with. Accepted: --policy with --instances or --pools"
         )
     name = policy or (POOLED_POLICY if by_urgency else POLICY)
-    return Layout(
+    return SiteLayout(
         tuple(_places(sizes, joined)),
         name,
         _presets(name, sizes, pooled=by_urgency),
@@ -142,7 +147,7 @@ def _router(router: str | None, *, pooled: bool, staged: bool, tickets: bool) ->
     if staged != (chosen == STAGE_ROUTER):
         needed = f"router {STAGE_ROUTER!r}" if staged else f"--pools {PREFILL}=1,{DECODE}=1"
         pools = "the pools prefill and decode" if staged else "other instances"
-        raise ConfigError(f"router is {chosen!r} with {pools}; accepted: {needed}")
+        raise ConfigError.of("router", f"{chosen!r} with {pools}", needed)
     if not pooled and chosen in (POOL_ROUTER, NO_TICKET_ROUTER):
         raise ConfigError(
             f"router {chosen!r} tells pools apart, and there are none; accepted with it: --pools"
@@ -161,3 +166,73 @@ def _places(sizes: PoolSizes, joined: Sequence[tuple[str, str]]) -> list[Place]:
 
     launched = [place(pool) for pool, count in sizes.items() for _ in range(count)]
     return [*launched, *(place(pool, url) for pool, url in joined)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayFlags:
+    """As they were given; `options` are those of the gateway itself."""
+
+    instances: Annotated[int | None, Setting("Instances to launch, all alike.", "N")] = None
+    pools: Annotated[
+        str | None,
+        Setting("Instances to launch in each pool: lp=2,hp=1, or prefill=1,decode=1.", "POOL=N,..."),
+    ] = None
+    join: Annotated[
+        tuple[str, ...], Setting("A server that is there already; repeatable.", "[POOL=]URL")
+    ] = ()
+    router: Annotated[
+        str | None,
+        Setting(
+            "Which instance gets a request (default: cache-aware; ascendra or prefill-decode, as the pools are).",
+            "NAME",
+        ),
+    ] = None
+    tickets: Annotated[
+        bool,
+        Setting(
+            "New requests may go to high-priority instances that wait for work.",
+            shown=Shown(flag="--tickets/--no-tickets"),
+        ),
+    ] = True
+    rebalance: Annotated[bool, Setting("Move instances between pools when one is short of time.")] = False
+    api_keys: Annotated[
+        Path | None,
+        Setting(
+            "Lines KEY [TENANT]; also HEADWAY_API_KEYS. Without any, vLLM's --api-key; without that, all may ask.",
+            "FILE",
+        ),
+    ] = None
+    options: Annotated[Given, OptionGroup(of=GatewayOptions)] = field(default_factory=dict)
+    shadow: Annotated[
+        str | None,
+        Setting("Simulate the same requests under other policies, beside; see `headway shadow`.", "A,B,..."),
+    ] = None
+
+    @property
+    def launches(self) -> bool:
+        """Whether instances are started here."""
+        return self.instances is not None or self.pools is not None
+
+    @property
+    def want_gateway(self) -> bool:
+        """Whether there is a gateway; else it is one server by itself."""
+        return self.launches or bool(self.join)
+
+    def check_none_given(self) -> None:
+        """Raise ConfigError if any was given, although there is no gateway that could heed it."""
+        default = GatewayFlags()
+        given = [
+            flag_name(name, setting, negated=value is False)
+            for name, (_, setting) in settings_of(GatewayFlags).items()
+            if (value := getattr(self, name)) != getattr(default, name)
+        ]
+        given += [
+            flag_name(name, settings_of(GatewayOptions)[name][1], negated=value is False)
+            for name, value in self.options.items()
+            if value is not True
+        ]
+        if given:
+            raise ConfigError(
+                f"{given[0]} is for several instances behind one address; accepted with it: --instances, --pools or "
+                "--join"
+            )

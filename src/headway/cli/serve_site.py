@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from headway.cli.output import check_engine_files
 from headway.cli.serve import base_url, targets
-from headway.cli.serve_flags import GatewayFlags
-from headway.cli.serve_layout import POLICY, Layout, Place, read_layout
-from headway.cli.writable import check_engine_files
+from headway.cli.serve_layout import POLICY, GatewayFlags, Place, SiteLayout, read_layout
 from headway.engine.servers.instances_command import (
     InstancesPlan,
     LocalInstances,
@@ -25,7 +24,7 @@ from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.keys import Keys, read_keys
-from headway.gateway.http.options import MIB, Cors, GatewayOptions
+from headway.gateway.http.options import Cors, GatewayOptions
 from headway.http_client import without_secrets
 from headway.lab.grid import parse_policies
 from headway.policies.presets import find_preset, known_presets
@@ -34,9 +33,6 @@ from headway.routing.pools import STAGES
 
 VLLM_KEY = "VLLM_API_KEY"
 """vLLM's own: a server that was given a key wants it from the gateway too."""
-
-DRAIN_S = 30.0
-"""How long running requests have when the gateway ends, if nothing is said."""
 
 _PARTS = ("order", "batching", "eviction", "leaving")
 
@@ -50,7 +46,7 @@ _CREDENTIALS = ("--allow-credentials", "--no-allow-credentials")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ServeRequest:
     """What was asked for: the model and vLLM's flags (for instances launched here), and settings under any policy."""
 
     model: str | None
@@ -63,7 +59,7 @@ class Request:
 class Site:
     """What is served where: the layout, how its instances are launched (None: they are all joined), and the limits."""
 
-    layout: Layout
+    layout: SiteLayout
     address: tuple[str, int]
     options: GatewayOptions
     fleet_options: FleetOptions
@@ -78,7 +74,7 @@ class Site:
         return base_url(self.address)
 
 
-def build_site(asked: Request, flags: GatewayFlags, address: tuple[str, int]) -> Site:
+def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int]) -> Site:
     """The site, with everything that can be checked before a start checked. Raises ConfigError."""
     layout = read_layout(
         instances=flags.instances,
@@ -89,12 +85,12 @@ def build_site(asked: Request, flags: GatewayFlags, address: tuple[str, int]) ->
         tickets=flags.tickets,
     )
     _check_model(asked, flags)
-    drain_s = DRAIN_S if flags.drain_seconds is None else flags.drain_seconds
+    options = _options(asked, flags, layout)
     return Site(
         layout,
         address,
-        _options(asked, flags, layout, drain_s),
-        FleetOptions(drain_s=drain_s),
+        options,
+        FleetOptions(drain_s=options.drain_s),
         local=_local(asked, layout, address[1]) if layout.launched else None,
         upstream_key=next(reversed(_instances_keys(asked.vllm_flags)), None),
         rebalances=_rebalances(flags, layout),
@@ -142,7 +138,7 @@ def _commands(site: Site) -> list[ServerCommand]:
     return [site.local.prepare(place.name, place.pool) for place in site.layout.launched]
 
 
-def _check_model(asked: Request, flags: GatewayFlags) -> None:
+def _check_model(asked: ServeRequest, flags: GatewayFlags) -> None:
     """Raise ConfigError unless what is launched has a model, and nothing is said of what is not launched."""
     if flags.launches and asked.model is None:
         raise ConfigError("MODEL is missing; accepted: headway serve MODEL --pools lp=1,hp=1")
@@ -164,7 +160,7 @@ def _check_model(asked: Request, flags: GatewayFlags) -> None:
         )
 
 
-def _local(asked: Request, layout: Layout, port: int) -> LocalInstances:
+def _local(asked: ServeRequest, layout: SiteLayout, port: int) -> LocalInstances:
     """What launches the instances, every command of theirs checked."""
     assert asked.model is not None
     settings = {pool: asked.settings(preset) for pool, preset in layout.presets.items()}
@@ -186,23 +182,12 @@ def _local(asked: Request, layout: Layout, port: int) -> LocalInstances:
     return local
 
 
-def _options(asked: Request, flags: GatewayFlags, layout: Layout, drain_s: float) -> GatewayOptions:
-    max_body_mib = flags.max_body_mib
-    if max_body_mib is not None and max_body_mib < 1:
-        raise ConfigError(f"max_body_mib is {max_body_mib}; accepted: 1 or more")
-    limits = {} if max_body_mib is None else {"max_body_bytes": max_body_mib * MIB}
+def _options(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> GatewayOptions:
     return GatewayOptions(
         slo=asked.settings("vllm").default_slo(),
-        resume=flags.resume,
         keys=_keys(asked, flags, layout),
         cors=_cors(parse_vllm_flags(asked.vllm_flags)),
-        access_log=flags.access_log,
-        max_in_flight=flags.max_in_flight,
-        max_queue=flags.max_queue,
-        max_age_s=flags.max_age,
-        max_per_tenant=flags.max_per_tenant,
-        drain_s=drain_s,
-        **limits,
+        **flags.options,
     )
 
 
@@ -219,7 +204,7 @@ def _cors(flags: Sequence[VllmFlag]) -> Cors | None:
         try:
             found = msgspec.json.decode(text, type=list[str] | str)
         except msgspec.DecodeError:
-            raise ConfigError(f"{name} is {text!r}; accepted: a JSON list of texts, as '[\"*\"]'") from None
+            raise ConfigError.of(name, repr(text), "a JSON list of texts, as '[\"*\"]'") from None
         lists[field] = (found,) if isinstance(found, str) else tuple(found)
     if not lists.get("allow_origins"):
         return None
@@ -227,7 +212,7 @@ def _cors(flags: Sequence[VllmFlag]) -> Cors | None:
     return Cors(**lists, allow_credentials=credentials[-1:] == [_CREDENTIALS[0]])
 
 
-def _keys(asked: Request, flags: GatewayFlags, layout: Layout) -> Keys:
+def _keys(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> Keys:
     """The keys of those who may ask: with none of the gateway's own, those that vLLM here was told to want."""
     keys = read_keys(flags.api_keys, os.environ)
     if keys or not layout.launched:
@@ -241,7 +226,7 @@ def _instances_keys(vllm_flags: Sequence[str]) -> tuple[str, ...]:
     return tuple(filter(None, given[-1] if given else [os.environ.get(VLLM_KEY)]))
 
 
-def _shadows(asked: Request, flags: GatewayFlags, layout: Layout) -> tuple[str, ...]:
+def _shadows(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> tuple[str, ...]:
     """The policies to simulate beside. Raises ConfigError for one that is none, or if none could be told anything."""
     if flags.shadow is None:
         return ()
@@ -260,7 +245,7 @@ def _shadows(asked: Request, flags: GatewayFlags, layout: Layout) -> tuple[str, 
     return found
 
 
-def _rebalances(flags: GatewayFlags, layout: Layout) -> bool:
+def _rebalances(flags: GatewayFlags, layout: SiteLayout) -> bool:
     if flags.rebalance and (len(layout.presets) < 2 or layout.presets.keys() & STAGES):
         raise ConfigError("--rebalance moves instances between pools; accepted with --pools lp=N,hp=M")
     return flags.rebalance

@@ -6,17 +6,20 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
+from headway.cli.options import ApiKey
 from headway.errors import ConfigError, HeadwayError, UpstreamError
+from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
     from headway.gateway.book.shadow_board import ShadowFigures, ShadowState
-    from headway.lab.shadow_feed import Feed
+    from headway.lab.shadow import Feed
 
 EPILOG = """Examples:
 
@@ -39,24 +42,28 @@ _LEAST_WINDOW_S, _LEAST_EVERY_S = 10.0, 1.0
 _NICENESS = 10
 
 
-def shadow(
-    url: Annotated[list[str], typer.Option(metavar="URL", help="Base URL of a server; repeatable.")],
-    policies: Annotated[str, typer.Option(metavar="A,B,...", help="Rows of the preset table.")],
-    window: Annotated[
-        float, typer.Option(metavar="S", help="Requests that came within so many seconds are judged.")
-    ] = 300.0,
-    every: Annotated[float, typer.Option(metavar="S", help="A report so often.")] = 60.0,
-    once: Annotated[bool, typer.Option("--once", help="One report of what is known now, then end.")] = False,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as bearer token.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each report.")] = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowFlags:
+    """Which servers, which policies, and how often a report."""
+
+    url: Annotated[tuple[str, ...], Setting("Base URL of a server; repeatable.", "URL")]
+    policies: Annotated[str, Setting("Rows of the preset table.", "A,B,...")]
+    window: Annotated[float, Setting("Requests that came within so many seconds are judged.", "S")] = 300.0
+    every: Annotated[float, Setting("A report so often.", "S")] = 60.0
+    once: Annotated[bool, Setting("One report of what is known now, then end.")] = False
+    api_key: ApiKey = None
+    as_json: Annotated[bool, Setting("Print a line of JSON for each report.", shown=Shown(flag="--json"))] = (
+        False
+    )
+
+
+def shadow(flags: ShadowFlags) -> None:
     """Serve a running server's requests again under other policies, simulated, and report goodput and latency."""
     from headway.lab.grid import parse_policies
     from headway.policies.presets import find_preset
 
-    names = parse_policies(policies, "--policies")
+    window, every = flags.window, flags.every
+    names = parse_policies(flags.policies, "--policies")
     for name in names:
         find_preset(name)
     if not (_LEAST_WINDOW_S <= window < inf and _LEAST_EVERY_S <= every < inf):
@@ -65,17 +72,23 @@ def shadow(
             f"{_LEAST_EVERY_S:g} s or more"
         )
     os.nice(_NICENESS)
-    asyncio.run(_Shadowing(url, names, window, api_key, as_json).run(None if once else every))
+    shadowing = _Shadowing(flags.url, names, window, flags.api_key, flags.as_json)
+    asyncio.run(shadowing.run(None if flags.once else every))
 
 
 class _Shadowing:
     """Asks each server every few seconds, and reports of those that answer; one that is named twice counts once."""
 
     def __init__(
-        self, urls: list[str], policies: Sequence[str], window_s: float, api_key: str | None, as_json: bool
+        self,
+        urls: Sequence[str],
+        policies: Sequence[str],
+        window_s: float,
+        api_key: str | None,
+        as_json: bool,
     ) -> None:
         from headway.http_client import root_of
-        from headway.lab.shadow_feed import Feed
+        from headway.lab.shadow import Feed
 
         self._feeds: dict[str, Feed] = {url: Feed(2 * window_s) for url in map(root_of, urls)}
         self._silent: set[str] = set()

@@ -38,7 +38,7 @@ class TrustRule:
         for name in ("least_tau", "least_coverage", "margin"):
             least = getattr(self, name)
             if not 0 <= least <= 1:
-                raise ConfigError(f"{name} is {least}; accepted: 0 to 1")
+                raise ConfigError.of(name, least, "0 to 1")
 
 
 _DEFAULT = TrustRule()
@@ -144,7 +144,7 @@ class StepTimeQuality:
 
     def __init__(self, within_factor: float = WITHIN_FACTOR) -> None:
         if not within_factor > 1:
-            raise ConfigError(f"within_factor is {within_factor}; accepted: more than 1")
+            raise ConfigError.of("within_factor", within_factor, "more than 1")
         self.within_factor = within_factor
         self.trusted = True
         self._held: deque[bool] = deque()

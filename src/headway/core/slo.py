@@ -30,7 +30,7 @@ class Slo:
             value = getattr(self, name)
             if value is not None and not _is_target(value):
                 accepted = f"a number of seconds in (0, {MAX_TARGET_S:g}]"
-                raise ConfigError(f"{name} is {value!r}; accepted: {accepted}")
+                raise ConfigError.of(name, repr(value), accepted)
 
     def __bool__(self) -> bool:
         return self.ttft_s is not None or self.tbt_s is not None or self.deadline_s is not None

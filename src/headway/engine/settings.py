@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,10 +15,14 @@ from headway.engine.kv.host import HostKv
 from headway.errors import ConfigError
 from headway.explain.trail import KEPT_ENDED
 from headway.policies.presets import Preset, build_policy, find_preset
-from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE
+from headway.setting import COUNT, Bounds, Setting, Shown, check_settings
 
 MOST_EXPLAINED = 1_000_000
 """Requests that can be kept: each takes some kilobytes of the engine's memory."""
+
+_EXPLAINED = Bounds(
+    f"0 (off) to {MOST_EXPLAINED:,} requests to keep", lambda value: 0 <= value <= MOST_EXPLAINED
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +38,68 @@ class EngineSettings:
     starting as preset `vllm`, if the self-check finds a fault of the policy on an untested vLLM.
     """
 
-    policy: str = "vllm"
-    order: str | None = None
-    batching: str | None = None
-    eviction: str | None = None
-    leaving: tuple[str, ...] | None = None
-    slo_ttft_s: float | None = None
-    slo_tbt_s: float | None = None
-    batch_width: int | None = None
+    policy: Annotated[
+        str,
+        Setting(
+            "Row of the preset table (default: vllm; with --pools lp=N,hp=M: ascendra).",
+            "NAME",
+            shown=Shown(default=False),
+        ),
+    ] = "vllm"
+    order: Annotated[str | None, Setting("In place of the policy's order.", "PART")] = None
+    batching: Annotated[str | None, Setting("In place of the policy's batching.", "PART")] = None
+    eviction: Annotated[str | None, Setting("In place of the policy's eviction.", "PART")] = None
+    leaving: Annotated[
+        tuple[str, ...] | None, Setting("In place of the policy's rules; repeatable.", "PART")
+    ] = None
+    slo_ttft_s: Annotated[
+        float | None, Setting("Target: seconds to the first token, for requests that name none.", "S")
+    ] = None
+    slo_tbt_s: Annotated[
+        float | None, Setting("Target: mean seconds between tokens, for requests that name none.", "S")
+    ] = None
+    batch_width: Annotated[
+        int | None, Setting("Requests a step may run; worker slots are vLLM's --max-num-seqs.", "N", COUNT)
+    ] = None
     host_kv: HostKv | None = None
-    predictor: str | None = None
-    length_model: str | None = None
-    explain: int = KEPT_ENDED
-    records: str | None = None
+    predictor: Annotated[
+        str | None,
+        Setting(
+            "Predict answers' lengths, and learn from those that end: learned, hash, minilm, st:DIR|HUB or none "
+            "(default: learned, for policies that go by them).",
+            "SPEC",
+        ),
+    ] = None
+    length_model: Annotated[
+        str | None, Setting("Keep what is learned of lengths here; need not exist yet.", "FILE")
+    ] = None
+    explain: Annotated[
+        int,
+        Setting(
+            "Ended requests that `headway explain` can still tell of (default: 500); 0: follow none.",
+            "N",
+            _EXPLAINED,
+            Shown(default=False),
+        ),
+    ] = KEPT_ENDED
+    records: Annotated[
+        str | None,
+        Setting(
+            "Write what happened to each request here (JSONL); what is there is kept beside it, numbered.",
+            "FILE",
+        ),
+    ] = None
     check: bool = False
-    strict: bool = False
+    strict: Annotated[
+        bool,
+        Setting(
+            "Refuse to start, in place of serving in stock order, if the policy fails the self-check on a vLLM "
+            "that Headway was not tested with."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
-        if self.batch_width is not None and self.batch_width < 1:
-            raise ConfigError(f"batch_width is {self.batch_width}; accepted: 1 or more")
-        if not 0 <= self.explain <= MOST_EXPLAINED:
-            raise ConfigError(
-                f"explain is {self.explain}; accepted: 0 (off) to {MOST_EXPLAINED:,} requests to keep"
-            )
+        check_settings(self)
         self.preset()
         self.default_slo()
 
@@ -90,16 +133,19 @@ class EngineSettings:
         None where nobody does: `none` was given, the policy has no use for them, or LightGBM is not installed. Raises
         ConfigError if there is a file for what is learned then.
         """
+        from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE  # numpy: not for `--help`
+
         if self.predictor is not None:
             found = None if self.predictor == NONE else self.predictor
         else:
             wanted = build_policy(self.preset()).uses_predictions
             found = DEFAULT_PREDICTOR if wanted and find_spec("lightgbm") is not None else None
         if found is None and self.length_model is not None:
-            raise ConfigError(
-                f"length_model is {self.length_model!r} but no lengths are predicted; accepted: a file beside "
-                "predictor, which says with what (--predictor of `headway serve`), or a policy that goes by lengths, "
-                "where LightGBM is installed"
+            raise ConfigError.of(
+                "length_model",
+                f"{self.length_model!r} but no lengths are predicted",
+                "a file beside predictor, which says with what (--predictor of `headway serve`), or a policy that "
+                "goes by lengths, where LightGBM is installed",
             )
         return found
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from headway.errors import ConfigError
-from headway.predict.steps.calibration import Calibration, EngineDefaults, load_cost_file
-from headway.predict.steps.hardware import hardware, is_cost_file
-from headway.sim.limits import EngineLimits
+from headway.setting import COUNT, Bounds, Setting, Shown, check_settings
 from headway.written_path import written_path
+
+if TYPE_CHECKING:
+    from headway.predict.steps.calibration import Calibration, EngineDefaults
+    from headway.sim.limits import EngineLimits
 
 GPU_BLOCK_TOKENS = 16
 """Tokens a KV block that vLLM takes by itself on GPUs."""
@@ -16,6 +19,7 @@ GPU_BLOCK_TOKENS = 16
 MOST_HOST_GIB = 1 << 16
 """Host memory that can be simulated: more than any machine has, and every block of it is accounted for."""
 
+_HOST_GIB = Bounds(f"0 or more GiB, up to {MOST_HOST_GIB:,}", lambda value: 0 <= value <= MOST_HOST_GIB)
 _GIB = 1 << 30
 
 
@@ -28,31 +32,52 @@ class Sizes:
     the same size, or `host_kv_gib` in GiB, of which what is no whole block is left; none by default, as in vLLM.
     """
 
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_cudagraph_capture_size: int | None = None
-    block_size: int | None = None
-    num_blocks: int | None = None
-    batch_width: int | None = None
-    prefix_caching: bool = True
-    asynchronous: bool | None = None
-    host_blocks: int = 0
-    host_kv_gib: float = 0.0
-    tp: int = 1
-    pp: int = 1
+    tp: Annotated[int, Setting("GPUs of an engine, tensor-parallel.", "N", COUNT)] = 1
+    pp: Annotated[int, Setting("Pipeline stages of an engine.", "N", COUNT)] = 1
+    max_num_seqs: Annotated[int | None, Setting("Seats (default: vLLM's).", "N")] = None
+    max_num_batched_tokens: Annotated[int | None, Setting("Tokens a step (default: vLLM's).", "N", COUNT)] = (
+        None
+    )
+    max_cudagraph_capture_size: Annotated[
+        int | None,
+        Setting(
+            "Tokens of a step that CUDA graphs hold; 0 as with --enforce-eager (default: vLLM's).",
+            "N",
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        Setting("Tokens a KV block (default: vLLM's, or what a cost file was measured with).", "N", COUNT),
+    ] = None
+    num_blocks: Annotated[int | None, Setting("KV blocks (default: what fits the memory).", "N")] = None
+    host_blocks: Annotated[
+        int,
+        Setting("KV blocks of host memory that policies may swap to; with none they compute KV again.", "N"),
+    ] = 0
+    host_kv_gib: Annotated[
+        float, Setting("The same in GiB, as `headway serve` has it.", "GIB", _HOST_GIB)
+    ] = 0.0
+    batch_width: Annotated[int | None, Setting("Requests a step may run (default: all seats).", "N")] = None
+    prefix_caching: Annotated[
+        bool,
+        Setting(
+            "Prompts that begin alike share their KV.",
+            shown=Shown(flag="--prefix-caching/--no-prefix-caching"),
+        ),
+    ] = True
+    asynchronous: Annotated[
+        bool | None,
+        Setting(
+            "vLLM's asynchronous scheduling (default: on for GPUs, --pp 1).",
+            shown=Shown(flag="--async/--sync"),
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "block_size", "tp", "pp"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; accepted: 1 or more")
-        if not 0 <= self.host_kv_gib <= MOST_HOST_GIB:
-            raise ConfigError(
-                f"host_kv_gib is {self.host_kv_gib}; accepted: 0 or more GiB, up to {MOST_HOST_GIB:,}"
-            )
+        check_settings(self)
         if self.host_kv_gib and self.host_blocks:
-            raise ConfigError(
-                f"host_kv_gib is {self.host_kv_gib:g} and host_blocks {self.host_blocks}; accepted: one of the two"
+            raise ConfigError.of(
+                "host_kv_gib", f"{self.host_kv_gib:g} and host_blocks {self.host_blocks}", "one of the two"
             )
 
 
@@ -62,15 +87,20 @@ def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLi
     Raises ConfigError for a size that is not accepted, for more seats than tokens a step, which vLLM refuses, or for a
     KV cache of less than one block. Reads a cost file.
     """
+    from headway.predict.steps.calibration import load_cost_file  # numpy: not for `--help`
+    from headway.predict.steps.hardware import is_cost_file
+    from headway.sim.limits import EngineLimits
+
     measured = load_cost_file(written_path(name)) if is_cost_file(name) else None
     engine = _gpu_engine(name) if measured is None else measured.engine or _cpu_engine(sizes.tp * sizes.pp)
     tokens = engine.max_num_batched_tokens
     if sizes.max_num_batched_tokens is not None:
         tokens = sizes.max_num_batched_tokens
     if sizes.max_num_seqs is not None and sizes.max_num_seqs > tokens:
-        raise ConfigError(
-            f"max_num_seqs is {sizes.max_num_seqs} with max_num_batched_tokens {tokens}, which vLLM refuses; accepted: "
-            "no more seats than tokens a step"
+        raise ConfigError.of(
+            "max_num_seqs",
+            f"{sizes.max_num_seqs} with max_num_batched_tokens {tokens}, which vLLM refuses",
+            "no more seats than tokens a step",
         )
     asynchronous = sizes.asynchronous
     block_size, captured = sizes.block_size, sizes.max_cudagraph_capture_size
@@ -102,6 +132,9 @@ def host_blocks(gib: float, block_size: int, calibration: Calibration) -> int:
 
 def _gpu_engine(name: str) -> EngineDefaults:
     """`vllm serve` on a GPU. Source: vLLM 0.32, EngineArgs.get_batch_defaults."""
+    from headway.predict.steps.calibration import EngineDefaults
+    from headway.predict.steps.hardware import hardware
+
     device = hardware(name)
     if device.memory_bytes >= 160 * _GIB:
         return EngineDefaults(max_num_batched_tokens=16384, max_num_seqs=1024, asynchronous=True)
@@ -112,6 +145,8 @@ def _gpu_engine(name: str) -> EngineDefaults:
 
 def _cpu_engine(world_size: int) -> EngineDefaults:
     """The same on a CPU, for a cost file that says nothing of it. Source: as above."""
+    from headway.predict.steps.calibration import EngineDefaults
+
     return EngineDefaults(
         max_num_batched_tokens=2048 * world_size, max_num_seqs=128 * world_size, asynchronous=False
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from math import isfinite
+from typing import Annotated, Any
 
 from headway.errors import ConfigError
+from headway.setting import Setting
 
 RANGE = ".."
 STEPS = 5
@@ -15,7 +17,7 @@ MAX_LOADS = 1000
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Cell:
+class GridCell:
     """One run: requests of `seed` arriving `load` times as fast, under `policy`."""
 
     policy: str
@@ -27,7 +29,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class PolicyGrid:
     """Every policy at every load with seeds 0 to `num_seeds` - 1."""
 
     policies: tuple[str, ...]
@@ -40,12 +42,13 @@ class Grid:
                 f"policies are {', '.join(self.policies)!r}; accepted: different names, at least one"
             )
         if self.num_seeds < 1:
-            raise ConfigError(f"seeds is {self.num_seeds}; accepted: 1 or more")
+            raise ConfigError.of("seeds", self.num_seeds, "1 or more")
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[GridCell]:
         """Seed by seed, load by load, in the order the policies were named."""
         return [
-            Cell(policy, load, seed) for seed, load, policy in product(self.seeds, self.loads, self.policies)
+            GridCell(policy, load, seed)
+            for seed, load, policy in product(self.seeds, self.loads, self.policies)
         ]
 
     @property
@@ -54,11 +57,34 @@ class Grid:
         return range(self.num_seeds)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Parts put in place of every policy's own; None leaves a policy as its row says."""
+
+    order: Annotated[str | None, Setting("In place of every policy's.", "PART")] = None
+    batching: Annotated[str | None, Setting("In place of every policy's.", "PART")] = None
+    eviction: Annotated[str | None, Setting("In place of every policy's.", "PART")] = None
+    leaving: Annotated[
+        tuple[str, ...] | None, Setting("In place of every policy's rules; repeatable.", "PART")
+    ] = None
+
+    def __bool__(self) -> bool:
+        return bool(self.given())
+
+    def given(self) -> dict[str, Any]:
+        """Those that are given, by kind."""
+        return {kind: part for kind, part in asdict(self).items() if part is not None}
+
+
+OWN_PARTS = Parts()
+"""Every policy as its row says."""
+
+
 def parse_policies(text: str, flag: str = "policies") -> tuple[str, ...]:
     """The names in `A,B,...`, as they are written; ConfigError, which names the flag, if there are none."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise ConfigError(f"{flag} is {text!r}; accepted: names of the preset table, comma-separated")
+        raise ConfigError.of(flag, repr(text), "names of the preset table, comma-separated")
     return names
 
 
@@ -72,7 +98,9 @@ def parse_loads(text: str, steps: int | None = None) -> tuple[float, ...]:
     (0.5, 1.0, 1.5)
     """
     if steps is not None and RANGE not in text:
-        raise ConfigError(f"steps is {steps}, but rate_scale is {text!r}; accepted with a range, as 0.5..1.5")
+        raise ConfigError.of(
+            "steps", f"{steps}, but rate_scale is {text!r}; accepted with a range, as 0.5..1.5"
+        )
     given = (
         _range(text, STEPS if steps is None else steps)
         if RANGE in text
@@ -80,18 +108,16 @@ def parse_loads(text: str, steps: int | None = None) -> tuple[float, ...]:
     )
     loads = sorted(float(f"{load:g}") for load in given)
     if len(set(loads)) < len(loads):
-        raise ConfigError(
-            f"rate_scale is {text!r}, which gives {len(loads)} loads; accepted: loads that differ"
-        )
+        raise ConfigError.of("rate_scale", f"{text!r}, which gives {len(loads)} loads", "loads that differ")
     return tuple(loads)
 
 
 def _range(text: str, steps: int) -> list[float]:
     if not 2 <= steps <= MAX_LOADS:
-        raise ConfigError(f"steps is {steps}; accepted with a range of loads: 2 to {MAX_LOADS}")
+        raise ConfigError.of("steps", f"{steps}; accepted with a range of loads: 2 to {MAX_LOADS}")
     low, high = (_load(text, part) for part in text.split(RANGE, 1))
     if not low < high:
-        raise ConfigError(f"rate_scale is {text!r}; accepted: a range that rises")
+        raise ConfigError.of("rate_scale", repr(text), "a range that rises")
     return [low + (high - low) * step / (steps - 1) for step in range(steps)]
 
 
@@ -101,7 +127,7 @@ def _load(text: str, part: str) -> float:
     except ValueError:
         load = 0.0
     if not (isfinite(load) and load > 0):
-        raise ConfigError(
-            f"rate_scale is {text!r}; accepted: a number above 0, several as 0.5,1,2, or a range as 0.5..1.5"
+        raise ConfigError.of(
+            "rate_scale", repr(text), "a number above 0, several as 0.5,1,2, or a range as 0.5..1.5"
         )
     return load

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -15,7 +15,8 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from headway.errors import ConfigError
-from headway.lab.run_cells import in_processes
+from headway.json_file import write_json
+from headway.lab.processes import in_processes
 from headway.whole_file import write_whole
 
 
@@ -172,3 +173,35 @@ def _here(
 def release() -> str:
     """The version of this package: another one's runs may differ."""
     return version("headway")
+
+
+Manifest = Mapping[str, object]
+"""All that decides the results, as plain data."""
+
+
+def open_folder(path: Path, wanted: Manifest, kind: str) -> None:
+    """Make the folder of a manifest, the file `path`, or go on with it.
+
+    Raises ConfigError if it holds anything but the very same `kind` of experiment, or cannot be written.
+    """
+    folder = path.parent
+    try:
+        if path.exists():
+            _check_same(path, wanted, kind)
+        elif folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty; accepted: a new folder, or one to go on with")
+        write_json(path, wanted)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
+
+
+def _check_same(path: Path, wanted: Manifest, kind: str) -> None:
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); give another folder") from error
+    plain = msgspec.json.decode(msgspec.json.encode(wanted), type=dict[str, object])
+    differing = sorted(key for key in found.keys() | plain.keys() if found.get(key) != plain.get(key))
+    if differing:
+        shown = "; ".join(f"{key} was {found.get(key)}, now {plain.get(key)}" for key in differing[:3])
+        raise ConfigError(f"{path.parent} holds another {kind} ({shown}); give another folder")

@@ -68,5 +68,5 @@ def papers(name: str) -> dict[str, Paper]:
             "no paper is installed; the four of Headway come with: pip install 'headway[reproduce]'"
         )
     if name != ALL and name not in found:
-        raise ConfigError(f"paper is {name!r}; accepted: {', '.join([*found, ALL])}")
+        raise ConfigError.of("paper", repr(name), f"{', '.join([*found, ALL])}")
     return {each: point.load()() for each, point in found.items() if name in (each, ALL)}

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from math import ceil, isfinite
 from pathlib import Path
 
 from headway.core.length_estimate import LengthEstimate
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
+from headway.core.slo import NO_TARGETS
 from headway.engine.machine import processors
-from headway.engine.servers.labelled_output import error_told
 from headway.engine.servers.server_command import server_command
-from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
-from headway.errors import UpstreamError
+from headway.errors import ConfigError, UpstreamError
 from headway.lab.both_sides import add_engine_side
-from headway.lab.capacity import at_load, at_once, capacity_rps, sample
 from headway.lab.policy_choice import said_without_targets
 from headway.lab.predictor_choice import check_predictor, check_predictor_name, is_made, length_source
 from headway.lab.real_engine import own_prompt
+from headway.lab.server import free_port, vllm_server
 from headway.loadgen import ReplayOptions, ReplayReport, replay
 from headway.loadgen.queries import scrape
 from headway.predict.lengths.choice import NONE
@@ -37,9 +36,8 @@ from headway.results import (
     start_run,
     write_info,
 )
-from headway.traces import TraceRequest, take
+from headway.traces import TraceRequest, scale_rate, take
 
-START_TIMEOUT_S = 600.0
 WARM_UP_REQUESTS = 8
 BURST_REQUESTS = 240
 BURST_SHARE = 0.9
@@ -137,11 +135,7 @@ class PolicyBench:
         command = server_command(self.model, settings, address, self.vllm_flags)
         tell(f"{policy}: starting vLLM")
         log = self.out / f"{policy}.server.log"
-        with log.open("wb") as output, ServerProcess(command.arguments, address, log=output) as server:
-            try:
-                server.wait_ready(START_TIMEOUT_S)
-            except UpstreamError as error:
-                raise UpstreamError(f"policy {policy!r}: {why_not_ready(error, log)}") from None
+        with vllm_server(command, address, log, name=f"policy {policy!r}") as server:
             options = self._options(server.url)
             asyncio.run(warm_up(self.requests, options))
             if self.load is not None:
@@ -185,13 +179,6 @@ class _Pace:
     requests: Sequence[TraceRequest]
 
 
-def why_not_ready(error: UpstreamError | str, log: Path) -> str:
-    """The error with what the log of what was started says last of one, and where the log is."""
-    with log.open("rb") as lines:
-        told = [found for found in map(error_told, lines) if found]
-    return f"{error}{f': {told[-1]}' if told else ''}; its messages are in {log}"
-
-
 def merge_engine_side(out: Path, policy: str, client: Iterable[Record], engine_file: Path) -> None:
     """Add to a policy's records what its engine wrote; if that cannot be read they stay as the client has written them.
 
@@ -224,14 +211,6 @@ def _scheduler_us_per_step(totals: dict[str, float]) -> float | None:
     return totals["headway_scheduler_seconds_total"] / steps * 1e6 if steps else None
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def versions() -> dict[str, str]:
     """Versions of what decides and computes."""
     found = {"python": platform.python_version()}
@@ -241,3 +220,66 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def capacity_rps(requests: Sequence[TraceRequest], options: ReplayOptions, *, share: float = 1.0) -> float:
+    """Requests a second that a server finishes, all of these there at once and without targets.
+
+    It is the rate up to when `share` of them have finished. Raises UpstreamError if one does not finish.
+    """
+    report = asyncio.run(replay(at_once(requests), options))
+    finished = all_finished(report.records, len(requests))
+    ends_s = sorted(record.finished_s or 0.0 for record in finished)
+    counted = max(1, int(share * len(ends_s)))
+    return counted / ends_s[counted - 1]
+
+
+def at_once(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """The same requests, all at 0 s and without targets."""
+    return [replace(request, arrival_s=0.0, slo=NO_TARGETS) for request in requests]
+
+
+def all_finished(records: list[Record], count: int) -> list[Record]:
+    """The records, if all `count` requests finished; else UpstreamError."""
+    unfinished = [record for record in records if record.outcome is not Outcome.FINISHED]
+    if unfinished or len(records) != count:
+        why = unfinished[0].error or unfinished[0].outcome if unfinished else "they were not sent"
+        raise UpstreamError(
+            f"{count - len(records) + len(unfinished)} of {count} requests did not finish: {why}"
+        )
+    return records
+
+
+def sample(requests: Sequence[TraceRequest], most: int) -> list[TraceRequest]:
+    """At most so many of the requests, spread evenly over all lengths of answers, in the order they had.
+
+    They stand in for a stream whose capacity is measured: their prompts are made up to the same lengths, so that a
+    prefix cache holds none of the stream's own afterwards.
+
+    >>> stream = [TraceRequest(str(n), n / 10, 8, n + 1, prompt="x") for n in range(6)]
+    >>> [(request.id, request.output_tokens, request.prompt) for request in sample(stream, 3)]
+    [('capacity-1', 2, None), ('capacity-3', 4, None), ('capacity-5', 6, None)]
+    """
+    step = ceil(len(requests) / most)
+    by_length = sorted(
+        range(len(requests)),
+        key=lambda number: (requests[number].output_tokens, requests[number].input_tokens, number),
+    )
+    chosen = sorted(by_length[step // 2 :: step])
+    return [replace(requests[number], id=f"capacity-{requests[number].id}", prompt=None) for number in chosen]
+
+
+def at_load(requests: Sequence[TraceRequest], load: float, capacity: float) -> list[TraceRequest]:
+    """The same requests, arriving at `load` of the capacity in the mean.
+
+    Raises ConfigError for a load that is none, and where all requests arrive at 0 s, which is no rate.
+    """
+    if not (isfinite(load) and load > 0):
+        raise ConfigError(f"--load is {load:g}; accepted: a finite number above 0")
+    last_s = max((request.arrival_s for request in requests), default=0.0)
+    if last_s <= 0:
+        raise ConfigError(
+            f"--load is {load:g} and all {len(requests)} requests arrive at 0 s; accepted: requests that arrive "
+            "over time"
+        )
+    return scale_rate(requests, load * capacity * last_s / len(requests))

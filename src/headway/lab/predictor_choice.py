@@ -37,8 +37,8 @@ def check_predictor_name(spec: str, *, made: bool = True) -> None:
         return
     accepted = f"{NONE}, {ACCEPTED}"
     if is_made(spec):
-        raise ConfigError(
-            f"predictor is {spec!r}, which knows the true lengths, so nobody can deploy it; accepted: {accepted}"
+        raise ConfigError.of(
+            "predictor", f"{spec!r}, which knows the true lengths, so nobody can deploy it", accepted
         )
     if made:
         accepted += f", noisy-oracle:tau=T, broken:way={'|'.join(WAYS)}"

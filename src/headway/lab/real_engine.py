@@ -69,14 +69,14 @@ def run_real(
     made_ones = made_requests(engine, requests, seed, own_stops=own_stops)
     pending = deque(made_ones)
     returning = Returning(engine, made_ones)
-    prophet = Prophet(lengths, [request for request, _ in pending], engine.max_model_len)
+    feed = PredictionFeed(lengths, [request for request, _ in pending], engine.max_model_len)
 
     def ended(record: Record) -> None:
         record = returning.ended(record)
         run.records.append(record)
         if record.outcome is not Outcome.HANDED_OFF:
             finished = record.outcome is Outcome.FINISHED
-            prophet.ended(record.id, record.output_tokens, finished=finished)
+            feed.ended(record.id, record.output_tokens, finished=finished)
 
     engine.hear_records(ended)
     origin_s = time.monotonic() + START_MARGIN_S
@@ -88,7 +88,7 @@ def run_real(
         while pending and pending[0][0].arrival_s <= now_s:
             request, made = pending.popleft()
             made.arrival_time = wall_origin_s + request.arrival_s
-            prophet.arrives(request, made)
+            feed.arrives(request, made)
             engine.add(made)
         if not engine.busy:
             ended_s = None
@@ -150,7 +150,7 @@ class Returning:
             self._engine.add(again)
 
 
-class Prophet:
+class PredictionFeed:
     """Puts predictions on requests as they are added, and teaches whoever makes them; nothing if nobody does."""
 
     def __init__(

@@ -14,8 +14,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from headway.lab.cell_folder import CellFolder
-from headway.lab.grid import Grid
+from headway.lab.cells import CellFolder
+from headway.lab.grid import PolicyGrid
 from headway.lab.policy_choice import label
 from headway.lab.simulation import CellResult
 from headway.results import COLUMNS, Comparison, compare, read_records, sweep_svg, terminal_table
@@ -78,7 +78,7 @@ def _average(load: float, policy: str, results: Sequence[CellResult]) -> Average
 # ---- JSON ----------------------------------------------------------------------------------------------
 
 
-def to_json(grid: Grid, results: Sequence[CellResult]) -> str:
+def to_json(grid: PolicyGrid, results: Sequence[CellResult]) -> str:
     """One object, `{"<policy>": {summary}}`; with several loads keys are "<policy> load=<load>".
 
     With several seeds each value is the mean, and `seeds` and `deviation` (a value for each key) are added. Where
@@ -134,7 +134,7 @@ def _doubts(results: Sequence[CellResult]) -> Iterator[str]:
 class _SweepTable:
     """A row for each load and policy; what is too wide for the terminal goes on in another table below."""
 
-    grid: Grid
+    grid: PolicyGrid
     runs: Sequence[Averaged]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from hashlib import sha256
+from importlib.metadata import version
 
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome, Record
-from headway.errors import HeadwayError
-from headway.lab.grid import Cell
+from headway.errors import ConfigError, HeadwayError
+from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.grid import GridCell, PolicyGrid
 from headway.lab.policy_choice import (
     OWN_PARTS,
     Parts,
+    check_policies,
     is_pooled,
+    label,
+    made_of,
     policies_of,
+    said_without_targets,
+    uses_host,
     uses_predictions,
 )
-from headway.lab.predictor_choice import length_source, predictor_label
-from headway.lab.stream import Stream
-from headway.predict.lengths.choice import NONE
+from headway.lab.predictor_choice import check_predictor, length_source, predictor_label
+from headway.lab.stream import Stream, StreamFacts, stream_facts
+from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE
+from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import Calibration
-from headway.results import RunInfo, Summary, summarize
+from headway.predict.steps.hardware import calibration
+from headway.results import RunInfo, RunMeta, Summary, summarize
 from headway.results.records import TIME_DECIMALS
-from headway.routing import POOL_ROUTER
+from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, ROUTERS, STAGE_ROUTER, build_router
 from headway.routing.pools import PoolSizes
+from headway.sim.limits import KvTier
 from headway.sim.simulation import SimulatedRun, System, simulate
 from headway.sim.watcher import Watcher
-from headway.traces import TraceRequest, scale_rate
+from headway.traces import TraceRequest, check_rate, scale_rate
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 _PROBES = ((1, 1, 0), (64, 1, 1000), (1, 512, 0), (4, 2048, 4096))
@@ -70,7 +81,7 @@ class CellResult:
     it was made from the true ones; empty if nobody did.
     """
 
-    cell: Cell
+    cell: GridCell
     summary: Summary
     info: RunInfo
     finished_digest: str
@@ -82,7 +93,7 @@ class CellResult:
 
 
 def run_cell(
-    scenario: Scenario, cell: Cell, on_record: Callable[[Record], None], watcher: Watcher | None = None
+    scenario: Scenario, cell: GridCell, on_record: Callable[[Record], None], watcher: Watcher | None = None
 ) -> CellResult:
     """Simulate one cell, handing on each record as its request ends or moves, its times rounded as they are stored.
 
@@ -111,7 +122,7 @@ def _requests(stream: Stream, seed: int) -> list[TraceRequest]:
 
 
 def _simulate(
-    scenario: Scenario, cell: Cell, on_record: Callable[[Record], None], watcher: Watcher | None
+    scenario: Scenario, cell: GridCell, on_record: Callable[[Record], None], watcher: Watcher | None
 ) -> SimulatedRun:
     requests = _requests(scenario.stream, cell.seed)
     if cell.load != 1:
@@ -139,7 +150,7 @@ def _round_times(record: Record) -> None:
             setattr(record, name, round(time_s, TIME_DECIMALS))
 
 
-def _cell_result(cell: Cell, records: list[Record], result: SimulatedRun, predictor: str) -> CellResult:
+def _cell_result(cell: GridCell, records: list[Record], result: SimulatedRun, predictor: str) -> CellResult:
     finished = sorted(record.id for record in records if record.outcome is Outcome.FINISHED)
     totals = result.totals.values()
     info = run_info(result)
@@ -176,3 +187,187 @@ def fingerprint(calibration: Calibration) -> str:
             shape.add(new_tokens, context_tokens)
         said.append(calibration.step.step_s(shape))
     return sha256(repr(said).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationRequest:
+    """A simulation as it is asked for; None means what is usual. `kv_tier` is that of each GPU."""
+
+    hardware: str
+    model: str
+    stream: Stream
+    grid: PolicyGrid
+    sizes: Sizes = Sizes()  # noqa: RUF009 - a frozen value
+    instances: int | None = None
+    pools: PoolSizes | None = None
+    router: str = DEFAULT_ROUTER
+    pool_router: str | None = None
+    parts: Parts = OWN_PARTS
+    max_output_tokens: int | None = None
+    predictor: str | None = None
+    kv_tier: KvTier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is simulated, with what was found out on the way."""
+
+    asked: SimulationRequest
+    scenario: Scenario
+    facts: StreamFacts
+    context_tokens: int
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of all cells together."""
+        return self.facts.num_requests * len(self.asked.grid.cells())
+
+    def manifest(self) -> dict[str, object]:
+        """All that decides the results, as plain data: equal manifests give equal folders."""
+        asked, system = self.asked, self.scenario.system
+        return {
+            "headway": version("headway"),
+            "hardware": asked.hardware,
+            "model": asked.model,
+            "costs": fingerprint(system.calibration),
+            "trace": asked.stream.source,
+            "limit": asked.stream.limit,
+            "default_targets": asdict(asked.stream.slo),
+            "requests": self.facts.digest,
+            "policies": list(asked.grid.policies),
+            **self._policies(),
+            "loads": list(asked.grid.loads),
+            "seeds": asked.grid.num_seeds,
+            "parts": asdict(asked.parts),
+            "predictor": self.scenario.predictor,
+            "instances": system.instances,
+            "router": system.router,
+            **self._pools(),
+            "engine": asdict(system.limits),
+            **({} if system.kv_tier is None else {"kv_tier": str(system.kv_tier)}),
+            "max_output_tokens": self.scenario.max_output_tokens,
+        }
+
+    def _policies(self) -> dict[str, object]:
+        """Of the manifest: what each row is made of, so that a policy that was changed is another simulation."""
+        made = [made_of(policy, self.asked.parts) for policy in self.asked.grid.policies]
+        return {f"policy {row}": each for rows in made for row, each in rows.items()}
+
+    def _pools(self) -> dict[str, object]:
+        """Of the manifest; nothing without pools."""
+        if self.asked.pools is None:
+            return {}
+        return {"pools": dict(self.asked.pools), "pool_router": self.scenario.pool_router}
+
+    def meta(self, command: str) -> RunMeta:
+        """What the run folders say of themselves."""
+        return RunMeta(
+            policies=tuple(map(label, self.asked.grid.policies)),
+            measured_on="simulated",
+            model=self.asked.model,
+            trace=self.asked.stream.source,
+            command=command,
+            hardware=self.hardware(),
+            versions={"headway": version("headway"), "python": platform.python_version()},
+        )
+
+    def lengths(self) -> str | None:
+        """Who predicts how long answers will be, where that makes a difference to some policy."""
+        policies = [name for name in self.asked.grid.policies if uses_predictions(name, self.asked.parts)]
+        if not policies:
+            return None
+        return f"{predictor_label(self.scenario.predictor)}, for {', '.join(policies)}"
+
+    def without_host(self) -> list[str]:
+        """The policies that would swap, where there is no host memory to swap to, nor a KV tier to come back from."""
+        system = self.scenario.system
+        if system.limits.host_blocks or system.store_blocks:
+            return []
+        return [name for name in self.asked.grid.policies if uses_host(name, self.asked.parts)]
+
+    def without_targets(self) -> list[str]:
+        """What is to be said of policies that go by targets, where no request has one."""
+        return [] if self.facts.targets else said_without_targets(self.asked.grid.policies, self.asked.parts)
+
+    def hardware(self) -> str:
+        """What serves, and where its costs come from."""
+        system = self.scenario.system
+        costs = system.calibration
+        known = "DERIVED, not measured: " if costs.derived else ""
+        stages = "" if system.limits.pipeline_stages == 1 else f", {system.limits.pipeline_stages} stages"
+        instances = "1 instance" if system.instances == 1 else f"{system.instances} instances"
+        return f"{instances} of {costs.name}{stages}{self._said_of_pools()} ({known}{costs.provenance})"
+
+    def _said_of_pools(self) -> str:
+        pooled = list(filter(is_pooled, self.asked.grid.policies))
+        if self.asked.pools is None or not pooled:
+            return ""
+        sizes = " and ".join(f"{count} {pool}" for pool, count in self.asked.pools.items())
+        return f", {sizes} under {', '.join(pooled)}"
+
+
+def set_up(asked: SimulationRequest) -> Setup:
+    """Find out all that is needed, before anything runs.
+
+    Raises ConfigError or TraceError for anything that is not accepted.
+    """
+    instances = _instances(asked)
+    check_policies(asked.grid.policies, asked.parts, asked.pools)
+    pool_router = _pool_router(asked)
+    for router in (asked.router, pool_router):
+        _check_router(router)
+    model = model_shape(asked.model)
+    costs = calibration(asked.hardware, model, asked.sizes.tp, asked.sizes.pp)
+    system = System(
+        limits=engine_limits(asked.sizes, asked.hardware, costs),
+        calibration=costs,
+        instances=instances,
+        router=asked.router,
+        kv_tier=None if asked.kv_tier is None else asked.kv_tier.of_engine(asked.sizes.tp * asked.sizes.pp),
+    )
+    predictor = asked.predictor
+    if predictor is None:
+        goes_by_it = any(uses_predictions(policy, asked.parts) for policy in asked.grid.policies)
+        predictor = DEFAULT_PREDICTOR if goes_by_it else NONE
+    check_predictor(predictor)
+    facts = stream_facts(asked.stream, asked.grid.seeds)
+    check_rate(facts.last_s, min(asked.grid.loads))
+    scenario = Scenario(
+        system=system,
+        stream=asked.stream,
+        max_output_tokens=facts.output_limit(asked.max_output_tokens),
+        parts=asked.parts,
+        predictor=predictor,
+        pools=asked.pools,
+        pool_router=pool_router,
+    )
+    return Setup(asked, scenario, facts, model.context_tokens)
+
+
+def _check_router(name: str) -> None:
+    build_router(name)
+    if name == STAGE_ROUTER:
+        accepted = ", ".join(each for each in ROUTERS if each != STAGE_ROUTER)
+        raise ConfigError(
+            f"router {name!r} parts prefill and decode, which the simulator cannot; accepted: {accepted}"
+        )
+
+
+def _pool_router(asked: SimulationRequest) -> str:
+    """How pools share requests. Raises ConfigError where one is named and there are none."""
+    if asked.pool_router is not None and asked.pools is None:
+        raise ConfigError.of("pool_router", f"{asked.pool_router!r} without pools", "with --pools")
+    return POOL_ROUTER if asked.pool_router is None else asked.pool_router
+
+
+def _instances(asked: SimulationRequest) -> int:
+    """How many instances serve under every policy. Raises ConfigError for a number that is not accepted."""
+    if asked.pools is None:
+        instances = 1 if asked.instances is None else asked.instances
+    elif asked.instances is None:
+        instances = sum(asked.pools.values())
+    else:
+        raise ConfigError("instances and pools are given; accepted: one of the two")
+    if instances < 1:
+        raise ConfigError.of("instances", instances, "1 or more")
+    return instances

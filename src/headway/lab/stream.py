@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import TraceError
-from headway.lab import demo_stream
-from headway.traces import TraceRequest, load_trace, parse_workload, take
+from headway.traces import LogNormal, OnOff, TraceRequest, generate, load_trace, parse_workload, take
 from headway.traces.reader import tell_understood
 from headway.traces.spec import PREFIX
 
@@ -31,7 +31,7 @@ class Stream:
     @property
     def is_drawn(self) -> bool:
         """Whether another seed gives other requests."""
-        return self.source == demo_stream.NAME or self.source.startswith(PREFIX)
+        return self.source == DEMO or self.source.startswith(PREFIX)
 
     def requests(self, seed: int = 0) -> list[TraceRequest]:
         """The requests of one seed in order of arrival; TraceError if there are none or they cannot be read."""
@@ -45,11 +45,11 @@ class Stream:
 
     def _drawn(self, seed: int) -> list[TraceRequest]:
         if self.time_unit is not None:
-            raise TraceError(
-                f"time_unit is {self.time_unit!r} for {self.source}, which is in seconds; accepted: with a trace file"
+            raise TraceError.of(
+                "time_unit", f"{self.time_unit!r} for {self.source}, which is in seconds", "with a trace file"
             )
-        if self.source == demo_stream.NAME:
-            requests = demo_stream.demo_stream(seed)
+        if self.source == DEMO:
+            requests = demo_stream(seed)
         else:
             workload = parse_workload(self.source)
             requests = replace(workload, seed=workload.seed + seed).requests()
@@ -86,9 +86,10 @@ class StreamFacts:
                 return self.declared_tokens
             return 1 << (self.undeclared_tokens - 1).bit_length()
         if wanted < max(1, self.undeclared_tokens):
-            raise TraceError(
-                f"max_output_tokens is {wanted}; accepted: {max(1, self.undeclared_tokens)} or more, "
-                "the longest output of requests that declare no limit"
+            raise TraceError.of(
+                "max_output_tokens",
+                wanted,
+                f"{max(1, self.undeclared_tokens)} or more, the longest output of requests that declare no limit",
             )
         return wanted
 
@@ -115,3 +116,35 @@ def stream_facts(stream: Stream, seeds: range) -> StreamFacts:
             if request.max_output_tokens is None:
                 undeclared = max(undeclared, request.output_tokens)
     return StreamFacts(digest.hexdigest(), len(requests), declared, undeclared, longest, last_s, targets)
+
+
+DEMO = "demo"
+"""How `headway bench --trace` calls it."""
+
+REQUESTS = 480
+INTERACTIVE_SHARE = 0.7
+INTERACTIVE = Slo(ttft_s=0.4, tbt_s=0.05)
+BACKGROUND = Slo(ttft_s=8.0)
+
+
+def demo_stream(seed: int = 0) -> list[TraceRequest]:
+    """480 requests, the same for every policy; `make demo` sends them at a share of the machine's capacity.
+
+    As drawn: bursts of 60 requests/s for about 1.5 s, 8 requests/s between them; a few very long prompts among many
+    short ones. Seven in ten come from people (first token within 0.4 s), the others from a batch job
+    (within 8 s), in random order.
+    """
+    arrivals = OnOff(rate_on_rps=60, rate_off_rps=8, mean_on_s=1.5, mean_off_s=4)
+    prompts = LogNormal(mean=220, sigma=1.2, maximum=3000, minimum=8)
+    answers = LogNormal(mean=48, sigma=1.0, maximum=512, minimum=1)
+    rng = Random(f"tenants of {seed}")
+    return [_of_a_client(request, rng) for request in generate(arrivals, prompts, answers, REQUESTS, seed)]
+
+
+def _of_a_client(request: TraceRequest, rng: Random) -> TraceRequest:
+    interactive = rng.random() < INTERACTIVE_SHARE
+    return replace(
+        request,
+        tenant="interactive" if interactive else "background",
+        slo=INTERACTIVE if interactive else BACKGROUND,
+    )

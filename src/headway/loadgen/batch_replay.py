@@ -52,7 +52,7 @@ class BatchPlan:
         if row.simulated:
             raise ConfigError(f"batches {row.name!r} exist in the simulator alone; accepted here: the others")
         if not self.silence_s > 0:
-            raise ConfigError(f"silence_s is {self.silence_s}; accepted: a number of seconds above 0")
+            raise ConfigError.of("silence_s", self.silence_s, "a number of seconds above 0")
         self._settings(KvMemory(1 if self.kv_tokens is None else self.kv_tokens))
 
     @property

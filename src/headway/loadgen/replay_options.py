@@ -49,9 +49,9 @@ class ReplayOptions:
         api_url(self.url, "")
         self._token_ids()
         if not 0 <= self.vanish_fraction <= 1:
-            raise ConfigError(f"vanish_fraction is {self.vanish_fraction}; accepted: 0 to 1")
+            raise ConfigError.of("vanish_fraction", self.vanish_fraction, "0 to 1")
         if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s is {self.timeout_s}; accepted: a number of seconds above 0, or inf")
+            raise ConfigError.of("timeout_s", self.timeout_s, "a number of seconds above 0, or inf")
 
     @property
     def session_timeout_s(self) -> float | None:
@@ -92,7 +92,7 @@ class TokenIds:
         if size is None:
             return cls(seed=seed)
         if size < 2:
-            raise ConfigError(f"vocab_size is {size}; accepted: 2 or more")
+            raise ConfigError.of("vocab_size", size, "2 or more")
         return cls(first=min(FIRST_ID, size // 4), last=size - 1, seed=seed)
 
     def draw(self, name: str, count: int) -> list[int]:

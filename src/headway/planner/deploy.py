@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from headway.core.slo import Slo
-from headway.errors import UpstreamError
-from headway.lab.policy_bench import why_not_ready
 from headway.lab.policy_choice import OWN_PARTS, uses_predictions
+from headway.lab.server import headway_command
 from headway.planner.machine import Configuration, Machine
-from headway.with_parent import signal_with_parent
 
 PROGRAM = "headway"
 
@@ -81,12 +72,6 @@ def command(words: Sequence[str]) -> str:
     return shlex.join(words)
 
 
-HOST = "127.0.0.1"
-START_S = 300.0
-END_S = 60.0
-_POLL_S = 0.3
-
-
 def as_started(words: Sequence[str], port: int, records: Path) -> list[str]:
     """The words of a deploy command, without the program's name, for a port of this machine and a file of records."""
     flags = words.index("--")
@@ -100,58 +85,14 @@ def records_of_engines(records: Path) -> list[Path]:
 
 @contextmanager
 def deployed(words: Sequence[str], port: int, log: Path, records: Path) -> Iterator[str]:
-    """The URL of what a deploy command serves, once it is ready; it and all it started end with the block.
+    """The URL of what a deploy command serves, once it is ready; everything it started ends with the block.
 
-    They end too if this process is killed (`signal_with_parent`). Its engines begin `records` anew
-    (`records_of_engines`). Raises UpstreamError if it does not get ready, with what its log says of it.
+    Its engines begin `records` anew (`records_of_engines`). Raises UpstreamError if it does not get ready, with what
+    its log says of it.
     """
-    command = [sys.executable, "-m", "headway.cli", *as_started(words, port, records)]
-    log.parent.mkdir(parents=True, exist_ok=True)
     for old in records_of_engines(records):
         old.unlink()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=partial(signal_with_parent, signal.SIGTERM),
-        )
-        try:
-            # A gateway is alive before its instances are; a single server is ready once it is alive.
-            _wait(process, port, "/ready" if "--pools" in words or "--instances" in words else "/health", log)
-            yield f"http://{HOST}:{port}"
-        finally:
-            _end(process)
-
-
-def _wait(process: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:
-    deadline_s = time.monotonic() + START_S
-    while not _answers(port, path):
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise UpstreamError(why_not_ready("the deployment did not get ready", log))
-        time.sleep(_POLL_S)
-
-
-def _answers(port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection(HOST, port, timeout=5.0)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """PlanRequest it to end, as its user would; whatever is left of its group after a while is killed."""
-    process.terminate()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    # A gateway is alive before its instances are; a single server is ready once it is alive.
+    ready = "/ready" if "--pools" in words or "--instances" in words else "/health"
+    with headway_command(as_started(words, port, records), port, log, ready=ready) as url:
+        yield url

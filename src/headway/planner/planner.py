@@ -41,11 +41,11 @@ class Effort:
         if self.budget is not None and self.minutes is not None:
             raise ConfigError("budget and minutes are given; accepted: one of the two")
         if self.budget is not None and self.budget < 1:
-            raise ConfigError(f"budget is {self.budget}; accepted: 1 configuration or more")
+            raise ConfigError.of("budget", self.budget, "1 configuration or more")
         if self.minutes is not None and not self.minutes > 0:
-            raise ConfigError(f"minutes is {self.minutes}; accepted: more than 0")
+            raise ConfigError.of("minutes", self.minutes, "more than 0")
         if self.jobs < 1:
-            raise ConfigError(f"jobs is {self.jobs}; accepted: 1 or more")
+            raise ConfigError.of("jobs", self.jobs, "1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,14 +54,14 @@ class PlanRequest:
         """Raise ConfigError for a value or a combination that is not accepted."""
         for name in ("gpus", "seeds"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+                raise ConfigError.of(name, getattr(self, name), "1 or more")
         most, fewest = (MOST_GPUS_ONE_BY_ONE, " with fewest") if self.fewest else (MOST_GPUS, "")
         if self.gpus > most:
             raise ConfigError(f"gpus is {self.gpus}{fewest}; accepted: 1 to {most}, for a load in proportion")
         for name in ("rate_scale", "load"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name} is {value}; accepted: a number above 0")
+                raise ConfigError.of(name, value, "a number above 0")
         if self.rate_scale is not None and self.load is not None:
             raise ConfigError("rate_scale and load are given; accepted: one of the two")
         if self.policies is not None and len(set(self.policies)) < len(self.policies):
@@ -70,7 +70,7 @@ class PlanRequest:
         if self.aim is not None and not self.fewest:
             raise ConfigError(f"goodput_aim is {self.aim} without fewest; accepted: with --fewest")
         if self.aim is not None and not 0 < self.aim <= 1:
-            raise ConfigError(f"goodput_aim is {self.aim}; accepted: a share above 0, at most 1")
+            raise ConfigError.of("goodput_aim", self.aim, "a share above 0, at most 1")
 
     @property
     def least_goodput(self) -> float:

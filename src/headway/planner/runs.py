@@ -14,7 +14,7 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS
 from headway.errors import HeadwayError
 from headway.lab.kept_runs import Kept, release, run_groups
-from headway.lab.policy_source import made_of
+from headway.lab.policy_choice import made_of
 from headway.lab.predictor_choice import length_source
 from headway.lab.simulation import run_info
 from headway.lab.stream import Stream

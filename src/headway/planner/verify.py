@@ -21,7 +21,8 @@ from rich.text import Text
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS
 from headway.errors import VLLM_COMES_BY, ConfigError, UpstreamError
-from headway.lab.policy_bench import free_port, warm_up, why_not_ready
+from headway.lab.policy_bench import warm_up
+from headway.lab.server import free_port, why_not_ready
 from headway.loadgen import ReplayOptions, ReplayReport, replay
 from headway.planner.deploy import arguments, command, deployed, records_of_engines, vllm_flags
 from headway.planner.machine import Configuration, Machine
@@ -122,7 +123,7 @@ def verify(planned: PlannedDeployment, folder: Path, seconds: float, tell: Tell)
     """
     check_verifiable(planned.prepared)
     if not seconds > 0:
-        raise ConfigError(f"verify_seconds is {seconds}; accepted: more than 0")
+        raise ConfigError.of("verify_seconds", seconds, "more than 0")
     here = scaled_down(planned.choice)
     machine = _machine(planned, here, folder, tell)
     setup = set_up_replay(planned, here, machine, seconds)

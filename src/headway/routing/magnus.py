@@ -95,15 +95,13 @@ class BatchSettings:
     def __post_init__(self) -> None:
         for name in ("capacity_tokens", "block_tokens", "wma_limit"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more tokens")
+                raise ConfigError.of(name, getattr(self, name), "1 or more tokens")
         if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}; accepted: 1 or more requests")
+            raise ConfigError.of("batch_size", self.batch_size, "1 or more requests")
         if not 0 < self.confidence < 1:
-            raise ConfigError(f"confidence is {self.confidence}; accepted: more than 0, less than 1")
+            raise ConfigError.of("confidence", self.confidence, "more than 0, less than 1")
         if not 0 < self.safety_factor < inf:
-            raise ConfigError(
-                f"safety_factor is {self.safety_factor}; accepted: a finite number, more than 0"
-            )
+            raise ConfigError.of("safety_factor", self.safety_factor, "a finite number, more than 0")
 
 
 def find_batch_preset(name: str) -> BatchPreset:

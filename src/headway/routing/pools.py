@@ -84,7 +84,7 @@ class RoleSettings:
             raise ConfigError(f"short is {self.short}, spare {self.spare}; accepted: 0 <= short < spare <= 1")
         for name in ("patience_s", "dwell_s"):
             if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 0 or more seconds")
+                raise ConfigError.of(name, getattr(self, name), "0 or more seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,18 +38,16 @@ class EngineLimits:
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "pipeline_stages"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+                raise ConfigError.of(name, getattr(self, name), "1 or more")
         if self.batch_width is not None and self.batch_width < 1:
-            raise ConfigError(f"batch_width is {self.batch_width}; accepted: 1 or more")
+            raise ConfigError.of("batch_width", self.batch_width, "1 or more")
         if (self.max_cudagraph_capture_size or 0) < 0:
-            raise ConfigError(
-                f"max_cudagraph_capture_size is {self.max_cudagraph_capture_size}; accepted: 0 or more"
-            )
+            raise ConfigError.of("max_cudagraph_capture_size", self.max_cudagraph_capture_size, "0 or more")
         for name in ("watermark_blocks", "host_blocks"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 0 or more")
+                raise ConfigError.of(name, getattr(self, name), "0 or more")
         if not 0 < self.restore_share <= 1:
-            raise ConfigError(f"restore_share is {self.restore_share}; accepted: more than 0, up to 1")
+            raise ConfigError.of("restore_share", self.restore_share, "more than 0, up to 1")
         if self.asynchronous and self.pipeline_stages > 1:
             raise ConfigError("asynchronous scheduling with pipeline stages is not simulated; choose one")
 

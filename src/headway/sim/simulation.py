@@ -52,8 +52,10 @@ class System:
         if not self.store_blocks:
             return
         if self.limits.host_blocks:
-            raise ConfigError(
-                f"host_blocks is {self.limits.host_blocks} beside a KV tier ({self.kv_tier}); accepted: one of the two"
+            raise ConfigError.of(
+                "host_blocks",
+                f"{self.limits.host_blocks} beside a KV tier ({self.kv_tier})",
+                "one of the two",
             )
         if not self.limits.prefix_caching:
             raise ConfigError(

@@ -143,7 +143,7 @@ class StaticSystem:
     def __post_init__(self) -> None:
         for name in ("kv_capacity_tokens", "instances"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+                raise ConfigError.of(name, getattr(self, name), "1 or more")
 
 
 @dataclass(slots=True)

@@ -81,7 +81,7 @@ class OnOff:
     def __post_init__(self) -> None:
         _require_positive(self, "rate_on_rps", "mean_on_s", "mean_off_s")
         if not (isfinite(self.rate_off_rps) and self.rate_off_rps >= 0):
-            raise ConfigError(f"rate_off_rps is {self.rate_off_rps}; accepted: a finite number, 0 or more")
+            raise ConfigError.of("rate_off_rps", self.rate_off_rps, "a finite number, 0 or more")
         if self._arrivals_per_cycle() < MIN_ARRIVALS_PER_CYCLE:
             raise ConfigError(
                 f"an on/off cycle has {self._arrivals_per_cycle():g} arrivals on average; "
@@ -142,4 +142,4 @@ def _require_positive(process: ArrivalProcess, *names: str) -> None:
     for name in names:
         value = getattr(process, name)
         if not (isfinite(value) and value > 0):
-            raise ConfigError(f"{name} is {value}; accepted: a finite number above 0")
+            raise ConfigError.of(name, value, "a finite number above 0")

@@ -115,7 +115,7 @@ def demo_requests(count: int, rate_rps: float, seed: int = 0) -> list[TraceReque
     if not 1 <= count <= len(rows):
         raise ConfigError(f"count is {count}; accepted: 1 to {len(rows)}")
     if seed < 0:
-        raise ConfigError(f"seed is {seed}; accepted: 0 or more")
+        raise ConfigError.of("seed", seed, "0 or more")
     order_rng, arrival_rng = (
         np.random.default_rng(stream) for stream in np.random.SeedSequence(seed).spawn(2)
     )

@@ -66,7 +66,7 @@ class Zipf:
 
     def __post_init__(self) -> None:
         if not (isfinite(self.theta) and self.theta >= 0):
-            raise ConfigError(f"theta is {self.theta}; accepted: a finite number, 0 or more")
+            raise ConfigError.of("theta", self.theta, "a finite number, 0 or more")
         _require_tokens("maximum", self.maximum)
 
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
@@ -100,7 +100,7 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         if not (isfinite(self.mean) and self.mean > 0):
-            raise ConfigError(f"mean is {self.mean}; accepted: a finite number above 0")
+            raise ConfigError.of("mean", self.mean, "a finite number above 0")
         if not 0 < self.sigma <= MAX_SIGMA:
             raise ConfigError(f"sigma is {self.sigma}; accepted: above 0, up to {MAX_SIGMA:g}")
         _require_tokens("minimum", self.minimum)
@@ -182,7 +182,7 @@ class Quantiles:
 
     def __post_init__(self) -> None:
         if len(self.table) < 2 or self.table[0][0] != 0 or self.table[-1][0] != 1:
-            raise ConfigError(f"table is {self.table}; accepted: points from probability 0 to 1")
+            raise ConfigError.of("table", self.table, "points from probability 0 to 1")
         for (p, tokens), (next_p, next_tokens) in pairwise(self.table):
             if not (p < next_p and tokens <= next_tokens):
                 raise ConfigError(

@@ -237,9 +237,9 @@ def read_trace(
     """
     source = Path(path)
     if limit is not None and limit < 1:
-        raise TraceError(f"limit is {limit}; accepted: 1 or more")
+        raise TraceError.of("limit", limit, "1 or more")
     if time_unit is not None and time_unit not in TICKS_PER_S:
-        raise TraceError(f"time_unit is {time_unit!r}; accepted: {', '.join(TICKS_PER_S)}")
+        raise TraceError.of("time_unit", repr(time_unit), f"{', '.join(TICKS_PER_S)}")
     with closing(text_lines(source)) as lines:
         form, rows = recognise(source, lines)
         taken = _Intake(form, drop_empty or form.drops_empty)
@@ -284,9 +284,10 @@ def _time_unit(source: Path, taken: _Intake, asked: str | None) -> str:
     """
     form = taken.form
     if form.told_unit and asked not in (None, form.told_unit):
-        raise TraceError(
-            f"time_unit is {asked!r} for {source}, whose {form.columns[0]} tells its unit ({form.told_unit}); "
-            "accepted: a trace that does not tell it"
+        raise TraceError.of(
+            "time_unit",
+            f"{asked!r} for {source}, whose {form.columns[0]} tells its unit ({form.told_unit})",
+            "a trace that does not tell it",
         )
     unit = asked or form.time_unit
     doubt = "" if asked else _doubt(taken, unit)
@@ -334,7 +335,7 @@ class _Intake:
         _, of_input, of_output = self.form.columns
         for column, tokens in ((of_input, fields["input_tokens"]), (of_output, fields["output_tokens"])):
             if tokens < 1:
-                raise TraceError(f"{column} is {tokens}; accepted: 1 or more")
+                raise TraceError.of(column, tokens, "1 or more")
         if self.rows and ticks == 0:
             self._check_clock(fields.get("session"))
         self.rows.append((ticks, place, fields))

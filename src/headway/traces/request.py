@@ -72,7 +72,7 @@ FITTED_SHARE = 0.99
 def take(requests: Sequence[TraceRequest], limit: int) -> list[TraceRequest]:
     """The first `limit` requests, or all if there are fewer."""
     if limit < 1:
-        raise TraceError(f"limit is {limit}; accepted: 1 or more")
+        raise TraceError.of("limit", limit, "1 or more")
     return list(requests[:limit])
 
 
@@ -108,7 +108,7 @@ def scale_lengths(
     """
     for name, limit in (("max_input_tokens", max_input_tokens), ("max_output_tokens", max_output_tokens)):
         if limit < 1:
-            raise TraceError(f"{name} is {limit}; accepted: 1 or more")
+            raise TraceError.of(name, limit, "1 or more")
     input_factor = _factor([request.input_tokens for request in requests], max_input_tokens)
     output_factor = _factor([request.output_tokens for request in requests], max_output_tokens)
     return [

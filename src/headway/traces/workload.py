@@ -70,7 +70,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.turns < 1:
-            raise ConfigError(f"turns is {self.turns}; accepted: 1 or more")
+            raise ConfigError.of("turns", self.turns, "1 or more")
         if not 1 <= self.count * self.turns <= MAX_COUNT:
             said = (
                 f"count is {self.count}"
@@ -79,11 +79,11 @@ class Workload:
             )
             raise ConfigError(f"{said}; accepted: 1 to {MAX_COUNT}")
         if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; accepted: 0 or more")
+            raise ConfigError.of("seed", self.seed, "0 or more")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
-            raise ConfigError(f"max_output_tokens is {self.max_output_tokens}; accepted: 1 or more")
+            raise ConfigError.of("max_output_tokens", self.max_output_tokens, "1 or more")
         if not (isfinite(self.think_s) and self.think_s >= 0):
-            raise ConfigError(f"think is {self.think_s:g}; accepted: seconds, 0 or more")
+            raise ConfigError.of("think", f"{self.think_s:g}", "seconds, 0 or more")
 
     def requests(self) -> list[TraceRequest]:
         """The requests in order of arrival, the first at 0 s, with ids `0`, `1`, ...

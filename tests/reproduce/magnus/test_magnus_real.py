@@ -117,7 +117,7 @@ def test_a_real_server_serves_everybodys_batches(tmp_path: Path) -> None:
     from headway.engine.servers.server_command import server_command
     from headway.engine.servers.server_process import ServerProcess
     from headway.engine.settings import EngineSettings
-    from headway.lab.policy_bench import START_TIMEOUT_S, free_port
+    from headway.lab.server import START_TIMEOUT_S, free_port
 
     training, requests = real_rows(2)
     address = ("127.0.0.1", free_port())

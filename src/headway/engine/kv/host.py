@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from headway.core.host_copies import DEFAULT_RESTORE_SHARE
 from headway.errors import ConfigError
+from headway.setting import POSITIVE, SHARE, Setting, Shown, check_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,24 +30,32 @@ class HostKv:
     `restore_share` (0 to 1) of the device's blocks, or there is only one of them.
     """
 
-    gib: float | None = None
-    blocks: int | None = None
-    bytes_per_s: float | None = None
-    restore_share: float = DEFAULT_RESTORE_SHARE
+    gib: Annotated[
+        float | None,
+        Setting(
+            "Host memory for the KV of requests that are swapped out, so that they come back by a copy and not by "
+            "computing; all workers together. 0: none. Only policies with eviction `swap`, `cheapest` or `proactive` "
+            "use it.",
+            "GIB",
+            POSITIVE,
+        ),
+    ] = None
+    blocks: Annotated[int | None, Setting(bounds=POSITIVE, shown=Shown(option=False))] = None
+    bytes_per_s: Annotated[
+        float | None,
+        Setting(
+            "Bytes per second that KV copies reach at most, each direction by itself: what a slower link would cost, "
+            "such as 12e9 for PCIe 3.0.",
+            "B",
+            POSITIVE,
+        ),
+    ] = None
+    restore_share: Annotated[float, Setting(bounds=SHARE, shown=Shown(option=False))] = DEFAULT_RESTORE_SHARE
 
     def __post_init__(self) -> None:
-        for name in ("gib", "blocks", "bytes_per_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < inf:
-                raise ConfigError(f"host_kv.{name} is {value}; accepted: more than 0")
+        check_settings(self, "host_kv.")
         if (self.gib is None) == (self.blocks is None):
-            raise ConfigError(
-                f"host_kv.gib is {self.gib} and host_kv.blocks {self.blocks}; accepted: one of them"
-            )
-        if not 0 < self.restore_share <= 1:
-            raise ConfigError(
-                f"host_kv.restore_share is {self.restore_share}; accepted: more than 0, up to 1"
-            )
+            raise ConfigError.of("host_kv.gib", f"{self.gib} and host_kv.blocks {self.blocks}", "one of them")
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> HostKv:
@@ -72,15 +80,16 @@ class HostKv:
         bytes_a_block = worker_block_bytes(kv_cache_config, most_layers) * world_size
         blocks = int(self.gib * _GIB) // bytes_a_block
         if not blocks:
-            raise ConfigError(f"host_kv.gib is {self.gib}; accepted: at least a block, {bytes_a_block} bytes")
+            raise ConfigError.of("host_kv.gib", self.gib, f"at least a block, {bytes_a_block} bytes")
         return blocks
 
     def check_machine(self, memory_bytes: int) -> None:
         """Raise ConfigError for more than a machine has, before anything is started."""
         if self.gib is not None and self.gib * _GIB > memory_bytes:
-            raise ConfigError(
-                f"host_kv.gib is {self.gib:g} but this machine has {memory_bytes / _GIB:.1f} GiB of memory in all; "
-                "accepted: less, and what vLLM and others take on top"
+            raise ConfigError.of(
+                "host_kv.gib",
+                f"{self.gib:g} but this machine has {memory_bytes / _GIB:.1f} GiB of memory in all",
+                "less, and what vLLM and others take on top",
             )
 
     def transfer_config(self) -> dict[str, Any]:

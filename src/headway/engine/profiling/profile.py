@@ -78,9 +78,7 @@ class ProfilePlan:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= MOST_SECONDS:
-            raise ConfigError(
-                f"seconds is {self.seconds}; accepted: more than 0, up to {MOST_SECONDS:g} (a day)"
-            )
+            raise ConfigError.of("seconds", self.seconds, f"more than 0, up to {MOST_SECONDS:g} (a day)")
 
 
 @dataclass(slots=True)

@@ -88,7 +88,7 @@ def take_additional_config(flags: Sequence[VllmFlag]) -> tuple[dict[str, Any], l
     except json.JSONDecodeError as error:
         raise ConfigError(f"{name} {text!r} is not JSON ({error}); accepted: one JSON object") from None
     if not isinstance(config, dict) or not isinstance(config.get("headway", {}), dict):
-        raise ConfigError(f"{name} is {text}; accepted: one JSON object, with 'headway' an object if given")
+        raise ConfigError.of(name, text, "one JSON object, with 'headway' an object if given")
     return config, rest
 
 

@@ -54,12 +54,12 @@ class FleetOptions:
         )
         for name in seconds:
             if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: more than 0 seconds")
+                raise ConfigError.of(name, getattr(self, name), "more than 0 seconds")
         for name in ("misses", "garbage_in_a_row"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+                raise ConfigError.of(name, getattr(self, name), "1 or more")
         if not 0 <= self.drain_s < float("inf"):
-            raise ConfigError(f"drain_s is {self.drain_s}; accepted: 0 or more seconds")
+            raise ConfigError.of("drain_s", self.drain_s, "0 or more seconds")
         if not self.backoff_s <= self.longest_backoff_s < float("inf"):
             raise ConfigError(
                 f"longest_backoff_s is {self.longest_backoff_s}; accepted: backoff_s ({self.backoff_s}) or more"

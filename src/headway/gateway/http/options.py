@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from headway.core.slo import NO_TARGETS, Slo
-from headway.errors import ConfigError
 from headway.gateway.http.keys import NO_KEYS, Keys
+from headway.setting import COUNT, NOT_NEGATIVE, POSITIVE_SECONDS, SECONDS, Setting, Shown, check_settings
 
 MIB = 2**20
 
@@ -38,27 +39,51 @@ class GatewayOptions:
     """
 
     slo: Slo = NO_TARGETS
-    resume: bool = True
     keys: Keys = NO_KEYS
     cors: Cors | None = None
-    access_log: Path | None = None
-    max_body_bytes: int = 64 * MIB
-    max_in_flight: int | None = None
-    max_queue: int | None = None
-    max_age_s: float | None = None
-    max_per_tenant: int | None = None
-    max_moves: int = 3
-    max_tries: int = 3
-    drain_s: float = 30.0
+    max_queue: Annotated[
+        int | None,
+        Setting("Sequences (prompts times n) without their first token at a time; more: 429.", "N", COUNT),
+    ] = None
+    max_age_s: Annotated[
+        float | None,
+        Setting(
+            "Time to the first token; what takes longer: 429.", "S", POSITIVE_SECONDS, Shown(flag="--max-age")
+        ),
+    ] = None
+    max_in_flight: Annotated[
+        int | None,
+        Setting("Sequences at each instance at a time; others wait (default: no limit).", "N", COUNT),
+    ] = None
+    max_per_tenant: Annotated[
+        int | None, Setting("Sequences of each tenant at a time; more: 429.", "N", COUNT)
+    ] = None
+    max_body_mib: Annotated[
+        int, Setting("Size of a request (default: 64 MiB); more: 413.", "N", COUNT, Shown(default=False))
+    ] = 64
+    access_log: Annotated[Path | None, Setting("A line of JSON for each request.", "FILE")] = None
+    resume: Annotated[
+        bool,
+        Setting(
+            "Streams go on at another instance if theirs breaks.", shown=Shown(flag="--resume/--no-resume")
+        ),
+    ] = True
+    drain_s: Annotated[
+        float,
+        Setting(
+            "Time that running requests have when it ends (default: 30).",
+            "S",
+            SECONDS,
+            Shown(flag="--drain-seconds", default=False),
+        ),
+    ] = 30.0
+    max_moves: Annotated[int, Setting(bounds=NOT_NEGATIVE, shown=Shown(option=False))] = 3
+    max_tries: Annotated[int, Setting(bounds=COUNT, shown=Shown(option=False))] = 3
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_in_flight", "max_queue", "max_per_tenant", "max_tries"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; accepted: 1 or more")
-        if self.max_moves < 0:
-            raise ConfigError(f"max_moves is {self.max_moves}; accepted: 0 or more")
-        if self.max_age_s is not None and not 0 < self.max_age_s < float("inf"):
-            raise ConfigError(f"max_age_s is {self.max_age_s}; accepted: more than 0 seconds")
-        if not 0 <= self.drain_s < float("inf"):
-            raise ConfigError(f"drain_s is {self.drain_s}; accepted: 0 or more seconds")
+        check_settings(self)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Size of a request that is still read."""
+        return self.max_body_mib * MIB

@@ -30,9 +30,9 @@ class DecodeFirst(Unchanging, LearnsNothing):
 
     def __post_init__(self) -> None:
         if self.head_room < 0:
-            raise ConfigError(f"head_room is {self.head_room}; accepted: 0 or more blocks")
+            raise ConfigError.of("head_room", self.head_room, "0 or more blocks")
         if self.token_budget is not None and self.token_budget < 1:
-            raise ConfigError(f"token_budget is {self.token_budget}; accepted: 1 or more tokens a step")
+            raise ConfigError.of("token_budget", self.token_budget, "1 or more tokens a step")
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """All residents, then the best of the waiting."""

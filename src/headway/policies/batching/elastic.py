@@ -38,7 +38,7 @@ class Elastic(LearnsNothing):
         self, *, elastic: bool = True, width: int = 128, statistic: str = "mean", window: int = 1000
     ) -> None:
         if width < 1:
-            raise ConfigError(f"width is {width}; accepted: 1 or more residents")
+            raise ConfigError.of("width", width, "1 or more residents")
         if statistic not in _SHARES:
             raise ConfigError(f"statistic is {statistic!r}; accepted: {', '.join(_SHARES)}")
         if not 1 <= window <= _MOST_WINDOW:

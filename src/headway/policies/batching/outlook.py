@@ -21,7 +21,7 @@ class ExpectedTokens:
 
     def __init__(self, confidence: float) -> None:
         if not 0 < confidence < 1:
-            raise ConfigError(f"reserve_confidence is {confidence}; accepted: a probability between 0 and 1")
+            raise ConfigError.of("reserve_confidence", confidence, "a probability between 0 and 1")
         self.confidence = confidence
         self._within: dict[Job, float] = {}
 

@@ -146,7 +146,7 @@ class Paced:
         saving: bool = True,
     ) -> None:
         if not 0 < share <= 1:
-            raise ConfigError(f"share is {share}; accepted: a share of the target above 0, at most 1")
+            raise ConfigError.of("share", share, "a share of the target above 0, at most 1")
         self.share = share
         self.short_steps = short_steps
         self.turns = turns

@@ -48,7 +48,7 @@ class RequestLevel(Unchanging):
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}; accepted: 1 or more jobs")
+            raise ConfigError.of("batch_size", self.batch_size, "1 or more jobs")
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The batch's own jobs, or a new batch when it is over."""

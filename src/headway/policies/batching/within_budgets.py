@@ -182,11 +182,11 @@ class WithinBudgets(LearnsNothing):
         patience_s: float = 10.0,
     ) -> None:
         if token_budget < 1:
-            raise ConfigError(f"token_budget is {token_budget}; accepted: 1 or more tokens a step")
+            raise ConfigError.of("token_budget", token_budget, "1 or more tokens a step")
         if width < 1:
-            raise ConfigError(f"width is {width}; accepted: 1 or more residents")
+            raise ConfigError.of("width", width, "1 or more residents")
         if not patience_s >= 0:
-            raise ConfigError(f"patience_s is {patience_s}; accepted: 0 or more seconds")
+            raise ConfigError.of("patience_s", patience_s, "0 or more seconds")
         self.token_budget = token_budget
         self.width = width
         self.patience_s = patience_s

@@ -119,7 +119,7 @@ class Cheapest(Unchanging):
         max_recomputed: float = DEFAULT_MAX_RECOMPUTED,
     ) -> None:
         if not max_recomputed >= 0:
-            raise ConfigError(f"max_recomputed is {max_recomputed}; accepted: 0 or more times a job's tokens")
+            raise ConfigError.of("max_recomputed", max_recomputed, "0 or more times a job's tokens")
         self.serial = serial
         self.min_residency = min_residency
         self.always_recompute = always_recompute

@@ -86,11 +86,11 @@ class AtRisk:
         confidence: float | None = None,
     ) -> None:
         if not -1 < threshold < 1:
-            raise ConfigError(f"threshold is {threshold}; accepted: a share of the target between -1 and 1")
+            raise ConfigError.of("threshold", threshold, "a share of the target between -1 and 1")
         if hp_tokens is not None and hp_tokens < 1:
-            raise ConfigError(f"hp_tokens is {hp_tokens}; accepted: 1 or more tokens a step")
+            raise ConfigError.of("hp_tokens", hp_tokens, "1 or more tokens a step")
         if confidence is not None and not 0 < confidence < 1:
-            raise ConfigError(f"confidence is {confidence}; accepted: a probability between 0 and 1")
+            raise ConfigError.of("confidence", confidence, "a probability between 0 and 1")
         self.threshold = threshold
         self.hp_tokens = hp_tokens
         self.confidence = confidence

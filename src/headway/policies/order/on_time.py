@@ -114,9 +114,7 @@ class OnTime:
         far_ahead: bool = True,
     ) -> None:
         if not 0 < prompt_share <= 1:
-            raise ConfigError(
-                f"prompt_share is {prompt_share}; accepted: a share of the time above 0, at most 1"
-            )
+            raise ConfigError.of("prompt_share", prompt_share, "a share of the time above 0, at most 1")
         self._overdue = Overdue(patience_s, overdue_share)
         self.triage = triage
         self.uses_prefixes = prefixes

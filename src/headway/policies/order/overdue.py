@@ -30,9 +30,9 @@ class Overdue:
 
     def __init__(self, patience_s: float, share: float) -> None:
         if not patience_s >= 0:
-            raise ConfigError(f"patience_s is {patience_s}; accepted: 0 or more seconds")
+            raise ConfigError.of("patience_s", patience_s, "0 or more seconds")
         if not 0 < share <= 1:
-            raise ConfigError(f"overdue_share is {share}; accepted: a share of the time above 0, at most 1")
+            raise ConfigError.of("overdue_share", share, "a share of the time above 0, at most 1")
         self.patience_s = patience_s
         self.share = share
         self._by_arrival = SortedIndex()

@@ -90,7 +90,7 @@ class PredictedRemaining(KeyedOrder):
         memory: bool = False,
     ) -> None:
         if not 0 <= give_way_s < inf:
-            raise ConfigError(f"give_way_s is {give_way_s}; accepted: 0 or more seconds")
+            raise ConfigError.of("give_way_s", give_way_s, "0 or more seconds")
         super().__init__()
         self.give_way_s = give_way_s
         self.memory = memory

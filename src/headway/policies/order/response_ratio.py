@@ -149,7 +149,7 @@ class DeadlineAware(WaitedOverLength):
 
     def __init__(self, most: float = 8.0, *, prompt_only: bool = False) -> None:
         if not 1 <= most < inf:
-            raise ConfigError(f"most is {most}; accepted: 1 or more, as a factor")
+            raise ConfigError.of("most", most, "1 or more, as a factor")
         super().__init__(prompt_only=prompt_only)
         self.most = most
         self._by_due = KeyedIndex()

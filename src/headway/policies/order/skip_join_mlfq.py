@@ -61,13 +61,13 @@ class SkipJoinMlfq:
     ) -> None:
         for name, value in (("quantum_s", quantum_s), ("least_quantum_s", least_quantum_s)):
             if value is not None and not 0 < value < inf:
-                raise ConfigError(f"{name} is {value}; accepted: more than 0 seconds")
+                raise ConfigError.of(name, value, "more than 0 seconds")
         if not 1 < ratio < inf:
-            raise ConfigError(f"ratio is {ratio}; accepted: more than 1")
+            raise ConfigError.of("ratio", ratio, "more than 1")
         if not starve_s > 0:
-            raise ConfigError(f"starve_s is {starve_s}; accepted: more than 0 seconds, inf for never")
+            raise ConfigError.of("starve_s", starve_s, "more than 0 seconds, inf for never")
         if demote_levels < 1:
-            raise ConfigError(f"demote_levels is {demote_levels}; accepted: 1 or more")
+            raise ConfigError.of("demote_levels", demote_levels, "1 or more")
         self.quantum_s = quantum_s
         self.least_quantum_s = least_quantum_s
         self.ratio = ratio

@@ -46,7 +46,7 @@ class BatchTimeModel:
         if not 0 < len(self._grid) < _MAX_ROWS:
             raise ConfigError(f"a grid of {len(self._grid)} batches; accepted: 1 to {_MAX_ROWS - 1}")
         if neighbours < 1:
-            raise ConfigError(f"neighbours is {neighbours}; accepted: 1 or more")
+            raise ConfigError.of("neighbours", neighbours, "1 or more")
         self._neighbours = neighbours
         self._weighted = weighted
         self._period_s = period_s

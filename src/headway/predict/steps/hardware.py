@@ -194,7 +194,7 @@ def calibration(name: str, model: ModelShape, tp: int = 1, stages: int = 1) -> C
     """
     if is_cost_file(name):
         if stages > 1:
-            raise ConfigError(f"pp is {stages}; accepted with a cost file: 1, as it was measured")
+            raise ConfigError.of("pp", f"{stages}; accepted with a cost file: 1, as it was measured")
         return _from_file(written_path(name), model, tp)
     if name.lower() == LOCAL:
         raise ConfigError(

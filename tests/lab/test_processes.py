@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.lab.run_cells import in_processes
+from headway.lab.processes import in_processes
 
 SCRIPT = """
 import sys
-from tests.lab.test_in_processes import say_and_wait
-from headway.lab.run_cells import in_processes
+from tests.lab.test_processes import say_and_wait
+from headway.lab.processes import in_processes
 
 if __name__ == "__main__":
     list(in_processes(say_and_wait, sys.argv[1:], jobs=2))
@@ -27,8 +27,8 @@ import os
 import sys
 import time
 from pathlib import Path
-from tests.lab.test_in_processes import halved
-from headway.lab.run_cells import in_processes
+from tests.lab.test_processes import halved
+from headway.lab.processes import in_processes
 
 begun, interrupted = map(Path, sys.argv[1:])
 if __name__ == "__main__":

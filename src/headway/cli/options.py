@@ -1,0 +1,223 @@
+"""Options made of dataclasses, so that a setting is declared once; and the groups that several commands have."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from headway.errors import ConfigError
+from headway.setting import Setting, Shown
+
+if TYPE_CHECKING:
+    from headway.engine.kv.host import HostKv
+
+Given = dict[str, Any]
+"""The settings of a dataclass that the user gave, by field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionGroup:
+    """Marks a field that stands for several options: those of its own dataclass, or those given of the class `of`.
+
+    `panel` is the heading in the help, `prefix` what the names of the options begin with.
+    """
+
+    of: type[Any] | None = None
+    panel: str | None = None
+    prefix: str = ""
+
+
+def command_of(function: Callable[[Any], None]) -> Callable[..., None]:
+    """The command that typer reads, of a function that takes one dataclass of settings: a parameter for each option."""
+    [parameter] = inspect.signature(function, eval_str=True).parameters.values()
+    flags = parameter.annotation
+
+    def command(context: typer.Context, **values: Any) -> None:
+        given = {name: value for name, value in values.items() if _source(context, name) != "DEFAULT"}
+        with _understood() if "trace" in values else nullcontext():
+            function(_built(flags, values, given))
+
+    command.__doc__ = function.__doc__
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    options = [context, *_options(flags, OptionGroup())]
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    return command
+
+
+def flag_of(context: typer.Context, setting: str | None) -> str | None:
+    """The flag of a setting that an error names, if the user gave that flag.
+
+    A field is called as its setting, or by the object it goes to and the setting there: `slo_ttft_s`, `host_kv_gib`.
+    """
+    if setting is None:
+        return None
+    name = setting.replace(".", "_")
+    given = {
+        each.name: each.opts[0]
+        for each in context.command.params
+        if each.name and _source(context, each.name) == "COMMANDLINE"
+    }
+    longer = (flag for field, flag in given.items() if field.endswith(f"_{name}"))
+    return given.get(name) or next(longer, None)
+
+
+def flag_names(name: str, setting: Setting) -> str:
+    """The option's names, as typer has them: `--on`, or `--on/--no-on`. Seconds are not named in flags."""
+    field = name.removesuffix("_s") if setting.unit == "S" else name
+    return setting.shown.flag or f"--{field.replace('_', '-')}"
+
+
+def flag_name(name: str, setting: Setting, *, negated: bool = False) -> str:
+    """What the user wrote to give a setting, or to turn it off."""
+    names = flag_names(name, setting).split("/")
+    return names[-1] if negated else names[0]
+
+
+def _source(context: typer.Context, name: str) -> str:
+    """Where a value came from, as click calls it."""
+    source = context.get_parameter_source(name)
+    return "" if source is None else source.name
+
+
+def _marks(flags: type[Any]) -> Mapping[str, tuple[Any, Setting | OptionGroup]]:
+    """Each field that stands for options, with its type and its mark."""
+    return {
+        name: (hint.__origin__, mark)
+        for name, hint in get_type_hints(flags, include_extras=True).items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, OptionGroup) or (isinstance(mark, Setting) and mark.shown.option)
+    }
+
+
+def _options(flags: type[Any], group: OptionGroup) -> Iterator[inspect.Parameter]:
+    defaults = {field.name: field.default for field in fields(flags)}
+    for name, (kind, mark) in _marks(flags).items():
+        if isinstance(mark, OptionGroup):
+            yield from _options(mark.of or kind, replace(mark, panel=mark.panel or group.panel))
+        else:
+            yield _option(group.prefix + name, kind, mark, defaults[name], group.panel)
+
+
+def _option(name: str, kind: Any, setting: Setting, default: Any, panel: str | None) -> inspect.Parameter:
+    shown = setting.shown
+    item = _item(kind)
+    told = {"metavar": setting.unit, "help": setting.help, "show_default": shown.default}
+    if shown.argument:
+        info = typer.Argument(**told)  # type: ignore[arg-type]
+    else:
+        flags = flag_names(name, setting)
+        info = typer.Option(flags, rich_help_panel=panel, envvar=shown.env, **told)  # type: ignore[arg-type]
+    if item is not None:
+        kind = list[item] if default is MISSING else list[item] | None  # type: ignore[valid-type]
+        default = MISSING if default is MISSING else None
+    if default is MISSING:
+        default = inspect.Parameter.empty
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def _item(kind: Any) -> Any:
+    """The type of each value of a setting that may be repeated; None for any other."""
+    return next((get_args(each)[0] for each in (kind, *get_args(kind)) if get_origin(each) is tuple), None)
+
+
+def _built(flags: type[Any], values: Mapping[str, Any], given: Given, prefix: str = "") -> Any:
+    """The dataclass with the values of its options."""
+    found: dict[str, Any] = {}
+    for name, (kind, mark) in _marks(flags).items():
+        if not isinstance(mark, OptionGroup):
+            value = values[prefix + name]
+            if _item(kind) is None:
+                found[name] = value
+            elif value:
+                found[name] = tuple(value)
+        elif mark.of is None:
+            found[name] = _built(kind, values, given, mark.prefix)
+        else:
+            found[name] = _given(mark.of, given, mark.prefix)
+    return flags(**found)
+
+
+def _given(of: type[Any], given: Given, prefix: str) -> Given:
+    return {
+        name: given[prefix + name] if _item(kind) is None else tuple(given[prefix + name])
+        for name, (kind, _) in _marks(of).items()
+        if prefix + name in given
+    }
+
+
+def host_memory(gib: float | None = None, bytes_per_s: float | None = None) -> HostKv | None:
+    """What the flags ask for; None without memory. Raises ConfigError for values that are not accepted."""
+    from headway.engine.kv.host import HostKv
+
+    if gib is not None and gib != 0:
+        return HostKv(gib=gib, bytes_per_s=bytes_per_s)
+    if bytes_per_s is not None:
+        raise ConfigError(
+            f"--host-kv-bytes-per-s is {bytes_per_s} without host memory; accepted: with --host-kv-gib"
+        )
+    return None
+
+
+# ---- groups that several commands have -----------------------------------------------------------------
+
+Json = Setting('Print {"<policy>": {summary}} on stdout.', shown=Shown(flag="--json"))
+ApiKey = Annotated[str | None, Setting("Sent as bearer token.", shown=Shown(env="OPENAI_API_KEY"))]
+VllmFlags = Annotated[
+    tuple[str, ...],
+    Setting("vLLM's own flags, after `--`.", "[-- VLLM_FLAGS]...", shown=Shown(argument=True)),
+]
+TimeUnit = Annotated[
+    str | None,
+    Setting(
+        "Unit of a trace's timestamps, where the file does not tell it (default: its format's).", "s|ms|us|ns"
+    ),
+]
+SloTtft = Annotated[float | None, Setting("Target for requests that name none: first token.", "S")]
+SloTbt = Annotated[float | None, Setting("Target for requests that name none: between tokens.", "S")]
+KvTierSpec = Setting(
+    "KV offloading, as vLLM's --kv-offloading-size or LMCache: a store for the KV of requests that end or are "
+    "preempted, beside each GPU. Size, speed of its link and start of a transfer (default: those of copies to host "
+    "memory).",
+    "gib=X[/gib_per_s=X][/latency_ms=X]",
+)
+Trace = Annotated[
+    str,
+    Setting("Trace file (CSV, JSON, .gz), generated workload, or the demo's.", "FILE|gen:SPEC|demo"),
+]
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Show what is understood of the traces that a command reads."""
+    log = logging.getLogger("headway.traces")
+    log.handlers = [_Stderr()]
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.handlers = []
+        log.setLevel(logging.NOTSET)
+
+
+class _Stderr(logging.Handler):
+    """Writes what is logged to stderr as it is, once for a trace however often it is read or drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: set[tuple[str, str]] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line, unless the same was said of the same trace."""
+        source = str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
+        if (record.msg, source) not in self._written:
+            self._written.add((record.msg, source))
+            typer.echo(record.getMessage(), err=True)

@@ -1,0 +1,203 @@
+"""Where a command keeps its runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import TYPE_CHECKING
+
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.engine.settings import EngineSettings
+
+
+@contextmanager
+def kept_or_temporary(out: Path | None) -> Iterator[Path]:
+    """The folder the user named, or one that is gone afterwards; in the block SIGTERM is an exit that cleans up."""
+    with _terminated_in_order():
+        if out is not None:
+            yield out
+            return
+        with TemporaryDirectory(prefix="headway-") as folder:
+            yield Path(folder)
+
+
+@contextmanager
+def _terminated_in_order() -> Iterator[None]:
+    """In the block SIGTERM is an exit that cleans up, with the code that shells give it; a second one does not wait."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+Tell = Callable[[float, str], None]
+
+
+def check_target(out: Path, force: bool) -> None:
+    """Raise ConfigError before anything starts if the file could not be written in the end."""
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a directory; accepted: a file")
+    if out.exists() and not force:
+        raise ConfigError(f"--out {out} exists; accepted: a new file, or --force to replace it")
+    for parent in out.absolute().parents:
+        if parent.exists() and not parent.is_dir():
+            raise ConfigError(f"--out {out}: {parent} is not a folder that can be written to")
+    if out.is_file() or not out.exists():
+        check_replaceable("--out", out)
+
+
+@contextmanager
+def stdout_for_data() -> Iterator[None]:
+    """Send to stderr what vLLM and its workers print meanwhile, and have vLLM say no more than errors."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
+def progress() -> Iterator[Tell]:
+    """What is told of the share done (0-1) and of what is going on: a bar on stderr, or a line each tenth to a log."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _tenths()
+        return
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda share, what: bar.update(task, completed=share, description=what)
+
+
+def _tenths() -> Tell:
+    """Writes a line whenever another tenth is begun."""
+    written = -1
+
+    def tell(share: float, what: str) -> None:
+        nonlocal written
+        if int(share * 10) > written:
+            written = int(share * 10)
+            print(f"{share:4.0%} {what}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, if that is a terminal, moved by how many more are done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, advance=done)
+
+
+def show(what: object) -> None:
+    """Print a table, or what else Rich can draw, for people: on stderr."""
+    from rich.console import Console
+
+    Console(stderr=True).print(what)
+
+
+def check_engine_files(settings: EngineSettings) -> None:
+    """Raise ConfigError if what a server is to write under these settings cannot be written."""
+    if settings.records is not None:
+        check_file("--records", Path(settings.records))
+    if settings.length_model is not None:
+        check_replaceable("--length-model", Path(settings.length_model))
+
+
+def check_file(flag: str, path: Path) -> None:
+    """Raise ConfigError if the file that `flag` names cannot be opened to write; it stays as it is, or away.
+
+    Folders on the way are made. Devices and pipes are not opened: that may wait for a reader.
+    """
+    with _refused(flag, path):
+        _check_is_no_folder(path)
+        if path.is_file():
+            path.open("ab").close()
+        elif not path.exists():
+            _check_folder(path)
+
+
+def check_replaceable(flag: str, path: Path) -> None:
+    """Raise ConfigError if the file that `flag` names cannot be replaced by a new one; it stays as it is, or away.
+
+    Devices and pipes are not replaced but written to, and are not tried.
+    """
+    with _refused(flag, path):
+        _check_is_no_folder(path)
+        if path.is_file() or not path.exists():
+            _check_folder(path)
+
+
+@contextmanager
+def _refused(flag: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{flag} {path} cannot be written ({error.strerror}); accepted: a file in a folder of yours"
+        ) from None
+
+
+def _check_is_no_folder(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
+def _check_folder(path: Path) -> None:
+    """Raise OSError if no file can be made beside `path`, or beside what it links to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
+
+
+_SECRETS = ("--api-key", "--hf-token")
+"""Flags of vLLM whose values nobody else is to read."""
+_HIDDEN = "***"
+
+
+def written_command(arguments: Sequence[str], *, without: Collection[str] = ()) -> str:
+    """The command line that these arguments (of `sys.argv`) were, to be copied into a shell.
+
+    Flags of `without` are left out with their value; of flags that hold secrets only the name is kept.
+    """
+    kept, flag, is_left_out = ["headway"], "", False
+    for word in arguments[1:]:
+        if word.startswith("--"):
+            flag, has_value, _ = word.partition("=")
+            flag = flag.replace("_", "-")  # vLLM reads both
+            is_left_out = flag in without and not has_value
+            if flag not in without:
+                kept.append(f"{flag}={_HIDDEN}" if has_value and flag in _SECRETS else word)
+        elif is_left_out:
+            is_left_out = False
+        else:
+            kept.append(_HIDDEN if flag in _SECRETS else word)
+    return shlex.join(kept)

@@ -1,0 +1,221 @@
+"""The cells of a simulation: run in few processes, kept in a folder, or watched closely one by one.
+
+DIR/
+├── simulation.json            what is simulated; the same command goes on, any other is refused
+├── [seed=S/][load=X/]         a level for each that has several values
+│   ├── run.json               and the rest as in `results.run_folder`
+│   ├── <policy>.records.jsonl
+│   ├── <policy>.summary.json  what the records do not hold
+│   └── <policy>.cell.json     what the cell came to; written last, so it says that the cell is done
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from gzip import GzipFile
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from headway.core.record import Outcome, Record
+from headway.errors import ConfigError
+from headway.explain.explanation import Explanation
+from headway.explain.story import Story
+from headway.json_file import read_json, write_json
+from headway.lab.grid import GridCell, PolicyGrid
+from headway.lab.kept_runs import Manifest, open_folder
+from headway.lab.policy_choice import label
+from headway.lab.processes import in_processes
+from headway.lab.simulation import CellResult, Scenario, run_cell
+from headway.results import RecordWriter, RunMeta, load_folder, start_run, write_info
+from headway.results.run_folder import RECORDS_SUFFIX, run_file, seed_folder
+from headway.sim.chrome_trace import ChromeTrace
+from headway.sim.watcher import StoryWatcher
+from headway.traces import TraceRequest
+from headway.whole_file import appearing, left_behind, partial_path
+
+MANIFEST = "simulation.json"
+CELL_SUFFIX = ".cell.json"
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CellFolder:
+    """Where the cells of one grid lie."""
+
+    root: Path
+    grid: PolicyGrid
+
+    def open(self, manifest: Manifest, meta: RunMeta) -> None:
+        """Make the folder, or go on with it.
+
+        Raises ConfigError if it holds anything but this very experiment, or cannot be written.
+        """
+        open_folder(self.root / MANIFEST, {"version": VERSION, **manifest}, "simulation")
+        for folder, load in self._runs():
+            start_run(folder, msgspec.structs.replace(meta, load=load), goes_on=True)
+
+    def _runs(self) -> list[tuple[Path, float]]:
+        grid = self.grid
+        return [(self._run(GridCell("", load, seed)), load) for seed in grid.seeds for load in grid.loads]
+
+    def _run(self, cell: GridCell) -> Path:
+        folder = self.root if self.grid.num_seeds == 1 else seed_folder(self.root, cell.seed)
+        return folder if len(self.grid.loads) == 1 else load_folder(folder, cell.load)
+
+    def result(self, cell: GridCell) -> CellResult | None:
+        """What a cell came to; None if it is not done."""
+        return read_json(self._file(cell, CELL_SUFFIX), CellResult)
+
+    def records(self, cell: GridCell) -> Path:
+        """Where the records of a cell are, once it is done."""
+        return self._file(cell, RECORDS_SUFFIX)
+
+    def writer(self, cell: GridCell) -> RecordWriter:
+        """A writer for the records of a cell that is under way; `finish` puts them in their place."""
+        return RecordWriter(partial_path(self.records(cell)))
+
+    def finish(self, result: CellResult) -> None:
+        """Put what was written in its place: the records and what they lack, then what says that it is done."""
+        records = self.records(result.cell)
+        partial_path(records).replace(records)
+        write_info(self._run(result.cell), label(result.cell.policy), result.info)
+        path = self._file(result.cell, CELL_SUFFIX)
+        write_json(path, result)
+
+    def discard(self, cell: GridCell) -> None:
+        """Remove what a cell that did not come to its end has written."""
+        partial_path(self.records(cell)).unlink(missing_ok=True)
+
+    def sweep_up(self) -> None:
+        """Remove what workers that were killed have left: half-written, or of a cell that was not said to be done.
+
+        Another command may be filling the same folder: what it writes stays.
+        """
+        for path in left_behind(self.root):
+            path.unlink(missing_ok=True)
+        for cell in self.grid.cells():
+            if not self._file(cell, CELL_SUFFIX).exists():
+                self.records(cell).unlink(missing_ok=True)
+
+    def _file(self, cell: GridCell, suffix: str) -> Path:
+        return run_file(self._run(cell), label(cell.policy), suffix)
+
+
+Tick = Callable[[int], None]
+"""Hears how many requests more have ended."""
+
+
+def run_cells(
+    scenario: Scenario, folder: CellFolder, *, jobs: int, tick: Tick = lambda requests: None
+) -> list[CellResult]:
+    """Run the cells of the folder's grid that are not done, in up to `jobs` processes; all results, in order.
+
+    What is written does not depend on `jobs`. With one process, or one cell to run, everything happens in this
+    one. KeyboardInterrupt passes through with all processes ended; cells that are done stay done. The first
+    cell that raises ends the others. Raises SimulationError if a process is killed from outside.
+    """
+    cells = folder.grid.cells()
+    done = {cell: result for cell in cells if (result := folder.result(cell)) is not None}
+    for result in done.values():
+        tick(result.summary.requests)
+    todo = [cell for cell in cells if cell not in done]
+    try:
+        if min(jobs, len(todo)) <= 1:
+            for cell in todo:
+                done[cell] = run_to_folder(scenario, folder, cell, tick)
+        else:
+            with closing(in_processes(partial(run_to_folder, scenario, folder), todo, jobs)) as results:
+                for result in results:
+                    done[result.cell] = result
+                    tick(result.summary.requests)
+    finally:
+        folder.sweep_up()
+    return [done[cell] for cell in cells]
+
+
+def run_to_folder(
+    scenario: Scenario, folder: CellFolder, cell: GridCell, tick: Tick = lambda requests: None
+) -> CellResult:
+    """Run one cell and put its records and what it came to in the folder; nothing if it does not come to its end."""
+    try:
+        with folder.writer(cell) as writer:
+            told = _ticking(tick)
+
+            def keep(record: Record) -> None:
+                writer.append(record)
+                told(record)
+
+            result = run_cell(scenario, cell, keep)
+        folder.finish(result)
+    finally:
+        folder.discard(cell)
+    return result
+
+
+# ---- one cell looked at closely -------------------------------------------------------------------------
+
+_SHOWN_IDS = 5
+
+
+def explain(
+    scenario: Scenario, cell: GridCell, request_id: str, tick: Tick = lambda requests: None
+) -> tuple[Story, Explanation | None]:
+    """The story of one request in one cell, and why it took as long; None if it ended before any step was planned.
+
+    ConfigError, naming some that exist, for an id that does not.
+    """
+    request = _find(scenario.stream.requests(cell.seed), request_id)
+    system = scenario.system
+    block_bytes = system.limits.block_size * system.calibration.kv_bytes_per_token
+    watcher = StoryWatcher(request_id, request.arrival_s / cell.load, block_bytes)
+    run_cell(scenario, cell, _ticking(tick), watcher)
+    assert watcher.story is not None, "a simulation ended without this request"
+    return watcher.story, watcher.explanation
+
+
+def trace_schedule(
+    scenario: Scenario, cell: GridCell, path: Path, tick: Tick = lambda requests: None
+) -> tuple[CellResult, ChromeTrace]:
+    """Run one cell and write its schedule to `path`, compressed if it ends in `.gz`.
+
+    The same cell gives the same bytes. The file appears when it is whole. ConfigError if it cannot be written.
+    """
+    limits = scenario.system.limits
+    title = f"{label(cell.policy)}, load {cell.load:g}, seed {cell.seed}, simulated"
+    with _appearing(path) as file:
+        names = scenario.system_of(cell.policy).names
+        trace = ChromeTrace(file, title=title, instances=names, lanes=limits.pipeline_stages)
+        result = run_cell(scenario, cell, _ticking(tick), trace)
+        trace.close()
+    return result, trace
+
+
+def _ticking(tick: Tick) -> Callable[[Record], None]:
+    return lambda record: tick(record.outcome is not Outcome.HANDED_OFF)
+
+
+def _find(requests: list[TraceRequest], request_id: str) -> TraceRequest:
+    for request in requests:
+        if request.id == request_id:
+            return request
+    some = ", ".join(request.id for request in requests[:_SHOWN_IDS])
+    raise ConfigError(f"no request {request_id!r} in the trace; its {len(requests):,} ids begin {some}")
+
+
+@contextmanager
+def _appearing(path: Path) -> Iterator[BinaryIO]:
+    """A file that is there once it is whole; compressed ones hold neither a time nor a name."""
+    try:
+        with appearing(path) as raw, _packed(raw) if path.suffix == ".gz" else nullcontext(raw) as file:
+            yield file
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _packed(raw: BinaryIO) -> AbstractContextManager[BinaryIO]:
+    return GzipFile("", "wb", fileobj=raw, mtime=0)  # type: ignore[return-value] # a binary file in all but its type

@@ -1,0 +1,113 @@
+"""Servers for an experiment: started on this machine, ready when they are asked, and gone afterwards."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from headway.engine.servers.labelled_output import error_told
+from headway.engine.servers.server_command import ServerCommand
+from headway.engine.servers.server_process import ServerProcess
+from headway.errors import UpstreamError
+from headway.with_parent import signal_with_parent
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 600.0
+DEPLOY_TIMEOUT_S = 300.0
+END_S = 60.0
+_POLL_S = 0.3
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def why_not_ready(error: UpstreamError | str, log: Path) -> str:
+    """The error with what the log of what was started says last of one, and where the log is."""
+    with log.open("rb") as lines:
+        told = [found for found in map(error_told, lines) if found]
+    return f"{error}{f': {told[-1]}' if told else ''}; its messages are in {log}"
+
+
+@contextmanager
+def vllm_server(
+    command: ServerCommand, address: tuple[str, int], log: Path, *, name: str
+) -> Iterator[ServerProcess]:
+    """One vLLM server that answers; it ends with the block.
+
+    Raises UpstreamError, which begins with `name`, if the server does not get ready.
+    """
+    with log.open("wb") as output, ServerProcess(command.arguments, address, log=output) as server:
+        try:
+            server.wait_ready(START_TIMEOUT_S)
+        except UpstreamError as error:
+            raise UpstreamError(f"{name}: {why_not_ready(error, log)}") from None
+        yield server
+
+
+@contextmanager
+def headway_command(words: Sequence[str], port: int, log: Path, *, ready: str = "/health") -> Iterator[str]:
+    """The URL of what `headway WORDS` serves on a port, once the path `ready` answers.
+
+    The command and every process it started end with the block, and with this process if that is killed. Raises
+    UpstreamError if the command does not get ready, with what its log says of it.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headway.cli", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=partial(signal_with_parent, signal.SIGTERM),
+        )
+        try:
+            _wait(process, port, ready, log)
+            yield f"http://{HOST}:{port}"
+        finally:
+            _end(process)
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:
+    deadline_s = time.monotonic() + DEPLOY_TIMEOUT_S
+    while not _answers(port, path):
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise UpstreamError(why_not_ready("the deployment did not get ready", log))
+        time.sleep(_POLL_S)
+
+
+def _answers(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=5.0)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the command to end, as its user would; what is left of its group after a while is killed."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
