@@ -18,8 +18,7 @@ from typing import Any, Literal, Self
 from bench.command import say
 from headway.core.cost import CostModel
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.profiling.profile import Measurements, Profiler
-from headway.engine.profiling.result import Identity, conclude
+from headway.engine.profiling.profile import Identity, Measurements, Profiler, conclude
 from headway.engine.settings import EngineSettings
 from headway.engine.step.guard import GuardedPolicy
 from headway.engine.vllm.stepped_engine import (

@@ -55,8 +55,7 @@ from bench.gain.regret_workloads import (
 from bench.serving_engine import ServingEngine
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
-from headway.engine.machine import machine_name, vllm_version
-from headway.engine.servers.server_command import is_cpu_build
+from headway.engine.machine import is_cpu_build, machine_name, vllm_version
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source

@@ -19,8 +19,8 @@ from headway.core.batch_shape import BatchShape
 from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
 from headway.engine.demo_model import DemoRecipe, ensure_model
+from headway.engine.kv.copies import CopyOrder
 from headway.engine.kv.host import HostKv
-from headway.engine.kv.orders import CopyOrder
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm.stepped_engine import Hints, SteppedEngine, SteppedStep
 from headway.lab.real_engine import prompt_ids

@@ -27,7 +27,8 @@ from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.demo_model import DEMO_RANDOM, ensure_demo_random
 from headway.engine.kv.host import HostKv
-from headway.engine.servers.server_command import TRANSFER_FLAG, is_cpu_build
+from headway.engine.machine import is_cpu_build
+from headway.engine.servers.server_command import TRANSFER_FLAG
 from headway.lab.server import DEPLOY_TIMEOUT_S, free_port
 from headway.loadgen.queries import scrape
 from headway.planner.deploy import deployed

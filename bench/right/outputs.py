@@ -59,7 +59,7 @@ from bench.right.forced import (
     write_adapters,
 )
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.servers.server_command import is_cpu_build
+from headway.engine.machine import is_cpu_build
 from headway.engine.vllm.plugin import CPU_ASYNC_SWITCH
 from headway.policies.presets import Preset, build_policy, known_presets
 from headway.policies.protocols import Predicting

@@ -92,8 +92,7 @@ def gateway(port: int, pools: str, access_log: Path) -> int:
     from headway.cli.serve_gateway import run_gateway
     from headway.cli.serve_layout import read_layout
     from headway.cli.serve_site import Site
-    from headway.engine.servers.core_binding import Binding
-    from headway.engine.servers.instances_command import InstancesPlan, LocalInstances
+    from headway.engine.servers.instances_command import Binding, InstancesPlan, LocalInstances
     from headway.engine.settings import EngineSettings
     from headway.gateway.fleet.supervisor import FleetOptions
     from headway.gateway.http.options import GatewayOptions

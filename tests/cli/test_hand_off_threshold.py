@@ -9,7 +9,7 @@ import pytest
 
 from headway.cli.serve_layout import GatewayFlags
 from headway.cli.serve_site import ServeRequest, Site, build_site
-from headway.engine.servers.core_binding import CORES_VARIABLE
+from headway.engine.servers.instances_command import CORES_VARIABLE
 from headway.engine.settings import EngineSettings
 from headway.policies.hand_off import rules_with
 from tests.cli.conftest import Refused

@@ -12,14 +12,8 @@ from headway.cli.options import host_memory
 from headway.cli.serve import check_address, introduction
 from headway.engine.demo_model import resolve_model
 from headway.engine.kv.host import HostKv
-from headway.engine.servers.cpu_dtype import fastest_dtype
-from headway.engine.servers.server_command import (
-    CPU_KV_CACHE_BYTES,
-    ServerCommand,
-    host_memory_bytes,
-    is_cpu_build,
-    server_command,
-)
+from headway.engine.machine import fastest_dtype, host_memory_bytes, is_cpu_build
+from headway.engine.servers.server_command import CPU_KV_CACHE_BYTES, ServerCommand, server_command
 from headway.engine.servers.vllm_flags import parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError

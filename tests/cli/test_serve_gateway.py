@@ -26,7 +26,7 @@ import sys
 from headway.cli.serve_gateway import run_gateway
 from headway.cli.serve_layout import read_layout
 from headway.cli.serve_site import Site
-from headway.engine.servers.core_binding import Binding
+from headway.engine.servers.instances_command import Binding
 from headway.engine.servers.instances_command import InstancesPlan, LocalInstances
 from headway.engine.settings import EngineSettings
 from headway.gateway.fleet.supervisor import FleetOptions

@@ -14,9 +14,8 @@ from headway.cli.serve_layout import GatewayFlags
 from headway.cli.serve_site import ServeRequest, Site, build_site, introduction
 from headway.core.cost import UnknownCost
 from headway.core.slo import Slo
-from headway.engine.servers.core_binding import CORES_VARIABLE
-from headway.engine.servers.cpu_dtype import fastest_dtype
-from headway.engine.servers.server_command import is_cpu_build
+from headway.engine.machine import fastest_dtype, is_cpu_build
+from headway.engine.servers.instances_command import CORES_VARIABLE
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.gateway.http.options import Cors, GatewayOptions

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
+from headway.engine.kv.copies import CopyOrder, CopyOrders, CopyReport
 from headway.engine.vllm.model_free import BLOCK_SIZE
 from tests.engine.scripts import HearingEngine
 

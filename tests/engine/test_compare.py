@@ -17,8 +17,9 @@ from vllm.v1.request import Request, RequestStatus
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
 from headway.core.view import StepView
+from headway.engine.step.arrivals import WindowQueue
 from headway.engine.step.compare import compare
-from headway.engine.step.queue import WindowQueue
+from headway.engine.step.context import FilledStep, StepContext
 from headway.engine.vllm.model_free import ScriptedRequest, to_request
 from headway.policies.eviction.reactive import Recompute
 from headway.policies.presets import PRESETS
@@ -500,7 +501,7 @@ def test_tokens_for_a_job_the_plan_left_out_are_unexplained() -> None:
     scene = Scene(check=False)
     scene.add("a", 10)
     scene.step()
-    scene.scheduler._capped = lambda request, computed, new: new
+    scene.scheduler._shaping.capped = lambda caps, clip: clip
     scene.watched.paused = {"a"}
     assert scene.step() == {"a": "unexplained"}
 
@@ -519,8 +520,6 @@ def test_a_checking_scheduler_stops_at_the_unexplained() -> None:
 def engine_like(request: Any, job: Job, **fields: Any) -> Any:
     """As much of a scheduler as the comparison asks, for one job that nothing else is wrong with."""
     nothing_wrong: dict[str, Any] = {
-        "cut": None,
-        "over_adapters": [],
         "not_ready": lambda _: None,
         "misfit": lambda _: None,
         "is_queued": lambda request: request in fields.get("waiting", [request]),
@@ -533,7 +532,6 @@ def engine_like(request: Any, job: Job, **fields: Any) -> Any:
             "_inflight_prefills": [],
             "_pause_state": PauseState.UNPAUSED,
             "defers_prefills": False,
-            "admission_closed": False,
             "swaps": None,
             "transfers": None,
             "view": StepView(),
@@ -547,6 +545,12 @@ def engine_like(request: Any, job: Job, **fields: Any) -> Any:
             **fields,
         }
     )
+
+
+def differences(outcome: StepOutcome, engine: Any) -> dict[Job, Reason]:
+    """The comparison of a step that such a scheduler shaped."""
+    step = StepContext(plan=outcome.plan, seats=engine.seats_planned, defers_prefills=engine.defers_prefills)
+    return compare(outcome, FilledStep(step, SimpleNamespace(), 0.0, 0.0), engine, engine.admission)
 
 
 def waiting(*requests: Any) -> WindowQueue:
@@ -585,7 +589,7 @@ def test_why_a_resident_got_nothing(
 ) -> None:
     job, request = decoding("a"), request_like(**of_request)
     outcome = StepOutcome(now_s=0.0, plan=StepPlan(run=[job], token_budget=64))
-    assert compare(outcome, engine_like(request, job, **of_engine)) == {job: reason}
+    assert differences(outcome, engine_like(request, job, **of_engine)) == {job: reason}
 
 
 def test_those_brought_back_without_a_place_take_no_seat() -> None:
@@ -595,7 +599,7 @@ def test_those_brought_back_without_a_place_take_no_seat() -> None:
     outcome = StepOutcome(now_s=0.0, plan=plan, admitted=[back])
     engine = engine_like(request_like(), job, seats_planned=1)
     engine.admission.misfit = lambda _: Reason.ISL
-    assert compare(outcome, engine) == {job: Reason.ISL}
+    assert differences(outcome, engine) == {job: Reason.ISL}
 
 
 def test_a_job_that_did_not_fit_does_not_wait_for_those_prefetched_after_it() -> None:
@@ -606,14 +610,14 @@ def test_a_job_that_did_not_fit_does_not_wait_for_those_prefetched_after_it() ->
     engine = engine_like(request_like(), job, swaps=SimpleNamespace(found_tokens={job: 0}, copies=None))
     engine.admission.not_ready = lambda _: Reason.RESTORES
     engine.admission.misfit = lambda _: Reason.BLOCKS
-    assert compare(outcome, engine) == {job: Reason.BLOCKS}
+    assert differences(outcome, engine) == {job: Reason.BLOCKS}
 
 
 def test_a_resident_behind_a_shortage_that_freed_nothing_lacks_blocks() -> None:
     job, victim = decoding("a"), decoding("b")
     plan = StepPlan(run=[job], token_budget=64)
     outcome = StepOutcome(now_s=0.0, plan=plan, preempted={victim: Fate.RECOMPUTE})
-    assert compare(outcome, engine_like(request_like(), job)) == {job: Reason.BLOCKS}
+    assert differences(outcome, engine_like(request_like(), job)) == {job: Reason.BLOCKS}
 
 
 @pytest.mark.parametrize(
@@ -634,7 +638,7 @@ def test_why_a_prefill_was_cut_short(
         now_s=0.0, plan=StepPlan(run=[job], token_budget=64), tokens={job: 10}, num_tokens=10
     )
     scheduler = engine_like(request, job, _inflight_prefills=[request], **of_engine)
-    assert compare(outcome, scheduler) == {job: reason}
+    assert differences(outcome, scheduler) == {job: reason}
 
 
 @pytest.mark.parametrize(
@@ -654,4 +658,4 @@ def test_why_a_waiting_job_was_not_started(
 ) -> None:
     job, request = make_job("a"), request_like(**of_request)
     outcome = StepOutcome(now_s=0.0, plan=StepPlan(admit=[job], token_budget=64))
-    assert compare(outcome, engine_like(request, job, **of_engine)) == {job: reason}
+    assert differences(outcome, engine_like(request, job, **of_engine)) == {job: reason}

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from headway.engine.vllm.cpu_tiles import ask_for_tiles
+from headway.engine.vllm.plugin import ask_for_tiles
 
 ARCH_PRCTL, GET_PERMISSIONS, TILE_DATA = 158, 0x1022, 18
 """Of Linux on x86-64."""

@@ -10,9 +10,9 @@ import zmq
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.platforms import current_platform
 
-from headway.engine.vllm import cpu_waits
+from headway.engine.vllm import plugin
 from headway.engine.vllm import seams as vllm_seams
-from headway.engine.vllm.cpu_waits import waits_asleep
+from headway.engine.vllm.plugin import waits_asleep
 from headway.engine.vllm.seams import CPU_WAITS, works
 
 pytestmark = pytest.mark.vllm
@@ -57,7 +57,7 @@ def test_whoever_waits_for_a_message_sleeps(ends: tuple[SpinCondition, SpinCondi
 def test_word_of_a_message_ends_the_wait(
     ends: tuple[SpinCondition, SpinCondition], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_waits, "RECHECK_MS", 60_000)
+    monkeypatch.setattr(plugin, "RECHECK_MS", 60_000)
     SpinCondition.wait = waits_asleep(OWN_WAIT)
     writer, reader = ends
     while not reader.local_notify_socket.poll(10):  # what is sent before the two have met is lost

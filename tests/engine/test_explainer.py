@@ -10,8 +10,7 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from headway.core.length_estimate import LengthEstimate
-from headway.engine.step.explainer import MOST_ANSWERED, NOT_FOLLOWED, Explainer, tracks_of
-from headway.engine.step.shadow_window import window
+from headway.engine.step.explainer import MOST_ANSWERED, NOT_FOLLOWED, Explainer, tracks_of, window
 from headway.engine.vllm.model_free import ScriptedRequest
 from headway.explain.explanation import Explanation, explain
 from headway.explain.trail import Trail
@@ -46,7 +45,7 @@ class SecondSteps(HearingEngine):
 
 
 def trail_of(built: Any) -> Trail:
-    trail: Trail | None = built.following.explainer.trail
+    trail: Trail | None = built.listeners.explainer.trail
     assert trail is not None
     return trail
 
@@ -145,7 +144,7 @@ def test_what_the_engine_takes_back_between_two_steps_is_told_too() -> None:
 def test_nothing_is_followed_where_it_is_switched_off() -> None:
     built = scheduler(explain=0)
     SecondSteps(built).serve([request("a", 40, 3)])
-    assert built.following.explainer is None
+    assert built.listeners.explainer is None
     assert built.answer("explain", "a") == NOT_FOLLOWED
 
 
@@ -153,7 +152,7 @@ def test_a_trail_that_raises_ends_the_explaining_and_not_the_serving(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     built = scheduler()
-    built.following.explainer = broken = Explainer(kept=5, cost=built.cost, clock=built.clock)
+    built.listeners.explainer = broken = Explainer(kept=5, cost=built.cost, clock=built.clock)
 
     class Broken(Trail):
         def stepped(self, *args: Any) -> None:

@@ -85,7 +85,7 @@ def test_both_tell_the_same_story_of_every_request(preset: str, host_blocks: int
     for _ in drive(real, ours, script):
         now_s = real.now_s
         assert ours.decide(now_s) == real.decide()
-    trails = (ours.following.trail, real.scheduler.following.explainer.trail)
+    trails = (ours.following.trail, real.scheduler.listeners.explainer.trail)
     differing = {
         scripted.request.id: [told(trail, scripted.request.id) for trail in trails]
         for scripted in script

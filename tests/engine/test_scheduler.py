@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from inspect import isfunction
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,8 @@ from headway.core.job import Job
 from headway.core.plan import Departure, Fate, StepOutcome, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
-from headway.engine.step.watchdog import STALLED_STEPS
+from headway.engine.step.scheduler import PolicyScheduler
+from headway.engine.step.stall_recovery import STALLED_STEPS
 from headway.engine.vllm.model_free import ScriptedRequest, replay, to_request
 from headway.engine.vllm.self_check import compare_logs, run_script, stock_builder
 from headway.policies.batching.decode_first import DecodeFirst
@@ -518,18 +520,26 @@ def test_what_the_prefix_cache_holds_of_who_waits_is_known_and_found() -> None:
     ids=["no cache", "no use for it", "ablation"],
 )
 def test_nobody_looks_where_it_makes_no_difference(policy: str, prefix_caching: bool) -> None:
-    assert scheduler(prefix_caching=prefix_caching, policy=policy).following.prefixes is None
+    assert scheduler(prefix_caching=prefix_caching, policy=policy).listeners.prefixes is None
+
+
+def test_every_entry_point_follows_the_last_step_first() -> None:
+    own = {"dismiss", "take_seat", "close_admission"}  # called within an entry point
+    unmoved = {"make_stats", "shutdown"}  # neither looks at jobs, but for their number
+    entries = {name for name, each in vars(PolicyScheduler).items() if isfunction(each) and name[0] != "_"}
+    gated = {name for name in entries if hasattr(vars(PolicyScheduler)[name], "__wrapped__")}
+    assert entries - gated == own | unmoved
 
 
 def test_a_plan_made_again_is_not_put_before_vllm_again_and_vllm_does_the_same() -> None:
     built = scheduler(policy="headway")
-    shape, shaped = built._shape, []
+    shape, shaped = built._shaping.shape, []
 
-    def heard(plan: StepPlan) -> None:
+    def heard(plan: StepPlan, **how: bool) -> Any:
         shaped.append(plan)
-        shape(plan)
+        return shape(plan, **how)
 
-    built._shape = heard
+    built._shaping.shape = heard
     arrivals = stream(count=6, mean_gap_steps=30)
     granted = [log.tokens for log in replay(HearingEngine(built), arrivals, 2_000)]
     assert len(shaped) < len(granted) / 2

@@ -506,7 +506,7 @@ def test_the_self_check_leaves_the_engines_configuration_alone(config: Any, tmp_
 def lora_fault(installed: pytest.MonkeyPatch) -> Any:
     """A vLLM of which it is not known why it passes over requests with one LoRA adapter too many."""
     installed.setattr(vllm, "__version__", "0.99.0")
-    installed.setattr("headway.engine.step.compare._adapters_full", lambda *_: False)
+    installed.setattr("headway.engine.step.compare._Comparison._adapters_full", lambda *_: False)
     config = make_config(**ADAPTERS)
     config.additional_config = {"headway": {"policy": "sjf", "length_model": "lengths", "predictor": "hash"}}
     return config

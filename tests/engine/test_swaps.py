@@ -23,9 +23,9 @@ from headway.core.plan import Fate, StepPlan
 from headway.core.prefix_watch import PrefixWatch
 from headway.core.record import Outcome
 from headway.core.view import StepView
+from headway.engine.kv.copies import CopyOrder, CopyOrders, CopyReport
 from headway.engine.kv.host import HostKv
-from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
-from headway.engine.step.watchdog import PATIENCE_S
+from headway.engine.step.stall_recovery import PATIENCE_S
 from headway.engine.vllm.model_free import ScriptedRequest, replay
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.reactive import Recompute
@@ -362,7 +362,7 @@ def test_kv_from_before_a_prefix_cache_reset_is_computed_again(
 
 def test_the_prefix_cache_is_asked_of_all_that_wait_also_after_a_copy_was_lost() -> None:
     built, _ = restless(serial=False, asynchronous=False, prefix_caching=True)
-    watch = built.following.prefixes = PrefixWatch(
+    watch = built.listeners.prefixes = PrefixWatch(
         lambda job, index: False, built.block_size, built.guard.touch
     )
     lost = 0
@@ -459,17 +459,16 @@ def test_a_request_put_back_before_it_ran_is_not_copied_to_the_host_again(
 ) -> None:
     built, _ = restless(serial=serial, asynchronous=asynchronous, prefix_caching=prefix_caching)
     copied_blocks: list[int] = []
-    preempt = built._preempt
+    preempt = built._shaping._preempt
 
-    def noted(request: Request, fate: Fate) -> None:
-        job = built.jobs[request.request_id]
+    def noted(job: Job, fate: Fate) -> None:
         put_back, before = job in built.swaps.copies.returned, job.swapped_blocks
-        preempt(request, fate)
+        preempt(job, fate)
         if put_back and fate is Fate.SWAP:
             copied_blocks.append(job.swapped_blocks - before)
             assert not built.swaps.copies.uncopied_blocks(job)
 
-    built._preempt = noted
+    built._shaping._preempt = noted
     engine, script = MirrorEngine(built, copy_steps), stream(30)
     for _ in replay(engine, script, 20_000):
         pass
@@ -505,13 +504,13 @@ def test_a_step_short_of_blocks_waits_only_for_copies_and_admits_nobody(
         coming_free = built.swaps.device.coming_free
         answers.append(asked())
         assert answers[-1] == bool(coming_free)
-        assert built.admission_closed or not answers[-1]
+        assert built._admission_closed or not answers[-1]
         return bool(answers[-1])
 
     built.swaps.waits_for_blocks = noted
     engine, script = MirrorEngine(built, 3), stream(60)
     for _ in replay(engine, script, 20_000):
-        if answers and answers[-1] and built.admission_closed:
+        if answers and answers[-1] and built._admission_closed:
             assert not built.swaps.admitted
     assert set(answers) == {False, True}
     assert lengths(engine) == {request.id: request.output_tokens for request in script}

@@ -4,8 +4,7 @@ import logging
 
 import pytest
 
-from headway.engine.step.counters import Counters
-from headway.engine.step.trust import TrustWatch
+from headway.engine.step.counters import Counters, TrustWatch
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.on_time import OnTime
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headway.engine.demo_model import DEMO
-from headway.engine.servers.core_binding import Workers, bind_cores, usable_cores
+from headway.engine.servers.instances_command import Workers, bind_cores, usable_cores
 from headway.engine.servers.server_command import server_command
 from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings

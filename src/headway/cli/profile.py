@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from headway.engine.profiling.profile import Measurements, ProfilePlan
+    from headway.engine.profiling.profile import Measurements, ProfilePlan, ProfileResult
     from headway.engine.profiling.recompute_grid import GridMeasurements, GridPlan
-    from headway.engine.profiling.result import ProfileResult
     from headway.predict.recompute.regressors import JudgedCell
     from headway.predict.recompute.rows import RecomputeRows
     from headway.predict.recompute.verdict import RecomputeVerdict
@@ -142,7 +141,7 @@ def _conclude(
     from datetime import date
 
     from headway.engine.machine import machine_name, vllm_version
-    from headway.engine.profiling.result import Identity, conclude
+    from headway.engine.profiling.profile import Identity, conclude
 
     missing = ["everything"] if measured is None else measured.missing()
     if interrupted and missing:

@@ -154,8 +154,8 @@ def _serve_one(
     model: str, settings: EngineSettings, vllm_flags: Sequence[str], address: tuple[str, int]
 ) -> int:
     """Exit code of one server by itself."""
-    from headway.engine.servers.kept_records import put_aside
     from headway.engine.servers.server_command import server_command
+    from headway.engine.servers.server_process import put_aside
 
     check_address(*address)
     command = server_command(model, settings, address, vllm_flags)

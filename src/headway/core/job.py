@@ -26,7 +26,7 @@ class JobState(Enum):
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
     """A request as a policy sees it: live, compared by identity, kept up to date by the ledger and by what reads a
-    step's tokens (`engine/step/sampled.py`, `sim/engine.py`).
+    step's tokens (`engine/step/outcomes.py`, `sim/engine.py`).
 
     Token counts use vLLM's words. `num_computed_tokens` counts tokens whose KV is on the device or being
     computed by a step in flight, or on the host or on its way between the two; it falls to 0 when the KV is

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 import msgspec
 
 from headway.core.slo import NO_TARGETS, Slo
-from headway.engine.known_keys import check_keys
 from headway.engine.kv.host import HostKv
 from headway.errors import ConfigError
 from headway.explain.trail import KEPT_ENDED
@@ -154,3 +153,11 @@ class EngineSettings:
         if self.slo_ttft_s is None and self.slo_tbt_s is None:
             return NO_TARGETS
         return Slo(ttft_s=self.slo_ttft_s, tbt_s=self.slo_tbt_s)
+
+
+def check_keys(given: object, settings: type[Any], where: str) -> None:
+    """Raise ConfigError for keys that a dataclass of settings does not have. What is no mapping is not looked at."""
+    accepted = [field.name for field in fields(settings)]
+    unknown = sorted(set(given) - set(accepted)) if isinstance(given, dict) else []
+    if unknown:
+        raise ConfigError(f"unknown {', '.join(unknown)} in {where}; accepted: {', '.join(accepted)}")

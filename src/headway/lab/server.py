@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from headway.engine.servers.labelled_output import error_told
 from headway.engine.servers.server_command import ServerCommand
-from headway.engine.servers.server_process import ServerProcess
+from headway.engine.servers.server_process import ServerProcess, error_told
 from headway.errors import UpstreamError
 from headway.with_parent import signal_with_parent
 

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.engine.kv.copy_cuda import CudaCopier, in_host_order, runs
-from headway.engine.kv.orders import CopyOrder
+from headway.engine.kv.copies import CopyOrder, CudaCopier, in_host_order, runs
 
 pytestmark = pytest.mark.vllm
 

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-from headway.engine.kv.copy_cpu import PIECE_BLOCKS, CpuCopier
-from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
-from headway.engine.kv.worker_side import REPORT_STEPS, KvWorker, block_first, pieces
+from headway.engine.kv.copies import PIECE_BLOCKS, CopyOrder, CopyOrders, CopyReport, CpuCopier, pieces
+from headway.engine.kv.worker_side import REPORT_STEPS, KvWorker, block_first
 from headway.errors import ConfigError
 
 pytestmark = pytest.mark.vllm

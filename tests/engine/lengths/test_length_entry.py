@@ -17,9 +17,8 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from headway.core.hints import read_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.lengths.facts import DECODED_TOKENS
-from headway.engine.lengths.forecasts import Forecasts
-from headway.engine.lengths.metrics import LengthMetrics
+from headway.engine.lengths.forecasts import Forecasts, LengthMetrics
+from headway.engine.lengths.service import DECODED_TOKENS
 from headway.engine.vllm.model_free import engine_config
 from headway.engine.vllm.plugin import schedule_here
 from headway.predict.lengths.facts import RequestFacts, SharedPrefix

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from headway.core.length_estimate import LengthEstimate
-from headway.engine.lengths.forecasts import MAX_QUEUED, Arrival, Forecasts, within_limit
-from headway.engine.lengths.metrics import LengthMetrics
+from headway.engine.lengths.forecasts import MAX_QUEUED, Arrival, Forecasts, LengthMetrics, within_limit
 from headway.predict.lengths.facts import RequestFacts
 
 FACTS = RequestFacts(num_prompt_tokens=10, max_output_tokens=100)

@@ -9,12 +9,14 @@ import pytest
 
 from headway.engine.kv.block_copies import Direction
 from headway.engine.profiling.profile import (
+    Identity,
     Measurements,
     ProfilePlan,
     Profiler,
+    conclude,
     measure,
+    unbiased,
 )
-from headway.engine.profiling.result import Identity, conclude, unbiased
 from headway.engine.vllm.stepped_engine import SteppedStep
 from headway.errors import ConfigError
 from headway.predict.steps.calibration import load_cost_file, write_cost_file

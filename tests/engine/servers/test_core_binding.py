@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.engine.servers.core_binding import (
+from headway.engine.servers.instances_command import (
     CORES_VARIABLE,
     GPUS_VARIABLE,
     Workers,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.engine.servers.cpu_dtype import fastest_dtype
+from headway.engine.machine import fastest_dtype
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,22 @@ from typing import Any
 import pytest
 
 from headway.engine.kv.host import HostKv
-from headway.engine.servers.core_binding import CORES_VARIABLE, Binding, Workers
+from headway.engine.machine import host_memory_bytes, is_cpu_build
 from headway.engine.servers.instances_command import (
+    CORES_VARIABLE,
     HOST,
     NIXL_PORT_VARIABLE,
+    Binding,
     InstancesPlan,
     LocalInstances,
+    Workers,
     bind_instances,
     check_kv_caches,
     check_memory,
     named_file,
 )
-from headway.engine.servers.kept_records import put_aside
-from headway.engine.servers.server_command import ServerCommand, host_memory_bytes, is_cpu_build
+from headway.engine.servers.server_command import ServerCommand
+from headway.engine.servers.server_process import put_aside
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 

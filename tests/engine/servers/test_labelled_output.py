@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.engine.servers.labelled_output import LabelledOutput
-from headway.engine.servers.server_process import ServerProcess
+from headway.engine.servers.server_process import LabelledOutput, ServerProcess
 
 
 def said(program: str, log: Path) -> ServerProcess:

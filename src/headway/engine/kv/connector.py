@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -12,9 +13,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from headway.engine.kv.copies import CopyOrders
 from headway.engine.kv.host import HostKv, most_layers, why_not
-from headway.engine.kv.orders import CopyOrders
-from headway.engine.servers.last_words import reason_left
+from headway.engine.kv.scheduler_side import KvSwaps
+from headway.engine.servers.launcher import reason_left
+from headway.engine.step.admission import Admission
+from headway.engine.step.context import KvPort
+from headway.engine.step.step_listeners import StepListeners
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -24,8 +29,10 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-    from headway.engine.kv.scheduler_side import KvSwaps
     from headway.engine.kv.worker_side import KvWorker
+
+
+logger = logging.getLogger(__name__)
 
 
 class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -147,3 +154,18 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """End the copies under way."""
         if self.worker is not None:
             self.worker.close()
+
+
+def swaps_of(
+    engine: KvPort, admission: Admission, listeners: StepListeners, *, serial: bool
+) -> KvSwaps | None:
+    """The swaps of a scheduler whose engine has Headway's connector and a model whose KV can be copied."""
+    connector = engine.connector
+    if not isinstance(connector, HeadwayConnector):
+        return None
+    reason = why_not(engine.kv_cache_config, zeroes_blocks=engine.needs_kv_cache_zeroing)
+    if reason is not None:
+        logger.warning("KV is not swapped, preempted requests are recomputed: %s", reason)
+        return None
+    connector.swaps = KvSwaps(engine, HostKv.of(engine.vllm_config), admission, listeners, serial=serial)
+    return connector.swaps

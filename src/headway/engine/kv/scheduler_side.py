@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRESS
+from vllm.v1.request import Request, RequestStatus
+
 from headway.core.host_copies import Copy, Direction, HostCopies
 from headway.core.job import Job, JobState
-from headway.engine.kv.connector import HeadwayConnector
-from headway.engine.kv.host import HostKv, most_layers, why_not
-from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
-from headway.engine.kv.requests import KvRequests
-from headway.engine.step.watchdog import PATIENCE_S
+from headway.core.plan import Fate, StepPlan
+from headway.engine.kv.copies import CopyOrder, CopyOrders, CopyReport
+from headway.engine.kv.host import HostKv, most_layers
+from headway.engine.step.admission import Admission
+from headway.engine.step.context import KvPort
+from headway.engine.step.stall_recovery import PATIENCE_S
+from headway.engine.step.step_listeners import StepListeners
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
 
 logger = logging.getLogger(__name__)
 
@@ -91,23 +97,25 @@ class KvSwaps:
     those found on the device of each swapped job that could come back when vLLM asked in the step being filled.
     """
 
-    def __init__(self, scheduler: Any, host: HostKv, *, serial: bool) -> None:
-        self._scheduler = scheduler
-        self._world_size = scheduler.vllm_config.parallel_config.world_size
-        self.device = VllmBlocks(scheduler.kv_cache_manager, scheduler.block_size)
-        total_blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
+    def __init__(
+        self, engine: KvPort, host: HostKv, admission: Admission, listeners: StepListeners, *, serial: bool
+    ) -> None:
+        self._engine = engine
+        self._world_size = engine.vllm_config.parallel_config.world_size
+        self.device = VllmBlocks(engine.kv_cache_manager, engine.block_size)
+        total_blocks = engine.kv_cache_manager.block_pool.num_gpu_blocks - 1
         self.copies = HostCopies(
             self.device,
             host.num_blocks(
-                scheduler.kv_cache_config,
+                engine.kv_cache_config,
                 self._world_size,
-                most_layers=most_layers(scheduler.vllm_config),
+                most_layers=most_layers(engine.vllm_config),
             ),
             restore_blocks=int(host.restore_share * total_blocks),
             serial=serial,
             in_flight=self._in_flight,
         )
-        self.requests = KvRequests(scheduler, self)
+        self.requests = SwappedRequests(engine, self, admission, listeners)
         self.admitted: list[Job] = []
         self.found_tokens: dict[Job, int] = {}
         self._ordered: dict[int, _Ordered] = {}
@@ -117,7 +125,7 @@ class KvSwaps:
         self._short_since_s: float | None = None
 
     def _in_flight(self, job: Job) -> bool:
-        return bool(self._scheduler.requests[job.id].num_in_flight_tokens)
+        return bool(self._engine.requests[job.id].num_in_flight_tokens)
 
     # ---- what vLLM asks while it admits ------------------------------------------------------------
 
@@ -126,7 +134,7 @@ class KvSwaps:
 
         (None, False) while it cannot come back.
         """
-        job: Job = self._scheduler.jobs[request.request_id]
+        job: Job = self._engine.jobs[request.request_id]
         if job.state is not JobState.SWAPPED:
             return 0, False
         if self.copies.ready(job) is not None:
@@ -139,7 +147,7 @@ class KvSwaps:
         self, request: Request, blocks: Sequence[int], num_external_tokens: int, *, in_batch: bool = True
     ) -> None:
         """A request has its blocks: it is admitted, with or without a place `in_batch`, or runs again at last."""
-        job: Job = self._scheduler.jobs[request.request_id]
+        job: Job = self._engine.jobs[request.request_id]
         if job.state is JobState.RESIDENT:
             self.copies.runs(job)
             return
@@ -150,11 +158,35 @@ class KvSwaps:
         self.copies.bring_back(job, blocks, num_found)
         waits = job in self.copies.restoring
         if in_batch and waits:
-            self._scheduler.take_seat()
+            self._engine.take_seat()
         elif in_batch:
             self.copies.runs(job)
         elif not waits:
             self.requests.back(job)
+
+    def put_back(self, request: Request, fate: Fate) -> None:
+        """Preempt a request that has come back, or is about to, and has not run."""
+        job = self._engine.jobs[request.request_id]
+        self._engine.preempted[job] = self.copies.leave(job, fate)
+        self._engine.counters.put_backs += 1
+        self.requests.put_back(request)
+        self.copies.advance(job)
+
+    def ran(self, request_ids: Iterable[str]) -> None:
+        """A step's output is back: host copies of requests that ran are void, swapped ones are copied at last."""
+        if not (self.copies.awaited or self._engine.ledger.swapped):
+            return
+        for job in filter(None, map(self._engine.jobs.get, request_ids)):
+            self.copies.ran(job)
+            if job.state is JobState.SWAPPED:
+                self.copies.advance(job)
+
+    @contextmanager
+    def given_up(self, *, returned_too: bool) -> Iterator[None]:
+        """Forget all that the host has, and hold no blocks, while the prefix cache is reset."""
+        self.requests.give_up_all(returned_too=returned_too)
+        with self.device.let_go():
+            yield
 
     def forget(self, job: Job) -> None:
         """A request has ended."""
@@ -169,20 +201,20 @@ class KvSwaps:
         if not self.device.coming_free:
             self._short_since_s = None
             return False
-        now_s = self._scheduler.clock()
+        now_s = self._engine.clock()
         if self._short_since_s is None:
             self._short_since_s = now_s
         if now_s - self._short_since_s > PATIENCE_S:
             return False
-        self._scheduler.close_admission()
+        self._engine.close_admission()
         return True
 
     # ---- orders and reports ------------------------------------------------------------------------
 
     def orders(self) -> CopyOrders:
         """The copies that start with the step being scheduled, which is filled but for its prefetches."""
-        plan = self._scheduler.shaped_plan
-        if plan.prefetch and not self._scheduler.short_of_blocks:
+        plan = self._engine.step.plan
+        if plan.prefetch and not self._engine.short_of_blocks:
             self.requests.prefetch(plan)
         started, self.copies.started = self.copies.started, []
         orders = CopyOrders(serial=self.copies.serial)
@@ -196,7 +228,7 @@ class KvSwaps:
 
     def hear(self, report: CopyReport) -> None:
         """Workers have answered: a copy that all of them have made is done, one that any could not has failed."""
-        counters = self._scheduler.counters
+        counters = self._engine.counters
         counters.copy_wait_s += report.waited_s
         counters.forward_s += report.forward_s
         for number, (workers, seconds) in report.done.items():
@@ -212,13 +244,13 @@ class KvSwaps:
         if not ordered.workers_left:
             del self._ordered[number]
             self._short_since_s = None
-            self.answered_s = self._scheduler.clock()
+            self.answered_s = self._engine.clock()
             self._conclude(ordered)
 
     def _conclude(self, ordered: _Ordered) -> None:
         copy, copies = ordered.copy, self.copies
         if ordered.failed:
-            self._scheduler.counters.failed_copies += 1
+            self._engine.counters.failed_copies += 1
             logger.warning("a copy of %d KV blocks %s failed", len(copy.blocks), copy.direction.value)
             lost = copies.spoiled(copy) if copies.serial else copies.fail(copy)
             if lost:
@@ -233,7 +265,7 @@ class KvSwaps:
 
     def _learn(self, copy: Copy, seconds: float) -> None:
         """Count a copy that all workers have made, the slowest of them in `seconds`, and learn what copies cost."""
-        counters, cost, num_blocks = self._scheduler.counters, self._scheduler.cost, len(copy.blocks)
+        counters, cost, num_blocks = self._engine.counters, self._engine.cost, len(copy.blocks)
         if copy.direction is Direction.TO_HOST:
             counters.swapped_out_blocks += num_blocks
             counters.swap_out_s += seconds
@@ -251,14 +283,138 @@ class KvSwaps:
         assert self.device.num_pins == self.copies.num_pinned
 
 
-def swaps_of(scheduler: Any, *, serial: bool) -> KvSwaps | None:
-    """The swaps of a scheduler whose engine has Headway's connector and a model whose KV can be copied."""
-    connector = scheduler.connector
-    if not isinstance(connector, HeadwayConnector):
-        return None
-    reason = why_not(scheduler.kv_cache_config, zeroes_blocks=scheduler.needs_kv_cache_zeroing)
-    if reason is not None:
-        logger.warning("KV is not swapped, preempted requests are recomputed: %s", reason)
-        return None
-    connector.swaps = KvSwaps(scheduler, HostKv.of(scheduler.vllm_config), serial=serial)
-    return connector.swaps
+class SwappedRequests:
+    """Puts requests back, fetches them ahead of need, and has them computed again when copies failed them."""
+
+    def __init__(
+        self, engine: KvPort, swaps: KvSwaps, admission: Admission, listeners: StepListeners
+    ) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._listeners = listeners
+        self._swaps = swaps
+
+    def put_back(self, request: Request) -> None:
+        """Take the blocks of a request that has come back, or is about to, and has not run; it waits again."""
+        engine = self._engine
+        engine.kv_holding_waiting.remove_request(request)
+        engine.kv_cache_manager.free(request)
+        engine._inflight_prefills.discard(request)
+        engine.finished_recving_kv_req_ids.discard(request.request_id)
+        engine.deferred_waiting.discard(request)
+        engine._set_kv_fetch_stage(request, None)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        engine.waiting.prepend_request(request)
+
+    # ---- ahead of need -----------------------------------------------------------------------------
+
+    def prefetch(self, plan: StepPlan) -> None:
+        """Bring the plan's swapped requests back without a place in the batch, from slots and blocks that are left.
+
+        vLLM does so only in its admission loop; these are the calls it makes there. Called when that is over,
+        for a step that was not short of blocks.
+        """
+        engine = self._engine
+        slots = engine.max_num_running_reqs - len(engine.running) - len(engine.kv_holding_waiting)
+        for request in engine.waiting.find(job.id for job in plan.prefetch):
+            if slots <= 0:
+                return
+            if self._admission.not_ready(request) is None:
+                if not self._fetch(request):
+                    return
+                slots -= 1
+
+    def _fetch(self, request: Request) -> bool:
+        """Allocate for a swapped request and start to copy its KV back; False if it does not fit."""
+        engine = self._engine
+        manager = engine.kv_cache_manager
+        found, num_local, *_ = manager.get_computed_blocks(request)
+        num_external, waits = self._swaps.matched(request, num_local)
+        assert num_external is not None, "asked for a request that is not ready"
+        blocks = manager.allocate_slots(
+            request,
+            0,
+            num_new_computed_tokens=num_local,
+            new_computed_blocks=found,
+            num_external_computed_tokens=num_external,
+            delay_cache_blocks=True,
+            full_sequence_must_fit=engine.scheduler_reserve_full_isl,
+            reserved_blocks=engine._inflight_prefill_reserved_blocks() if waits else 0,
+            has_scheduled_reqs=bool(engine.running),
+        )
+        if blocks is None:
+            return False
+        engine.waiting.remove_request(request)
+        engine.kv_holding_waiting.add_request(request)
+        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        request.num_computed_tokens = num_local + num_external
+        if waits:
+            engine._inflight_prefills.add(request)
+            engine._set_kv_fetch_stage(request, KV_FETCH_IN_PROGRESS)
+        engine.counters.prefetches += 1
+        ids = manager.get_block_ids(request.request_id)[0]
+        self._swaps.allocated(request, ids, num_external, in_batch=False)
+        return True
+
+    def back(self, job: Job) -> None:
+        """All of a request's KV is back: vLLM may resume it."""
+        engine = self._engine
+        engine.finished_recving_kv_req_ids.add(job.id)
+        engine._set_kv_fetch_stage(engine.requests[job.id], KV_FETCH_COMPLETED_WAITING)
+
+    # ---- KV that is lost ---------------------------------------------------------------------------
+
+    def lost(self, job: Job) -> None:
+        """What the host had of a request is lost: it is computed again."""
+        engine = self._engine
+        engine.counters.lost_copies += 1
+        if job.state is JobState.SWAPPED:
+            self._listeners.copy_lost(job)
+        elif job.state is JobState.RESIDENT:
+            self.put_back(engine.requests[job.id])
+            engine.preempted[job] = Fate.RECOMPUTE
+
+    def give_up(self, job: Job) -> None:
+        """Forget what the host has of a request that is swapped, or back and has not run."""
+        self._swaps.copies.forget(job)
+        self.lost(job)
+
+    def give_up_all(self, *, returned_too: bool) -> None:
+        """Forget what the host has of every swapped request, and of those on their way back or back."""
+        engine = self._engine
+        for job in list(engine.ledger.swapped.values()):
+            self.give_up(job)
+        for request in self._not_resumed() if returned_too else ():
+            self.give_up(engine.jobs[request.request_id])
+
+    def distrust(self, invalid_blocks: Collection[int]) -> None:
+        """A step ran without KV that it had waited for: whatever may have come of these blocks is dropped.
+
+        Requests that hold them, shared ones too, are computed again, and so are those swapped out with output
+        in flight. That output was sampled on nothing; vLLM's own recovery would deliver the next step's.
+        """
+        engine = self._engine
+        for request in [request for request in engine.running if self._holds(request, invalid_blocks)]:
+            engine.running.remove(request)
+            engine.counters.lost_copies += 1
+            engine._preempt_request(request, engine.clock(), drop_stale_output=True)
+        for request in [held for held in self._not_resumed() if self._holds(held, invalid_blocks)]:
+            self.give_up(engine.jobs[request.request_id])
+        for request in [left for left in engine.waiting if left.num_stale_output_tokens]:
+            request.drop_stale_output = True
+            if request.request_id in engine.ledger.swapped:
+                self.give_up(engine.jobs[request.request_id])
+        manager = engine.kv_cache_manager
+        manager.evict_blocks(set(range(manager.block_pool.num_gpu_blocks)))
+
+    def _holds(self, request: Request, blocks: Collection[int]) -> bool:
+        ids = self._engine.kv_cache_manager.get_block_ids(request.request_id)[0]
+        return not set(blocks).isdisjoint(ids)
+
+    def _not_resumed(self) -> list[Request]:
+        """Requests that have come back from the host, or are about to, and have not run since."""
+        engine, returned = self._engine, self._swaps.copies.returned
+        held = engine.kv_holding_waiting
+        return [request for request in held if engine.jobs[request.request_id] in returned]

@@ -10,7 +10,10 @@ from typing import Any
 from vllm.v1.request import Request
 
 from headway.core.job import Job
+from headway.core.plan import StepPlan
 from headway.engine.kv.host import CONNECTOR
+from headway.engine.step.admission import Admission
+from headway.engine.step.context import StepPort
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +38,15 @@ class Transfers:
     WAITING until it runs. A request that ends while the connector reads or writes its blocks keeps them until then.
     """
 
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
+    def __init__(self, engine: StepPort, admission: Admission) -> None:
+        self._engine = engine
+        self._admission = admission
         self._beside: dict[str, int] = {}
         self._undecided: set[str] = set()
         self._loads: dict[str, _Hold] = {}
         self._ended: dict[str, _Hold] = {}
-        self._ask = scheduler.connector.get_num_new_matched_tokens
-        scheduler.connector.get_num_new_matched_tokens = self._answer
+        self._ask = engine.connector.get_num_new_matched_tokens
+        engine.connector.get_num_new_matched_tokens = self._answer
 
     def _answer(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
         """Pass vLLM's question on, and keep the connector's answer."""
@@ -62,30 +66,42 @@ class Transfers:
 
         Each request that the connector has not decided on costs a prefix lookup, here and not in vLLM's own loop.
         """
-        scheduler, view = self._scheduler, self._scheduler.view
+        engine, view = self._engine, self._engine.view
         if self._ended:
-            self._ended = {id_: hold for id_, hold in self._ended.items() if id_ in scheduler.requests}
+            self._ended = {id_: hold for id_, hold in self._ended.items() if id_ in engine.requests}
         for request_id in tuple(self._undecided):
-            self._ask_again(scheduler.requests[request_id])
-        undecided = {scheduler.jobs[request_id] for request_id in self._undecided}
+            self._ask_again(engine.requests[request_id])
+        undecided = {engine.jobs[request_id] for request_id in self._undecided}
         view.fetching = undecided.union(job for job in self._jobs() if not self.is_loaded(job))
-        pool = scheduler.kv_cache_manager.block_pool
+        pool = engine.kv_cache_manager.block_pool
         view.total_blocks = pool.num_gpu_blocks - 1 - self._held_blocks()
         view.blocks_coming_free = sum(
-            block.ref_cnt == 1 for _, blocks in scheduler.deferred_frees for block in blocks
+            block.ref_cnt == 1 for _, blocks in engine.deferred_frees for block in blocks
         )
         self._report()
 
-    def loaded(self) -> list[Job]:
-        """The waiting jobs whose KV is there, in the order in which their loads began."""
-        return [job for job in self._jobs() if self.is_loaded(job)] if self._loads else []
+    def admit_loaded(self, plan: StepPlan) -> None:
+        """Put the jobs whose KV is there before the others that a plan admits, in the order in which loads began.
+
+        That holds under every policy, as in vLLM: such a job holds blocks for which others may wait, and the policy
+        chose it when its load began. One that does not fit yet ends admission, as in vLLM. A plan that pauses residents
+        counts on the jobs that it admits, so then such a one is left out.
+        """
+        loaded = [job for job in self._jobs() if self.is_loaded(job) and job not in plan.leave]
+        if not loaded:
+            return
+        others = [job for job in plan.admit if job not in loaded]
+        if len(plan.run) < len(self._engine.ledger.residents):
+            requests = self._engine.requests
+            loaded = [job for job in loaded if self._admission.misfit(requests[job.id]) is None]
+        plan.admit = [*loaded, *others]
 
     def is_loaded(self, job: Job) -> bool:
         """Whether nothing but seats and memory keeps a job that holds blocks from starting. O(1)."""
-        return self._scheduler.admission.not_ready(self._scheduler.requests[job.id]) is None
+        return self._admission.not_ready(self._engine.requests[job.id]) is None
 
     def _jobs(self) -> Iterable[Job]:
-        return (self._scheduler.jobs[request_id] for request_id in self._loads)
+        return (self._engine.jobs[request_id] for request_id in self._loads)
 
     def _held_blocks(self) -> int:
         if not (self._loads or self._ended):
@@ -95,8 +111,8 @@ class Transfers:
 
     def _ask_again(self, request: Request) -> None:
         """Ask for a request that was undecided, as vLLM does in every step: a policy is to know before it chooses."""
-        _, num_local, *_ = self._scheduler.kv_cache_manager.get_computed_blocks(request)
-        self._answer(request, num_local - num_local % self._scheduler.block_size)
+        _, num_local, *_ = self._engine.kv_cache_manager.get_computed_blocks(request)
+        self._answer(request, num_local - num_local % self._engine.block_size)
 
     def is_undecided(self, request: Request) -> bool:
         """Whether the connector could not say, when it was last asked, what it holds of a waiting request. O(1)."""
@@ -110,10 +126,10 @@ class Transfers:
 
     def filled(self) -> None:
         """vLLM has filled a step: note the loads that began, forget those that are over. O(loads under way)."""
-        scheduler, held = self._scheduler, self._scheduler.kv_holding_waiting
+        engine, held = self._engine, self._engine.kv_holding_waiting
         if not (self._loads or held):
             return
-        now_s, manager = scheduler.clock(), scheduler.kv_cache_manager
+        now_s, manager = engine.clock(), engine.kv_cache_manager
         loads = {request.request_id: self._loads[request.request_id] for request in held.find(self._loads)}
         for request in held:
             if request.request_id not in loads:
@@ -126,14 +142,14 @@ class Transfers:
         self._undecided.discard(request_id)
         self._beside.pop(request_id, None)
         self._loads.pop(request_id, None)
-        if request_id in self._scheduler.requests:
-            manager = self._scheduler.kv_cache_manager
-            self._ended[request_id] = _Hold(self._scheduler.clock(), _blocks(manager, request))
+        if request_id in self._engine.requests:
+            manager = self._engine.kv_cache_manager
+            self._ended[request_id] = _Hold(self._engine.clock(), _blocks(manager, request))
 
     def failed(self) -> None:
         """Loads of running requests have failed: their jobs have as much computed as vLLM says now. O(residents)."""
-        for job in self._scheduler.ledger.residents:
-            computed = self._scheduler.requests[job.id].num_computed_tokens
+        for job in self._engine.ledger.residents:
+            computed = self._engine.requests[job.id].num_computed_tokens
             job.recomputed_tokens += max(0, job.num_computed_tokens - computed)
             job.num_computed_tokens = computed
 
@@ -142,19 +158,19 @@ class Transfers:
     @property
     def holds_blocks(self) -> bool:
         """Whether the connector holds blocks that will come free, or a loaded request that has not run does."""
-        pending: bool = self._scheduler.connector.has_pending_block_frees()
+        pending: bool = self._engine.connector.has_pending_block_frees()
         return pending or bool(self._loads or self._ended)
 
     def _report(self) -> None:
         """Tell of transfers that take too long, once of each: a request whose KV never comes waits for ever."""
-        now_s = self._scheduler.clock()
+        now_s = self._engine.clock()
         for what, holds in (("load", self._loads), ("read", self._ended)):
             for request_id, hold in holds.items():
                 if now_s - hold.since_s < LATE_S:
                     break  # those behind it began later
                 if not hold.told:
                     hold.told = True
-                    self._scheduler.counters.late_transfers += 1
+                    self._engine.counters.late_transfers += 1
                     logger.error(
                         "the KV connector has not finished its %s for request %s after %.0f s; it holds %d KV blocks",
                         *(what, request_id, now_s - hold.since_s, len(hold.blocks)),
@@ -166,9 +182,9 @@ def _blocks(manager: Any, request: Request) -> list[int]:
     return [block for group in manager.get_block_ids(request.request_id) for block in group]
 
 
-def transfers_of(scheduler: Any) -> Transfers | None:
+def transfers_of(engine: StepPort, admission: Admission) -> Transfers | None:
     """What follows a scheduler's KV connector; None without one, or where it is Headway's own."""
-    return Transfers(scheduler) if is_anothers(scheduler.vllm_config.kv_transfer_config) else None
+    return Transfers(engine, admission) if is_anothers(engine.vllm_config.kv_transfer_config) else None
 
 
 def is_anothers(kv_transfer_config: Any) -> bool:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from headway.engine.kv.orders import CopyOrder, CopyOrders, CopyReport
+from headway.engine.kv.copies import (
+    BlockCopier,
+    CopyOrder,
+    CopyOrders,
+    CopyReport,
+    CpuCopier,
+    CudaCopier,
+    Ticket,
+)
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,34 +27,6 @@ logger = logging.getLogger(__name__)
 
 REPORT_STEPS = 64
 """A report costs a step some ten microseconds on its way, so without a copy there is one every so many steps."""
-
-
-class Ticket(Protocol):
-    """A copy under way."""
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        ...
-
-    def wait(self) -> float:
-        """Wait for its end; returns the seconds it took, raises what went wrong."""
-        ...
-
-
-class BlockCopier(Protocol):
-    """Copies blocks between device and host, each direction in the order asked for."""
-
-    def save(self, order: CopyOrder) -> Ticket:
-        """Start to copy to the host what the device's earlier work leaves in these blocks."""
-        ...
-
-    def restore(self, order: CopyOrder) -> Ticket:
-        """Start to copy back; the device's later work finds it once the ticket is done."""
-        ...
-
-    def close(self) -> None:
-        """End the copies under way."""
-        ...
 
 
 @dataclass(slots=True)
@@ -86,9 +66,10 @@ class KvWorker:
 
         Raises ConfigError if there is not enough of it.
         """
+        copier = CudaCopier if next(iter(kv_caches.values())).device.type == "cuda" else CpuCopier
         layers = [block_first(cache, kv_cache_config.num_blocks) for cache in kv_caches.values()]
         try:
-            return cls(_copier(layers, num_host_blocks, bytes_per_s))
+            return cls(copier(layers, num_host_blocks, bytes_per_s))
         except (RuntimeError, MemoryError) as error:
             size = num_host_blocks * sum(layer[0].nbytes for layer in layers)
             raise ConfigError(
@@ -195,19 +176,3 @@ def block_first(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
         if size % num_blocks == 0:
             return cache.unflatten(dimension, (num_blocks, size // num_blocks)).movedim(dimension, 0)
     raise ConfigError(f"a layer's KV cache has shape {tuple(cache.shape)}, of which none counts blocks")
-
-
-def _copier(layers: Sequence[torch.Tensor], num_host_blocks: int, bytes_per_s: float | None) -> BlockCopier:
-    if layers[0].device.type == "cuda":
-        from headway.engine.kv.copy_cuda import CudaCopier
-
-        return CudaCopier(layers, num_host_blocks, bytes_per_s)
-    from headway.engine.kv.copy_cpu import CpuCopier
-
-    return CpuCopier(layers, num_host_blocks, bytes_per_s)
-
-
-def pieces(order: CopyOrder, most: int) -> Iterator[tuple[list[int], list[int]]]:
-    """An order's device and host blocks, `most` at a time."""
-    for at in range(0, len(order.device_blocks), most):
-        yield list(order.device_blocks[at : at + most]), list(order.host_blocks[at : at + most])

@@ -8,41 +8,40 @@ the policy takes the request for one without a prediction.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import BoundedSemaphore
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm.v1.request import Request
 
 from headway.core.hints import LENGTH
+from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
-from headway.engine.lengths.facts import facts_of_ids
 from headway.engine.lengths.forecasts import MAX_QUEUED, Arrival
-from headway.engine.lengths.service import LengthService, open_service
+from headway.engine.lengths.service import LengthService, facts_of_ids, open_service
+from headway.engine.step.context import StepPort
+from headway.engine.step.guard import GuardedPolicy
 from headway.engine.vllm.plugin import has_rust_front_end
 from headway.engine.vllm.seams import LENGTHS, NOTICING, works
 
-if TYPE_CHECKING:
-    from headway.engine.step.scheduler import PolicyScheduler
 
-
-def engine_lengths_of(scheduler: PolicyScheduler) -> EngineLengths | None:
+def engine_lengths_of(engine: StepPort) -> EngineLengths | None:
     """Predictions for a scheduler's requests; None where its settings want none, or its front end makes them."""
-    if scheduler.settings.length_predictor() is None:
+    if engine.settings.length_predictor() is None:
         return None
     if not has_rust_front_end() and works(NOTICING) and works(LENGTHS):
         return None
-    index = scheduler.parallel_config.data_parallel_index
-    service = open_service(scheduler.vllm_config, index, learner="engine")
+    index = engine.parallel_config.data_parallel_index
+    service = open_service(engine.vllm_config, index, learner="engine")
     if service is None:
         return None
-    tokenizer = getattr(scheduler.structured_output_manager, "tokenizer", None)
-    return EngineLengths(service, scheduler.max_model_len, tokenizer)
+    tokenizer = getattr(engine.structured_output_manager, "tokenizer", None)
+    return EngineLengths(service, engine.max_model_len, tokenizer)
 
 
 class EngineLengths:
-    """One engine's predictions: a request goes in, its estimate comes out of `made`, its length teaches.
+    """One engine's predictions: a request goes in, `tell` passes its estimate on, its length teaches.
 
     Everything runs on one thread, in turn. Requests beyond `MAX_QUEUED` that wait for the thread get no prediction.
     """
@@ -65,10 +64,14 @@ class EngineLengths:
         arriving.add_done_callback(lambda _: self._room.release())
         self._arrivals[request.request_id] = arriving
 
-    def made(self) -> Iterator[tuple[str, LengthEstimate]]:
-        """The predictions made since the last call, by request id."""
+    def tell(self, jobs: Mapping[str, Job], guard: GuardedPolicy) -> None:
+        """Let a policy know of the lengths that were predicted beside the last steps."""
         while self._made:
-            yield self._made.popleft()
+            request_id, estimate = self._made.popleft()
+            job = jobs.get(request_id)
+            if job is not None:
+                job.predicted_length = estimate
+                guard.touch(job)
 
     def ended(self, request_id: str, output_tokens: int | None) -> None:
         """A request is gone; `output_tokens` is its length if the answer came to its own end or its limit."""

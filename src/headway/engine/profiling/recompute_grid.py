@@ -12,10 +12,9 @@ from typing import Literal, Protocol
 
 from headway.engine.demo_model import DemoRecipe, ensure_model
 from headway.engine.kv.block_copies import measure_copies
-from headway.engine.machine import machine_name, vllm_version
+from headway.engine.machine import is_cpu_build, machine_name, vllm_version
 from headway.engine.profiling.grid import Ask, Scene, warm_up
 from headway.engine.profiling.profile import Engine, Tell, play
-from headway.engine.servers.server_command import is_cpu_build
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
 from headway.predict.models.model_shape import ModelShape, read_model_shape

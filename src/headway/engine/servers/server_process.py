@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,12 +13,103 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from glob import escape
+from itertools import count
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Self
 
-from headway.engine.servers.labelled_output import LabelledOutput
 from headway.engine.servers.launcher import PARENT_FLAG
 from headway.errors import UpstreamError
+
+_PREFIX = re.compile(r"^\(\w+ pid=\d+\) ")
+"""What vLLM puts in front of the lines of each of its processes."""
+
+_ERROR = re.compile(
+    r"^(?:(?:vllm[\w ]*: )?error: |Value error, |(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): )"
+)
+"""Last lines: Headway's own (`last_words`), of vLLM's flags, of pydantic's values, or of any traceback."""
+
+_LONGEST_LINE_BYTES = 64 << 10
+_LONGEST_REASON = 300
+_CATCH_UP_S = 1.0
+
+
+class LabelledOutput:
+    """Reads what a server writes to `pipe` and passes it on, `[label] ` in front of each line, in a thread of its own.
+
+    A line of more than 64 KiB is passed on in pieces. Where nobody reads what is passed on, it is dropped, so that the
+    server never waits for a reader.
+    """
+
+    def __init__(self, label: str, output: int | IO[bytes]) -> None:
+        self._label = f"[{label}] ".encode()
+        # A copy, as the caller may close its own when the server was started.
+        self._out = _copy(output if isinstance(output, int) else output.fileno())
+        self._error = ""
+        self._lock = threading.Lock()
+        self._source, self.pipe = os.pipe()
+        self._thread = threading.Thread(target=self._read, name=f"output of {label}", daemon=True)
+
+    def start(self) -> None:
+        """Begin, now that the server has its end of the pipe."""
+        os.close(self.pipe)
+        self._thread.start()
+
+    def abandon(self) -> None:
+        """Close everything again: there is no server."""
+        for each in (self._source, self.pipe, self._out):
+            os.close(each)
+
+    def last_words(self) -> str:
+        """The last line that told of an error, as it was written but for vLLM's prefix; empty if none did.
+
+        Waits a moment for what a server that has ended wrote last.
+        """
+        self._thread.join(_CATCH_UP_S)
+        with self._lock:
+            return self._error
+
+    def _read(self) -> None:
+        with open(self._source, "rb") as lines:
+            while line := lines.readline(_LONGEST_LINE_BYTES):
+                self._remember(line)
+                with suppress(OSError):
+                    os.write(self._out, self._label + line.rstrip(b"\r\n") + b"\n")
+        os.close(self._out)
+
+    def _remember(self, line: bytes) -> None:
+        if error := error_told(line):
+            with self._lock:
+                self._error = error
+
+
+def error_told(line: bytes) -> str:
+    """The error that a line of a server's output tells of, without vLLM's prefix; empty if it tells of none."""
+    text = _PREFIX.sub("", line.decode(errors="replace").strip())
+    return text.removeprefix("error: ")[:_LONGEST_REASON] if _ERROR.match(text) else ""
+
+
+def _copy(output: int) -> int:
+    return os.open(os.devnull, os.O_WRONLY) if output == subprocess.DEVNULL else os.dup(output)
+
+
+def put_aside(records: str | None) -> None:
+    """Keep what an earlier server has recorded, as each begins its file anew: `served.jsonl` becomes `served.1.jsonl`.
+
+    The files of data-parallel engines beside it likewise. One that cannot be moved stays: it is no reason not to serve.
+    """
+    if records is None:
+        return
+    file = Path(records)
+    parallel = file.parent.glob(f"{escape(file.stem)}-dp*{escape(file.suffix)}")
+    ranks = [each for each in parallel if each.stem.rpartition("-dp")[2].isdecimal()]
+    for each in (file, *ranks):
+        if each.is_file() and not each.is_symlink() and each.stat().st_size:
+            numbered = (each.with_stem(f"{each.stem}.{number}") for number in count(1))
+            with suppress(OSError):
+                each.rename(next(other for other in numbered if not other.exists()))
+
 
 LAUNCHER = (sys.executable, "-m", "headway.engine.servers.launcher")
 

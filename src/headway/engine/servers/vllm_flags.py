@@ -1,14 +1,16 @@
-"""vLLM's own flags, as a user wrote them after `--`: read, checked and completed, never interpreted."""
+"""vLLM's own flags, as a user wrote them after `--` or in a file: read, checked and completed."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from headway.engine.servers.vllm_config_file import read_config_file
+import msgspec
+
 from headway.errors import ConfigError
 
 _BEFORE = "give it before the `--`"
@@ -105,3 +107,25 @@ def _check(flag: VllmFlag) -> None:
     for refused, instead in REFUSED.items():
         if refused == name or (len(name) > len("--x") and refused.startswith(name)):
             raise ConfigError(f"{written} cannot be used under Headway: {instead}")
+
+
+def read_config_file(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each flag with its values, as vLLM will take them from the file. Raises ConfigError if it is not one of flags."""
+    try:
+        told = msgspec.yaml.decode(Path(path).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"--config {path} cannot be read ({error})") from None
+    if not isinstance(told, dict):
+        raise ConfigError(
+            f"--config {path} holds no flags; accepted: YAML with a line `flag: value` for each"
+        )
+    for key, value in told.items():
+        yield f"--no-{key}" if value is False else f"--{key}", _words(value)
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return ()
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    return (json.dumps(value) if isinstance(value, dict) else str(value),)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from headway.core.plan import Departure, Fate, Reason, StepOutcome
+from headway.policies.protocols import KnowsLate, Order, Predicting
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -59,42 +63,58 @@ class Counters:
 
     def flat(self) -> dict[str, int]:
         """Every total under one flat name, times in whole microseconds."""
-        return {
-            "steps": self.steps,
-            "planned_steps": self.planned_steps,
-            "distrusting_steps": self.distrusting_steps,
-            "untimed_steps": self.untimed_steps,
-            "empty_steps": self.empty_steps,
-            "scheduled_tokens": self.scheduled_tokens,
-            "admissions": self.admissions,
-            "pauses": self.pauses,
-            "planned_preemptions": self.planned_preemptions,
-            "shortage_preemptions": self.shortage_preemptions,
-            "swaps": self.swaps,
-            "offloads": self.offloads,
-            "prefetches": self.prefetches,
-            "put_backs": self.put_backs,
-            "swapped_out_blocks": self.swapped_out_blocks,
-            "swapped_in_blocks": self.swapped_in_blocks,
-            "refused_swaps": self.refused_swaps,
-            "failed_copies": self.failed_copies,
-            "lost_copies": self.lost_copies,
-            "policy_faults": self.policy_faults,
-            "watchdog_faults": self.watchdog_faults,
-            "late_transfers": self.late_transfers,
-            "unwritten_records": self.unwritten_records,
-            "scheduler_us": round(self.scheduler_s * 1e6),
-            "vllm_schedule_us": round(self.vllm_schedule_s * 1e6),
-            "follow_us": round(self.follow_s * 1e6),
-            "swap_out_us": round(self.swap_out_s * 1e6),
-            "swap_in_us": round(self.swap_in_s * 1e6),
-            "copy_wait_us": round(self.copy_wait_s * 1e6),
-            "forward_us": round(self.forward_s * 1e6),
-            **{f"departures.{departure}": self.departures[departure] for departure in Departure},
-            **{f"differences.{reason}": self.differences[reason] for reason in Reason},
-        }
+        flat: dict[str, int] = {}
+        for name in _TOTALS:
+            if name.endswith("_s"):
+                flat[f"{name[:-1]}us"] = round(getattr(self, name) * 1e6)
+            else:
+                flat[name] = getattr(self, name)
+        flat.update((f"departures.{departure}", self.departures[departure]) for departure in Departure)
+        flat.update((f"differences.{reason}", self.differences[reason]) for reason in Reason)
+        return flat
 
     def grown(self) -> dict[str, int]:
         """By how much every total has grown since this was last asked; the first time, the totals."""
         before, self._told = self._told, self.flat()
         return {name: total - before.get(name, 0) for name, total in self._told.items()}
+
+
+_TOTALS = tuple(each.name for each in fields(Counters) if each.type in ("int", "float"))
+
+
+class TrustWatch:
+    """Counts the steps that a policy plans without predictions it does not trust, and logs when that changes.
+
+    Asked which kinds an order goes by once, when made: to ask takes microseconds. Two attributes a step.
+    """
+
+    def __init__(self, order: Order, counters: Counters) -> None:
+        self._counters = counters
+        self._lengths = order if isinstance(order, Predicting) else None
+        self._step_times = order if isinstance(order, KnowsLate) else None
+        self._lengths_trusted: bool | None = None
+        self._step_times_trusted: bool | None = None
+
+    def planned(self) -> None:
+        """A step was planned."""
+        if self._lengths is not None:
+            trusted = self._lengths.trusts_predictions
+            self._counters.distrusting_steps += not trusted
+            if trusted is not self._lengths_trusted:
+                _say("predicted lengths", self._lengths_trusted, trusted)
+                self._lengths_trusted = trusted
+        if self._step_times is not None:
+            trusted = self._step_times.trusts_step_times
+            self._counters.untimed_steps += not trusted
+            if trusted is not self._step_times_trusted:
+                _say("predicted step times", self._step_times_trusted, trusted)
+                self._step_times_trusted = trusted
+
+
+def _say(what: str, before: bool | None, now: bool) -> None:
+    if before is None:
+        return  # what it starts with is no change
+    if now:
+        logger.warning("%s hold again: scheduling goes by them", what)
+    else:
+        logger.warning("%s do not hold: scheduling goes without them until they do", what)

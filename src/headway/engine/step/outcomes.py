@@ -1,38 +1,12 @@
-"""What vLLM made of a plan, read from its output and its queues."""
+"""What vLLM made of a plan, read from its output and its queues; and the tokens that came back."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from vllm.v1.engine import EngineCoreOutputs
 
 from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome, StepPlan
-
-if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
-
-    from headway.engine.step.scheduler import PolicyScheduler
-
-
-@dataclass(frozen=True, slots=True)
-class FilledStep:
-    """A step that vLLM has filled: `shaped` requests were running before it admitted others.
-
-    `repeated`: its plan was that of the step before.
-    """
-
-    plan: StepPlan
-    output: SchedulerOutput
-    shaped: int
-    now_s: float
-    dispatched_s: float
-    repeated: bool = False
-
-    def as_before(self, before: FilledStep | None) -> bool:
-        """Whether the step before had the same plan and grants."""
-        if before is None or not self.repeated:
-            return False
-        return bool(self.output.num_scheduled_tokens == before.output.num_scheduled_tokens)
+from headway.engine.step.context import FilledStep, StepPort
 
 
 class Outcomes:
@@ -41,8 +15,8 @@ class Outcomes:
     `alike`: whether the step that was read last came to the same as the one before.
     """
 
-    def __init__(self, scheduler: PolicyScheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, engine: StepPort) -> None:
+        self._engine = engine
         self._before: FilledStep | None = None
         self._last = StepOutcome(now_s=0.0, plan=StepPlan())
         self.alike = False
@@ -58,60 +32,90 @@ class Outcomes:
         self._before = filled
         if self.alike:
             self._last.now_s = filled.now_s
-            self._last.free_blocks = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+            self._last.free_blocks = self._engine.kv_cache_manager.block_pool.get_num_free_blocks()
         else:
             self._last = self._read(filled)
         return self._last
 
     def _read(self, filled: FilledStep) -> StepOutcome:
         """Admissions stand at the end of `running`, victims are missing there."""
-        scheduler, plan, output = self._scheduler, filled.plan, filled.output
+        engine, plan, output = self._engine, filled.step.plan, filled.output
         granted = output.num_scheduled_tokens
         outcome = StepOutcome(
             now_s=filled.now_s,
             plan=plan,
-            tokens=dict(zip(map(scheduler.jobs.__getitem__, granted), granted.values(), strict=True)),
+            tokens=dict(zip(map(engine.jobs.__getitem__, granted), granted.values(), strict=True)),
             num_tokens=output.total_num_scheduled_tokens,
-            preempted=dict(scheduler.preempted),
+            preempted=dict(engine.preempted),
             offloaded=[
                 job
                 for job in plan.offload
-                if job not in scheduler.not_offloaded and job not in scheduler.preempted
+                if job not in filled.step.not_offloaded and job not in engine.preempted
             ],
             left=dict(plan.leave),
-            free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-            decoded_tokens=scheduler.view.decoded_tokens,
+            free_blocks=engine.kv_cache_manager.block_pool.get_num_free_blocks(),
+            decoded_tokens=engine.view.decoded_tokens,
         )
-        scheduler.preempted.clear()
-        outcome.admitted = self._admitted(filled.shaped)
+        engine.preempted.clear()
+        outcome.admitted = self._admitted(filled.step.num_running)
         for job in outcome.admitted:
             outcome.cached_tokens[job] = self._found_tokens(job, outcome)
         return outcome
 
     def between_steps(self, now_s: float) -> StepOutcome:
         """What vLLM did to residents since the last step, as the outcome of one that leaves the others as they are."""
-        scheduler = self._scheduler
-        victims = {job: fate for job, fate in scheduler.preempted.items() if job.state is JobState.RESIDENT}
-        scheduler.preempted.clear()
+        engine = self._engine
+        victims = {job: fate for job, fate in engine.preempted.items() if job.state is JobState.RESIDENT}
+        engine.preempted.clear()
         return StepOutcome(
             now_s=now_s,
-            plan=StepPlan(run=scheduler.ledger.residents),
+            plan=StepPlan(run=engine.ledger.residents),
             preempted=victims,
-            decoded_tokens=scheduler.view.decoded_tokens,
+            decoded_tokens=engine.view.decoded_tokens,
         )
 
-    def _admitted(self, shaped: int) -> list[Job]:
-        """Who became resident: those behind the `shaped` requests, but where some come back by way of the host."""
-        scheduler = self._scheduler
-        if scheduler.swaps is None:
-            return [scheduler.jobs[request.request_id] for request in scheduler.running[shaped:]]
-        admitted, scheduler.swaps.admitted = scheduler.swaps.admitted, []
+    def _admitted(self, num_running: int) -> list[Job]:
+        """The jobs that became resident: those behind the `num_running` that were, or as told where KV is swapped."""
+        engine = self._engine
+        if engine.swaps is None:
+            return [engine.jobs[request.request_id] for request in engine.running[num_running:]]
+        admitted, engine.swaps.admitted = engine.swaps.admitted, []
         return admitted
 
     def _found_tokens(self, job: Job, outcome: StepOutcome) -> int:
         """Leading tokens an admitted job found on the device."""
         if job.state is JobState.SWAPPED:
-            assert self._scheduler.swaps is not None
-            return self._scheduler.swaps.found_tokens.pop(job)
-        computed: int = self._scheduler.requests[job.id].num_computed_tokens
+            assert self._engine.swaps is not None
+            return self._engine.swaps.found_tokens.pop(job)
+        computed: int = self._engine.requests[job.id].num_computed_tokens
         return computed - outcome.tokens[job]
+
+
+_NEWEST_DECODE_SHARE = 0.01
+"""Weight of the newest decode in the running mean of what one with drafts brings."""
+
+
+def follow_sampled(outputs: dict[int, EngineCoreOutputs], engine: StepPort, now_s: float) -> None:
+    """Count the tokens that came back; the requests they ended are gone from the table already."""
+    jobs, resident, drafts = engine.jobs, JobState.RESIDENT, engine.num_spec_tokens
+    for engine_outputs in outputs.values():
+        for output in engine_outputs.outputs:
+            job = jobs.get(output.request_id)
+            if job is None:
+                continue
+            if job.first_token_s is not None and job.state is resident and not drafts:
+                job.num_output_tokens += len(output.new_token_ids)
+            elif output.new_token_ids:
+                _follow_rarer(job, len(output.new_token_ids), engine, now_s)
+
+
+def _follow_rarer(job: Job, num_tokens: int, engine: StepPort, now_s: float) -> None:
+    """A first token, a token of a job preempted meanwhile, or one beside drafts that may be refused."""
+    is_first = engine.ledger.sampled(job, num_tokens, now_s)
+    if not is_first:
+        view = engine.view
+        view.decoded_tokens += (num_tokens - view.decoded_tokens) * _NEWEST_DECODE_SHARE
+    if engine.num_spec_tokens and job.state is JobState.RESIDENT:
+        job.num_computed_tokens = engine.requests[job.id].num_computed_tokens
+    if is_first or job.state is not JobState.RESIDENT:
+        engine.guard.touch(job)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -12,58 +14,59 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
 from headway.core.fill import paused_by
-from headway.core.host_copies import HostCopies
-from headway.core.job import Job, JobState
+from headway.core.job import Job
 from headway.core.ledger import LEFT_AS, Ledger
-from headway.core.plan import Departure, Fate, Reason, StepPlan
+from headway.core.plan import Fate, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.kv.transfers import transfers_of
 from headway.engine.lengths.in_engine import engine_lengths_of
 from headway.engine.settings import EngineSettings
 from headway.engine.step.admission import Admission
-from headway.engine.step.chunk_ends import end_between_items
+from headway.engine.step.arrivals import Arrivals, WindowQueue
+from headway.engine.step.compare import check_step
+from headway.engine.step.context import FilledStep, StepContext
 from headway.engine.step.counters import Counters
+from headway.engine.step.endings import ENDED_AS, FinalOutputs, stopped_among
 from headway.engine.step.explainer import NOT_FOLLOWED
-from headway.engine.step.farewells import Farewells
-from headway.engine.step.following import Following
-from headway.engine.step.guard import GuardedPolicy
-from headway.engine.step.intake import ArrivalClock, take_in
-from headway.engine.step.outcomes import FilledStep, Outcomes
-from headway.engine.step.queue import WindowQueue
-from headway.engine.step.rescue import Rescue
-from headway.engine.step.sampled import follow_sampled
-from headway.engine.step.steady_plan import SteadyPlan
-from headway.engine.step.step_check import check_step
+from headway.engine.step.guard import GuardedPolicy, SteadyPlan
+from headway.engine.step.outcomes import Outcomes, follow_sampled
+from headway.engine.step.shaping import Shaping
+from headway.engine.step.stall_recovery import Remedy, StallRecovery
+from headway.engine.step.step_listeners import StepListeners
 from headway.engine.step.step_model import lesson, step_time_model
-from headway.engine.step.stop_strings import stopped_among
-from headway.engine.step.streamed_input import StreamedInput
-from headway.engine.step.watchdog import Remedy
 from headway.engine.vllm.seams import METRICS, SWAPS, works
 from headway.policies.presets import build_policy
 from headway.predict.steps.learned import LearnedCost, StepClock
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.lora.request import LoRARequest
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
 
     from headway.engine.kv.scheduler_side import KvSwaps
-    from headway.engine.lengths.in_engine import EngineLengths
 
 
 STATS_INTERVAL_S = 0.5
 """How often the totals' growth is sent to the process that serves metrics; the last one always is."""
 
-_ENDED_AS = {
-    RequestStatus.FINISHED_STOPPED: Outcome.FINISHED,
-    RequestStatus.FINISHED_LENGTH_CAPPED: Outcome.FINISHED,
-    RequestStatus.FINISHED_REPETITION: Outcome.FINISHED,
-    RequestStatus.FINISHED_IGNORED: Outcome.FAILED,
-    RequestStatus.FINISHED_ERROR: Outcome.FAILED,
-    RequestStatus.FINISHED_ABORTED: Outcome.CANCELLED,
-}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def after_last_step(
+    entry: Callable[Concatenate[PolicyScheduler, P], R],
+) -> Callable[Concatenate[PolicyScheduler, P], R]:
+    """An entry point that looks at jobs or changes them: the step that was filled last is followed first, once."""
+
+    @wraps(entry)
+    def entered(self: PolicyScheduler, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._filled is not None:
+            self._follow(self._filled)
+        return entry(self, *args, **kwargs)
+
+    return entered
 
 
 class PolicyScheduler(Scheduler):  # type: ignore[misc]
@@ -96,33 +99,35 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.guard = GuardedPolicy(policy, self.ledger, self.counters, steady, priority_first=priority_first)
         self.waiting = WindowQueue()
         self.kv_holding_waiting = WindowQueue()
-        self.admission = Admission(self)
         self.jobs: dict[str, Job] = {}
-        self._default_slo = settings.default_slo()
-        self._arrivals = ArrivalClock()
-        self.lengths = engine_lengths_of(self)
-        self.outcomes = Outcomes(self)
-        self.following = Following(self)
-        steps, explainer = self.cost.steps, self.following.explainer
-        self.step_clock = StepClock(steps if explainer is None else explainer.judging(steps))
-        self._rescue = Rescue(self)
-        self._caps: dict[str, int] = {}
-        self._hidden_adapters: list[tuple[Request, LoRARequest]] = []
-        self._stats_due_s = 0.0
-        self.seats_planned = 0
-        self.admission_closed = False
-        self.defers_prefills = False
         self.preempted: dict[Job, Fate] = {}
-        self._planned_fate: Fate | None = None
+        self.step = StepContext()
         self._filled: FilledStep | None = None
-        self.shaped_plan = StepPlan()
-        self.not_offloaded: dict[Job, Reason] = {}
-        self._departing: dict[str, Departure] = {}
-        self._stopped: Collection[str] = ()
-        self._farewells = Farewells()
-        self._streamed_input = StreamedInput()
+        self._admission_closed = False
+        self._ended_as: dict[str, Outcome] = {}
+        self._stats_due_s = 0.0
+        self.admission = Admission(self)
+        self.view = self._empty_view(settings, kv_blocks)
+        self.lengths = engine_lengths_of(self)
+        self.listeners = StepListeners(self, self.admission)
+        explainer, steps = self.listeners.explainer, self.cost.steps
+        self.step_clock = StepClock(steps if explainer is None else explainer.judging(steps))
+        self.outcomes = Outcomes(self)
+        self._arrivals = Arrivals(settings.default_slo())
+        self._shaping = Shaping(self, self.admission)
+        self._stalls = StallRecovery(self, self.admission, self.step_clock)
+        self._final_outputs = FinalOutputs()
+        self.swaps = self._swaps()
+        self.transfers = transfers_of(self, self.admission)
+        if self.swaps is not None:
+            self.view.host_total_blocks = self.swaps.copies.host.num_blocks
+            self.view.uncopied_blocks = self.swaps.copies.uncopied_blocks
+            self.view.unsent_blocks = self.swaps.copies.unsent_blocks
+
+    def _empty_view(self, settings: EngineSettings, kv_blocks: int) -> StepView:
+        """What policies see, with the limits that do not change and no job yet."""
         token_budget, active_reqs = self._stock_limits()
-        self.view = StepView(
+        return StepView(
             total_blocks=kv_blocks,
             watermark_blocks=self.kv_cache_manager.watermark_blocks,
             block_size=self.block_size,
@@ -130,25 +135,19 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             max_resident=self.max_num_running_reqs,
             max_tokens=token_budget,
             tokens_a_decode=1 + self.num_spec_tokens,
-            graphed_tokens=steps.graphed_tokens,
+            graphed_tokens=self.cost.steps.graphed_tokens,
             admissible=self.admission.admissible,
             ready=self.admission.ready,
             missing_blocks=self.admission.missing_blocks,
         )
-        self.swaps = self._swaps()
-        self.transfers = transfers_of(self)
-        if self.swaps is not None:
-            self.view.host_total_blocks = self.swaps.copies.host.num_blocks
-            self.view.uncopied_blocks = self.swaps.copies.uncopied_blocks
-            self.view.unsent_blocks = self.swaps.copies.unsent_blocks
 
     def _swaps(self) -> KvSwaps | None:
         """What swaps KV, where there is a connector and vLLM has all that this takes."""
         if self.connector is None or not works(SWAPS):
             return None
-        from headway.engine.kv.scheduler_side import swaps_of  # its module needs what vLLM may not have
+        from headway.engine.kv.connector import swaps_of  # its module needs what vLLM may not have
 
-        return swaps_of(self, serial=self.guard.policy.serial_copies)
+        return swaps_of(self, self.admission, self.listeners, serial=self.guard.policy.serial_copies)
 
     def _one_token_at_a_time(self) -> bool:
         """Whether a step begins when the one before is over, and brings no drafts."""
@@ -166,62 +165,59 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     # ---- one step ----------------------------------------------------------------------------------
 
+    @after_last_step
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Plan, shape, let vLLM fill. Returns vLLM's own output.
 
-        A plan made again needs no shape: all residents decode, in vLLM's own order, and nobody waits.
+        A plan made again needs no shape: all residents decode, in vLLM's own order, and no job waits.
         """
-        self._catch_up()
         started = time.perf_counter()
         now_s = self.clock()
         if self.lengths is not None:
-            self._follow_predictions(self.lengths)
+            self.lengths.tell(self.jobs, self.guard)
         self._settle(now_s)
-        self.defers_prefills = (throttle_prefills or self._between_prefills()) and self._may_defer_prefills()
-        plan = self._plan(self._look(now_s))
+        defers = (throttle_prefills or self._between_prefills()) and self._may_defer_prefills()
+        plan = self._plan(self._look(now_s, defers_prefills=defers))
         repeated = self.guard.repeated and plan.run is self.ledger.residents
         if not repeated:
             self._depart(plan)
-            self._shape(plan)
-        if self.defers_prefills and not throttle_prefills:
-            self._release_prefills()
-        shaped = len(self.running)
+            self._admission_closed = False
+            self.step = self._shaping.shape(plan, defers_prefills=defers, may_release=not throttle_prefills)
         delegated = time.perf_counter()
         try:
             output = super().schedule(throttle_prefills)
         finally:
             if not repeated:
-                self._unshape()
+                self._shaping.undo()
+                self.max_num_scheduled_tokens, self.max_num_active_reqs = self._stock_limits()
         self.counters.vllm_schedule_s += time.perf_counter() - delegated
         if self.transfers is not None:
             self.transfers.filled()
-        self._filled = FilledStep(plan, output, shaped, now_s, self.clock(), repeated=repeated)
+        self._filled = FilledStep(self.step, output, now_s, self.clock(), self._admission_closed, repeated)
         self.counters.scheduler_s += time.perf_counter() - started
         return output
 
+    @after_last_step
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
-        """Follow the step: vLLM asks for this when the workers have begun it, so it keeps nobody waiting."""
-        self._catch_up()
+        """Follow the step: vLLM asks for this when the workers have begun it, so it holds up no request."""
         return super().get_grammar_bitmask(scheduler_output)
 
-    def _catch_up(self) -> None:
-        """Follow the step that was filled last, once: before all that looks at jobs or changes them."""
-        filled, self._filled = self._filled, None
-        if filled is None:
-            return
+    def _follow(self, filled: FilledStep) -> None:
+        """Read what a filled step came to, tell its listeners, and learn of it."""
+        self._filled = None
         started = time.perf_counter()
-        outcome = self.outcomes.of(filled)
-        self.following.stepped(outcome)
+        outcome, alike = self.outcomes.of(filled), self.outcomes.alike
+        self.listeners.stepped(outcome, filled, alike=alike)
         if self.settings.check:
             check_step(outcome, self)
-        self._rescue.follow(outcome)
+        self._stalls.follow(outcome)
         # A step that waits for copies or loads, or after which vLLM (from 0.33 on) makes no drafts, is unlike others.
         unlike = (
             filled.output.has_sync_kv_loads
             or (self.swaps is not None and self.swaps.step_waits)
             or getattr(filled.output, "skip_drafts", False)
         )
-        learned = None if unlike else lesson(outcome, self.step_clock, alike=self.outcomes.alike)
+        learned = None if unlike else lesson(outcome, self.step_clock, alike=alike)
         self.step_clock.dispatched(learned, filled.dispatched_s)
         self.step_clock.learn()
         self.counters.follow_s += time.perf_counter() - started
@@ -230,13 +226,13 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """Follow preemptions vLLM made between steps (a prefix cache reset, for one)."""
         if self.preempted:
             self.view.residents = self.ledger.residents
-            self.following.moved(self.outcomes.between_steps(now_s))
+            self.listeners.moved(self.outcomes.between_steps(now_s))
 
-    def _look(self, now_s: float) -> StepView:
+    def _look(self, now_s: float, *, defers_prefills: bool) -> StepView:
         """What there is for the policy to see before this step."""
         view = self.view
         view.now_s = now_s
-        view.defers_prompts = self.defers_prefills
+        view.defers_prompts = defers_prefills
         view.residents = self.ledger.residents
         view.waiting = self.ledger.waiting.values()
         if self.scheduler_config.async_scheduling:
@@ -254,23 +250,17 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         return view
 
     def _plan(self, view: StepView) -> StepPlan:
-        """What the policy wants of this step, within what the engine can do at all.
-
-        A job whose KV a connector has loaded comes before others that wait, under every policy, as in vLLM: it holds
-        blocks, the policy chose it when its load began, and others may wait for those blocks.
-        """
+        """What the policy wants of this step, within what the engine can do at all."""
         if self.lora_config is not None:
             self.admission.look_at_adapters(self.outcomes.tokens)
         plan = self.guard.plan(view)
-        if self._rescue.remedy is Remedy.RECOMPUTE_PAUSED:
+        if self._stalls.remedy is Remedy.RECOMPUTE_PAUSED:
             paused = paused_by(plan, self.ledger.residents)
             plan.preempt = {**plan.preempt, **dict.fromkeys(paused, Fate.RECOMPUTE)}
         if self.lora_config is not None:
             plan.run = self.admission.within_adapters(plan.run)
         if self.transfers is not None and not plan.preempt:
-            loaded = [job for job in self.transfers.loaded() if job not in plan.leave]
-            if loaded:
-                plan.admit = self._loaded_first(loaded, plan)
+            self.transfers.admit_loaded(plan)
         return plan
 
     def _between_prefills(self) -> bool:
@@ -281,198 +271,59 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         interval: int = getattr(self, "local_prefill_interval", 1)
         return interval > 1 and self.num_executed_steps + 1 - self.last_prefill_step < interval
 
-    def _loaded_first(self, loaded: list[Job], plan: StepPlan) -> list[Job]:
-        """The jobs that a plan admits, behind those whose KV a connector has loaded.
-
-        One of these that does not fit yet ends admission, as in vLLM. A plan that pauses residents counts on the jobs
-        that it admits, so then such a one is left out.
-        """
-        others = [job for job in plan.admit if job not in loaded]
-        if len(plan.run) < len(self.ledger.residents):
-            loaded = [job for job in loaded if self.admission.misfit(self.requests[job.id]) is None]
-        return [*loaded, *others]
-
-    def _follow_predictions(self, lengths: EngineLengths) -> None:
-        """Let policies know of the lengths that were predicted beside the last steps."""
-        for request_id, estimate in lengths.made():
-            job = self.jobs.get(request_id)
-            if job is not None:
-                job.predicted_length = estimate
-                self.guard.touch(job)
-
     def _may_defer_prefills(self) -> bool:
         """Whether vLLM defers prompts in a step for which that is asked: it has decodes and no backlog."""
         return not self.prefill_capacity_bound and any(
             not request.is_prefill_chunk for request in self.running
         )
 
-    def _release_prefills(self) -> None:
-        """Let this step compute prompts if the plan pauses all decodes.
-
-        An empty step would not count towards the interval: prompts would be deferred for ever.
-        """
-        caps = self._caps
-        decodes = (request for request in self.running if not request.is_prefill_chunk)
-        if all(caps.get(request.request_id) == 0 for request in decodes):
-            self.prefill_capacity_bound = True  # then vLLM defers none; it sets it anew after filling
-            self.defers_prefills = False
-
     def _depart(self, plan: StepPlan) -> None:
         """End the requests that leave; their clients hear of it with the next output."""
         for job, departure in plan.leave.items():
-            self.dismiss(job.id, RequestStatus.FINISHED_ABORTED, f"headway:{departure}", departure)
-
-    def dismiss(
-        self, request_id: str, status: RequestStatus, reason: str, departure: Departure | None = None
-    ) -> None:
-        """End one request here and now, and queue its last output."""
-        if departure is not None:
-            self._departing[request_id] = departure
             self.counters.departures[departure] += 1
+            self._ended_as[job.id] = LEFT_AS[departure]
+            self.dismiss(job.id, RequestStatus.FINISHED_ABORTED, f"headway:{departure}")
+
+    def dismiss(self, request_id: str, status: RequestStatus, reason: str) -> None:
+        """End one request here and now, and queue its last output."""
         for request in super().finish_requests(request_id, status):
-            self._farewells.add(request, reason, failed=status is RequestStatus.FINISHED_ERROR)
+            self._final_outputs.add(request, reason, failed=status is RequestStatus.FINISHED_ERROR)
 
-    # ---- shaping -----------------------------------------------------------------------------------
-
-    def _shape(self, plan: StepPlan) -> None:
-        """Put vLLM's queues, caps and budget so that its own loops carry out the plan."""
-        paused = paused_by(plan, self.ledger.residents)
-        self._caps = {job.id: cap for job, cap in plan.chunk_cap.items()}
-        self._caps.update((job.id, 0) for job in paused)
-        self.counters.pauses += len(paused)
-        if self._caps:
-            # On the instance, for this step alone: vLLM calls it for every grant, and most steps cap nobody.
-            self._reserve_prefill_lookahead = self._capped
-        self.shaped_plan = plan
-        kept = len(plan.run) + len(paused)
-        self.admission_closed = False
-        resumable = self._line_up(plan, paused)
-        self._preempt_planned(plan)
-        self._offload(plan)
-        if self.lora_config is not None:
-            self._hide_adapters(paused)
-        holding, waiting = self.admission.windows(plan)
-        self.kv_holding_waiting.show([*resumable, *holding])
-        self.waiting.show(waiting)
-        self.seats_planned = max(0, min(self.view.max_run - len(plan.run), self.view.max_resident - kept))
-        self.max_num_active_reqs = len(self.running) + len(resumable) + self.seats_planned
-        self.max_num_scheduled_tokens = plan.token_budget
-
-    def _line_up(self, plan: StepPlan, paused: list[Job]) -> list[Request]:
-        """Put vLLM's running requests in the plan's order; returns those of `run` that have come back since.
-
-        These vLLM keeps among the waiting, and resumes after the running ones.
-        """
-        requests = self.requests
-        if self.swaps is None:
-            if plan.run is not self.ledger.residents:
-                self.running = [requests[job.id] for job in (*plan.run, *paused)]
-            return []
-        returned, restoring = self.swaps.copies.returned, self.swaps.copies.restoring
-        self.running = [requests[job.id] for job in (*plan.run, *paused) if job not in returned]
-        return [requests[job.id] for job in plan.run if job in returned and job not in restoring]
-
-    def _hide_adapters(self, paused: Iterable[Job]) -> None:
-        """Let paused requests take no LoRA slot: vLLM 0.33 counts the adapters of all its running requests."""
-        for request in (self.requests[job.id] for job in paused if job.lora_id):
-            self._hidden_adapters.append((request, request.lora_request))
-            request.lora_request = None
-
-    def _preempt_planned(self, plan: StepPlan) -> None:
-        for job, fate in plan.preempt.items():
-            self.counters.planned_preemptions += 1
-            self._preempt(self.requests[job.id], fate)
-
-    def _offload(self, plan: StepPlan) -> None:
-        """Start the copies of paused requests that the plan wants on the host; why not, where that cannot be."""
-        self.not_offloaded = {}
-        for job in plan.offload:
-            refused = Reason.HOST_BLOCKS if self.swaps is None else self._copy_ahead(self.swaps.copies, job)
-            if refused is not None:
-                self.not_offloaded[job] = refused
-
-    def _copy_ahead(self, copies: HostCopies, job: Job) -> Reason | None:
-        """Start a paused request's copy; why not, where that cannot be. One that the host has needs none."""
-        before = len(copies.started)
-        refused = copies.offload(job)
-        self.counters.offloads += len(copies.started) - before
-        return refused
+    # ---- while vLLM fills the step -----------------------------------------------------------------
 
     @property
     def short_of_blocks(self) -> bool:
         """Whether the step being filled has run out of blocks."""
-        return self.admission_closed or len(self.preempted) > len(self.shaped_plan.preempt)
+        return self._admission_closed or len(self.preempted) > len(self.step.plan.preempt)
 
     def take_seat(self) -> None:
         """A request that was admitted has to wait for its KV: it takes a seat, although vLLM counts none."""
         self.max_num_active_reqs -= 1
 
     def close_admission(self) -> None:
-        """Let vLLM start or resume nobody more in this step, which ran out of blocks that copies will free."""
-        self.admission_closed = True
+        """Let vLLM start or resume no more requests in this step, which ran out of blocks that copies will free."""
+        self._admission_closed = True
         self.max_num_active_reqs = 0
 
-    def _unshape(self) -> None:
-        self.waiting.close()
-        self.kv_holding_waiting.close()
-        if self._caps:
-            self._caps = {}
-            del self._reserve_prefill_lookahead
-        for request, adapter in self._hidden_adapters:
-            request.lora_request = adapter
-        self._hidden_adapters.clear()
-        self.max_num_scheduled_tokens, self.max_num_active_reqs = self._stock_limits()
-
-    def _capped(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """In place of vLLM's last clipping of a grant: 0 pauses a running request, k caps its chunk.
-
-        A grant past the known tokens holds drafts, or vLLM's padding for them: it is whole or nothing.
-        """
-        granted: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
-        cap = self._caps.get(request.request_id, granted)
-        if not 0 < cap < granted:
-            return min(granted, cap)
-        if num_computed_tokens + granted > request.num_tokens:
-            return granted
-        return self._shorter(request, num_computed_tokens, granted, cap) or granted
-
-    def _shorter(self, request: Request, num_computed_tokens: int, granted: int, cap: int) -> int:
-        """A chunk of `cap` tokens, or about as many, that may end where it does; 0 if there is none.
-
-        It may not in what a drafter reads ahead, nor inside an item that vLLM wants computed in one piece.
-        """
-        end = num_computed_tokens + cap
-        if self.scheduler_config.disable_chunked_mm_input:
-            end = end_between_items(request, num_computed_tokens, end)
-        tokens = min(granted, end - num_computed_tokens)
-        shorter: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, tokens)
-        return shorter
-
-    def _preempt(self, request: Request, fate: Fate) -> None:
-        """Preempt one that the plan names; one that has come back and not run is put back."""
-        job = self.jobs[request.request_id]
-        if self.swaps is not None and job in self.swaps.copies.returned:
-            self.preempted[job] = self.swaps.copies.leave(job, fate)
-            self.counters.put_backs += 1
-            self.swaps.requests.put_back(request)
-            self.swaps.copies.advance(job)
-            return
-        self._planned_fate = fate
-        self._preempt_request(request, self.clock(), drop_stale_output=self.requires_kv_delivery)
-
-    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
-        """Settle what becomes of the KV, and note every preemption, planned or vLLM's own.
+    def _preempt_request(
+        self,
+        request: Request,
+        timestamp: float,
+        drop_stale_output: bool = False,
+        *,
+        fate: Fate | None = None,
+    ) -> None:
+        """Settle what becomes of the KV, and note every preemption: planned, with a `fate`, or vLLM's own.
 
         vLLM's own wants blocks at once, so it swaps only where the host has all of a request's KV already.
         """
         job = self.jobs[request.request_id]
-        fate, self._planned_fate = self._planned_fate, None
         if self.swaps is None:
             super()._preempt_request(request, timestamp, drop_stale_output)
             self.preempted[job] = Fate.RECOMPUTE
             return
         copies = self.swaps.copies
-        # Drafts in flight may be refused after the copy: nobody knows yet how much of the KV will count.
+        # Drafts in flight may be refused after the copy, so how much of the KV will count is not known yet.
         uncertain = bool(self.num_spec_tokens and request.num_in_flight_tokens)
         if request.skip_reading_prefix_cache or drop_stale_output or uncertain:  # not loaded again, or void
             fate = Fate.RECOMPUTE
@@ -483,45 +334,41 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         super()._preempt_request(request, timestamp, drop_stale_output)
         copies.advance(job)
 
+    @after_last_step
     def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
         """KV from before a reset is of no use, on the host neither, nor what comes back from there."""
-        self._catch_up()
-        if self.swaps is None:
+        with (
+            nullcontext() if self.swaps is None else self.swaps.given_up(returned_too=reset_running_requests)
+        ):
             reset: bool = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
-            return reset
-        self.swaps.requests.give_up_all(returned_too=reset_running_requests)
-        with self.swaps.device.let_go():
-            reset = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
         return reset
 
     # ---- arrivals, outputs, ends -------------------------------------------------------------------
 
+    @after_last_step
     def add_request(self, request: Request) -> None:
         """Take in a request; one that cannot be served here ends at once with the reason."""
-        self._catch_up()
         if request.request_id in self.jobs:
             super().add_request(request)
             return
         super().add_request(request)
         now_s = self.clock()
-        is_streamed = self._streamed_input.has_part(request)
-        arrival_s = self._arrivals.arrival_s(request, now_s, self.wall_clock())
-        job, refusal = take_in(request, self._default_slo, arrival_s, is_streamed=is_streamed)
+        job, refusal = self._arrivals.job_of(request, now_s, self.wall_clock())
         self.jobs[job.id] = job
-        self.following.arrived(job, now_s)
+        self.listeners.arrived(job, now_s)
         if refusal is not None:
             self.dismiss(job.id, RequestStatus.FINISHED_ERROR, refusal)
         elif self.lengths is not None:
             self.lengths.arrived(request)
 
+    @after_last_step
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Let vLLM process a step's output, then follow it and say farewell to those who left."""
-        self._catch_up()
+        """Let vLLM process a step's output, then follow it, and add the last outputs of requests that left."""
         now_s = self.clock()
-        if self.following.explainer is not None:
-            self.following.explainer.now_s = now_s
+        if self.listeners.explainer is not None:
+            self.listeners.explainer.now_s = now_s
         self.step_clock.finished(now_s)
         kv_output = model_runner_output.kv_connector_output
         if self.swaps is not None and kv_output is not None and kv_output.invalid_block_ids:
@@ -532,34 +379,23 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         )
         follow_sampled(outputs, self, now_s)
         if self.swaps is not None:
-            self._follow_copies(scheduler_output)
+            self.swaps.ran(scheduler_output.num_scheduled_tokens)
         elif kv_output is not None and kv_output.invalid_block_ids and self.transfers is not None:
             self.transfers.failed()
-        self._farewells.deliver(outputs)
+        self._final_outputs.deliver(outputs)
         return outputs
 
-    def _follow_copies(self, scheduler_output: SchedulerOutput) -> None:
-        """Host copies of requests that have run are of no use; swapped ones no longer in flight are copied."""
-        assert self.swaps is not None
-        copies, jobs = self.swaps.copies, self.jobs
-        if not (copies.awaited or self.ledger.swapped):
-            return
-        for ran in filter(None, map(jobs.get, scheduler_output.num_scheduled_tokens)):
-            copies.ran(ran)
-            if ran.state is JobState.SWAPPED:
-                copies.advance(ran)
-
+    @after_last_step
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
-        """End requests from outside a step: aborts, and answers that end on a stop string (see `stop_strings`)."""
-        self._catch_up()
+        """End requests from outside a step: aborts, and answers that end on a stop string (see `endings`)."""
         if request_ids is not None:
             request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        self._streamed_input.forget(request_ids)
-        self._stopped = stopped_among(request_ids or ())
+        self._arrivals.forget(request_ids)
+        self._ended_as.update(dict.fromkeys(stopped_among(request_ids or ()), Outcome.FINISHED))
         ended: list[Request] = super().finish_requests(request_ids, finished_status)
-        self._stopped = ()
+        self._ended_as.clear()
         return ended
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
@@ -577,16 +413,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         unseen = request.num_output_tokens - job.num_output_tokens
         if unseen:
             self.ledger.sampled(job, unseen, now_s)
-        departure = self._departing.pop(job.id, None)
-        outcome = self._outcome(request, departure)
+        outcome = self._ended_as.pop(job.id, None) or ENDED_AS[request.status]
         if self.lengths is not None:
             self.lengths.ended(job.id, job.num_output_tokens if outcome is Outcome.FINISHED else None)
-        self.following.ended(job, outcome, now_s)
-
-    def _outcome(self, request: Request, departure: Departure | None) -> Outcome:
-        if departure is not None:
-            return LEFT_AS[departure]
-        return Outcome.FINISHED if request.request_id in self._stopped else _ENDED_AS[request.status]
+        self.listeners.ended(job, outcome, now_s)
 
     # ---- the outside -------------------------------------------------------------------------------
 
@@ -601,16 +431,16 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             stats.num_kv_fetch_reqs_by_stage.update({f"headway.{name}": grown[name] for name in grown})
         return stats
 
+    @after_last_step
     def answer(self, question: str, argument: str) -> list[dict[str, Any]] | str:
         """What another process asks, between two steps (see `engine.explainer`)."""
-        self._catch_up()
-        explainer = self.following.explainer
+        explainer = self.listeners.explainer
         return NOT_FOLLOWED if explainer is None else explainer.answer(question, argument)
 
     def shutdown(self) -> None:
         """Close the records, and keep what was learned of lengths, after vLLM has shut down."""
         super().shutdown()
-        self.following.close()
+        self.listeners.close()
         if self.lengths is not None:
             self.lengths.close()
 

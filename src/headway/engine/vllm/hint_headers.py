@@ -6,6 +6,7 @@ writes them there. The endpoint plug-in adds it to vLLM's app, below the check o
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
@@ -18,8 +19,29 @@ from headway.core.hints import (
     hints_of_request,
     target_hints,
 )
-from headway.engine.vllm.asgi import App, Receive, Scope, Send, send_error
 from headway.errors import HintError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_TYPES = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
+
+
+async def send_error(send: Send, status: int, message: str, param: str | None = None) -> None:
+    """Answer with an error of the shape that OpenAI's and Anthropic's clients read, in vLLM's words."""
+    error = {"message": message, "type": _TYPES[status], "param": param, "code": status}
+    await send_json(send, status, {"type": "error", "error": error})
+
+
+async def send_json(send: Send, status: int, answer: dict[str, Any]) -> None:
+    """Answer with an object."""
+    body = msgspec.json.encode(answer)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
 
 _PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 """Where a body may have `vllm_xargs`; the gateway reads the headers of the same ones."""

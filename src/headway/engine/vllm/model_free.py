@@ -19,8 +19,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from headway.engine.kv.copies import CopyOrders, CopyReport
 from headway.engine.kv.host import HostKv
-from headway.engine.kv.orders import CopyOrders, CopyReport
 from headway.engine.vllm.start import scheduler_class
 
 BLOCK_SIZE = 32

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any
 
 from headway.core.hints import read_hints
 from headway.engine.kv.host import CONNECTOR
-from headway.engine.vllm.cpu_tiles import ask_for_tiles
 from headway.engine.vllm.seams import (
     CPU_ASYNC,
     CPU_CORES,
@@ -142,3 +142,56 @@ def keeps_async(settle: Callable[[Any, Any], None]) -> Callable[[Any, Any], None
         vllm_config.scheduler_config.async_scheduling = True
 
     return check_and_update_config
+
+
+def overlooks_connector(settle: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Let an engine with Headway's KV connector compute on the cores that it would have without one.
+
+    vLLM's CPU backend sets one core aside for the scheduler, and another one where there is any KV connector, for
+    Nixl's busy thread; where that leaves none it sets none aside. Headway's connector has no busy thread. With host
+    memory an engine would else compute on fewer cores, or on two cores on both instead of one.
+    """
+
+    def init(self: Any, config: Any) -> None:
+        transfer = config.kv_transfer_config
+        ours = transfer is not None and transfer.kv_connector == CONNECTOR
+        config.kv_transfer_config = None if ours else transfer
+        try:
+            settle(self, config)
+        finally:
+            config.kv_transfer_config = transfer
+
+    return init
+
+
+def ask_for_tiles() -> None:
+    """Ask the kernel for AMX tiles where the processor has them: without, the first use of one ends the process.
+
+    vLLM's CPU attention uses them in bfloat16 and leaves the asking to oneDNN, which does it for larger products only:
+    a server whose first prompt had four tokens died of an illegal instruction. Threads and forks inherit the answer.
+    """
+    import torch
+
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
+
+
+RECHECK_MS = 1
+"""Word of a message can get lost; then it is found by looking again."""
+
+
+def waits_asleep(wait: Callable[..., None]) -> Callable[..., None]:
+    """Let the scheduler's process and the workers sleep until they have word of a message, where vLLM has them spin.
+
+    For a second after each message vLLM has them look for the next over and over, and yield in between. On a CPU
+    workers compute on all cores but one, so the scheduler spins on the core that the HTTP server needs. Yielding is no
+    remedy: under Linux 6.18 that server, and clients on the machine, had no time for up to two seconds.
+    """
+
+    def wait_asleep(self: Any, timeout_ms: int | None = None) -> None:
+        spin_s, self.busy_loop_s = self.busy_loop_s, 0.0
+        messages_come = monotonic() <= self.last_read + spin_s
+        wait(self, RECHECK_MS if messages_come else timeout_ms)
+        self.busy_loop_s = spin_s
+
+    return wait_asleep

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from headway.engine.vllm.asgi import Receive, Scope, Send, send_error, send_json
-from headway.engine.vllm.hint_headers import HintHeaders
+from headway.engine.vllm.hint_headers import HintHeaders, Receive, Scope, Send, send_error, send_json
 
 PLUGINS = "VLLM_PLUGINS"
 ENDPOINTS = "vllm.endpoint_plugins"

@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from types import ModuleType
@@ -112,289 +112,199 @@ CPU_ASYNC = Feature(
     on_cpu=True,
 )
 
-_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
-_REQUEST = "vllm.v1.request:Request"
-_ENTRY = "headway.engine.lengths.entry"
-_STOPS = "headway.engine.step.stop_strings"
-_CORE = "vllm.v1.engine.core"
-_CLIENT = "vllm.v1.engine.core_client"
-_OUTPUTS = "vllm.v1.engine.output_processor"
-_CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1.base"
-_SPIN = "vllm.distributed.device_communicators.shm_broadcast:SpinCondition"
-_SHAPED = (
-    "connector kv_holding_waiting max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens requests "
-    "requires_kv_delivery running waiting"
-)
-_READ = (
-    "kv_cache_config kv_cache_manager lora_config max_model_len need_mamba_block_aligned_split needs_kv_cache_zeroing "
-    "num_sampled_tokens_per_step num_spec_tokens prefill_capacity_bound scheduler_config scheduler_reserve_full_isl"
-)
-_CADENCE = "last_prefill_step local_prefill_interval num_executed_steps"
-_OF_CONNECTORS = "_spec_decode_step_blocks deferred_frees num_lookahead_tokens"
-_OF_A_REQUEST = (
-    "arrival_time block_hashes client_index drop_stale_output has_encoder_inputs is_prefill_chunk lora_request "
-    "max_tokens mm_features num_computed_tokens num_in_flight_tokens num_output_placeholders num_output_tokens "
-    "num_preemptions num_prompt_tokens num_stale_output_tokens num_tokens num_tokens_with_spec resumable "
-    "skip_reading_prefix_cache status structured_output_request take_events trace_headers"
-)
+_CLASSES = {
+    "vllm.v1.core.sched.scheduler": "Scheduler",
+    "vllm.v1.request": "Request RequestStatus",
+    "vllm.v1.core.sched.output": "SchedulerOutput",
+    "vllm.v1.core.sched.async_scheduler": "AsyncScheduler",
+    "vllm.v1.core.sched.interface": "PauseState",
+    "vllm.v1.core.sched.request_queue": "RequestQueue",
+    "vllm.v1.core.kv_cache_manager": "KVCacheManager",
+    "vllm.v1.core.block_pool": "BlockPool",
+    "vllm.v1.kv_cache_interface": "FullAttentionSpec",
+    "vllm.v1.engine": "EngineCoreOutput",
+    "vllm.distributed.kv_transfer.kv_connector.v1.base": "KVConnectorBase_V1 SupportsHMA",
+    "vllm.v1.worker.kv_connector_model_runner_mixin": "KVConnectorModelRunnerMixin",
+    "vllm.v1.metrics.stats": "KV_FETCH_IN_PROGRESS KV_FETCH_COMPLETED_WAITING SchedulerStats",
+    "vllm.v1.simple_kv_offload.cuda_mem_ops": "pin_tensor",
+    "vllm.engine.arg_utils": "EngineArgs",
+    "vllm.sampling_params": "SamplingParams",
+    "vllm.exceptions": "VLLMValidationError",
+    "vllm.v1.serial_utils": "MsgpackDecoder",
+    "vllm.v1.engine.async_llm": "AsyncLLM",
+    "vllm.v1.engine.output_processor": "RequestState OutputProcessor",
+    "vllm.v1.engine.core_client": "AsyncMPClient SyncMPClient InprocClient",
+    "vllm.v1.engine.core": "EngineCore EngineCoreProc",
+    "vllm.distributed.device_communicators.shm_broadcast": "SpinCondition",
+    "vllm.utils.ompmultiprocessing": "OMPProcessManager",
+    "torch.cpu": "_is_amx_tile_supported _init_amx",
+    "vllm.platforms.cpu": "CpuPlatform",
+}
+"""Modules of vLLM, and the names in them by which the table begins its rows."""
+_MODULES = {name: module for module, names in _CLASSES.items() for name in names.split()}
+_MAKERS = {
+    "endings": "headway.engine.step.endings",
+    "front_end": "headway.engine.lengths.front_end",
+    "plugin": "headway.engine.vllm.plugin",
+    "questions": "headway.engine.vllm.questions",
+}
+_NAMES = {
+    (SCHEDULING, "Scheduler", "is read and set"): """
+        connector kv_holding_waiting max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens requests
+        requires_kv_delivery running waiting
+    """,
+    (SCHEDULING, "Scheduler", "is read"): """
+        kv_cache_config kv_cache_manager lora_config max_model_len need_mamba_block_aligned_split
+        needs_kv_cache_zeroing num_sampled_tokens_per_step num_spec_tokens prefill_capacity_bound
+        scheduler_config scheduler_reserve_full_isl last_prefill_step? local_prefill_interval?
+        num_executed_steps?
+    """,
+    (SCHEDULING, "Request", "is read"): """
+        arrival_time block_hashes client_index drop_stale_output has_encoder_inputs is_prefill_chunk
+        lora_request max_tokens mm_features num_computed_tokens num_in_flight_tokens num_output_placeholders
+        num_output_tokens num_preemptions num_prompt_tokens num_stale_output_tokens num_tokens
+        num_tokens_with_spec resumable skip_reading_prefix_cache status structured_output_request take_events
+        trace_headers
+    """,
+    (CONNECTORS, "Scheduler", "is read"): """
+        _spec_decode_step_blocks deferred_frees num_lookahead_tokens
+    """,
+}
+"""Attributes of two classes: feature, class, what is done with them; the names. They only have to exist."""
 
-PATCHES = (
-    # ---- the scheduler -----------------------------------------------------------------------------
-    Patch(
-        f"{_SCHEDULER}.schedule",
-        "a plan before, its outcome after",
-        SCHEDULING,
-        "da4f2cf2fc39c39e fa34c8a13c0a8936",
-    ),
-    Patch(
-        f"{_SCHEDULER}.update_from_output", "follows tokens", SCHEDULING, "85b29db96051135c 8067d98a98b620cb"
-    ),
-    Patch(f"{_SCHEDULER}.get_grammar_bitmask", "follows the step", SCHEDULING, "a7b91198fb0c42d8"),
-    Patch(f"{_SCHEDULER}.add_request", "a job for each request", SCHEDULING, "fa2b51cd04a90977"),
-    Patch(f"{_SCHEDULER}.finish_requests", "follows aborts", SCHEDULING, "b7a4ef7b8aa588bf 3649baeb4794f17f"),
-    Patch(f"{_SCHEDULER}._free_request", "ends the job", SCHEDULING, "1b386dca84e6bb73 a2e0937699dc54a6"),
-    Patch(
-        f"{_SCHEDULER}._preempt_request",
-        "settles what becomes of the KV",
-        SCHEDULING,
-        "4113f5de8a84ec25 8d67cc4e85688724",
-    ),
-    Patch(f"{_SCHEDULER}._reserve_prefill_lookahead", "caps grants", SCHEDULING, "c214e49d7610a63a"),
-    Patch(f"{_SCHEDULER}._enqueue_waiting_request", "finds our queues", SCHEDULING, "0afc41b2499cdb13"),
-    Patch(
-        f"{_SCHEDULER}._handle_blocked_waiting_request",
-        "is foretold",
-        SCHEDULING,
-        "de0c8c7f0b7daa51 c243cbb7e73e5803",
-    ),
-    Patch(f"{_SCHEDULER}.reset_prefix_cache", "voids host copies", SCHEDULING, "8e03dcc540a25a8f"),
-    Patch(f"{_SCHEDULER}._pause_state", "is read", SCHEDULING, "8ac62bf3730d8574"),
-    Patch(f"{_SCHEDULER}._inflight_prefills", "is read", SCHEDULING, "8383b8005283a9de"),
-    *(Patch(f"{_SCHEDULER}.{name}", "is read and set", SCHEDULING) for name in _SHAPED.split()),
-    *(Patch(f"{_SCHEDULER}.{name}", "is read", SCHEDULING) for name in _READ.split()),
-    *(Patch(f"{_REQUEST}.{name}", "is read", SCHEDULING) for name in _OF_A_REQUEST.split()),
-    *(Patch(f"{_SCHEDULER}.{name}", "is read", SCHEDULING, not_everywhere=True) for name in _CADENCE.split()),
-    Patch(
-        "vllm.v1.core.sched.output:SchedulerOutput.skip_drafts", "is read", SCHEDULING, not_everywhere=True
-    ),
-    Patch("vllm.v1.core.sched.async_scheduler:AsyncScheduler", "is the base where steps overlap", SCHEDULING),
-    Patch("vllm.v1.core.sched.interface:PauseState", "is read", SCHEDULING),
-    Patch(
-        "vllm.v1.core.sched.request_queue:RequestQueue",
-        "shows what a plan admits",
-        SCHEDULING,
-        "953b423ab7cddf09",
-    ),
-    Patch(
-        "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks",
-        "is asked",
-        SCHEDULING,
-        "77f434d88d573bfe ae0e67c0720ab760",
-    ),
-    Patch(
-        "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots",
-        "is foretold",
-        SCHEDULING,
-        "8c60d937fd9eb0c8",
-    ),
-    Patch(
-        "vllm.v1.core.block_pool:BlockPool.get_cached_block",
-        "is asked of the waiting",
-        SCHEDULING,
-        "900b7434e95c66f6",
-    ),
-    Patch("vllm.v1.core.block_pool:BlockPool.get_num_free_blocks", "is asked", SCHEDULING),
-    Patch("vllm.v1.kv_cache_interface:FullAttentionSpec", "is recognised", SCHEDULING),
-    Patch("vllm.v1.core.sched.output:SchedulerOutput.has_sync_kv_loads", "is read", SCHEDULING),
-    Patch("vllm.v1.request:RequestStatus", "is read and set", SCHEDULING),
-    Patch("vllm.v1.engine:EngineCoreOutput", "tells of requests that a policy ended", SCHEDULING),
-    # ---- KV on the host ----------------------------------------------------------------------------
-    Patch(
-        f"{_CONNECTORS}:KVConnectorBase_V1", "is the base of ours", SWAPS, "f20b71a92ddd0230 e276d41a1a6fe44a"
-    ),
-    Patch(f"{_CONNECTORS}:SupportsHMA", "is the base of ours", SWAPS),
-    Patch(
-        "vllm.v1.worker.kv_connector_model_runner_mixin:KVConnectorModelRunnerMixin._get_kv_connector_output",
-        "starts copies and reports them",
-        SWAPS,
-        "d31c3c5204c3e90f",
-    ),
-    Patch(f"{_SCHEDULER}._set_kv_fetch_stage", "is told of copies", SWAPS, "9c8e14a611115d2d"),
-    Patch(f"{_SCHEDULER}._inflight_prefill_reserved_blocks", "is asked", SWAPS, "6b1f1791b7f5f1a7"),
-    Patch(f"{_SCHEDULER}._spec_decode_step_blocks", "is read", SWAPS),
-    Patch(f"{_SCHEDULER}._update_waiting_for_remote_kv", "resumes", SWAPS, "4f22b55198241f0d"),
-    Patch(f"{_SCHEDULER}._update_from_kv_xfer_finished", "is passed by", SWAPS, "98d49f74d3997d2b"),
-    Patch(f"{_SCHEDULER}._handle_invalid_blocks", "is passed by", SWAPS, "565f7144dcc77627"),
-    Patch(f"{_SCHEDULER}.finished_recving_kv_req_ids", "is told of copies", SWAPS, "36e46128ff55d4dd"),
-    Patch(f"{_SCHEDULER}.deferred_waiting", "forgets requests put back", SWAPS, "a3526cfddf147801"),
-    Patch("vllm.v1.metrics.stats:KV_FETCH_IN_PROGRESS", "names a stage", SWAPS),
-    Patch("vllm.v1.metrics.stats:KV_FETCH_COMPLETED_WAITING", "names a stage", SWAPS),
-    Patch(
-        "vllm.v1.core.block_pool:BlockPool.touch",
-        "holds blocks that copies use",
-        SWAPS,
-        "08fcc52c2ec9e624 630a6f7d973444df",
-    ),
-    Patch(
-        "vllm.v1.core.block_pool:BlockPool.free_blocks",
-        "lets them go",
-        SWAPS,
-        "f12f94bc787cc15e 87ff3df95dae11de",
-    ),
-    Patch("vllm.v1.core.kv_cache_manager:KVCacheManager.evict_blocks", "drops void KV", SWAPS),
-    Patch("vllm.v1.simple_kv_offload.cuda_mem_ops:pin_tensor", "pins host memory", SWAPS, "195be6fd12fd873a"),
-    # ---- KV that another's connector moves ---------------------------------------------------------
-    *(Patch(f"{_SCHEDULER}.{name}", "is read", CONNECTORS) for name in _OF_CONNECTORS.split()),
-    Patch(f"{_SCHEDULER}._inflight_prefill_reserved_blocks", "is asked", CONNECTORS, "6b1f1791b7f5f1a7"),
-    Patch(f"{_SCHEDULER}._request_blocks_can_be_freed", "is foretold", CONNECTORS, "d3dd6fc13e67f3f1"),
-    Patch(f"{_SCHEDULER}._holds_kv_blocks", "is foretold", CONNECTORS, "4fb86dcf349be3cf"),
-    Patch(f"{_SCHEDULER}._update_waiting_for_remote_kv", "is followed", CONNECTORS, "4f22b55198241f0d"),
-    Patch(
-        f"{_SCHEDULER}._update_requests_with_invalid_blocks", "is followed", CONNECTORS, "fabb42baf27e4c74"
-    ),
-    Patch(f"{_CONNECTORS}:KVConnectorBase_V1", "is listened to", CONNECTORS),
-    Patch(f"{_CONNECTORS}:KVConnectorBase_V1.has_pending_block_frees", "is asked", CONNECTORS),
-    # ---- the front end -----------------------------------------------------------------------------
-    Patch(
-        "vllm.engine.arg_utils:EngineArgs.create_engine_config",
-        "notices Headway's scheduler",
-        NOTICING,
-        by="headway.engine.vllm.plugin:notices_scheduler",
-    ),
-    Patch(
-        "vllm.sampling_params:SamplingParams._verify_extra_args",
-        "refuses bad hints",
-        HINTS,
-        "97380ef36ddc285f",
-        "headway.engine.vllm.plugin:checks_hints",
-    ),
-    Patch("vllm.exceptions:VLLMValidationError", "answers with status 400", HINTS),
-    Patch(
-        "vllm.v1.serial_utils:MsgpackDecoder.decode",
-        "leaves hints to the scheduler",
-        HINTS,
-        by="headway.engine.vllm.plugin:leaves_hints",
-    ),
-    Patch(
-        "vllm.v1.engine.async_llm:AsyncLLM.__init__",
-        "opens the predictor",
-        LENGTHS,
-        "337e63555ec24df9",
-        f"{_ENTRY}:opens_predictor",
-    ),
-    Patch(
-        "vllm.v1.engine.async_llm:AsyncLLM.shutdown",
-        "closes the predictor",
-        LENGTHS,
-        "bdbf42b739a6731d",
-        f"{_ENTRY}:closes_predictor",
-    ),
-    Patch(
-        "vllm.v1.engine.async_llm:AsyncLLM.add_request",
-        "predicts a request's length",
-        LENGTHS,
-        "ec36c4501b3260fe",
-        f"{_ENTRY}:predicts_lengths",
-    ),
-    Patch(
-        f"{_OUTPUTS}:RequestState.from_new_request",
-        "keeps what was predicted",
-        LENGTHS,
-        "eaf12c8b6422112b",
-        f"{_ENTRY}:keeps_arrival",
-    ),
-    Patch(
-        f"{_OUTPUTS}:OutputProcessor._update_stats_from_finished",
-        "teaches the predictor",
-        LENGTHS,
-        "611dcabf0c11b4b9",
-        f"{_ENTRY}:teaches_predictor",
-    ),
-    Patch(
-        f"{_OUTPUTS}:RequestState._new_completion_output",
-        "lets an empty end count as news",
-        ENDINGS,
-        "dec8c8112ea29602",
-        "headway.engine.step.stream_endings:shows_endings",
-    ),
-    Patch(
-        f"{_OUTPUTS}:OutputProcessor.process_outputs",
-        "notes answers that ended on a stop string",
-        STOP_STRINGS,
-        "9e116796002e75f2 06811284749d457d",
-        f"{_STOPS}:notes_stopped",
-    ),
-    Patch(
-        f"{_CLIENT}:AsyncMPClient._send_input",
-        "marks aborts",
-        STOP_STRINGS,
-        "026c342109de10c2",
-        f"{_STOPS}:marks_sent",
-    ),
-    Patch(
-        f"{_CLIENT}:SyncMPClient._send_input",
-        "marks aborts",
-        STOP_STRINGS,
-        "d02045b282c67a50",
-        f"{_STOPS}:marks_sent",
-    ),
-    Patch(
-        f"{_CLIENT}:InprocClient.abort_requests",
-        "marks aborts",
-        STOP_STRINGS,
-        "6ed7200bea0d57c8",
-        f"{_STOPS}:marks_handed_over",
-    ),
-    Patch(f"{_CORE}:EngineCore.abort_requests", "passes marks on", STOP_STRINGS, "bd119a43373e4d4d"),
-    Patch(
-        f"{_CORE}:EngineCoreProc._handle_client_request",
-        "passes marks on",
-        STOP_STRINGS,
-        "b2026637e79970b6 3106e8610d8b4d46",
-    ),
-    Patch(
-        f"{_CORE}:EngineCore",
-        "a method that asks the scheduler",
-        EXPLAIN,
-        by="headway.engine.vllm.questions:answers_questions",
-    ),
-    Patch(f"{_CORE}:EngineCoreProc._invoke_utility_method", "calls it", EXPLAIN, "705e4c4068f9d2be"),
-    Patch(f"{_CLIENT}:AsyncMPClient.call_utility_all_async", "calls it", EXPLAIN, "477aad87bf49a96d"),
-    Patch(f"{_SCHEDULER}.make_stats", "carries our totals", METRICS, "8963d2ab6518f994"),
-    Patch(
-        "vllm.v1.metrics.stats:SchedulerStats.num_kv_fetch_reqs_by_stage",
-        "carries them",
-        METRICS,
-        "0f015d4035e5abfd",
-    ),
-    # ---- the CPU backend ---------------------------------------------------------------------------
-    Patch(
-        f"{_SPIN}.wait",
-        "sleeps until word comes",
-        CPU_WAITS,
-        "3c5dd220ba84735e",
-        "headway.engine.vllm.cpu_waits:waits_asleep",
-    ),
-    Patch(f"{_SPIN}.busy_loop_s", "is set for a moment", CPU_WAITS),
-    Patch(f"{_SPIN}.last_read", "is read", CPU_WAITS),
-    Patch(
-        "vllm.utils.ompmultiprocessing:OMPProcessManager.__init__",
-        "overlooks our connector",
-        CPU_CORES,
-        "b162d126220398dc fd6cc7d2221a3aa3",
-        "headway.engine.vllm.cpu_cores:overlooks_connector",
-    ),
-    Patch("torch.cpu:_is_amx_tile_supported", "is asked", CPU_TILES),
-    Patch("torch.cpu:_init_amx", "is called", CPU_TILES),
-    Patch(
-        "vllm.platforms.cpu:CpuPlatform.check_and_update_config",
-        "turns it on again",
-        CPU_ASYNC,
-        "d2960ad5d1836767 c86f1806cdc327a5",
-        "headway.engine.vllm.plugin:keeps_async",
-    ),
-)
-"""In rows with two digests the second is vLLM 0.33.0's. What changed there and matters here is tested in both."""
+_TABLE = {
+    SCHEDULING: """
+    Scheduler.schedule | a plan before, its outcome after | da4f2cf2fc39c39e fa34c8a13c0a8936
+    Scheduler.update_from_output | follows tokens | 85b29db96051135c 8067d98a98b620cb
+    Scheduler.get_grammar_bitmask | follows the step | a7b91198fb0c42d8
+    Scheduler.add_request | a job for each request | fa2b51cd04a90977
+    Scheduler.finish_requests | follows aborts | b7a4ef7b8aa588bf 3649baeb4794f17f
+    Scheduler._free_request | ends the job | 1b386dca84e6bb73 a2e0937699dc54a6
+    Scheduler._preempt_request | settles what becomes of the KV | 4113f5de8a84ec25 8d67cc4e85688724
+    Scheduler._reserve_prefill_lookahead | caps grants | c214e49d7610a63a
+    Scheduler._enqueue_waiting_request | finds our queues | 0afc41b2499cdb13
+    Scheduler._handle_blocked_waiting_request | is foretold | de0c8c7f0b7daa51 c243cbb7e73e5803
+    Scheduler.reset_prefix_cache | voids host copies | 8e03dcc540a25a8f
+    Scheduler._pause_state | is read | 8ac62bf3730d8574
+    Scheduler._inflight_prefills | is read | 8383b8005283a9de
+    SchedulerOutput.skip_drafts? | is read
+    AsyncScheduler | is the base where steps overlap
+    PauseState | is read
+    RequestQueue | shows what a plan admits | 953b423ab7cddf09
+    KVCacheManager.get_computed_blocks | is asked | 77f434d88d573bfe ae0e67c0720ab760
+    KVCacheManager.allocate_slots | is foretold | 8c60d937fd9eb0c8
+    BlockPool.get_cached_block | is asked of the waiting | 900b7434e95c66f6
+    BlockPool.get_num_free_blocks | is asked
+    FullAttentionSpec | is recognised
+    SchedulerOutput.has_sync_kv_loads | is read
+    RequestStatus | is read and set
+    EngineCoreOutput | tells of requests that a policy ended
+    """,
+    SWAPS: """
+    KVConnectorBase_V1 | is the base of ours | f20b71a92ddd0230 e276d41a1a6fe44a
+    SupportsHMA | is the base of ours
+    KVConnectorModelRunnerMixin._get_kv_connector_output | starts copies, reports them | d31c3c5204c3e90f
+    Scheduler._set_kv_fetch_stage | is told of copies | 9c8e14a611115d2d
+    Scheduler._inflight_prefill_reserved_blocks | is asked | 6b1f1791b7f5f1a7
+    Scheduler._spec_decode_step_blocks | is read
+    Scheduler._update_waiting_for_remote_kv | resumes | 4f22b55198241f0d
+    Scheduler._update_from_kv_xfer_finished | is passed by | 98d49f74d3997d2b
+    Scheduler._handle_invalid_blocks | is passed by | 565f7144dcc77627
+    Scheduler.finished_recving_kv_req_ids | is told of copies | 36e46128ff55d4dd
+    Scheduler.deferred_waiting | forgets requests put back | a3526cfddf147801
+    KV_FETCH_IN_PROGRESS | names a stage
+    KV_FETCH_COMPLETED_WAITING | names a stage
+    BlockPool.touch | holds blocks that copies use | 08fcc52c2ec9e624 630a6f7d973444df
+    BlockPool.free_blocks | lets them go | f12f94bc787cc15e 87ff3df95dae11de
+    KVCacheManager.evict_blocks | drops void KV
+    pin_tensor | pins host memory | 195be6fd12fd873a
+    """,
+    CONNECTORS: """
+    Scheduler._inflight_prefill_reserved_blocks | is asked | 6b1f1791b7f5f1a7
+    Scheduler._request_blocks_can_be_freed | is foretold | d3dd6fc13e67f3f1
+    Scheduler._holds_kv_blocks | is foretold | 4fb86dcf349be3cf
+    Scheduler._update_waiting_for_remote_kv | is followed | 4f22b55198241f0d
+    Scheduler._update_requests_with_invalid_blocks | is followed | fabb42baf27e4c74
+    KVConnectorBase_V1 | is listened to
+    KVConnectorBase_V1.has_pending_block_frees | is asked
+    """,
+    NOTICING: """
+    EngineArgs.create_engine_config | notices Headway's scheduler | | plugin:notices_scheduler
+    """,
+    HINTS: """
+    SamplingParams._verify_extra_args | refuses bad hints | 97380ef36ddc285f | plugin:checks_hints
+    VLLMValidationError | answers with status 400
+    MsgpackDecoder.decode | leaves hints to the scheduler | | plugin:leaves_hints
+    """,
+    LENGTHS: """
+    AsyncLLM.__init__ | opens the predictor | 337e63555ec24df9 | front_end:opens_predictor
+    AsyncLLM.shutdown | closes the predictor | bdbf42b739a6731d | front_end:closes_predictor
+    AsyncLLM.add_request | predicts a request's length | ec36c4501b3260fe | front_end:predicts_lengths
+    RequestState.from_new_request | keeps what was predicted | eaf12c8b6422112b | front_end:keeps_arrival
+    OutputProcessor._update_stats_from_finished | teaches the predictor | 611dcabf0c11b4b9 | front_end:teaches_predictor
+    """,
+    ENDINGS: """
+    RequestState._new_completion_output | lets an empty end count as news | dec8c8112ea29602 | endings:shows_endings
+    """,
+    STOP_STRINGS: """
+    OutputProcessor.process_outputs | hears of stop strings | 9e116796002e75f2 06811284749d457d | endings:notes_stopped
+    AsyncMPClient._send_input | marks aborts | 026c342109de10c2 | endings:marks_sent
+    SyncMPClient._send_input | marks aborts | d02045b282c67a50 | endings:marks_sent
+    InprocClient.abort_requests | marks aborts | 6ed7200bea0d57c8 | endings:marks_handed_over
+    EngineCore.abort_requests | passes marks on | bd119a43373e4d4d
+    EngineCoreProc._handle_client_request | passes marks on | b2026637e79970b6 3106e8610d8b4d46
+    """,
+    EXPLAIN: """
+    EngineCore | a method that asks the scheduler | | questions:answers_questions
+    EngineCoreProc._invoke_utility_method | calls it | 705e4c4068f9d2be
+    AsyncMPClient.call_utility_all_async | calls it | 477aad87bf49a96d
+    """,
+    METRICS: """
+    Scheduler.make_stats | carries our totals | 8963d2ab6518f994
+    SchedulerStats.num_kv_fetch_reqs_by_stage | carries them | 0f015d4035e5abfd
+    """,
+    CPU_WAITS: """
+    SpinCondition.wait | sleeps until word comes | 3c5dd220ba84735e | plugin:waits_asleep
+    SpinCondition.busy_loop_s | is set for a moment
+    SpinCondition.last_read | is read
+    """,
+    CPU_CORES: """
+    OMPProcessManager.__init__ | overlooks ours | b162d126220398dc fd6cc7d2221a3aa3 | plugin:overlooks_connector
+    """,
+    CPU_TILES: """
+    _is_amx_tile_supported | is asked
+    _init_amx | is called
+    """,
+    CPU_ASYNC: """
+    CpuPlatform.check_and_update_config | turns it on again | d2960ad5d1836767 c86f1806cdc327a5 | plugin:keeps_async
+    """,
+}
+"""Rows of `PATCHES` by feature: name | what Headway adds | digests | what makes the replacement.
+
+In rows with two digests the second is vLLM 0.33.0's. What changed there and matters here is tested in both. A `?` marks
+a name that is not everywhere.
+"""
+
+
+def _target(path: str) -> str:
+    return f"{_MODULES[path.partition('.')[0]]}:{path}"
+
+
+def _patches() -> Iterator[Patch]:
+    for (feature, owner, adds), names in _NAMES.items():
+        for name in names.split():
+            yield Patch(
+                _target(f"{owner}.{name.rstrip('?')}"), adds, feature, not_everywhere=name.endswith("?")
+            )
+    for feature, table in _TABLE.items():
+        for row in table.strip().splitlines():
+            name, adds, digests, by = (*map(str.strip, row.split("|")), "", "")[:4]
+            module, _, function = by.partition(":")
+            made_by = f"{_MAKERS[module]}:{function}" if by else None
+            yield Patch(_target(name.rstrip("?")), adds, feature, digests, made_by, name.endswith("?"))
+
+
+PATCHES = tuple(_patches())
 
 _settled: dict[Feature, bool] = {}
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
+from headway.engine.machine import is_cpu_build
 from headway.engine.servers.launcher import answer_for_missing_distribution
-from headway.engine.servers.server_command import SCHEDULER, is_cpu_build, server_command
+from headway.engine.servers.server_command import SCHEDULER, server_command
 from headway.engine.servers.vllm_flags import parse_vllm_flags
 from headway.engine.settings import EngineSettings
 from headway.engine.step.step_model import graphed_tokens

@@ -4,31 +4,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.engine.step.watchdog import CALM_STEPS, STALLED_STEPS, Remedy, Watchdog
+from headway.engine.step.stall_recovery import CALM_STEPS, STALLED_STEPS, Remedy, StallDetector
 from tests.strategies import UNTIMED
 
 
-def after(watchdog: Watchdog, steps: int, *, stalled: bool) -> list[Remedy]:
+def after(detector: StallDetector, steps: int, *, stalled: bool) -> list[Remedy]:
     """The remedies due after so many more steps, without the many times there is none."""
-    due = [watchdog.note(stalled=stalled) for _ in range(steps)]
+    due = [detector.note(stalled=stalled) for _ in range(steps)]
     return [remedy for remedy in due if remedy is not Remedy.NONE]
 
 
 def test_a_short_stall_is_no_fault() -> None:
-    watchdog = Watchdog()
-    assert after(watchdog, STALLED_STEPS - 1, stalled=True) == []
-    assert watchdog.note(stalled=False) is Remedy.NONE
-    assert after(watchdog, STALLED_STEPS - 1, stalled=True) == []
+    detector = StallDetector()
+    assert after(detector, STALLED_STEPS - 1, stalled=True) == []
+    assert detector.note(stalled=False) is Remedy.NONE
+    assert after(detector, STALLED_STEPS - 1, stalled=True) == []
 
 
 def test_a_remedy_is_due_exactly_at_the_limit() -> None:
-    watchdog = Watchdog()
-    due = [watchdog.note(stalled=True) for _ in range(STALLED_STEPS)]
+    detector = StallDetector()
+    due = [detector.note(stalled=True) for _ in range(STALLED_STEPS)]
     assert due == [Remedy.NONE] * (STALLED_STEPS - 1) + [Remedy.RECOMPUTE_PAUSED]
 
 
 def test_a_stall_that_goes_on_gets_stronger_remedies_and_then_the_strongest_again() -> None:
-    assert after(Watchdog(), 5 * STALLED_STEPS, stalled=True) == [
+    assert after(StallDetector(), 5 * STALLED_STEPS, stalled=True) == [
         Remedy.RECOMPUTE_PAUSED,
         Remedy.STOCK_ORDER,
         Remedy.FAIL_OVERSIZED,
@@ -38,26 +38,26 @@ def test_a_stall_that_goes_on_gets_stronger_remedies_and_then_the_strongest_agai
 
 
 def test_a_stall_soon_after_another_gets_a_stronger_remedy() -> None:
-    watchdog = Watchdog()
-    assert after(watchdog, STALLED_STEPS, stalled=True) == [Remedy.RECOMPUTE_PAUSED]
-    assert after(watchdog, CALM_STEPS - 1, stalled=False) == []
-    assert after(watchdog, STALLED_STEPS, stalled=True) == [Remedy.STOCK_ORDER]
+    detector = StallDetector()
+    assert after(detector, STALLED_STEPS, stalled=True) == [Remedy.RECOMPUTE_PAUSED]
+    assert after(detector, CALM_STEPS - 1, stalled=False) == []
+    assert after(detector, STALLED_STEPS, stalled=True) == [Remedy.STOCK_ORDER]
 
 
 def test_after_calm_a_stall_begins_with_the_mildest_remedy() -> None:
-    watchdog = Watchdog()
-    assert after(watchdog, 2 * STALLED_STEPS, stalled=True)[-1] is Remedy.STOCK_ORDER
-    assert after(watchdog, CALM_STEPS, stalled=False) == []
-    assert after(watchdog, STALLED_STEPS, stalled=True) == [Remedy.RECOMPUTE_PAUSED]
+    detector = StallDetector()
+    assert after(detector, 2 * STALLED_STEPS, stalled=True)[-1] is Remedy.STOCK_ORDER
+    assert after(detector, CALM_STEPS, stalled=False) == []
+    assert after(detector, STALLED_STEPS, stalled=True) == [Remedy.RECOMPUTE_PAUSED]
 
 
 def test_calm_is_counted_in_a_row() -> None:
-    watchdog = Watchdog()
-    after(watchdog, STALLED_STEPS, stalled=True)
-    after(watchdog, CALM_STEPS - 1, stalled=False)
-    after(watchdog, 1, stalled=True)
-    after(watchdog, CALM_STEPS - 1, stalled=False)
-    assert after(watchdog, STALLED_STEPS, stalled=True) == [Remedy.STOCK_ORDER]
+    detector = StallDetector()
+    after(detector, STALLED_STEPS, stalled=True)
+    after(detector, CALM_STEPS - 1, stalled=False)
+    after(detector, 1, stalled=True)
+    after(detector, CALM_STEPS - 1, stalled=False)
+    assert after(detector, STALLED_STEPS, stalled=True) == [Remedy.STOCK_ORDER]
 
 
 def test_remedies_are_named_from_mild_to_strong() -> None:
@@ -70,18 +70,18 @@ def test_remedies_are_named_from_mild_to_strong() -> None:
     runs=st.lists(st.tuples(st.booleans(), st.sampled_from([1, 99, 100, 101, 250, 999, 1000])), max_size=12)
 )
 def test_there_is_one_remedy_for_every_full_count_of_stalled_steps(runs: list[tuple[bool, int]]) -> None:
-    watchdog = Watchdog()
+    detector = StallDetector()
     in_a_row = 0
     for stalled, steps in runs:
         for _ in range(steps):
             in_a_row = in_a_row + 1 if stalled else 0
-            due = watchdog.note(stalled=stalled)
+            due = detector.note(stalled=stalled)
             assert (due is not Remedy.NONE) == (stalled and in_a_row % STALLED_STEPS == 0)
 
 
 @pytest.mark.parametrize("stalled", [True, False])
-def test_two_watchdogs_know_nothing_of_each_other(stalled: bool) -> None:
-    first, second = Watchdog(), Watchdog()
+def test_two_detectors_know_nothing_of_each_other(stalled: bool) -> None:
+    first, second = StallDetector(), StallDetector()
     after(first, 3 * STALLED_STEPS, stalled=True)
     after(second, STALLED_STEPS - 1, stalled=stalled)
     assert after(second, STALLED_STEPS, stalled=True) == [Remedy.RECOMPUTE_PAUSED]

@@ -4,8 +4,8 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from headway.core.record import Outcome
-from headway.engine.step import stop_strings
-from headway.engine.step.stop_strings import marked, stopped_among
+from headway.engine.step import endings
+from headway.engine.step.endings import marked, stopped_among
 from headway.engine.vllm.model_free import ModelFreeEngine, ScriptedRequest
 from tests.engine.scripts import scheduler
 
@@ -28,11 +28,11 @@ def test_an_answer_that_ends_on_a_stop_string_has_finished_and_one_whose_client_
 
 
 def test_a_mark_is_of_the_outputs_that_were_handled_last() -> None:
-    token = stop_strings._STOPPED.set(frozenset({"a", "b"}))
+    token = endings._STOPPED.set(frozenset({"a", "b"}))
     try:
         assert marked(["a", "c"]) == ["a", "c", "headway:stopped:a"]
         assert stopped_among(marked(["a", "c"])) == {"a"}
         assert marked(["c"]) == ["c"]
     finally:
-        stop_strings._STOPPED.reset(token)
+        endings._STOPPED.reset(token)
     assert marked(["a"]) == ["a"]

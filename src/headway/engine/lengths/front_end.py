@@ -13,10 +13,9 @@ from typing import Any
 
 from headway.core.hints import LENGTH, length_hints
 from headway.core.length_estimate import LengthEstimate
-from headway.engine.lengths.facts import facts_of
 from headway.engine.lengths.forecasts import Arrival
-from headway.engine.lengths.service import LengthService, open_service
-from headway.engine.servers.last_words import reason_left
+from headway.engine.lengths.service import LengthService, facts_of, open_service
+from headway.engine.servers.launcher import reason_left
 from headway.engine.vllm.plugin import is_headways
 
 _ARRIVING: ContextVar[Arrival | None] = ContextVar("headway_arriving", default=None)

@@ -1,0 +1,161 @@
+"""From vLLM's request to a job, and the queue in which requests wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from math import nan
+
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request
+
+from headway.core.hints import RequestHints, read_hints
+from headway.core.job import Job
+from headway.core.slo import Slo
+from headway.errors import ConfigError
+
+MOST_CLOCK_ERROR_S = 0.01
+"""By so much the two clocks may drift apart before their difference is taken anew."""
+
+
+class Arrivals:
+    """Makes the jobs of one scheduler's requests. A request that names no targets has `default_slo`.
+
+    Front ends stamp requests with the wall clock, and jobs arrive by the scheduler's. The difference of the two clocks
+    is kept while it holds, so requests keep the order of their stamps.
+    """
+
+    def __init__(self, default_slo: Slo) -> None:
+        self._default_slo = default_slo
+        self._ahead_s = nan
+        self._streaming: set[str] = set()
+
+    def job_of(self, request: Request, now_s: float, wall_s: float) -> tuple[Job, str | None]:
+        """The job of a request, and the reason if this engine cannot serve it.
+
+        `now_s` and `wall_s` are this moment by either clock. vLLM's Python front end has checked the hints. A request
+        that came another way, as from its Rust front end, is refused here if its hints are bad.
+        """
+        refusal = None
+        hints = RequestHints(slo=self._default_slo)
+        try:
+            hints = read_hints(getattr(request.sampling_params, "extra_args", None), self._default_slo)
+        except ConfigError as error:
+            refusal = f"headway: {error}"
+        if self._is_streamed(request):
+            refusal = "headway: streaming input is not supported; send the whole prompt"
+        job = Job(
+            id=request.request_id,
+            arrival_s=self._arrival_s(request, now_s, wall_s),
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_output_tokens=hints.max_output_tokens or request.max_tokens,
+            slo=hints.slo,
+            priority=request.priority,
+            tenant=hints.tenant,
+            predicted_length=hints.predicted_length,
+            may_move=hints.may_move,
+            lora_id=request.lora_request.lora_int_id if request.lora_request else 0,
+        )
+        return job, refusal
+
+    def forget(self, request_ids: Iterable[str] | None) -> None:
+        """Clients have gone (None: all of them), so no last part of their streamed input will come."""
+        if self._streaming:
+            self._streaming.difference_update(self._streaming.copy() if request_ids is None else request_ids)
+
+    def _arrival_s(self, request: Request, now_s: float, wall_s: float) -> float:
+        ahead_s = wall_s - now_s
+        if not abs(ahead_s - self._ahead_s) <= MOST_CLOCK_ERROR_S:
+            self._ahead_s = ahead_s
+        stamped_s: float = request.arrival_time - self._ahead_s
+        return min(now_s, stamped_s)
+
+    def _is_streamed(self, request: Request) -> bool:
+        """Whether a request is a part of streamed input, which no policy can serve.
+
+        All parts have one id. The last part does not say what it is: by itself it would be a prompt of one made-up
+        token. After it the client is forgotten.
+        """
+        if request.resumable:
+            self._streaming.add(request.request_id)
+            return True
+        if request.request_id not in self._streaming:
+            return False
+        self._streaming.remove(request.request_id)
+        return True
+
+
+class WindowQueue(RequestQueue):  # type: ignore[misc]
+    """Every waiting request, by id; while `show`n a window, the queue's front is the window's front.
+
+    `len` and iteration always mean all requests, so counts, aborts and idle checks stay true. add, remove,
+    peek, pop: O(1). `passed_over` are the ids of requests that vLLM skipped in the last window.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+        self._window: deque[Request] | None = None
+        self.passed_over: set[str] = set()
+
+    def find(self, request_ids: Iterable[str]) -> list[Request]:
+        """The waiting requests with these ids, in this order; ids that do not wait here are left out."""
+        requests = self._requests
+        return [requests[request_id] for request_id in request_ids if request_id in requests]
+
+    def show(self, requests: Iterable[Request]) -> None:
+        """Let the next pops take these requests, in this order, and then find the queue empty."""
+        self._window = deque(requests)
+        self.passed_over.clear()
+
+    def close(self) -> None:
+        """End the window."""
+        self._window = None
+
+    def add_request(self, request: Request) -> None:
+        """Take in a waiting request."""
+        self._requests[request.request_id] = request
+
+    def prepend_request(self, request: Request) -> None:
+        """Take in a preempted request; its place is the policy's business."""
+        self.add_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """Take back requests that were passed over; vLLM names the last of them first."""
+        for request in reversed(list(requests)):
+            self.add_request(request)
+            self.passed_over.add(request.request_id)
+
+    def peek_request(self) -> Request:
+        """The window's first request."""
+        if not self._window:
+            raise IndexError("peek outside a window, or at its end")
+        return self._window[0]
+
+    def pop_request(self) -> Request:
+        """Take the window's first request out of window and queue."""
+        if not self._window:
+            raise IndexError("pop outside a window, or at its end")
+        request = self._window.popleft()
+        del self._requests[request.request_id]
+        return request
+
+    def remove_request(self, request: Request) -> None:
+        """Take a request out."""
+        del self._requests[request.request_id]
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Take out those of `requests` that are here."""
+        for request in requests:
+            self._requests.pop(request.request_id, None)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._requests
+
+    def __bool__(self) -> bool:
+        return bool(self._requests if self._window is None else self._window)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
