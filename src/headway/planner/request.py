@@ -57,7 +57,7 @@ class PlanRequest:
                 raise ConfigError.of(name, getattr(self, name), "1 or more")
         most, fewest = (MOST_GPUS_ONE_BY_ONE, " with fewest") if self.fewest else (MOST_GPUS, "")
         if self.gpus > most:
-            raise ConfigError(f"gpus is {self.gpus}{fewest}; accepted: 1 to {most}, for a load in proportion")
+            raise ConfigError.of("gpus", f"{self.gpus}{fewest}", f"1 to {most}, for a load in proportion")
         for name in ("rate_scale", "load"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -68,7 +68,7 @@ class PlanRequest:
             raise ConfigError(f"policies are {', '.join(self.policies)!r}; accepted: different names")
         check_predictor_name(self.predictor, made=False)
         if self.aim is not None and not self.fewest:
-            raise ConfigError(f"goodput_aim is {self.aim} without fewest; accepted: with --fewest")
+            raise ConfigError.of("goodput_aim", f"{self.aim} without fewest", "with --fewest")
         if self.aim is not None and not 0 < self.aim <= 1:
             raise ConfigError.of("goodput_aim", self.aim, "a share above 0, at most 1")
 

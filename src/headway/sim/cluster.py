@@ -70,10 +70,8 @@ def shared_keys(request: TraceRequest, block_size: int) -> list[BlockKey]:
         return []
     per_trace_block, rest = divmod(MOONCAKE_BLOCK_TOKENS, block_size)
     if rest:
-        raise ConfigError(
-            f"block_size is {block_size}; accepted with a trace of prefix blocks: "
-            f"a divisor of {MOONCAKE_BLOCK_TOKENS}"
-        )
+        accepted = f"accepted with a trace of prefix blocks: a divisor of {MOONCAKE_BLOCK_TOKENS}"
+        raise ConfigError.of("block_size", f"{block_size}; {accepted}")
     known = min(request.input_tokens // block_size, len(request.prefix_blocks) * per_trace_block)
     return [
         request.prefix_blocks[index // per_trace_block] * per_trace_block + index % per_trace_block
