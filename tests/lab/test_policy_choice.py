@@ -191,4 +191,7 @@ def test_the_code_of_a_part_is_that_of_all_it_uses_of_policies() -> None:
     assert code_digest([edf.order]) == used.hexdigest()
 
 
-EDF_FILES = [f"src/headway/policies/order/{name}.py" for name in ("due", "edf", "keyed", "sorted_index")]
+EDF_FILES = [
+    f"src/headway/policies/{name}.py"
+    for name in ("order/due", "order/keyed", "order/sorted_index", "protocols")
+]
