@@ -291,17 +291,17 @@ def _target(path: str) -> str:
 
 
 def _patches() -> Iterator[Patch]:
-    for (feature, owner, adds), names in _NAMES.items():
-        for name in names.split():
-            yield Patch(
-                _target(f"{owner}.{name.rstrip('?')}"), adds, feature, not_everywhere=name.endswith("?")
-            )
     for feature, table in _TABLE.items():
         for row in table.strip().splitlines():
             name, adds, digests, by = (*map(str.strip, row.split("|")), "", "")[:4]
             module, _, function = by.partition(":")
             made_by = f"{_MAKERS[module]}:{function}" if by else None
             yield Patch(_target(name.rstrip("?")), adds, feature, digests, made_by, name.endswith("?"))
+    for (feature, owner, adds), names in _NAMES.items():
+        for name in names.split():
+            yield Patch(
+                _target(f"{owner}.{name.rstrip('?')}"), adds, feature, not_everywhere=name.endswith("?")
+            )
 
 
 PATCHES = tuple(_patches())
