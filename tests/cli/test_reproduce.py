@@ -125,3 +125,13 @@ def test_interrupted_it_says_what_is_kept_and_leaves_no_process(done: Path, tmp_
     assert f"interrupted: what is done is kept in {tmp_path}; the same command goes on" in err
     assert json.loads((tmp_path / FILE).read_text().splitlines()[len(before)])["result"]
     assert gone(process.pid)
+
+
+def test_without_the_papers_package_it_says_how_to_install_it(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.lab.papers.entry_points", lambda group: ())
+    assert refused("reproduce", "all") == (
+        "error: no paper is installed; the four of Headway come with: pip install 'headway[reproduce]' "
+        "(from a checkout: pip install -e reproduce)\n"
+    )

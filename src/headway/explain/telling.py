@@ -105,7 +105,7 @@ def _reasons_s(trail: Trail, mark: Mark, following: Mark) -> dict[str, float]:
 
 
 def _beginning(trail: Trail, track: Track) -> Iterator[Chapter]:
-    """Its arrival, and what passed until the next step was planned."""
+    """The arrival of a job, and what passed until the next step was planned."""
     job, found = track.job, track.found
     why = ""
     if found is not None:

@@ -144,7 +144,7 @@ def _gpu_engine(name: str) -> EngineDefaults:
 
 
 def _cpu_engine(world_size: int) -> EngineDefaults:
-    """The same on a CPU, for a cost file that says nothing of it. Source: as above."""
+    """vLLM's sizes on a CPU, for a cost file that says nothing of it. Source: as above."""
     from headway.predict.steps.calibration import EngineDefaults
 
     return EngineDefaults(

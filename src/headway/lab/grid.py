@@ -72,7 +72,7 @@ class Parts:
         return bool(self.given())
 
     def given(self) -> dict[str, Any]:
-        """Those that are given, by kind."""
+        """The parts that are given, by kind."""
         return {kind: part for kind, part in asdict(self).items() if part is not None}
 
 

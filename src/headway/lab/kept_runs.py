@@ -123,7 +123,7 @@ def run_groups(
     jobs: int | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """The same for groups of runs, in each of which one is done after another, since it may answer those behind it.
+    """Run groups of runs; in a group one is done after another, since each may answer those behind it.
 
     `work` is given a group and what the first of its runs came to, and says what the next one does.
     """

@@ -1,4 +1,4 @@
-"""The same stream under one policy after another, each on a fresh real engine."""
+"""One stream under one policy after another, each on a fresh real engine."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def capacity_rps(requests: Sequence[TraceRequest], options: ReplayOptions, *, sh
 
 
 def at_once(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """The same requests, all at 0 s and without targets."""
+    """The requests, all at 0 s and without targets."""
     return [replace(request, arrival_s=0.0, slo=NO_TARGETS) for request in requests]
 
 
@@ -270,7 +270,7 @@ def sample(requests: Sequence[TraceRequest], most: int) -> list[TraceRequest]:
 
 
 def at_load(requests: Sequence[TraceRequest], load: float, capacity: float) -> list[TraceRequest]:
-    """The same requests, arriving at `load` of the capacity in the mean.
+    """The requests, arriving at `load` of the capacity in the mean.
 
     Raises ConfigError for a load that is none, and where all requests arrive at 0 s, which is no rate.
     """

@@ -331,7 +331,7 @@ class Told(msgspec.Struct, kw_only=True):
 
     @property
     def slo(self) -> Slo:
-        """Its targets."""
+        """The targets of the request."""
         return Slo(*self.targets_s)
 
     @property

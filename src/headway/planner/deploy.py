@@ -57,7 +57,7 @@ def vllm_flags(configuration: Configuration) -> tuple[str, ...]:
 
 
 def flags_here(machine: Machine, configuration: Configuration) -> tuple[str, ...]:
-    """Those that vLLM needs on this machine: to start at all, and to be the engine that was simulated, or measured."""
+    """The flags that vLLM needs here: to start at all, and to be the engine that was simulated, or measured."""
     flags: list[str] = []
     if machine.costs(configuration.tp).kv_capacity_tokens < machine.context_tokens:
         flags += ["--max-model-len", "auto"]  # vLLM starts only if the longest request it admits fits

@@ -55,7 +55,7 @@ class Configuration:
         return (*sizes, self.policy, threshold, self.host_gib, f"{self.kv_tier or ''}", self.predictor)
 
     def layout(self) -> str:
-        """Its instances, for people."""
+        """The instances, for people."""
         pools = self.pools
         named = f"{self.instances}" if pools is None else ",".join(f"{p}={n}" for p, n in pools.items())
         return f"{named} x TP {self.tp}"
@@ -114,7 +114,7 @@ class Machine:
         return max(row.num_jobs for row in measured.rows), max(row.num_tokens for row in measured.rows)
 
     def measured_flags(self) -> tuple[str, ...]:
-        """Those of vLLM that the engine in the cost file was measured with, and that say no size."""
+        """The flags of vLLM that the engine in the cost file was measured with, and that say no size."""
         measured = _cost_file(self.hardware)
         return () if measured is None or measured.engine is None else measured.engine.vllm_flags
 

@@ -29,7 +29,7 @@ MAX_HOST_GIB = 0.5
 
 
 def scaled_down(configuration: Configuration) -> Configuration:
-    """The same policy on one instance here, or one of each pool, with sizes that a CPU has."""
+    """The policy of a configuration on one instance here, or one of each pool, with sizes that a CPU has."""
     instances = 1 if configuration.pools is None else len(configuration.pools)
     return replace(
         configuration,
@@ -61,7 +61,7 @@ def alone_s(costs: Calibration, input_tokens: float, output_tokens: float) -> tu
 
 
 def _typical_s(costs: Calibration, requests: Sequence[TraceRequest]) -> tuple[float, float, float]:
-    """The same of a request with the mean lengths of these."""
+    """The typical times of a request with the mean lengths of these."""
     lengths = ((each.input_tokens, each.output_tokens) for each in requests)
     return alone_s(costs, *map(fmean, zip(*lengths, strict=True)))
 
@@ -82,7 +82,7 @@ class TargetScale:
     deadline: float = 1.0
 
     def targets(self, slo: Slo) -> Slo:
-        """The same targets in the time of this machine, none longer than a target may be: nothing served here is."""
+        """Targets in the time of this machine, none longer than a target may be: nothing served here is."""
         return Slo(
             ttft_s=_worth(slo.ttft_s, self.ttft),
             tbt_s=_worth(slo.tbt_s, self.tbt),

@@ -59,7 +59,7 @@ def read_once(stream: Stream, seed: int) -> list[TraceRequest]:
 
 
 def fitting(requests: Sequence[TraceRequest], longest_tokens: int) -> list[TraceRequest]:
-    """Those whose prompt and answer together are no longer."""
+    """The requests whose prompt and answer together are no longer."""
     return [each for each in requests if each.input_tokens + each.output_tokens <= longest_tokens]
 
 

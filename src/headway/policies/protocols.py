@@ -203,7 +203,7 @@ class KnowsLate(Order, Protocol):
         """Until when a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
 
     def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
-        """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs), without calls."""
+        """The jobs, all live, that have a target and can still meet all they have. O(jobs), without calls."""
 
     def overdue(self, now_s: float) -> list[Job]:
         """The job that ranks before those in time, since it has waited too long: one, or none."""

@@ -66,7 +66,7 @@ class Ascendra:
         return chosen
 
     def started(self, job: Job) -> None:
-        """It no longer waits."""
+        """A job no longer waits."""
         self._leave_queue(job)
 
     def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
@@ -97,7 +97,7 @@ class Ascendra:
         self._leave_queue(job)
 
     def lost(self, instance: str) -> None:
-        """Its jobs are routed again or end, each by itself."""
+        """The jobs of a lost instance are routed again or end, each by itself."""
 
     def _welcome(self, instances: Sequence[str]) -> None:
         """Give each HP instance not seen before its first ticket, behind the job it was first seen with.

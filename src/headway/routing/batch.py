@@ -71,7 +71,7 @@ class Batch:
 
     @property
     def jobs(self) -> list[Job]:
-        """Its members' jobs."""
+        """The jobs of the members."""
         return [member.job for member in self.members]
 
     @property

@@ -82,7 +82,7 @@ class LiveBlocks:
             self._counts.update(job.prefix_blocks)
 
     def go(self, job: Job) -> None:
-        """It is no longer, if it was."""
+        """A job is no longer live, if it was."""
         counts = self._counts
         for block in self._live.pop(job.id, ()):
             counts[block] -= 1
@@ -138,7 +138,7 @@ class CacheAware(StaysPut):
         return chosen
 
     def started(self, job: Job) -> None:
-        """Its prompt is computed."""
+        """A job's prompt is computed."""
         self._work.prompt_done(job)
 
     def end(self, job: Job) -> None:
@@ -147,7 +147,7 @@ class CacheAware(StaysPut):
         self._work.end(job)
 
     def lost(self, instance: str) -> None:
-        """Its cache is gone."""
+        """An instance's cache is gone."""
         self._sent.pop(instance, None)
 
     def _cost_of_missing(self, blocks: Sequence[int]) -> list[float]:

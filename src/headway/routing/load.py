@@ -53,7 +53,7 @@ class OutstandingWork:
         return self._prompt_tokens.get(instance, 0) + self._jobs.get(instance, 0) * self._weight * answer
 
     def _take(self, job: Job) -> None:
-        """It is no longer where it was placed, if it was."""
+        """A job is no longer where it was placed, if it was."""
         instance, tokens = self._placed.pop(job.id, (None, 0))
         if instance is not None:
             self._jobs[instance] -= 1

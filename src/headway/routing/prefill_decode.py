@@ -35,11 +35,11 @@ class PrefillDecode(StaysPut):
         return self._answers.route(job, for_answers(instances))
 
     def end(self, job: Job) -> None:
-        """Its answer is no longer outstanding."""
+        """A job's answer is no longer outstanding."""
         self._answers.end(job)
 
     def lost(self, instance: str) -> None:
-        """Its prefix cache is gone."""
+        """An instance's prefix cache is gone."""
         self._prompts.lost(instance)
 
 

@@ -157,13 +157,13 @@ class Cluster:
             self._lengths.ended(live.request, finished=record.outcome is Outcome.FINISHED)
 
     def _give_up(self, live: _LiveRequest) -> None:
-        """It cannot arrive elsewhere before the step that gives it up is planned to its end."""
+        """A request cannot arrive elsewhere before the step that gives it up is planned to its end."""
         if not self._moving:
             self._loop.at(self._loop.now_s, Phase.MOVE, self._move)
         self._moving.append(live)
 
     def _move(self) -> None:
-        """Those given up at this instant arrive, by id, whichever instance was the first to plan."""
+        """The requests given up at this instant arrive, by id, whichever instance was the first to plan."""
         moving, self._moving = sorted(self._moving, key=lambda live: live.job.id), []
         for live in moving:
             live.instance = self._router.hand_off(live.job, self._names) or live.instance
@@ -211,7 +211,7 @@ class Cluster:
         return job
 
     def _place(self, live: _LiveRequest) -> None:
-        """It arrives at its instance now."""
+        """A request arrives at its instance now."""
         instance = self._instances[live.instance]
         shared = shared_keys(live.request, instance.engine.limits.block_size)
         instance.arrive(live.job, live.request.output_tokens, shared)

@@ -280,7 +280,7 @@ class KvStore(_BesideDevice):
         return self._looked_up[1]
 
     def _look_up(self, job: Job) -> tuple[int, list[BlockKey]]:
-        """Those tokens, and the blocks that the store holds beyond the device."""
+        """The tokens found, and the blocks that the store holds beyond the device."""
         found, size = self.pool.cached_tokens(job), self.pool.block_size
         beyond = self._keys(job, range(found // size, (job.num_tokens - 1) // size))
         keys = list(takewhile(self.store.holds, beyond))

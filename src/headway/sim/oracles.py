@@ -250,7 +250,7 @@ class OnTimeOracle:
         del self._latest_s[job]
 
     def touch(self, job: Job) -> None:
-        """Its first token is out: another target counts."""
+        """A job's first token is out: another target counts."""
         if job in self._waiting:
             self.remove(job)
             self.add(job)

@@ -201,7 +201,7 @@ class StoryWatcher:
         self._expected.setdefault(sight.instance, deque()).append(step)
 
     def _leave(self, record: Record, trail: Trail | None) -> None:
-        """It goes elsewhere; its next stay is told after this one."""
+        """The request goes elsewhere; its next stay is told after this one."""
         assert record.finished_s is not None, "a request moved at no time"
         stay = self._stay(record, trail)
         if not stay:

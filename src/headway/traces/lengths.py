@@ -192,7 +192,7 @@ class Quantiles:
             _require_tokens("a length of table", tokens)
 
     def up_to(self, maximum: int) -> Self:
-        """The same law given that a length is `maximum` or less; ConfigError if that is below all or above."""
+        """Returns this law given that a length is `maximum` or less; ConfigError if that is below all or above."""
         shortest, longest = self.table[0][1], self.table[-1][1]
         if not shortest < maximum < longest:
             raise ConfigError(

@@ -77,7 +77,7 @@ def take(requests: Sequence[TraceRequest], limit: int) -> list[TraceRequest]:
 
 
 def scale_rate(requests: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
-    """The same requests arriving `factor` times as fast: every arrival time is divided by it.
+    """Returns the requests arriving `factor` times as fast: every arrival time is divided by it.
 
     Raises TraceError as `check_rate`.
     """
@@ -99,7 +99,7 @@ def check_rate(last_s: float, factor: float) -> None:
 def scale_lengths(
     requests: Sequence[TraceRequest], max_input_tokens: int, max_output_tokens: int
 ) -> list[TraceRequest]:
-    """The same requests with lengths that a smaller model can hold, inputs and outputs each by one rule.
+    """Returns the requests with lengths that a smaller model can hold, inputs and outputs each by one rule.
 
     All lengths are divided by the smallest factor, 1 or more, that puts their 99th percentile (nearest
     rank) within the limit, rounded, and clipped to 1..limit. Declared output limits are scaled with the

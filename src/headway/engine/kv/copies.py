@@ -228,7 +228,7 @@ class CudaCopier:
 
 
 def in_host_order(order: CopyOrder) -> CopyOrder:
-    """The same copy, its blocks in the order in which they lie in host memory. O(blocks log)."""
+    """The copy with its blocks in the order in which they lie in host memory. O(blocks log)."""
     pairs = sorted(zip(order.host_blocks, order.device_blocks, strict=True))
     return replace(
         order,

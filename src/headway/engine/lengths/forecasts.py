@@ -121,7 +121,7 @@ class Arrival:
     estimate: LengthEstimate | None
 
     def ended(self, output_tokens: int) -> None:
-        """Its answer has ended by itself, or at its limit."""
+        """An answer has ended by itself, or at its limit."""
         self.forecasts.ended(self, output_tokens)
 
 

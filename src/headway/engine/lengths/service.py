@@ -55,7 +55,7 @@ def facts_of_ids(
     text: str | None = None,
     adapter: str = "",
 ) -> RequestFacts | None:
-    """The same facts of a prompt's token ids, and of its text if that is known."""
+    """What a predictor is told of a request: the token ids of the prompt, and the text if that is known."""
     from vllm.sampling_params import SamplingParams
 
     if not isinstance(params, SamplingParams) or not ids:

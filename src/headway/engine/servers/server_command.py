@@ -49,7 +49,7 @@ class ServerCommand:
     drain_s: float
 
     def on_port(self, port: int) -> ServerCommand:
-        """The same, listening on another port."""
+        """This command, listening on another port."""
         at = self.arguments.index("--port") + 1
         return replace(self, arguments=(*self.arguments[:at], str(port), *self.arguments[at + 1 :]))
 

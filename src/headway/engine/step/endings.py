@@ -67,7 +67,7 @@ class FinalOutputs:
 _MARK = "headway:stopped:"
 
 _STOPPED: ContextVar[Collection[str]] = ContextVar("headway_stopped", default=())
-"""Those that the last outputs ended on a stop string, in the task that handles outputs: it aborts them next."""
+"""Requests that the last outputs ended on a stop string, in the task that handles outputs: it aborts them next."""
 
 
 def notes_stopped(process: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,7 +169,7 @@ class ServedRecords:
 
 
 def records_of(engine: StepPort) -> ServedRecords | None:
-    """Those that a scheduler's settings ask for. Of several data-parallel engines each has a file of its own.
+    """The file of records that the settings ask for. Of several data-parallel engines each has a file of its own.
 
     An engine of a dense model is told its index alone, not that there are others: there the first keeps the name.
     """

@@ -446,4 +446,4 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
 
 class AsyncPolicyScheduler(PolicyScheduler, AsyncScheduler):  # type: ignore[misc]
-    """The same over vLLM's asynchronous scheduler, which comes next in the method resolution order."""
+    """`PolicyScheduler` over vLLM's asynchronous scheduler, which comes next in the method resolution order."""

@@ -14,6 +14,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
@@ -129,7 +130,7 @@ class ModelFreeEngine:
     it was ordered with.
     """
 
-    def __init__(self, scheduler: Any, depth: int = 1, copy_steps: int = 0) -> None:
+    def __init__(self, scheduler: Scheduler, depth: int = 1, copy_steps: int = 0) -> None:
         self.scheduler = scheduler
         self.now_s = 0.0
         scheduler.clock = scheduler.wall_clock = lambda: self.now_s  # vLLM's own scheduler reads neither

@@ -117,7 +117,7 @@ def features_in_use(vllm_config: Any) -> list[Feature]:
 class CheckedEngine(ModelFreeEngine):
     """A model-free engine that uses a feature, and notes which requests end."""
 
-    def __init__(self, scheduler: Any, feature: Feature, depth: int) -> None:
+    def __init__(self, scheduler: Scheduler, feature: Feature, depth: int) -> None:
         super().__init__(scheduler, depth, _COPY_STEPS if feature.host_kv else 0)
         self._feature = feature
         self._steps = self._requests = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
@@ -16,6 +16,9 @@ from headway.engine.servers.vllm_flags import parse_vllm_flags
 from headway.engine.settings import EngineSettings
 from headway.engine.step.step_model import graphed_tokens
 from headway.errors import ConfigError, HeadwayError
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
 
 Hints = dict[str, object]
 
@@ -338,7 +341,7 @@ def _is_synchronous(vllm_flags: Sequence[str]) -> bool:
     return any(flag.name == "--no-async-scheduling" for flag in parse_vllm_flags(vllm_flags))
 
 
-def _kv_bytes_per_token(scheduler: Any) -> int:
+def _kv_bytes_per_token(scheduler: Scheduler) -> int:
     """Bytes of KV one worker keeps for one token, rounded up."""
     config = scheduler.kv_cache_config
     size = sum(int(tensor.size) for tensor in config.kv_cache_tensors)

@@ -258,7 +258,7 @@ class Accounts:
         return entry
 
     def place(self, entry: Entry, instance: str) -> None:
-        """It was sent to an instance: its first, or another one after the last."""
+        """A request was sent to an instance: its first, or another one after the last."""
         self._leave(entry)
         entry.instance = instance
         entry.places.append(instance)
@@ -275,7 +275,7 @@ class Accounts:
             self.at(entry.instance).recent_ttfts_s.append(now_s - entry.arrival_s)
 
     def hand_off(self, entry: Entry, target: str) -> None:
-        """Its instance gave it up unstarted; `target` gets it next, the same one again if no other takes it.
+        """An instance gave a request up unstarted; `target` gets it next, that instance again if no other takes it.
 
         `entry.moves` counts both, as they are limited together; `moves` counts those that went elsewhere.
         """
@@ -284,16 +284,16 @@ class Accounts:
             self.moves[entry.instance, target] += 1
 
     def retry(self, entry: Entry) -> None:
-        """Its instance broke before anything had come; it is asked for again, elsewhere if possible."""
+        """An instance broke before any of an answer had come; the request is sent again, elsewhere if possible."""
         self.retried += 1
 
     def resume(self, entry: Entry) -> None:
-        """Its instance broke in the middle of its answer, which goes on elsewhere."""
+        """An instance broke in the middle of an answer, which goes on elsewhere."""
         entry.resumes += 1
         self.resumed += 1
 
     def first_token(self, entry: Entry, now_s: float) -> None:
-        """Its first token has come: it no longer waits. Later calls change nothing."""
+        """A request's first token has come: the request no longer waits. Later calls change nothing."""
         if entry.first_s is None:
             entry.first_s = entry.last_s = now_s
             if entry.instance:
@@ -308,7 +308,7 @@ class Accounts:
         entry.account.output_tokens += tokens
 
     def end(self, entry: Entry, outcome: Outcome, now_s: float, *, rejected: bool = False) -> None:
-        """Its one end. `rejected`: nothing would have served it. Raises ValueError for one that has ended."""
+        """Enter a request's one end. `rejected`: nothing would have served it. Raises ValueError if it has ended."""
         if entry.outcome is not None:
             raise ValueError(f"request {entry.id!r} has ended already ({entry.outcome}); accepted: one end")
         if outcome is Outcome.HANDED_OFF:

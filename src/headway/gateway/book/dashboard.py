@@ -224,7 +224,7 @@ class Dashboard:
         )
 
     def _busiest_classes(self) -> list[ClassKey]:
-        """Those that most requests came to lately, in the order of targets and tenant."""
+        """The classes with most requests lately, in the order of targets and tenant."""
         keys = self._accounts.classes
         came = {key: self._classes.growth(key, FIVE_MINUTES_S)[0] for key in keys}
         return sorted(sorted(keys, key=lambda key: -came[key])[:MOST_CLASSES])

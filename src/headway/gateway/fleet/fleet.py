@@ -87,7 +87,7 @@ class Fleet:
             self._supervisors[name].garbage()
 
     def learn_again(self, name: str) -> None:
-        """It was changed: ask anew what it says of itself, which models it has for one."""
+        """An instance was changed: ask it anew what it says of itself, such as its models."""
         if name in self._supervisors:
             self._supervisors[name].learn_again()
 

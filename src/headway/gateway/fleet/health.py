@@ -158,7 +158,7 @@ _COUNTERS = (
     b"vllm:prompt_tokens_total",
     b"vllm:generation_tokens_total",
 )
-"""Those that grow while an engine computes."""
+"""Metrics that grow while an engine computes."""
 _REQUESTS = (b"vllm:num_requests_running", b"vllm:num_requests_waiting")
 """What it says it has to compute: a client that reads nothing keeps its request here, and no engine busy."""
 _LOOKS = 10

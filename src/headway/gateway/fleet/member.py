@@ -42,17 +42,17 @@ class Condition(StrEnum):
     """How an instance is. READY alone gets new requests."""
 
     STARTING = "starting"
-    """It has not answered yet."""
+    """The instance has not answered yet."""
     READY = "ready"
-    """It answers."""
+    """The instance answers."""
     UNWELL = "unwell"
-    """It missed a health check, or answered garbage: nothing new goes there, what runs there goes on."""
+    """The instance missed a health check, or answered garbage: nothing new goes there, what runs there goes on."""
     DRAINING = "draining"
-    """It finishes what it has."""
+    """The instance finishes what it has."""
     LOST = "lost"
-    """It is gone or frozen: the requests there are cut off."""
+    """The instance is gone or frozen: the requests there are cut off."""
     STOPPED = "stopped"
-    """It was ended, and is not started again."""
+    """The instance was ended, and is not started again."""
 
 
 @dataclass(slots=True, eq=False)

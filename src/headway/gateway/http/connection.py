@@ -171,7 +171,7 @@ class Connection(HttpToolsProtocol):
         self._look_later()
 
     def resume_writing(self) -> None:
-        """It has become less."""
+        """The client has read: less is left to send."""
         self._stop_looking()
         super().resume_writing()
 

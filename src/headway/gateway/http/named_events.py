@@ -18,7 +18,7 @@ _BEFORE_TOKENS = frozenset({
 })  # fmt: skip
 _ENDS = frozenset({b"message_stop", b"response.completed", b"response.incomplete"})
 _TELLING = frozenset({b"message_delta", b"response.completed", b"response.failed", b"error"})
-"""Those that are read; of all others the name says enough."""
+"""The events that are read; of all others the name says enough."""
 _COUNTS = b"message_delta"
 _MESSAGE = "message"
 """What Anthropic's answer in one piece is called."""

@@ -106,14 +106,14 @@ class AdmissionQueue:
         return admission
 
     def began(self, admission: QueuedRequest) -> None:
-        """Its first token is out. Later calls change nothing."""
+        """A request's first token is out. Later calls change nothing."""
         if admission.waiting:
             admission.waiting = False
             self.waiting -= admission.sequences
             self.start_rate.began(self._clock(), admission.sequences)
 
     def leave(self, admission: QueuedRequest) -> None:
-        """It is over."""
+        """A request is over."""
         self.waiting -= admission.sequences * admission.waiting
         self.inside -= admission.sequences * admission.inside
         admission.waiting = admission.inside = False

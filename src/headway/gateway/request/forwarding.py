@@ -45,7 +45,7 @@ _TO_ALL = frozenset({
 })  # fmt: skip
 """Paths of vLLM's whose POST one instance alone should not get."""
 _ADAPTERS = "/adapters"
-"""The same as SageMaker has it: POST, and DELETE of a name under it."""
+"""Adapters as SageMaker has them: POST, and DELETE of a name under it."""
 _FIRST_ERROR = 400
 _ANSWERS = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
 
@@ -191,7 +191,7 @@ class _Upload:
         return body
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Those that are held, or as they come: see `_parts`."""
+        """The parts that are held, or parts as they come: see `_parts`."""
         if self._held is None:
             async for part in self._parts():
                 yield part

@@ -19,7 +19,7 @@ class Cut(IntEnum):
     LOST = 1
     """The instance is gone or frozen."""
     TOO_OLD = 2
-    """Its answer has not begun within the age limit."""
+    """The answer has not begun within the age limit."""
     GONE = 3
     """The client has left."""
     CLOSING = 4

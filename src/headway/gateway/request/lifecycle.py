@@ -398,7 +398,7 @@ class RequestLifecycle:
         serving.accounts.progress(self.entry, tokens, now_s)
 
     def _no_longer_waits(self) -> None:
-        """It has begun; or it may have, and will not say so before it is whole (no stream)."""
+        """The answer has begun; or, without a stream, may have: it does not say so before it is whole."""
         if self._admission is not None:
             self.serving.queue.began(self._admission)
         if self._timer is not None:

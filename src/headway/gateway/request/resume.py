@@ -297,7 +297,7 @@ class ResumedEvents(Events):
         return bytes(shown)
 
     def begins(self, data: bytes) -> bool:
-        """It has begun long ago."""
+        """A resumed answer has begun long ago."""
         return True
 
     @property

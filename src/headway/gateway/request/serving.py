@@ -45,7 +45,7 @@ class StoredResponses:
         self._of_tenant: dict[str, dict[str, None]] = {}
 
     def keep(self, response_id: str, instance: str, tenant: str) -> None:
-        """It is made there."""
+        """A response is made at this instance, for this tenant."""
         self._forget(response_id)
         self._known[response_id] = (instance, tenant)
         theirs = self._of_tenant.setdefault(tenant, {})
@@ -197,7 +197,7 @@ class Serving:
         return [name for name in names if name == home]
 
     def where(self, response_id: str | None) -> Sequence[str]:
-        """The same. Raises GatewayError (503) if there is none now."""
+        """The instances that may be asked, or the one with a stored response. Raises GatewayError (503) without any."""
         names = self.able(response_id)
         if not names:
             others = self.fleet.names()

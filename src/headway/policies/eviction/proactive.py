@@ -83,7 +83,7 @@ class KvMoves:
             self.returning.clear()
 
     def next_to_leave(self) -> list[Job]:
-        """Those that would leave for one more idle room, and are to be copied: as many as the host has room for."""
+        """The jobs that would leave for one more idle room, and are to be copied: as many as the host has room for."""
         found: list[Job] = []
         blocks = self.free.blocks
         for _, _, job in reversed(self.last):

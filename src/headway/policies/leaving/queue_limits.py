@@ -121,7 +121,7 @@ class OutOfMemory(Unchanging):
             self._preempted[job] = Departure.HAND_OFF
 
     def remove(self, job: Job) -> None:
-        """It no longer waits."""
+        """A job no longer waits."""
         self._preempted.pop(job, None)
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:

@@ -71,7 +71,7 @@ class PriorityFirst(_AnyOrder):
 
 
 class _ForeseeingPriorityFirst(PriorityFirst):
-    """The same over an order that says when jobs will be served."""
+    """Priority first, over an order that says when jobs will be served."""
 
     def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
         """As the other order expects, but no job before one of a better priority."""

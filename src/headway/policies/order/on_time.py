@@ -236,7 +236,7 @@ class OnTime:
         return self._times.latest_start_s(job)
 
     def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
-        """Those of `jobs`, all live, that have a target and can still meet all they have. O(jobs)."""
+        """The jobs, all live, that have a target and can still meet all they have. O(jobs)."""
         if not self._goes_by_targets:
             return []
         self._ask_of(jobs)
@@ -262,7 +262,7 @@ class OnTime:
         return found
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
-        """Those of `on_time` that are served before the rest, in turn: all but those given up."""
+        """Returns those of `on_time` that are served before the rest, in turn: all but those given up."""
         kept = self._times.hurried(on_time, now_s) if self.far_ahead else self._times.candidates(on_time)
         lead_s = self._leads_s(kept)
         kept.sort()
@@ -308,7 +308,7 @@ def _sort_by(candidates: list[Candidate], when: str, lead_s: Mapping[str, float]
 
 
 def _prompts(candidates: Iterable[Candidate], lead_s: Mapping[str, float]) -> Sequence[Candidate]:
-    """Those that hold others up; what their tenants have had more counts as if they cost so much more."""
+    """The candidates that hold others up; what their tenants have had more counts as if they cost so much more."""
     prompts = [one for one in candidates if one.service_s]
     return (
         [one._replace(cost_s=one.cost_s + lead_s[one.job.tenant]) for one in prompts] if lead_s else prompts

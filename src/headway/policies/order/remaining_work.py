@@ -202,7 +202,7 @@ class RemainingWork:
         return self._work_s[job]
 
     def outdated(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
-        """Those of `jobs` that are to be estimated anew once they have brought so many tokens more.
+        """Returns those of `jobs` that are to be estimated anew once they have brought so many tokens more.
 
         O(jobs), without calls.
         """

@@ -67,7 +67,7 @@ class LatestStart:
         return min(last_chance_s, self._at_pace_s(job, self._work.foreseen_tokens(job))), last_chance_s
 
     def last_chance_s(self, job: Job) -> float:
-        """Its latest start, but between tokens until when it can catch up by the end that is expected of its answer."""
+        """A job's latest start; between tokens, until when it can catch up by the expected end of its answer."""
         slo = job.slo
         if not slo:
             return NO_TARGET
@@ -327,7 +327,7 @@ class Timetable:
         return [self._candidates[job] for job in jobs]
 
     def hurried(self, jobs: Iterable[Job], now_s: float) -> list[Candidate]:
-        """The same, without streams that wait for memory and are in no hurry. O(jobs)."""
+        """The candidates without streams that wait for memory and are in no hurry. O(jobs)."""
         back_s = now_s + _BACK_STEPS * self._latest.step_s
         waiting = self._waiting
         return [
@@ -337,7 +337,7 @@ class Timetable:
         ]
 
     def in_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
-        """Those of `jobs` that have a target and can still meet all they have. O(jobs), without calls."""
+        """The jobs that have a target and can still meet all they have. O(jobs), without calls."""
         late_s, tokens_then, token_s = self._late_s.get, self._tokens_then, self._latest.token_s
         # Most residents of some loads have met all they had to: inf, as without a target.
         return [

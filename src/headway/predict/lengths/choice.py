@@ -23,7 +23,7 @@ NONE = "none"
 DEFAULT_PREDICTOR = "learned"
 """What predicts for policies that go by predictions, if nothing is said."""
 FAST = ("learned", "hash")
-"""Those that answer within a millisecond, so that they may be asked on an event loop."""
+"""Predictors that answer within a millisecond, so that they may be asked on an event loop."""
 ACCEPTED = "learned, hash, minilm, st:DIR|HUB (each perhaps with :key=value,...)"
 """How they are written, for messages."""
 _SETTINGS = re.compile(r"(?::(?P<settings>[a-z_]+=[^:]*))?$")
@@ -50,6 +50,6 @@ def length_predictor(spec: str, *, inline: bool = True) -> ForestPredictor:
 
 
 def _parted(spec: str) -> tuple[str, str]:
-    """Its name, with what it names beside, and its settings."""
+    """The name of a predictor, with what it names beside, and its settings."""
     match = _SETTINGS.search(spec)
     return (spec[: match.start()], match["settings"] or "") if match else (spec, "")

@@ -90,7 +90,7 @@ class ForestPredictor:
         return self.predict_many((facts,))[0]
 
     def predict_many(self, requests: Sequence[RequestFacts]) -> list[LengthEstimate | None]:
-        """Those of several, for little more than that of one."""
+        """The lengths of several requests, for little more than that of one."""
         forest, rows = self._forest, self.features.rows(requests)
         raws = None if forest is None or not requests else forest.ask(rows)
         found: list[LengthEstimate | None] = []

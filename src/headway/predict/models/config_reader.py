@@ -44,7 +44,7 @@ class ConfigReader:
         return 0
 
     def needed(self, *keys: str) -> int:
-        """The same, but an error if there is none."""
+        """The number of the first key that is there; an error if there is none."""
         value = self.known(*keys)
         if value:
             return value

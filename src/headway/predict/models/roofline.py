@@ -41,23 +41,23 @@ class Roofline:
         return self.product_flops(shape) + self._pair_flops * pairs
 
     def product_flops(self, shape: BatchShape) -> float:
-        """Those of the operations that are matrix products with weights."""
+        """Of the operations, those that are matrix products with weights."""
         return self._token_flops * shape.num_tokens + self._job_flops * shape.num_jobs
 
     def prefill_attention_flops(self, shape: BatchShape) -> float:
-        """Those of the operations that are attention of jobs with more than one new token."""
+        """Of the operations, those that are attention of jobs with more than one new token."""
         return self._pair_flops * shape.prefill_pairs
 
     def weight_bytes(self, shape: BatchShape) -> float:
-        """Those of the bytes that are weights."""
+        """Of the bytes, those that are weights."""
         return self._fixed_bytes + self._expert_bytes * self._experts_read(shape.num_tokens)
 
     def prefill_context_bytes(self, shape: BatchShape) -> float:
-        """Those of the bytes that are KV read for jobs with more than one new token."""
+        """Of the bytes, those that are KV read for jobs with more than one new token."""
         return self._context_bytes * shape.prefill_context_tokens
 
     def mixed_context_bytes(self, shape: BatchShape) -> float:
-        """Those of the bytes that are KV read for decodes beside prompts; 0 in a step of decodes alone."""
+        """Of the bytes, those that are KV read for decodes beside prompts; 0 in a step of decodes alone."""
         alone = shape.num_tokens == shape.num_decodes
         return 0.0 if alone else self._context_bytes * shape.decode_context_tokens
 

@@ -39,7 +39,7 @@ class Surface(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return float(2.0 ** sum(values[index] * weight for index, weight in corners))
 
     def _on_plane(self, first: float, second: float) -> float:
-        """The same over two axes, as the simulator's clock asks for it."""
+        """The value over two axes, as the simulator's clock asks for it."""
         rows, columns = self.axes
         row, down = _place(rows, log2(first))
         column, right = _place(columns, log2(second))
