@@ -13,7 +13,7 @@ from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError, SimulationError
 from headway.lab.predictor_choice import length_source
-from headway.lab.stream import INTERACTIVE_SHARE
+from headway.lab.trace import INTERACTIVE_SHARE
 from headway.predict.lengths.choice import length_predictor
 from headway.predict.lengths.facts import RequestFacts, SharedPrefix
 from headway.predict.lengths.predictor import ForestPredictor

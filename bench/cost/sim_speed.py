@@ -31,7 +31,7 @@ from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.lab.engine_sizes import Sizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.sim.simulation import System, simulate
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true", help="leave out the long trace")
     arguments = parser.parse_args()
     source = source_of(arguments.data / SPEED_TRACE, SPEED_LAW)
-    requests = Stream(source, arguments.limit).requests()
+    requests = Trace(source, arguments.limit).requests()
     runs = []
     for case in CASES:
         runs.append(measure(case, requests))
@@ -189,7 +189,7 @@ class MemoryMeter:
 
 def memory_samples(source: str, limit: int | None) -> dict[str, Any]:
     """Serve a trace and sample what the process holds beyond it."""
-    requests = Stream(source, limit).requests()
+    requests = Trace(source, limit).requests()
     system = system_of("h100", MEMORY_INSTANCES)
     meter = MemoryMeter(len(requests))
     started_s = time.process_time()

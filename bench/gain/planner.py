@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 from bench.command import command_line, jobs_option, say
 from headway.core.slo import Slo
 from headway.errors import ConfigError, HeadwayError
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.planner.deploy import command
 from headway.planner.planner import Effort, PlannedDeployment, make_plan
 from headway.planner.preparation import prepare
@@ -79,9 +79,9 @@ class Bench:
 
     def ask(self, trace: str) -> PlanRequest:
         """The plan of a trace."""
-        stream = Stream(self.source(trace), self.limit, TARGETS)
+        stream = Trace(self.source(trace), self.limit, TARGETS)
         return PlanRequest(
-            hardware=HARDWARE, model=MODEL, gpus=GPUS, stream=stream, load=LOAD, seeds=self.seeds
+            hardware=HARDWARE, model=MODEL, gpus=GPUS, trace=stream, load=LOAD, seeds=self.seeds
         )
 
     def plan(self, trace: str) -> tuple[PlannedDeployment, dict[str, Any]]:
@@ -99,7 +99,7 @@ def row(source: str, planned: PlannedDeployment, wall_s: float) -> dict[str, Any
     data = plan_data(planned)
     points = data["gain"]["points"]
     return {
-        "trace": source if planned.prepared.task.stream.is_drawn else Path(source).name,
+        "trace": source if planned.prepared.task.trace.is_drawn else Path(source).name,
         "configurations": planned.tried,
         "possible": planned.prepared.space.size,
         "runs": data["runs"],

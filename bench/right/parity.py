@@ -24,7 +24,7 @@ from headway.core.job import Job
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.vllm.model_free import ScriptedRequest, engine_config, headway_builder
 from headway.engine.vllm.self_check import Parity, compare_logs, run_script, stock_builder
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.policies.order.arrival import Arrival
 
 SHARED_TRACE = Path(__file__).parents[3] / "shared" / "data" / "traces" / "azure2023_conv.csv.gz"
@@ -93,7 +93,7 @@ def make_script(count: int) -> list[ScriptedRequest]:
     print(f"lengths from {Path(source).name}", file=sys.stderr)
     rng = random.Random(0)
     script = []
-    for index, request in enumerate(Stream(source, count).requests()):
+    for index, request in enumerate(Trace(source, count).requests()):
         prompt = min(request.input_tokens, MAX_MODEL_LEN // 2)
         shared = prompt // 2 if rng.random() < 0.5 else 0
         group = rng.randrange(5) * MAX_MODEL_LEN

@@ -30,7 +30,7 @@ from headway.engine.servers.server_command import server_command
 from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
 from headway.lab.server import free_port
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.loadgen import ReplayOptions, replay
 from headway.loadgen.queries import scrape
 from headway.results import read_records
@@ -163,7 +163,7 @@ def make_requests(count: int) -> list[TraceRequest]:
     """The trace's start, fitted to the model; each request is its own tenant, so that both sides name it alike."""
     source = str(SHARED_TRACE) if SHARED_TRACE.exists() else f"{OWN_TRACE}{count}"
     print(f"requests of {Path(source).name}", file=sys.stderr)
-    requests = scale_lengths(Stream(source, count).requests(), MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS)
+    requests = scale_lengths(Trace(source, count).requests(), MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS)
     return [replace(request, tenant=request.id) for request in scale_rate(requests, RATE_SCALE)]
 
 

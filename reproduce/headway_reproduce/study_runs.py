@@ -18,7 +18,7 @@ from headway.lab.kept_runs import FILE as FILE
 from headway.lab.kept_runs import Kept, release
 from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.lab.simulation import fingerprint, run_info
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.policies.policy import Policy
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import Calibration
@@ -121,7 +121,7 @@ def simulate_run(run: StudyRun) -> RunResult:
 
 @lru_cache(maxsize=4)
 def _requests(trace: str, seed: int) -> list[TraceRequest]:
-    return Stream(trace).requests(seed)
+    return Trace(trace).requests(seed)
 
 
 def _costs(run: StudyRun) -> Calibration:

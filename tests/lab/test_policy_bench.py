@@ -26,7 +26,7 @@ from headway.lab.policy_bench import (
     sample,
 )
 from headway.lab.server import why_not_ready
-from headway.lab.stream import demo_stream
+from headway.lab.trace import demo_stream
 from headway.loadgen import ReplayOptions
 from headway.results import RunMeta, read_records, record_writer, start_run
 from headway.results.records import write_records

@@ -18,7 +18,7 @@ from headway.lab.grid import GridCell, PolicyGrid
 from headway.lab.policy_choice import Parts
 from headway.lab.sim_tables import averaged, sweep_pictures, tables, to_json
 from headway.lab.simulation import CellResult, Setup, SimulationRequest, fingerprint, run_cell, set_up
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.results import labelled_summaries, read_records, read_run, read_runs, sections, summarize
 from headway.routing.pools import parse_pools
 from headway.sim.limits import KvTier
@@ -28,7 +28,7 @@ TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,
 ASKED = SimulationRequest(
     hardware="h100",
     model="Qwen/Qwen3-8B",
-    stream=Stream(TRACE, slo=Slo(ttft_s=0.1)),
+    trace=Trace(TRACE, slo=Slo(ttft_s=0.1)),
     grid=PolicyGrid(policies=("vllm", "sjf"), loads=(0.5, 1.0), num_seeds=2),
     sizes=Sizes(max_num_seqs=8, max_num_batched_tokens=512, num_blocks=120),
 )
@@ -36,7 +36,7 @@ ONE_SEAT = Sizes(max_num_seqs=1, num_blocks=120)
 SINGLE = replace(ASKED, grid=PolicyGrid(policies=("vllm", "sjf")))
 POOLED = replace(
     SINGLE,
-    stream=Stream(TRACE.replace("rate=30", "rate=300"), slo=Slo(ttft_s=0.1, tbt_s=0.05)),
+    trace=Trace(TRACE.replace("rate=30", "rate=300"), slo=Slo(ttft_s=0.1, tbt_s=0.05)),
     grid=PolicyGrid(policies=("ascendra", "vllm"), num_seeds=2),
     sizes=Sizes(max_num_seqs=2, max_num_batched_tokens=512, num_blocks=120),
     pools=parse_pools("lp=2,hp=1"),
@@ -207,7 +207,7 @@ def test_pools_give_the_same_bytes_on_any_number_of_processes_and_count_each_req
         ({"grid": PolicyGrid(policies=("vllm", "nope"))}, "unknown policy 'nope'; accepted: vllm, "),
         ({"parts": Parts(order="nope")}, "unknown order 'nope'; accepted: "),
         ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),
-        ({"stream": Stream("missing.csv")}, "missing.csv"),
+        ({"trace": Trace("missing.csv")}, "missing.csv"),
         ({"sizes": Sizes(pp=2, asynchronous=True)}, "asynchronous scheduling with pipeline stages"),
         ({"sizes": Sizes(tp=3)}, "tensor parallelism 3"),
         ({"instances": 0}, "instances is 0; accepted: 1 or more"),
@@ -373,7 +373,7 @@ def test_the_first_error_ends_it_and_the_done_is_kept(tmp_path: Path, jobs: int)
         {"hardware": "h200"},
         {"grid": PolicyGrid(policies=("vllm",))},
         {"parts": Parts(order="edf")},
-        {"stream": Stream(f"{TRACE}/seed=5")},
+        {"trace": Trace(f"{TRACE}/seed=5")},
         {"max_output_tokens": 999},
     ],
 )

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from headway.core.record import Outcome
 from headway.core.slo import Slo
-from headway.lab.stream import demo_stream
+from headway.lab.trace import demo_stream
 from headway.results import read_records
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.slo import NO_TARGETS, Slo
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.planner.planner import Effort, PlannedDeployment, make_plan
 from headway.planner.preparation import Prepared, prepare
 from headway.planner.request import PlanRequest
@@ -34,7 +34,7 @@ def ask(*, trace: str = TRACE, slo: Slo = NO_TARGETS, **asked: Any) -> PlanReque
         "seeds": 2,
         **asked,
     }
-    return PlanRequest(stream=Stream(trace, None, slo), **values)
+    return PlanRequest(trace=Trace(trace, None, slo), **values)
 
 
 def prepared(**asked: Any) -> Prepared:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.planner.machine import Configuration
 from headway.planner.sampling import (
     Sample,
@@ -196,7 +196,7 @@ def test_samples_of_a_file_are_other_windows_and_those_of_a_workload_other_draws
 
 def test_a_sample_of_conversations_is_not_their_first_turns_alone() -> None:
     """Two conversations of eight turns begin a second, for 750 s: in the middle 16 turns come a second."""
-    turns = Stream("gen:poisson:rate=2/input=sharegpt/output=sharegpt/count=1500/turns=8/think=60").requests()
+    turns = Trace("gen:poisson:rate=2/input=sharegpt/output=sharegpt/count=1500/turns=8/think=60").requests()
     part = cut(turns, sample(0, 60.0, drawn=True))
     assert len(part) / 60 == pytest.approx(16, rel=0.1)
     assert fmean(turn.input_tokens for turn in part) == pytest.approx(

@@ -8,7 +8,7 @@ import pytest
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.planner.machine import Configuration, Machine, moving_parts
 from headway.planner.request import PlanRequest
 from headway.planner.space import SMALL_BUDGETS, THRESHOLDS, Space, build_space, default_configuration
@@ -32,7 +32,7 @@ def space(machine: Machine = H100, **changes: Any) -> Space:
     asked |= {name: changes.pop(name) for name in asked.keys() & changes.keys()}
     gpus = changes.pop("gpus", (4,))
     machines = {"hardware": machine.hardware, "model": machine.model, "gpus": max(gpus), "these": gpus}
-    request = OnThese(stream=Stream("none"), **machines, **changes)
+    request = OnThese(trace=Trace("none"), **machines, **changes)
     return build_space(machine, request, **asked)
 
 

@@ -124,7 +124,7 @@ def test_a_choice_is_deployed_replayed_and_compared(tmp_path: Path) -> None:
     told: list[str] = []
     # The costs are this machine's as far as the plan knows, so it is not profiled.
     found = verify(plan, tmp_path, 1.0, told.append)
-    assert found.words == arguments("demo", found.configuration, plan.prepared.request.stream.slo)
+    assert found.words == arguments("demo", found.configuration, plan.prepared.request.trace.slo)
     assert found.requests >= FEWEST_REQUESTS
     assert found.configuration == plan.choice
     assert "--predictor" in found.words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.lab.papers import Request, Tell
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway.traces import NAMED_LAWS, TraceRequest, take
@@ -40,7 +40,7 @@ REAL_BLOCK_TOKENS = 32
 
 def real_requests(count: int = REAL_REQUESTS) -> list[TraceRequest]:
     """The first requests of a group's own draw, all at 0 s, each declaring the limit of its output."""
-    return take(Stream(Point(group=GROUPS[0]).trace()).requests(0), count)
+    return take(Trace(Point(group=GROUPS[0]).trace()).requests(0), count)
 
 
 REAL_PLAN = RealPlan(

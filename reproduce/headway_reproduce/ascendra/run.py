@@ -16,7 +16,7 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import HeadwayError
 from headway.lab.policy_choice import policy_factory
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.policies.policy import Policy
 from headway.results import summarize
 from headway.results.metrics import end_s, ends, met_targets, tbt_s, ttft_s
@@ -83,7 +83,7 @@ def _use(result: SimulatedRun) -> dict[str, PoolUse]:
 
 @lru_cache(maxsize=2)
 def _requests(trace: str, slo: Slo, seed: int) -> list[TraceRequest]:
-    return Stream(trace, slo=slo).requests(seed)
+    return Trace(trace, slo=slo).requests(seed)
 
 
 # ---- predicted step times ------------------------------------------------------------------------------

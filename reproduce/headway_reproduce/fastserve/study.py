@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.lab.papers import Request, Tell
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway.traces import TraceRequest, take
@@ -49,7 +49,7 @@ REAL_REQUESTS = 60
 def real_requests(count: int = REAL_REQUESTS) -> list[TraceRequest]:
     """The first requests of the end-to-end draw, all at 0 s, each declaring the limit of its answer."""
     point = END_TO_END.at_once()
-    return take(Stream(f"{point.trace()}/max_output={point.lengths.limit}").requests(0), count)
+    return take(Trace(f"{point.trace()}/max_output={point.lengths.limit}").requests(0), count)
 
 
 REAL_PLAN = RealPlan(

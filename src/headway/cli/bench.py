@@ -17,7 +17,7 @@ from headway.cli.options import (
     SloTbt,
     SloTtft,
     TimeUnit,
-    Trace,
+    TraceSource,
     VllmFlags,
     host_memory,
 )
@@ -50,7 +50,7 @@ class BenchFlags:
     """What is compared, on which stream, and where the records go."""
 
     model: Annotated[str, Setting("`demo`, `demo-random`, a directory, or a hub name.", "M")]
-    trace: Trace
+    trace: TraceSource
     policies: Annotated[str, Setting("Rows of the preset table, in turn.", "A,B,...")]
     out: Annotated[Path, Setting("Folder for records and logs; must be new.", "DIR")]
     vllm_flags: VllmFlags = ()
@@ -91,7 +91,7 @@ class BenchFlags:
         from headway.engine.settings import EngineSettings
         from headway.lab.grid import parse_policies
         from headway.lab.policy_bench import PolicyBench
-        from headway.lab.stream import Stream
+        from headway.lab.trace import Trace
         from headway.traces import scale_rate
 
         if self.load is not None and self.rate_scale != 1:
@@ -99,7 +99,7 @@ class BenchFlags:
                 f"--load is {self.load:g} and --rate-scale {self.rate_scale:g}; accepted: one of the two"
             )
         slo = Slo(ttft_s=self.slo_ttft_s, tbt_s=self.slo_tbt_s)
-        stream = Stream(self.trace, self.limit, slo, self.time_unit)
+        stream = Trace(self.trace, self.limit, slo, self.time_unit)
         return PolicyBench(
             model=self.model,
             policies=parse_policies(self.policies),

@@ -189,7 +189,7 @@ KvTierSpec = Setting(
     "memory).",
     "gib=X[/gib_per_s=X][/latency_ms=X]",
 )
-Trace = Annotated[
+TraceSource = Annotated[
     str,
     Setting("Trace file (CSV, JSON, .gz), generated workload, or the demo's.", "FILE|gen:SPEC|demo"),
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.options import KvTierSpec, OptionGroup, SloTbt, SloTtft, TimeUnit, Trace
+from headway.cli.options import KvTierSpec, OptionGroup, SloTbt, SloTtft, TimeUnit, TraceSource
 from headway.cli.output import kept_or_temporary, progress, show, stdout_for_data
 from headway.errors import ConfigError, HeadwayError, UpstreamError
 from headway.setting import Setting, Shown
@@ -118,7 +118,7 @@ class CheckFlags:
 class PlanFlags:
     """What is planned, how it is searched, and whether the choice is checked."""
 
-    trace: Trace
+    trace: TraceSource
     hardware: Annotated[str, Setting("GPU of the catalogue, or a cost file.", "H")]
     model: Annotated[str, Setting("`demo`, a hub name that is known, or a directory.", "M")]
     gpus: Annotated[int, Setting("How many there are.", "N")]
@@ -132,7 +132,7 @@ class PlanFlags:
         """The question that the search answers."""
         from headway.core.slo import Slo
         from headway.lab.grid import parse_policies
-        from headway.lab.stream import Stream
+        from headway.lab.trace import Trace
         from headway.planner.request import PlanRequest
         from headway.sim.limits import parse_kv_tier
 
@@ -142,7 +142,7 @@ class PlanFlags:
             hardware=self.hardware,
             model=self.model,
             gpus=self.gpus,
-            stream=Stream(self.trace, load.limit, slo, self.time_unit),
+            trace=Trace(self.trace, load.limit, slo, self.time_unit),
             rate_scale=load.rate_scale,
             load=load.load,
             policies=None if search.policies is None else parse_policies(search.policies),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.options import ApiKey, OptionGroup, SloTbt, SloTtft, TimeUnit, Trace
+from headway.cli.options import ApiKey, OptionGroup, SloTbt, SloTtft, TimeUnit, TraceSource
 from headway.cli.output import check_file, check_replaceable
 from headway.errors import ConfigError
 from headway.setting import Setting, Shown
@@ -124,7 +124,7 @@ class ReplayFlags:
     """Which trace is sent where, how, and where the records go."""
 
     url: Annotated[tuple[str, ...], Setting("Base URL of the server; repeatable with --batches.", "URL")]
-    trace: Trace
+    trace: TraceSource
     out: Annotated[Path, Setting("Write one JSON line per request here.", "RECORDS")]
     rate_scale: Annotated[float, Setting("Requests arrive this many times as fast.", "X")] = 1.0
     time_unit: TimeUnit = None
@@ -156,11 +156,11 @@ class ReplayFlags:
     def requests(self) -> list[TraceRequest]:
         """What is sent, and when."""
         from headway.core.slo import Slo
-        from headway.lab.stream import Stream
+        from headway.lab.trace import Trace
         from headway.traces import scale_rate
 
         slo = Slo(ttft_s=self.slo_ttft_s, tbt_s=self.slo_tbt_s)
-        return scale_rate(Stream(self.trace, self.limit, slo, self.time_unit).requests(), self.rate_scale)
+        return scale_rate(Trace(self.trace, self.limit, slo, self.time_unit).requests(), self.rate_scale)
 
     def options(self) -> ReplayOptions:
         """Where it is sent, and how."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.options import Json, KvTierSpec, OptionGroup, SloTbt, SloTtft, TimeUnit, Trace
+from headway.cli.options import Json, KvTierSpec, OptionGroup, SloTbt, SloTtft, TimeUnit, TraceSource
 from headway.cli.output import counting, kept_or_temporary, show, written_command
 from headway.errors import ConfigError
 from headway.lab.engine_sizes import Sizes
@@ -128,7 +128,7 @@ class SimulateFlags:
 
     hardware: Annotated[str, Setting("GPU of the catalogue, or a cost file.", "H")]
     model: Annotated[str, Setting("`demo`, a hub name that is known, or a directory.", "M")]
-    trace: Trace
+    trace: TraceSource
     policies: Annotated[
         str,
         Setting(
@@ -148,7 +148,7 @@ class SimulateFlags:
         """The simulation that is asked for."""
         from headway.core.slo import Slo
         from headway.lab.simulation import SimulationRequest
-        from headway.lab.stream import Stream
+        from headway.lab.trace import Trace
         from headway.routing import DEFAULT_ROUTER
         from headway.routing.pools import parse_pools
         from headway.sim.limits import parse_kv_tier
@@ -158,7 +158,7 @@ class SimulateFlags:
         return SimulationRequest(
             hardware=self.hardware,
             model=self.model,
-            stream=Stream(self.trace, asked.limit, slo, self.time_unit),
+            trace=Trace(self.trace, asked.limit, slo, self.time_unit),
             grid=PolicyGrid(
                 policies=parse_policies(self.policies),
                 loads=parse_loads(asked.rate_scale, asked.steps),

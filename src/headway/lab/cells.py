@@ -169,7 +169,7 @@ def explain(
 
     ConfigError, naming some that exist, for an id that does not.
     """
-    request = _find(scenario.stream.requests(cell.seed), request_id)
+    request = _find(scenario.trace.requests(cell.seed), request_id)
     system = scenario.system
     block_bytes = system.limits.block_size * system.calibration.kv_bytes_per_token
     watcher = StoryWatcher(request_id, request.arrival_s / cell.load, block_bytes)

@@ -27,7 +27,7 @@ from headway.lab.policy_choice import (
     uses_predictions,
 )
 from headway.lab.predictor_choice import check_predictor, length_source, predictor_label
-from headway.lab.stream import Stream, StreamFacts, stream_facts
+from headway.lab.trace import Trace, TraceFacts, trace_facts
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import Calibration
@@ -55,7 +55,7 @@ class Scenario:
     """
 
     system: System
-    stream: Stream
+    trace: Trace
     max_output_tokens: int
     parts: Parts = OWN_PARTS
     predictor: str = NONE
@@ -116,15 +116,15 @@ def run_cell(
 
 
 @lru_cache(maxsize=1)
-def _requests(stream: Stream, seed: int) -> list[TraceRequest]:
+def _requests(trace: Trace, seed: int) -> list[TraceRequest]:
     """The requests of one seed, read or drawn once for the cells that a process runs one after another."""
-    return stream.requests(seed)
+    return trace.requests(seed)
 
 
 def _simulate(
     scenario: Scenario, cell: GridCell, on_record: Callable[[Record], None], watcher: Watcher | None
 ) -> SimulatedRun:
-    requests = _requests(scenario.stream, cell.seed)
+    requests = _requests(scenario.trace, cell.seed)
     if cell.load != 1:
         requests = scale_rate(requests, cell.load)
     build = policies_of(cell.policy, scenario.parts, requests)
@@ -195,7 +195,7 @@ class SimulationRequest:
 
     hardware: str
     model: str
-    stream: Stream
+    trace: Trace
     grid: PolicyGrid
     sizes: Sizes = Sizes()  # noqa: RUF009 - a frozen value
     instances: int | None = None
@@ -214,7 +214,7 @@ class Setup:
 
     asked: SimulationRequest
     scenario: Scenario
-    facts: StreamFacts
+    facts: TraceFacts
     context_tokens: int
 
     @property
@@ -230,9 +230,9 @@ class Setup:
             "hardware": asked.hardware,
             "model": asked.model,
             "costs": fingerprint(system.calibration),
-            "trace": asked.stream.source,
-            "limit": asked.stream.limit,
-            "default_targets": asdict(asked.stream.slo),
+            "trace": asked.trace.source,
+            "limit": asked.trace.limit,
+            "default_targets": asdict(asked.trace.slo),
             "requests": self.facts.digest,
             "policies": list(asked.grid.policies),
             **self._policies(),
@@ -265,7 +265,7 @@ class Setup:
             policies=tuple(map(label, self.asked.grid.policies)),
             measured_on="simulated",
             model=self.asked.model,
-            trace=self.asked.stream.source,
+            trace=self.asked.trace.source,
             command=command,
             hardware=self.hardware(),
             versions={"headway": version("headway"), "python": platform.python_version()},
@@ -330,11 +330,11 @@ def set_up(asked: SimulationRequest) -> Setup:
         goes_by_it = any(uses_predictions(policy, asked.parts) for policy in asked.grid.policies)
         predictor = DEFAULT_PREDICTOR if goes_by_it else NONE
     check_predictor(predictor)
-    facts = stream_facts(asked.stream, asked.grid.seeds)
+    facts = trace_facts(asked.trace, asked.grid.seeds)
     check_rate(facts.last_s, min(asked.grid.loads))
     scenario = Scenario(
         system=system,
-        stream=asked.stream,
+        trace=asked.trace,
         max_output_tokens=facts.output_limit(asked.max_output_tokens),
         parts=asked.parts,
         predictor=predictor,

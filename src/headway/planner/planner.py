@@ -103,7 +103,7 @@ def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell
         objective=prepared.objective,
         samples=prepared.request.seeds,
         window_s=prepared.window_s,
-        drawn=prepared.task.stream.is_drawn,
+        drawn=prepared.task.trace.is_drawn,
     )
     runner.expect(tried, plan)
     found = search(tried, prepared.space.default, plan, runner.measure)
@@ -193,7 +193,7 @@ def _budget(prepared: Prepared, effort: Effort, runner: Runner) -> int:
     if effort.minutes is None:
         return BUDGET if effort.budget is None else effort.budget
     window_s = PROBE_SHARE * prepared.window_s
-    first = sample(0, window_s, drawn=prepared.task.stream.is_drawn)
+    first = sample(0, window_s, drawn=prepared.task.trace.is_drawn)
     probes = candidates(prepared.space, PROBES * len(prepared.policies) * len(prepared.space.default))
     pairs = [(each, first) for configurations in probes.values() for each in configurations]
     took_s = sum(runner.timed(pairs)) / len(pairs)

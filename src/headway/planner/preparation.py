@@ -10,7 +10,7 @@ from headway.errors import ConfigError, TraceError
 from headway.lab.kept_runs import release
 from headway.lab.policy_choice import OWN_PARTS, said_without_targets, uses_predictions
 from headway.lab.predictor_choice import check_predictor
-from headway.lab.stream import Stream, stream_facts
+from headway.lab.trace import Trace, trace_facts
 from headway.planner.machine import Configuration, Machine
 from headway.planner.objective import Objective
 from headway.planner.request import PlanRequest, Targets
@@ -66,9 +66,9 @@ class Prepared:
             "model": request.model,
             "costs": task.machine.fingerprint(self.default.tp),
             "gpus": request.gpus,
-            "trace": request.stream.source,
-            "limit": request.stream.limit,
-            "default_targets": asdict(request.stream.slo),
+            "trace": request.trace.source,
+            "limit": request.trace.limit,
+            "default_targets": asdict(request.trace.slo),
             "requests": task.requests_digest,
             "rate_scale": task.rate_scale,
             "policies": list(self.policies),
@@ -87,7 +87,7 @@ def prepare(request: PlanRequest) -> Prepared:
     """
     request.check()
     model_shape(request.model)
-    requests = read_once(request.stream, 0)
+    requests = read_once(request.trace, 0)
     task = _task(request, requests)
     fit = task.requests()
     asked = Targets.of(fit)
@@ -128,26 +128,26 @@ def _task(request: PlanRequest, requests: Sequence[TraceRequest]) -> Task:
     """The task of a plan, over all that its samples may draw. Raises TraceError if nothing of it fits."""
     machine = Machine(request.hardware, request.model)
     seeds = range(samples_in_all(request.seeds))
-    facts = stream_facts(request.stream, seeds)
+    facts = trace_facts(request.trace, seeds)
     room_tokens = _room_tokens(machine, request.counts())
     context_tokens = model_shape(request.model).context_tokens
     if context_tokens and not fitting(requests, context_tokens):
         raise TraceError(
-            f"no request of {request.stream.source} fits the {context_tokens:,} tokens that {request.model} reads; "
+            f"no request of {request.trace.source} fits the {context_tokens:,} tokens that {request.model} reads; "
             "accepted: shorter requests or another model"
         )
     most_tokens = min(room_tokens, context_tokens or room_tokens)
     if not fitting(requests, most_tokens):
         raise TraceError(
-            f"no request of {request.stream.source} fits the {room_tokens:,} tokens of KV that {request.gpus} x "
+            f"no request of {request.trace.source} fits the {room_tokens:,} tokens of KV that {request.gpus} x "
             f"{request.hardware} hold beside {request.model}; accepted: shorter requests, a smaller model or more GPUs"
         )
     return Task(
         machine=machine,
-        stream=request.stream,
+        trace=request.trace,
         rate_scale=request.rate_scale or 1.0,
         max_output_tokens=facts.output_limit(None),
-        longest_tokens=_longest_tokens(request.stream, seeds, most_tokens),
+        longest_tokens=_longest_tokens(request.trace, seeds, most_tokens),
         requests_digest=facts.digest,
     )
 
@@ -188,13 +188,13 @@ def _room_tokens(machine: Machine, counts: Sequence[int]) -> int:
     return max(rooms)
 
 
-def _longest_tokens(stream: Stream, seeds: range, room_tokens: int) -> int:
+def _longest_tokens(trace: Trace, seeds: range, room_tokens: int) -> int:
     """Prompt and answer together of the longest request that any instance holds, over all that is drawn."""
-    drawn = seeds if stream.is_drawn else seeds[:1]
+    drawn = seeds if trace.is_drawn else seeds[:1]
     return max(
         each.input_tokens + each.output_tokens
         for seed in drawn
-        for each in fitting(read_once(stream, seed), room_tokens)
+        for each in fitting(read_once(trace, seed), room_tokens)
     )
 
 
@@ -242,7 +242,7 @@ def _said_of_overlap(prepared: Prepared) -> list[str]:
     """A warning where half of the windows do not fit a trace; a generated one is drawn anew for each."""
     request, window_s = prepared.request, prepared.window_s
     duration_s, windows = prepared.requests / prepared.rate_rps, samples_in_all(request.seeds)
-    if request.stream.is_drawn or duration_s >= windows * window_s / 2:
+    if request.trace.is_drawn or duration_s >= windows * window_s / 2:
         return []
     return [
         f"the trace lasts {duration_s:.0f} s, and {windows} windows of up to {window_s:.0f} s are taken of it: "

@@ -80,7 +80,7 @@ def serve_arguments(planned: PlannedDeployment) -> tuple[str, ...]:
     shape = model_shape(request.model)
     model = shape.name if "/" in shape.name else request.model
     flags = flags_here(planned.prepared.task.machine, planned.choice)
-    return arguments(model, planned.choice, request.stream.slo, flags)
+    return arguments(model, planned.choice, request.trace.slo, flags)
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------

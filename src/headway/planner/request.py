@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
 from headway.lab.predictor_choice import check_predictor_name
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR
 from headway.sim.limits import KvTier
 from headway.traces import TraceRequest
@@ -40,7 +40,7 @@ class PlanRequest:
     hardware: str
     model: str
     gpus: int
-    stream: Stream
+    trace: Trace
     rate_scale: float | None = None
     load: float | None = None
     policies: tuple[str, ...] | None = None

@@ -17,7 +17,7 @@ from headway.lab.kept_runs import Kept, release, run_groups
 from headway.lab.policy_choice import made_of
 from headway.lab.predictor_choice import length_source
 from headway.lab.simulation import run_info
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 from headway.planner.machine import Configuration, Machine, planned_policies
 from headway.planner.sampling import Sample, counted_from_s, cut
 from headway.planner.search import Field, Pairs, SearchPlan, most_runs
@@ -41,7 +41,7 @@ class Task:
     """
 
     machine: Machine
-    stream: Stream
+    trace: Trace
     rate_scale: float
     max_output_tokens: int
     longest_tokens: int
@@ -49,13 +49,13 @@ class Task:
 
     def requests(self, seed: int = 0) -> list[TraceRequest]:
         """All requests that can be served, in order of arrival, at the rate they come."""
-        return fitting(scale_rate(read_once(self.stream, seed), self.rate_scale), self.longest_tokens)
+        return fitting(scale_rate(read_once(self.trace, seed), self.rate_scale), self.longest_tokens)
 
 
 @lru_cache(maxsize=4)
-def read_once(stream: Stream, seed: int) -> list[TraceRequest]:
-    """The requests of a stream; a large trace takes a second to read."""
-    return stream.requests(seed)
+def read_once(trace: Trace, seed: int) -> list[TraceRequest]:
+    """The requests of a trace; a large one takes a second to read."""
+    return trace.requests(seed)
 
 
 def fitting(requests: Sequence[TraceRequest], longest_tokens: int) -> list[TraceRequest]:
@@ -179,7 +179,7 @@ def _requests(task: Task, seed: int) -> list[TraceRequest]:
 @lru_cache(maxsize=8)
 def _window(task: Task, part: Sample) -> list[TraceRequest]:
     """The requests of a sample; read or drawn once for the runs that a process does one after another."""
-    return cut(_requests(task, part.number if task.stream.is_drawn else 0), part)
+    return cut(_requests(task, part.number if task.trace.is_drawn else 0), part)
 
 
 @dataclass(slots=True)

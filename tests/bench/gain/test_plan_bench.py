@@ -7,7 +7,7 @@ import pytest
 
 from bench.gain.planner import GENERATED, SHARED, TARGETS, Bench, row
 from headway.errors import ConfigError
-from headway.lab.stream import Stream
+from headway.lab.trace import Trace
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def test_where_there_are_no_shared_traces_others_take_their_place(tmp_path: Path
     bench = Bench(out=tmp_path, data=None, budget=3, jobs=1, limit=200)
     for trace in SHARED:
         assert bench.source(trace) == GENERATED[trace]
-        assert len(Stream(bench.source(trace), 50).requests()) == 50
+        assert len(Trace(bench.source(trace), 50).requests()) == 50
     folder = tmp_path / "data" / "traces"
     folder.mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"which has no .*; accepted: the folder that holds traces/"):

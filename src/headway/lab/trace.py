@@ -15,7 +15,7 @@ from headway.traces.spec import PREFIX
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class Trace:
     """Where requests come from. Of `slo` each target goes to those that name none of its kind, as `serve` has it.
 
     A generated workload and the demo's stream are drawn anew for each seed; a file is the same for all. Its requests
@@ -59,7 +59,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamFacts:
+class TraceFacts:
     """What is known of the streams of all seeds before the first is run.
 
     `declared_tokens` is the largest output limit that a request declares, `undeclared_tokens` the longest
@@ -94,19 +94,19 @@ class StreamFacts:
         return wanted
 
 
-def stream_facts(stream: Stream, seeds: range) -> StreamFacts:
+def trace_facts(trace: Trace, seeds: range) -> TraceFacts:
     """Facts over all seeds; `num_requests` is of one seed. Reads or draws each stream once.
 
     Whoever asks reads it once more, so TraceError for a pipe, whose requests would be gone.
     """
-    if not stream.is_drawn and Path(stream.source).is_fifo():
-        raise TraceError(f"{stream.source} is a pipe, and is read more than once; accepted: a file")
+    if not trace.is_drawn and Path(trace.source).is_fifo():
+        raise TraceError(f"{trace.source} is a pipe, and is read more than once; accepted: a file")
     digest = sha256()
     requests: list[TraceRequest] = []
     declared = undeclared = longest = 0
     last_s, targets = 0.0, False
-    for seed in seeds if stream.is_drawn else seeds[:1]:
-        requests = stream.requests(seed)
+    for seed in seeds if trace.is_drawn else seeds[:1]:
+        requests = trace.requests(seed)
         for request in requests:
             digest.update(repr(request).encode())
             last_s = max(last_s, request.arrival_s)
@@ -115,7 +115,7 @@ def stream_facts(stream: Stream, seeds: range) -> StreamFacts:
             declared = max(declared, request.max_output_tokens or 0)
             if request.max_output_tokens is None:
                 undeclared = max(undeclared, request.output_tokens)
-    return StreamFacts(digest.hexdigest(), len(requests), declared, undeclared, longest, last_s, targets)
+    return TraceFacts(digest.hexdigest(), len(requests), declared, undeclared, longest, last_s, targets)
 
 
 DEMO = "demo"

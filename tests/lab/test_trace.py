@@ -12,14 +12,14 @@ from headway.core.hints import slo_of_ms
 from headway.core.slo import Slo
 from headway.engine.demo_model import DemoRecipe
 from headway.errors import TraceError
-from headway.lab.stream import (
+from headway.lab.trace import (
     BACKGROUND,
     INTERACTIVE,
     REQUESTS,
-    Stream,
-    StreamFacts,
+    Trace,
+    TraceFacts,
     demo_stream,
-    stream_facts,
+    trace_facts,
 )
 from headway.traces import TraceRequest
 
@@ -34,26 +34,26 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_each_seed_draws_another_workload() -> None:
-    assert Stream(DRAWN).requests(1) == Stream(f"{DRAWN}/seed=1").requests(0)
-    assert Stream(DRAWN).requests(1) != Stream(DRAWN).requests(0)
-    assert Stream("demo").requests(3) == demo_stream(3)
+    assert Trace(DRAWN).requests(1) == Trace(f"{DRAWN}/seed=1").requests(0)
+    assert Trace(DRAWN).requests(1) != Trace(DRAWN).requests(0)
+    assert Trace("demo").requests(3) == demo_stream(3)
 
 
 def test_a_file_is_the_same_for_all_seeds(trace: Path) -> None:
-    stream = Stream(str(trace))
+    stream = Trace(str(trace))
     assert not stream.is_drawn
     assert stream.requests(0) == stream.requests(1)
 
 
 @pytest.mark.parametrize("source", [DRAWN, "demo"])
 def test_the_first_few_alone(source: str) -> None:
-    assert Stream(source, limit=3).requests() == Stream(source).requests()[:3]
+    assert Trace(source, limit=3).requests() == Trace(source).requests()[:3]
 
 
 def test_targets_go_to_requests_that_name_none(trace: Path) -> None:
     slo = Slo(ttft_s=0.5)
-    assert {request.slo for request in Stream(str(trace), slo=slo).requests()} == {slo}
-    assert Stream("demo", slo=slo).requests() == demo_stream()
+    assert {request.slo for request in Trace(str(trace), slo=slo).requests()} == {slo}
+    assert Trace("demo", slo=slo).requests() == demo_stream()
 
 
 def test_each_target_goes_to_requests_that_name_none_of_its_kind(tmp_path: Path) -> None:
@@ -61,13 +61,13 @@ def test_each_target_goes_to_requests_that_name_none_of_its_kind(tmp_path: Path)
     path = tmp_path / "targets.csv"
     path.write_text("arrival_s,input_tokens,output_tokens,ttft_s,tbt_s\n1,9,5,2,\n2,9,5,,0.3\n3,9,5,2,0.3\n")
     default = Slo(ttft_s=1.0, tbt_s=0.1, deadline_s=9.0)
-    assert [request.slo for request in Stream(str(path), slo=default).requests()] == [
+    assert [request.slo for request in Trace(str(path), slo=default).requests()] == [
         Slo(ttft_s=2.0, tbt_s=0.1, deadline_s=9.0),
         Slo(ttft_s=1.0, tbt_s=0.3, deadline_s=9.0),
         Slo(ttft_s=2.0, tbt_s=0.3, deadline_s=9.0),
     ]
     served = [slo_of_ms(2000, None, None, default), slo_of_ms(None, 300, None, default)]
-    assert [request.slo for request in Stream(str(path), slo=default).requests()][:2] == served
+    assert [request.slo for request in Trace(str(path), slo=default).requests()][:2] == served
 
 
 @pytest.mark.parametrize(
@@ -89,39 +89,39 @@ def test_requests_without_output_are_left_out_and_counted_once(
     path = tmp_path / "trace.csv"
     path.write_text(text)
     for _ in range(2):
-        found = Stream(str(path)).requests()
+        found = Trace(str(path)).requests()
         assert [(request.arrival_s, request.output_tokens) for request in found] == [(0.0, 3), (2.0, 2)]
     assert caplog.messages == [f"{path}: left out 2 requests with 0 input or output tokens"]
 
 
 def test_the_limit_is_declared_or_hides_the_longest_output() -> None:
-    assert StreamFacts("", 1, 512, 0, 0).output_limit(None) == 512
-    assert StreamFacts("", 1, 512, 512, 0).output_limit(None) == 512
-    assert StreamFacts("", 1, 512, 513, 0).output_limit(None) == 1024
-    assert StreamFacts("", 1, 0, 70, 0).output_limit(None) == 128
-    assert StreamFacts("", 1, 0, 64, 0).output_limit(None) == 64
-    assert StreamFacts("", 1, 0, 1, 0).output_limit(None) == 1
-    assert StreamFacts("", 1, 0, 70, 0).output_limit(70) == 70
+    assert TraceFacts("", 1, 512, 0, 0).output_limit(None) == 512
+    assert TraceFacts("", 1, 512, 512, 0).output_limit(None) == 512
+    assert TraceFacts("", 1, 512, 513, 0).output_limit(None) == 1024
+    assert TraceFacts("", 1, 0, 70, 0).output_limit(None) == 128
+    assert TraceFacts("", 1, 0, 64, 0).output_limit(None) == 64
+    assert TraceFacts("", 1, 0, 1, 0).output_limit(None) == 1
+    assert TraceFacts("", 1, 0, 70, 0).output_limit(70) == 70
 
 
 @pytest.mark.parametrize("wanted", [69, 0, -1])
 def test_a_limit_that_some_output_exceeds_is_refused(wanted: int) -> None:
     with pytest.raises(TraceError, match=f"max_output_tokens is {wanted}; accepted: 70 or more"):
-        StreamFacts("", 1, 0, 70, 0).output_limit(wanted)
+        TraceFacts("", 1, 0, 70, 0).output_limit(wanted)
 
 
 def test_the_facts_of_all_seeds() -> None:
-    streams = [Stream(DRAWN).requests(seed) for seed in range(3)]
-    facts = stream_facts(Stream(DRAWN), range(3))
+    streams = [Trace(DRAWN).requests(seed) for seed in range(3)]
+    facts = trace_facts(Trace(DRAWN), range(3))
     assert facts.num_requests == 20
     assert facts.undeclared_tokens == max(r.output_tokens for requests in streams for r in requests)
     assert facts.longest_tokens == max(
         r.input_tokens + r.output_tokens for requests in streams for r in requests
     )
     assert facts.declared_tokens == 0
-    assert stream_facts(Stream(f"{DRAWN}/max_output=9"), range(1)).declared_tokens == 9
-    assert facts.digest != stream_facts(Stream(DRAWN), range(2)).digest
-    assert facts == stream_facts(Stream(DRAWN), range(3))
+    assert trace_facts(Trace(f"{DRAWN}/max_output=9"), range(1)).declared_tokens == 9
+    assert facts.digest != trace_facts(Trace(DRAWN), range(2)).digest
+    assert facts == trace_facts(Trace(DRAWN), range(3))
 
 
 def test_a_pipe_cannot_be_read_again(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_pipe_cannot_be_read_again(tmp_path: Path) -> None:
     with pytest.raises(
         TraceError, match=r"trace\.csv is a pipe, and is read more than once; accepted: a file"
     ):
-        stream_facts(Stream(str(pipe)), range(1))
+        trace_facts(Trace(str(pipe)), range(1))
 
 
 CONTEXT_TOKENS = DemoRecipe().max_position_embeddings
