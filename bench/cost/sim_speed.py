@@ -29,7 +29,7 @@ from typing import Any
 
 from headway.core.record import Record
 from headway.core.slo import Slo
-from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.trace import Trace
 from headway.predict.models.known_models import model_shape
@@ -113,7 +113,7 @@ def system_of(hardware: str, instances: int = 1) -> System:
     """Engines as vLLM would serve the model on this hardware by default."""
     model = model_shape(MODEL)
     costs = calibration(hardware, model)
-    limits = engine_limits(Sizes(), hardware, costs)
+    limits = engine_limits(EngineSizes(), hardware, costs)
     return System(limits=limits, calibration=costs, instances=instances)
 
 

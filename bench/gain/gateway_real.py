@@ -67,7 +67,7 @@ from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.policy_choice import Parts, policies_of
 from headway.predict.steps.calibration import Calibration, load_cost_file
 from headway.results import RecordWriter, summarize
@@ -196,7 +196,7 @@ class Simulated:
             requests,
             policies_of(policy, Parts(leaving=service.leaving), requests),
             System(
-                limits=engine_limits(Sizes(block_size=BLOCK_TOKENS), str(self.file), self.costs),
+                limits=engine_limits(EngineSizes(block_size=BLOCK_TOKENS), str(self.file), self.costs),
                 calibration=self.costs,
                 instances=self.instances,
                 router=SYSTEMS[system].router,

@@ -20,7 +20,7 @@ from headway.core.record import Record
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.settings import EngineSettings
 from headway.errors import SimulationError
-from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.fitting import quantile
@@ -347,7 +347,7 @@ class Machine:
     def system(self) -> System:
         """One engine, as vLLM serves by default there."""
         costs = calibration(self.hardware, model_shape(self.model))
-        return System(limits=engine_limits(Sizes(), self.hardware, costs), calibration=costs)
+        return System(limits=engine_limits(EngineSizes(), self.hardware, costs), calibration=costs)
 
 
 def _scene(stream_output_tokens: int) -> Scene:

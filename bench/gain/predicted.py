@@ -30,7 +30,7 @@ from random import Random
 from statistics import fmean
 
 from headway.core.record import Record
-from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
 from headway.lab.processes import in_processes
@@ -47,9 +47,9 @@ LOADS = (0.5, 0.8, 1.0, 1.2)
 SEEDS = 3
 HARDWARE, MODEL = "a100-40g", "opt-13b"
 SYSTEMS = {
-    "roomy": Sizes(max_num_seqs=256, batch_width=16, host_blocks=4_000),
-    "short memory": Sizes(max_num_seqs=256, batch_width=16, num_blocks=250, host_blocks=4_000),
-    "wide": Sizes(max_num_seqs=256, num_blocks=400, host_blocks=4_000),
+    "roomy": EngineSizes(max_num_seqs=256, batch_width=16, host_blocks=4_000),
+    "short memory": EngineSizes(max_num_seqs=256, batch_width=16, num_blocks=250, host_blocks=4_000),
+    "wide": EngineSizes(max_num_seqs=256, num_blocks=400, host_blocks=4_000),
 }
 REFERENCES = ("vllm", "fastserve", "srpt-oracle")
 PREDICTORS = {

@@ -17,7 +17,7 @@ from random import Random
 from headway.core.batch_shape import BatchShape
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
-from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.simulation import fingerprint
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
@@ -63,7 +63,7 @@ MACHINES = {
 def _system(machine: Machine) -> System:
     costs = calibration(machine.hardware, model_shape(machine.model))
     host_blocks = HOST_BYTES // (costs.kv_bytes_per_token * BLOCK_TOKENS)
-    sizes = Sizes(block_size=BLOCK_TOKENS, host_blocks=host_blocks)
+    sizes = EngineSizes(block_size=BLOCK_TOKENS, host_blocks=host_blocks)
     return System(limits=engine_limits(sizes, machine.hardware, costs), calibration=costs)
 
 

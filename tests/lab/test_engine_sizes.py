@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import EngineDefaults
 from headway.predict.steps.hardware import calibration
@@ -18,7 +18,7 @@ MODEL = model_shape("Qwen/Qwen3-8B")
 
 
 def limits(name: str, **sizes: object) -> EngineLimits:
-    given = Sizes(**sizes)  # type: ignore[arg-type]
+    given = EngineSizes(**sizes)  # type: ignore[arg-type]
     return engine_limits(given, name, calibration(name, MODEL, given.tp, given.pp))
 
 
@@ -108,7 +108,7 @@ def test_pipeline_stages_bring_their_memory_and_schedule_synchronously() -> None
 def test_a_measured_machine_is_taken_for_a_cpu_with_the_blocks_it_was_measured_with(tmp_path: Path) -> None:
     # The file of a made-up machine says blocks of 32 tokens; 64 tokens of KV are two of them.
     file = str(write_costs(tmp_path / "cost.json", jobs=1, tokens=1))
-    found = engine_limits(Sizes(), file, SECOND_STEPS)
+    found = engine_limits(EngineSizes(), file, SECOND_STEPS)
     assert found == EngineLimits(
         num_blocks=2,
         block_size=32,
@@ -116,7 +116,7 @@ def test_a_measured_machine_is_taken_for_a_cpu_with_the_blocks_it_was_measured_w
         max_num_batched_tokens=2048,
         max_cudagraph_capture_size=0,
     )
-    assert engine_limits(Sizes(block_size=16), file, SECOND_STEPS).num_blocks == 4
+    assert engine_limits(EngineSizes(block_size=16), file, SECOND_STEPS).num_blocks == 4
     with pytest.raises(ConfigError, match="pp is 2; accepted with a cost file: 1"):
         calibration(file, MODEL, stages=2)
 
@@ -124,24 +124,24 @@ def test_a_measured_machine_is_taken_for_a_cpu_with_the_blocks_it_was_measured_w
 def test_a_measured_machine_is_served_as_it_was_where_its_file_says_how(tmp_path: Path) -> None:
     engine = EngineDefaults(max_num_seqs=512, max_num_batched_tokens=4096, asynchronous=True)
     file = str(write_costs(tmp_path / "cost.json", jobs=1, tokens=1, engine=engine))
-    found = engine_limits(Sizes(), file, SECOND_STEPS)
+    found = engine_limits(EngineSizes(), file, SECOND_STEPS)
     assert (found.max_num_seqs, found.max_num_batched_tokens, found.asynchronous) == (512, 4096, True)
-    assert not engine_limits(Sizes(asynchronous=False), file, SECOND_STEPS).asynchronous
+    assert not engine_limits(EngineSizes(asynchronous=False), file, SECOND_STEPS).asynchronous
 
 
 def test_a_measured_machine_has_the_cuda_graphs_it_was_measured_with(tmp_path: Path) -> None:
     file = str(write_costs(tmp_path / "cost.json", jobs=1, tokens=1, graphed_tokens=512))
-    assert engine_limits(Sizes(max_num_seqs=8), file, SECOND_STEPS).graphed_tokens == 512
-    fewer = Sizes(max_num_seqs=8, max_cudagraph_capture_size=16)
+    assert engine_limits(EngineSizes(max_num_seqs=8), file, SECOND_STEPS).graphed_tokens == 512
+    fewer = EngineSizes(max_num_seqs=8, max_cudagraph_capture_size=16)
     assert engine_limits(fewer, file, SECOND_STEPS).graphed_tokens == 16
 
 
 def test_a_file_is_measured_whatever_its_name(tmp_path: Path) -> None:
     path = write_costs(tmp_path / "machine", jobs=1, tokens=1)
-    assert not engine_limits(Sizes(), str(path), SECOND_STEPS).asynchronous
+    assert not engine_limits(EngineSizes(), str(path), SECOND_STEPS).asynchronous
 
 
 @pytest.mark.parametrize("name", ["block_size", "tp", "pp", "max_num_seqs", "num_blocks", "batch_width"])
 def test_sizes_are_at_least_one(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 0; accepted: 1 or more"):
-        engine_limits(Sizes(**{name: 0}), "h100", SECOND_STEPS)  # type: ignore[arg-type]
+        engine_limits(EngineSizes(**{name: 0}), "h100", SECOND_STEPS)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, TraceError
 from headway.lab.cells import CellFolder, explain, run_cells, trace_schedule
-from headway.lab.engine_sizes import Sizes
+from headway.lab.engine_sizes import EngineSizes
 from headway.lab.grid import GridCell, PolicyGrid
 from headway.lab.policy_choice import Parts
 from headway.lab.sim_tables import averaged, sweep_pictures, tables, to_json
@@ -30,15 +30,15 @@ ASKED = SimulationRequest(
     model="Qwen/Qwen3-8B",
     trace=Trace(TRACE, slo=Slo(ttft_s=0.1)),
     grid=PolicyGrid(policies=("vllm", "sjf"), loads=(0.5, 1.0), num_seeds=2),
-    sizes=Sizes(max_num_seqs=8, max_num_batched_tokens=512, num_blocks=120),
+    sizes=EngineSizes(max_num_seqs=8, max_num_batched_tokens=512, num_blocks=120),
 )
-ONE_SEAT = Sizes(max_num_seqs=1, num_blocks=120)
+ONE_SEAT = EngineSizes(max_num_seqs=1, num_blocks=120)
 SINGLE = replace(ASKED, grid=PolicyGrid(policies=("vllm", "sjf")))
 POOLED = replace(
     SINGLE,
     trace=Trace(TRACE.replace("rate=30", "rate=300"), slo=Slo(ttft_s=0.1, tbt_s=0.05)),
     grid=PolicyGrid(policies=("ascendra", "vllm"), num_seeds=2),
-    sizes=Sizes(max_num_seqs=2, max_num_batched_tokens=512, num_blocks=120),
+    sizes=EngineSizes(max_num_seqs=2, max_num_batched_tokens=512, num_blocks=120),
     pools=parse_pools("lp=2,hp=1"),
 )
 """So much for so few seats that LP instances hand requests off."""
@@ -111,7 +111,7 @@ def test_its_summary_is_the_one_of_its_folder(single: list[CellResult], single_r
 
 def test_blocks_copied_both_ways_reach_the_summary(tmp_path: Path) -> None:
     # Blocks for the longest request and little more: some are swapped out, and all of them come back.
-    sizes = Sizes(num_blocks=45, host_blocks=40, prefix_caching=False)
+    sizes = EngineSizes(num_blocks=45, host_blocks=40, prefix_caching=False)
     grid = PolicyGrid(policies=("vllm-s-fallback",), loads=(20.0,))
     swapping = replace(SINGLE, grid=grid, sizes=sizes)
     (result,) = simulated(swapping, tmp_path)
@@ -208,8 +208,8 @@ def test_pools_give_the_same_bytes_on_any_number_of_processes_and_count_each_req
         ({"parts": Parts(order="nope")}, "unknown order 'nope'; accepted: "),
         ({"max_output_tokens": 1}, "max_output_tokens is 1; accepted: "),
         ({"trace": Trace("missing.csv")}, "missing.csv"),
-        ({"sizes": Sizes(pp=2, asynchronous=True)}, "asynchronous scheduling with pipeline stages"),
-        ({"sizes": Sizes(tp=3)}, "tensor parallelism 3"),
+        ({"sizes": EngineSizes(pp=2, asynchronous=True)}, "asynchronous scheduling with pipeline stages"),
+        ({"sizes": EngineSizes(tp=3)}, "tensor parallelism 3"),
         ({"instances": 0}, "instances is 0; accepted: 1 or more"),
         (
             {"instances": 3, "pools": {"lp": 2, "hp": 1}},
@@ -224,11 +224,11 @@ def test_pools_give_the_same_bytes_on_any_number_of_processes_and_count_each_req
             "policy 'ascendra' has none for pool 'mp'; accepted: lp, hp",
         ),
         (
-            {"sizes": Sizes(host_blocks=40), "kv_tier": KvTier(gib=1.0)},
+            {"sizes": EngineSizes(host_blocks=40), "kv_tier": KvTier(gib=1.0)},
             "host_blocks is 40 beside a KV tier (gib=1); accepted: one of the two",
         ),
         (
-            {"sizes": Sizes(prefix_caching=False), "kv_tier": KvTier(gib=1.0)},
+            {"sizes": EngineSizes(prefix_caching=False), "kv_tier": KvTier(gib=1.0)},
             "a KV tier (gib=1) without prefix caching; accepted: with prefix caching",
         ),
         ({"pool_router": "ascendra"}, "pool_router is 'ascendra' without pools; accepted: with --pools"),

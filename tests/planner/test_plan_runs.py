@@ -115,15 +115,15 @@ def test_capacity_is_what_a_burst_gets_through() -> None:
 
 
 def test_what_is_done_is_kept(tmp_path: Path) -> None:
-    kept = KeptPlanRuns.read(tmp_path)
+    kept = KeptPlanRuns.open(tmp_path, {})
     with kept.adding() as add:
         add(RUN, simulate_plan_run(RUN))
-    read = KeptPlanRuns.read(tmp_path).result(RUN)
+    read = KeptPlanRuns.open(tmp_path, {}).result(RUN)
     assert read is not None
     assert read == kept.result(RUN)
     (tmp_path / FILE).write_text("no run\n")
     with pytest.raises(ConfigError, match="holds something else than runs"):
-        KeptPlanRuns.read(tmp_path)
+        KeptPlanRuns.open(tmp_path, {})
 
 
 def test_targets_of_the_plan_go_to_every_request() -> None:

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from headway.core.slo import NO_TARGETS, Slo
-from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
 from headway.policies.presets import known_presets
@@ -101,7 +101,7 @@ def served(policy: str, name: str, predictor: str = KNOWING) -> Served:
     simulate(
         requests,
         policy_factory(policy, OWN_PARTS, requests),
-        System(limits=engine_limits(Sizes(host_kv_gib=8.0), gpu, costs), calibration=costs),
+        System(limits=engine_limits(EngineSizes(host_kv_gib=8.0), gpu, costs), calibration=costs),
         on_record=lambda record: found.append((record.id, record.first_token_s, record.finished_s)),
         max_output_tokens=800,
         lengths=None if predictor == NONE else length_source(predictor, requests, 1),

@@ -6,7 +6,7 @@ import pytest
 
 from headway.core.record import Record
 from headway.core.slo import NO_TARGETS, Slo
-from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
@@ -60,7 +60,7 @@ def served(
         requests,
         policy_factory(policy, OWN_PARTS, requests),
         System(
-            limits=engine_limits(Sizes(max_num_seqs=seats, num_blocks=blocks), gpu, costs),
+            limits=engine_limits(EngineSizes(max_num_seqs=seats, num_blocks=blocks), gpu, costs),
             calibration=costs,
         ),
         on_record=records.append,

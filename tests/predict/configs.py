@@ -1,4 +1,4 @@
-"""Sizes of published config.json files: those of the keys that decide what a model costs."""
+"""EngineSizes of published config.json files: those of the keys that decide what a model costs."""
 
 from __future__ import annotations
 

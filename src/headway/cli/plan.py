@@ -42,7 +42,6 @@ choice, scaled down, with model `demo` on this machine and compares what comes w
 
 
 DATA_FILE = "plan.json"
-QUESTION_FILE = "plan-question.json"
 VERIFY_SECONDS = 60.0
 """For which requests are sent, where nothing is said."""
 
@@ -185,14 +184,12 @@ def plan(flags: PlanFlags) -> None:
 
 
 def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> PlannedDeployment:
-    from headway.lab.kept_runs import open_folder
     from headway.planner.planner import make_plan
     from headway.planner.runs import KeptPlanRuns
 
-    open_folder(root / QUESTION_FILE, prepared.manifest(), "plan")
+    runs = KeptPlanRuns.open(root, prepared.manifest())
     if kept:
         _check_writable(root)
-    runs = KeptPlanRuns.read(root)
     try:
         with stdout_for_data(), progress() as tell:
             return make_plan(prepared, effort, runs, tell)

@@ -15,7 +15,7 @@ from headway.cli import EXIT_INTERRUPTED
 from headway.cli.options import Json, KvTierSpec, OptionGroup, SloTbt, SloTtft, TimeUnit, TraceSource
 from headway.cli.output import counting, kept_or_temporary, show, written_command
 from headway.errors import ConfigError
-from headway.lab.engine_sizes import Sizes
+from headway.lab.engine_sizes import EngineSizes
 from headway.lab.grid import GridCell, Parts, PolicyGrid, parse_loads, parse_policies
 from headway.setting import Setting
 
@@ -141,7 +141,7 @@ class SimulateFlags:
     experiment: Annotated[ExperimentFlags, OptionGroup(panel="What is compared")]
     time_unit: TimeUnit = None
     engines: Annotated[EnginesFlags, OptionGroup(panel="The engine")]
-    sizes: Annotated[Sizes, OptionGroup(panel="The engine")]
+    sizes: Annotated[EngineSizes, OptionGroup(panel="The engine")]
     parts: Annotated[Parts, OptionGroup(panel="Parts for every policy")]
 
     def request(self) -> SimulationRequest:

@@ -24,7 +24,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class EngineSizes:
     """An engine's sizes as far as they were given; None means as vLLM 0.32 serves by default, or as it was measured.
 
     `asynchronous` is vLLM's asynchronous scheduling: by default on for GPUs without pipeline stages, for a machine
@@ -81,7 +81,7 @@ class Sizes:
             )
 
 
-def engine_limits(sizes: Sizes, name: str, calibration: Calibration) -> EngineLimits:
+def engine_limits(sizes: EngineSizes, name: str, calibration: Calibration) -> EngineLimits:
     """The limits of one engine of this calibration: what was given, and vLLM's defaults for `name` else.
 
     Raises ConfigError for a size that is not accepted, for more seats than tokens a step, which vLLM refuses, or for a

@@ -41,6 +41,9 @@ class PolicyGrid:
             raise ConfigError(
                 f"policies are {', '.join(self.policies)!r}; accepted: different names, at least one"
             )
+        if not self.loads or len(set(self.loads)) < len(self.loads) or not all(map(_is_load, self.loads)):
+            loads = ", ".join(map(str, self.loads))
+            raise ConfigError(f"loads are {loads!r}; accepted: different numbers above 0, at least one")
         if self.num_seeds < 1:
             raise ConfigError.of("seeds", self.num_seeds, "1 or more")
 
@@ -126,8 +129,12 @@ def _load(text: str, part: str) -> float:
         load = float(part)
     except ValueError:
         load = 0.0
-    if not (isfinite(load) and load > 0):
+    if not _is_load(load):
         raise ConfigError.of(
             "rate_scale", repr(text), "a number above 0, several as 0.5,1,2, or a range as 0.5..1.5"
         )
     return load
+
+
+def _is_load(load: float) -> bool:
+    return isfinite(load) and load > 0

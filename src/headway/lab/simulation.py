@@ -12,7 +12,7 @@ from importlib.metadata import version
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError, HeadwayError
-from headway.lab.engine_sizes import Sizes, engine_limits
+from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.grid import GridCell, PolicyGrid
 from headway.lab.policy_choice import (
     OWN_PARTS,
@@ -197,7 +197,7 @@ class SimulationRequest:
     model: str
     trace: Trace
     grid: PolicyGrid
-    sizes: Sizes = Sizes()  # noqa: RUF009 - a frozen value
+    sizes: EngineSizes = EngineSizes()  # noqa: RUF009 - a frozen value
     instances: int | None = None
     pools: PoolSizes | None = None
     router: str = DEFAULT_ROUTER

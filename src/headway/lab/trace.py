@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -16,26 +17,40 @@ from headway.traces.spec import PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where requests come from. Of `slo` each target goes to those that name none of its kind, as `serve` has it.
+    """Where requests come from: a file, a generated workload (`gen:...`), `demo`, or a list (`Trace.of`).
 
-    A generated workload and the demo's stream are drawn anew for each seed; a file is the same for all. Its requests
-    without input or output are left out and counted in a warning: published traces have some, which were given up or
-    failed. `time_unit` is that of a file's arrivals, as `read_trace` has it.
+    A generated workload and the demo are drawn anew for each seed; a file or a list is the same for all. Requests of a
+    file without input or output are left out and counted in a warning: published traces have some, which were given up
+    or failed. `limit` keeps the first requests. Each target of `slo` goes to requests that name none of its kind.
+    `time_unit` is that of a file's arrivals, as `read_trace` has it.
+
+    >>> trace = Trace("gen:poisson:rate=4/input=constant:tokens=90/output=constant:tokens=20/count=3")
+    >>> [request.input_tokens for request in trace.requests()]
+    [90, 90, 90]
     """
 
     source: str
     limit: int | None = None
     slo: Slo = NO_TARGETS
     time_unit: str | None = None
+    given: tuple[TraceRequest, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, requests: Iterable[TraceRequest], slo: Slo = NO_TARGETS) -> Trace:
+        """A trace of these requests, sorted by arrival; TraceError if there are none."""
+        given = tuple(sorted(requests, key=lambda request: request.arrival_s))
+        if not given:
+            raise TraceError("the list of requests is empty; accepted: at least one")
+        return cls(f"{len(given):,} given requests", slo=slo, given=given)
 
     @property
     def is_drawn(self) -> bool:
         """Whether another seed gives other requests."""
-        return self.source == DEMO or self.source.startswith(PREFIX)
+        return not self.given and (self.source == DEMO or self.source.startswith(PREFIX))
 
     def requests(self, seed: int = 0) -> list[TraceRequest]:
         """The requests of one seed in order of arrival; TraceError if there are none or they cannot be read."""
-        requests = self._drawn(seed) if self.is_drawn else self._read()
+        requests = [*self.given] or (self._drawn(seed) if self.is_drawn else self._read())
         if not self.slo:
             return requests
         return [replace(request, slo=request.slo.with_defaults(self.slo)) for request in requests]

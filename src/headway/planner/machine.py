@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from headway.lab.engine_sizes import Sizes, engine_limits, host_blocks
+from headway.lab.engine_sizes import EngineSizes, engine_limits, host_blocks
 from headway.lab.simulation import fingerprint
 from headway.policies.hand_off import presets_of, rules_with
 from headway.policies.presets import Preset, build_policy, find_preset
@@ -177,7 +177,7 @@ def _costs(hardware: str, model: str, tp: int) -> Calibration:
 
 @lru_cache(maxsize=32)
 def _default_limits(hardware: str, model: str, tp: int) -> EngineLimits:
-    return engine_limits(Sizes(tp=tp), hardware, _costs(hardware, model, tp))
+    return engine_limits(EngineSizes(tp=tp), hardware, _costs(hardware, model, tp))
 
 
 @lru_cache(maxsize=32)

@@ -13,7 +13,7 @@ from pathlib import Path
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS
 from headway.errors import HeadwayError
-from headway.lab.kept_runs import Kept, release, run_groups
+from headway.lab.kept_runs import Kept, Manifest, open_folder, release, run_groups
 from headway.lab.policy_choice import made_of
 from headway.lab.predictor_choice import length_source
 from headway.lab.simulation import run_info
@@ -29,6 +29,7 @@ from headway.sim.lengths import GivenLengths, LengthSource, RecordedLengths
 from headway.sim.simulation import simulate
 from headway.traces import TraceRequest, scale_rate
 
+QUESTION_FILE = "plan-question.json"
 FILE = "plan-runs.jsonl"
 
 
@@ -187,8 +188,12 @@ class KeptPlanRuns(Kept[PlanRun, PlanResult]):
     """Runs that are done, in DIR/plan-runs.jsonl."""
 
     @classmethod
-    def read(cls, root: Path) -> KeptPlanRuns:
-        """What a folder holds. Raises ConfigError if the file holds anything else or cannot be read."""
+    def open(cls, root: Path, manifest: Manifest) -> KeptPlanRuns:
+        """The runs of the plan with this manifest in a folder, which is made if it is not there.
+
+        Raises ConfigError if the folder holds anything else or cannot be read.
+        """
+        open_folder(root / QUESTION_FILE, manifest, "plan")
         kept = cls(root, FILE)
         kept.load(PlanResult)
         return kept

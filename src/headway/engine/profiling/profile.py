@@ -41,7 +41,7 @@ class Engine(Protocol):
 
     @property
     def sizes(self) -> EngineSizes:
-        """Sizes and limits of this engine."""
+        """EngineSizes and limits of this engine."""
         ...
 
     @property

@@ -91,7 +91,7 @@ class SteppedEngine:
 
     @property
     def sizes(self) -> EngineSizes:
-        """Sizes and limits of this engine."""
+        """EngineSizes and limits of this engine."""
         config, pool = self._core.vllm_config, self.scheduler.kv_cache_manager.block_pool
         parallel = config.parallel_config
         return EngineSizes(

@@ -102,7 +102,7 @@ KNOWN_MODELS: tuple[ModelShape, ...] = (
     _gpt("bigscience/bloom-176b", 70, 14336, 250880),
     replace(_gpt("THUDM/chatglm-6b", 28, 4096, 130528), tied_embeddings=False),
 )
-"""Sizes from each model's published config.json, OPT-175B and GPT-175B from Zhang 2022 and Brown 2020, table 2.1.
+"""EngineSizes from each model's published config.json, OPT-175B and GPT-175B from Zhang 2022 and Brown 2020, table 2.1.
 
 The context is what vLLM takes from the config: of Qwen-14B its `seq_length`.
 """

@@ -219,7 +219,7 @@ _FAMILIES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "pangu_ul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Sizes in the words of DeepSeek's configs; `q_lora_rank` is 0 where queries are made in one product.
+    """EngineSizes in the words of DeepSeek's configs; `q_lora_rank` is 0 where queries are made in one product.
 
     Source: DeepSeek-V2 (2024), section 2.1 and appendix C.
     """

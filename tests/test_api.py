@@ -1,0 +1,115 @@
+"""The Python API: its page, what it exports, and that it gives what the command line gives."""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import headway
+from headway import HeadwayError, Trace, TraceRequest, plan, simulate
+from headway.cli import app
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+HERE: dict[str, Any] = {"hardware": "h100", "model": "Qwen/Qwen3-8B"}
+CHATS = "gen:poisson:rate=8/input=sharegpt/output=sharegpt/count=40"
+
+
+def test_every_example_of_the_page() -> None:
+    failed, tried = doctest.testfile(str(PAGE), module_relative=False)
+    assert (failed, tried > 15) == (0, True)
+
+
+def test_every_exported_name_is_on_the_page_and_there() -> None:
+    page = PAGE.read_text()
+    assert [name for name in headway.__all__ if f"`{name}`" not in page and f"{name}(" not in page] == []
+    assert all(getattr(headway, name) for name in headway.__all__)
+    assert set(headway.__all__) <= set(dir(headway))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="simulte"):
+        _ = headway.simulte
+
+
+def test_importing_headway_imports_nothing_else() -> None:
+    code = (
+        "import sys, headway; print([name for name in sys.modules if name.startswith(('headway.', 'numpy'))])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_simulation_gives_what_the_command_gives() -> None:
+    asked = ["--hardware", "h100", "--model", "Qwen/Qwen3-8B", "--trace", CHATS, "--policies", "vllm,headway"]
+    printed = CliRunner().invoke(app, ["simulate", *asked, "--json", "--jobs", "1"])
+    [vllm, ours] = simulate(CHATS, **HERE).table()
+    told = json.loads(printed.stdout)
+    assert vllm == {"policy": "vllm", "load": 1.0, "seed": 0} | told["vllm"]
+    assert ours["mean_jct_s"] == told["headway"]["mean_jct_s"]
+
+
+def test_runs_that_are_kept_are_gone_on_with(tmp_path: Path) -> None:
+    first = simulate(CHATS, **HERE, policies=["vllm"], out=tmp_path / "runs")
+    again = simulate(CHATS, **HERE, policies=["vllm"], out=tmp_path / "runs")
+    assert first.results == again.results
+    assert "Goodput and throughput" in str(again)
+    with pytest.raises(HeadwayError, match="runs"):
+        simulate(CHATS, **HERE, policies=["sjf"], out=tmp_path / "runs")
+
+
+def test_a_temporary_folder_goes_with_the_simulation() -> None:
+    runs = simulate(CHATS, **HERE, policies=["vllm"])
+    folder = runs._folder.root
+    assert len(runs.records("vllm")) == 40
+    with pytest.raises(HeadwayError, match="sjf at load 1, seed 0; there are: vllm at load 1, seed 0"):
+        runs.records("sjf")
+    del runs
+    gc.collect()
+    assert not folder.exists()
+
+
+def _request(id_: str, arrival_s: float) -> TraceRequest:
+    return TraceRequest(id=id_, arrival_s=arrival_s, input_tokens=9, output_tokens=2)
+
+
+def test_given_requests_are_sorted_and_never_drawn_anew() -> None:
+    late, early = (
+        TraceRequest(id=id_, arrival_s=at, input_tokens=9, output_tokens=2)
+        for id_, at in (("b", 2), ("a", 1))
+    )
+    trace = Trace.of([late, early])
+    assert [request.id for request in trace.requests(0)] == ["a", "b"] == [r.id for r in trace.requests(7)]
+    assert not trace.is_drawn
+    with pytest.raises(HeadwayError, match="empty"):
+        Trace.of([])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policies": []},
+        {"seeds": 0},
+        {"jobs": 0},
+        {"loads": [1, 1]},
+        {"hardware": "h1000"},
+        {"parts": {"order": "none"}},
+    ],
+    ids=str,
+)
+def test_what_is_not_accepted_is_said_before_anything_runs(wrong: dict[str, Any]) -> None:
+    with pytest.raises(HeadwayError):
+        simulate(CHATS, **(HERE | wrong))
+
+
+def test_a_plan_gives_a_command_a_table_and_an_object(tmp_path: Path) -> None:
+    found = plan(CHATS, **HERE, gpus=1, policies=["vllm"], budget=2, seeds=2, out=tmp_path)
+    assert found.data()["command"] == found.command
+    assert "GPUs" in str(found)
+    assert (tmp_path / "plan-runs.jsonl").exists()
