@@ -75,7 +75,7 @@ def tallies(
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
 @pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
-@pytest.mark.parametrize("preset", ["vllm", "vllm-v0", "edf"])
+@pytest.mark.parametrize("preset", ["vllm", "vllm-v0", "edf", "headway"])
 def test_every_decision_is_the_real_ones(
     preset: str, prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:

@@ -280,4 +280,7 @@ class Admission:
                 return False
             return pool.get_cached_block(request.block_hashes[index], only_group) is not None
 
-        return PrefixWatch(finds, engine.block_size, engine.guard.touch)
+        def changed(job: Job) -> None:
+            engine.guard.touch(job)  # looked up at each call: a guard may be replaced
+
+        return PrefixWatch(finds, engine.block_size, changed)
