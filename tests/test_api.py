@@ -22,7 +22,8 @@ HERE: dict[str, Any] = {"hardware": "h100", "model": "Qwen/Qwen3-8B"}
 CHATS = "gen:poisson:rate=8/input=sharegpt/output=sharegpt/count=40"
 
 
-def test_every_example_of_the_page() -> None:
+def test_every_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     failed, tried = doctest.testfile(str(PAGE), module_relative=False)
     assert (failed, tried > 15) == (0, True)
 

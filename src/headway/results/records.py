@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -151,14 +152,14 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: str | PathLike[str]) -> list[Record]:
     """All records of a file, in its order; blank lines are skipped.
 
     A last line without its newline that cannot be read was cut off by a kill: it is left out, with a warning
     in the log. Raises RecordError, with file and line, for any other line that is not a record, and for a
     file that is missing or holds no record.
     """
-    records = records_so_far(path)
+    records = records_so_far(Path(path))
     if not records:
         raise RecordError(f"{path}: no records in it; accepted: one JSON object a line")
     return records
