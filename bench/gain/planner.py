@@ -90,7 +90,7 @@ class Bench:
         started_s = time.monotonic()
         prepared = prepare(self.ask(trace))
         effort = Effort(budget=self.budget, jobs=self.jobs)
-        planned = make_plan(prepared, effort, KeptPlanRuns.open(folder, {}), _said(trace))
+        planned = make_plan(prepared, effort, KeptPlanRuns.open(folder, prepared.manifest()), _said(trace))
         return planned, row(self.source(trace), planned, time.monotonic() - started_s)
 
 

@@ -45,5 +45,8 @@ def prepared(**asked: Any) -> Prepared:
 def planned(folder: Path, found: Prepared, budget: int = 6) -> PlannedDeployment:
     """The plan that a folder keeps, or that is made there."""
     return make_plan(
-        found, Effort(budget=budget, jobs=1), KeptPlanRuns.open(folder, {}), lambda share, what: None
+        found,
+        Effort(budget=budget, jobs=1),
+        KeptPlanRuns.open(folder, found.manifest()),
+        lambda share, what: None,
     )

@@ -185,7 +185,7 @@ def test_of_a_trace_that_comes_in_crowds_less_is_served(
     times_s = [crowded_s * number / 400 for number in range(400)]
     rows = "".join(f"{time_s},200,20\n" for time_s in [*times_s, 4.0])
     (tmp_path / "trace.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
-    plan = planned(tmp_path, prepared(trace=str(tmp_path / "trace.csv")), budget=1)
+    plan = planned(tmp_path / "plan", prepared(trace=str(tmp_path / "trace.csv")), budget=1)
     small = scaled_down(plan.choice)
     ours = replace(plan.prepared.task, machine=here, max_output_tokens=MAX_OUTPUT_TOKENS)
     capacity = capacity_rps(ours, small, shortened(plan.prepared.task.requests()))

@@ -28,8 +28,10 @@ def test_the_choice_is_at_least_as_good_as_the_default_and_a_second_plan_simulat
     score = first.prepared.objective.score
     finals = first.found.finals[1]
     assert sum(map(score, finals[first.choice])) <= sum(map(score, finals[first.default])) + 0.02
-    assert 0 < first.runs.simulated <= len(KeptPlanRuns.open(tmp_path, {}).done)
-    assert first.runs.simulated + first.runs.answered == len(KeptPlanRuns.open(tmp_path, {}).done)
+    assert 0 < first.runs.simulated <= len(KeptPlanRuns.open(tmp_path, FOUND.manifest()).done)
+    assert first.runs.simulated + first.runs.answered == len(
+        KeptPlanRuns.open(tmp_path, FOUND.manifest()).done
+    )
     again = planned(tmp_path, prepared(), budget=8)
     assert again.runs.simulated == 0
     assert again.runs.kept >= first.runs.simulated
@@ -100,10 +102,14 @@ def test_the_limit_of_answers_covers_the_samples_that_choose_nothing(tmp_path: P
 def test_as_many_are_tried_as_the_minutes_allow(tmp_path: Path) -> None:
     told: list[float] = []
     effort = Effort(minutes=0.02, jobs=1)
-    first = make_plan(FOUND, effort, KeptPlanRuns.open(tmp_path, {}), lambda share, what: told.append(share))
+    first = make_plan(
+        FOUND, effort, KeptPlanRuns.open(tmp_path, FOUND.manifest()), lambda share, what: told.append(share)
+    )
     assert 1 <= first.tried <= FOUND.space.size
     # What the first ones took is kept with them, so that a plan that goes on tries the same ones.
-    again = make_plan(prepared(), effort, KeptPlanRuns.open(tmp_path, {}), lambda share, what: None)
+    again = make_plan(
+        prepared(), effort, KeptPlanRuns.open(tmp_path, FOUND.manifest()), lambda share, what: None
+    )
     assert (again.tried, again.runs.simulated) == (first.tried, 0)
     assert all(0 <= share <= 1 for share in told)
 
