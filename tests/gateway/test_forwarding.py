@@ -56,7 +56,7 @@ async def test_it_says_which_did_not_do_it() -> None:
 
 
 async def test_one_that_is_gone_did_not_do_it() -> None:
-    async with upstream("a") as first, gateway(first) as front:
+    async with upstream("a") as first, gateway(first, fleet_options=PATIENT) as front:
         async with upstream("b") as second:
             pass
         front.fleet.member("a").url = second.url
