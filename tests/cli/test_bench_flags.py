@@ -73,7 +73,7 @@ def test_a_model_that_stops_by_itself_needs_prompts(bench: Refused, tmp_path: Pa
 
 def test_a_trace_with_a_bad_line_names_it(bench: Refused, trace: Path) -> None:
     trace.write_text(TRACE + "2,-5,1\n")
-    err = bench()
+    err = bench("--strict")
     assert "trace.csv, line 4" in err
 
 

@@ -302,7 +302,9 @@ def test_what_is_left_out_of_a_trace_is_said_once_whoever_reads_it(tmp_path: Pat
     )
     assert [summary["requests"] for summary in json.loads(done.stdout).values()] == [2, 2]
     assert done.stderr.count("left out") == 1
-    assert done.stderr.startswith(f"{trace}: left out 1 requests with 0 input or output tokens\n")
+    assert done.stderr.startswith(
+        f"{trace}: left out 1 of 3 rows: output_tokens is not 1 or more (1, first line 3)\n"
+    )
 
 
 def test_the_simulator_needs_neither_vllm_nor_http() -> None:

@@ -56,11 +56,26 @@ def test_what_is_understood_of_a_trace_is_told_once(headway: Headway, in_seconds
     for trace, said in (
         (
             {"trace": in_seconds, "time_unit": "s"},
-            "4 requests over 1.5 s, 2.67 a second (Mooncake JSON lines, timestamp: s)",
+            "4 requests over 1.5 s, 2.67 a second, mean input 60 and output 5 tokens (Mooncake JSON lines, "
+            "timestamp: s)",
         ),
-        ({"trace": WORKLOAD}, "5 requests over 2 s, 2.5 a second (drawn: s)"),
+        (
+            {"trace": WORKLOAD},
+            "5 requests over 2 s, 2.5 a second, mean input 8 and output 4 tokens (drawn: s)",
+        ),
     ):
         code, out, err = headway("simulate", *words(flags | trace))
         assert (code, out) == (0, "")
         assert err.startswith(f"{trace['trace']}: {said}\n")
-        assert err.count(" a second (") == 1
+        assert err.count(" a second, mean") == 1
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_a_strict_command_refuses_a_trace_with_an_odd_row(
+    headway: Headway, tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,9,1\n1,9,0\n")
+    out = {"out": tmp_path / "out"} if command in ("replay", "bench") else {}
+    code, _, err = headway(command, *words(FLAGS[command] | out | {"trace": path}), "--strict")
+    assert (code, err) == (2, f"error: {path}, line 3: output_tokens is 0; accepted: 1 or more\n")

@@ -91,7 +91,9 @@ def test_requests_without_output_are_left_out_and_counted_once(
     for _ in range(2):
         found = Trace(str(path)).requests()
         assert [(request.arrival_s, request.output_tokens) for request in found] == [(0.0, 3), (2.0, 2)]
-    assert caplog.messages == [f"{path}: left out 2 requests with 0 input or output tokens"]
+    [said] = caplog.messages
+    assert said.startswith(f"{path}: left out 2 of 4 rows: ")
+    assert "is not 1 or more (2, first line" in said
 
 
 def test_the_limit_is_declared_or_hides_the_longest_output() -> None:

@@ -150,33 +150,16 @@ def test_a_measured_time_to_first_token_is_no_target(tmp_path: Path) -> None:
 
 def test_nothing_behind_the_limit_is_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text("arrival_s,input_tokens,output_tokens\n3,1,2\n4,1,2\nbroken\n")
+    path.write_bytes(b"arrival_s,input_tokens,output_tokens\n3,1,2\n4,1,2\n\xff\n")
     assert [request.arrival_s for request in read_trace(path, limit=2)] == [0.0, 1.0]
     with pytest.raises(TraceError, match="line 4"):
         read_trace(path, limit=3)
 
 
-def test_failures_of_burstgpt_are_counted_in_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "burst.csv"
-    path.write_text(BURSTGPT)
-    with caplog.at_level(logging.WARNING):
-        read_trace(path)
-    assert caplog.messages == [f"{path}: left out 2 requests with 0 input or output tokens"]
-
-
-def test_aborted_requests_are_left_out_only_if_asked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_limit_counts_requests_and_no_rows_left_out(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text("arrival_s,input_tokens,output_tokens\n1,9,0\n2,9,1\n3,9,0\n4,9,2\n")
-    with pytest.raises(TraceError, match="line 2: output_tokens is 0; accepted: 1 or more"):
-        read_trace(path)
-    with caplog.at_level(logging.WARNING):
-        kept = read_trace(path, drop_empty=True)
-    assert kept == [TraceRequest("0", 0.0, 9, 1), TraceRequest("1", 2.0, 9, 2)]
-    assert "left out 2 requests" in caplog.text
+    path.write_text("arrival_s,input_tokens,output_tokens\n3,1,0\n4,1,2\n5,0,2\n6,1,2\n")
+    assert [request.arrival_s for request in read_trace(path, limit=2)] == [0.0, 2.0]
 
 
 def test_rows_out_of_order_are_sorted_with_a_warning(
@@ -201,12 +184,26 @@ def _every(ticks: float, count: int = 4) -> str:
 
 @pytest.mark.parametrize(("ticks", "unit", "span_s"), [
     (0.5, "s", 1.5), (0.5, "ms", 0.0015), (1500, None, 4.5), (1500, "ms", 4.5), (1_500_000, "us", 4.5),
-    (1_500_000_000, "ns", 4.5), (0, None, 0),
+    (1_500_000_000, "ns", 4.5), (0, None, 0), (100, None, 0.3), (20, "s", 60), (20, "ms", 0.06),
 ])  # fmt: skip
 def test_the_unit_of_time_may_be_told(tmp_path: Path, ticks: float, unit: str | None, span_s: float) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(_every(ticks))
     assert read_trace(path, time_unit=unit)[-1].arrival_s == pytest.approx(span_s)
+
+
+@pytest.mark.parametrize(("ticks", "says"), [
+    (0.5, "would be 0.0005 s apart in the mean"), (2, "would be 0.002 s apart"), (15.0, "0.0 is no whole number"),
+    (30, r"would come within 0.09 s \(in seconds: 90 s\)"), (400_000, "would be 400 s apart"),
+    (1_500_000, "would be 1.5e\\+03 s apart"), (1_500_000_000, "would be 1.5e\\+06 s apart"),
+])  # fmt: skip
+@pytest.mark.parametrize("table", [False, True], ids=["JSON", "CSV"])
+def test_an_implausible_unit_is_asked_for(tmp_path: Path, ticks: float, says: str, table: bool) -> None:
+    path = tmp_path / "trace"
+    rows = "".join(f"{place * ticks},600,5\n" for place in range(4))
+    path.write_text(f"timestamp,input_length,output_length\n{rows}" if table else _every(ticks))
+    with pytest.raises(TraceError, match=f"timestamp is taken for ms, and .*{says}.*--time-unit s|ms|us|ns"):
+        read_trace(path)
 
 
 @pytest.mark.parametrize(("text", "unit", "says"), [
@@ -221,20 +218,25 @@ def test_a_unit_that_contradicts_the_file_is_refused(tmp_path: Path, text: str, 
         read_trace(path, time_unit=unit)
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    (_every(1500), "4 requests over 4.5 s, 0.889 a second (Mooncake JSON lines, timestamp: ms)"),
-    (AZURE, "3 requests over 4.31458 s, 0.695 a second (Azure LLM CSV, TIMESTAMP: dates)"),
-    (EXPECTED["array"][0], "2 requests over 1 s, 2 a second (Headway JSON, arrival_s: s)"),
-    (_every(0), "4 requests all at once (Mooncake JSON lines, timestamp: ms)"),
+@pytest.mark.parametrize(("text", "said", "form"), [
+    (_every(1500), "4 requests over 4.5 s, 0.889 a second, mean input 600 and output 5 tokens",
+     "Mooncake JSON lines, timestamp: ms"),
+    (AZURE, "3 requests over 4.31458 s, 0.695 a second, mean input 259 and output 51 tokens",
+     "Azure LLM CSV, TIMESTAMP: dates"),
+    (EXPECTED["array"][0], "2 requests over 1 s, 2 a second, mean input 10 and output 4 tokens",
+     "Headway JSON, arrival_s: s"),
+    (_every(60_000, 100), "100 requests over 99 min 00 s, 0.0168 a second, mean input 600 and output 5 tokens",
+     "Mooncake JSON lines, timestamp: ms"),
+    (_every(0), "4 requests all at once, mean input 600 and output 5 tokens", "Mooncake JSON lines, timestamp: ms"),
 ])  # fmt: skip
 def test_what_was_understood_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, said: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, said: str, form: str
 ) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with caplog.at_level(logging.INFO, "headway.traces"):
         read_trace(path)
-    assert caplog.messages == [f"{path}: {said}"]
+    assert caplog.messages == [f"{path}: {said} ({form})"]
 
 
 @pytest.mark.parametrize("form", EXPECTED)

@@ -203,9 +203,3 @@ def test_a_trace_is_loaded_from_a_file_or_a_line(tmp_path: Path) -> None:
     for source in (f"gen:{SPEC}", path):
         with pytest.raises(TraceError, match="limit is 0; accepted: 1 or more"):
             load_trace(source, limit=0)
-
-
-def test_requests_without_output_may_be_left_out_of_a_loaded_file(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text("arrival_s,input_tokens,output_tokens\n0,1,0\n0,1,1\n")
-    assert load_trace(path, drop_empty=True) == [TraceRequest("0", 0.0, 1, 1)]

@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": "Serve a model with vLLM under a Headway policy.",
     "replay": "Send a trace to an OpenAI-compatible server and record what happened to each request.",
     "bench": "Compare policies on a real engine, one after another, on the same trace.",
+    "record": "Make a trace of a server's log, in which prefixes survive and texts do not.",
     "simulate": "Compare policies on a virtual clock, over loads and seeds; explain one request's story.",
     "plan": "Choose policy, pools, sizes and GPUs for a trace and targets; print the command that deploys them.",
     "explain": "Why one request of a running server took as long as it did.",

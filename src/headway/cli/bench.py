@@ -16,6 +16,7 @@ from headway.cli.options import (
     OptionGroup,
     SloTbt,
     SloTtft,
+    Strict,
     TimeUnit,
     TraceSource,
     VllmFlags,
@@ -56,6 +57,7 @@ class BenchFlags:
     vllm_flags: VllmFlags = ()
     rate_scale: Annotated[float, Setting("Requests arrive X times as fast.", "X")] = 1.0
     time_unit: TimeUnit = None
+    strict: Strict = False
     load: Annotated[
         float | None,
         Setting(
@@ -99,7 +101,7 @@ class BenchFlags:
                 f"--load is {self.load:g} and --rate-scale {self.rate_scale:g}; accepted: one of the two"
             )
         slo = Slo(ttft_s=self.slo_ttft_s, tbt_s=self.slo_tbt_s)
-        stream = Trace(self.trace, self.limit, slo, self.time_unit)
+        stream = Trace(self.trace, self.limit, slo, self.time_unit, self.strict)
         return PolicyBench(
             model=self.model,
             policies=parse_policies(self.policies),

@@ -40,7 +40,7 @@ def command_of(function: Callable[[Any], None]) -> Callable[..., None]:
 
     def command(context: typer.Context, **values: Any) -> None:
         given = {name: value for name, value in values.items() if _source(context, name) != "DEFAULT"}
-        with _understood() if "trace" in values else nullcontext():
+        with _understood() if values.keys() & {"trace", "log"} else nullcontext():
             function(_built(flags, values, given))
 
     command.__doc__ = function.__doc__
@@ -181,6 +181,12 @@ TimeUnit = Annotated[
         "Unit of a trace's timestamps, where the file does not tell it (default: its format's).", "s|ms|us|ns"
     ),
 ]
+Strict = Annotated[
+    bool,
+    Setting(
+        "Refuse a trace with rows that are no requests, or not in order, where they are left out or sorted."
+    ),
+]
 SloTtft = Annotated[float | None, Setting("Target for requests that name none: first token.", "S")]
 SloTbt = Annotated[float | None, Setting("Target for requests that name none: between tokens.", "S")]
 KvTierSpec = Setting(
@@ -191,7 +197,9 @@ KvTierSpec = Setting(
 )
 TraceSource = Annotated[
     str,
-    Setting("Trace file (CSV, JSON, .gz), generated workload, or the demo's.", "FILE|gen:SPEC|demo"),
+    Setting(
+        "Trace file (CSV, JSON, Parquet, a log), generated workload, or the demo's.", "FILE|gen:SPEC|demo"
+    ),
 ]
 
 

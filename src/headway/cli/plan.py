@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.options import KvTierSpec, OptionGroup, SloTbt, SloTtft, TimeUnit, TraceSource
+from headway.cli.options import KvTierSpec, OptionGroup, SloTbt, SloTtft, Strict, TimeUnit, TraceSource
 from headway.cli.output import kept_or_temporary, progress, show, stdout_for_data
 from headway.errors import ConfigError, HeadwayError, UpstreamError
 from headway.setting import Setting, Shown
@@ -123,6 +123,7 @@ class PlanFlags:
     gpus: Annotated[int, Setting("How many there are.", "N")]
     load: Annotated[LoadFlags, OptionGroup(panel="What is served")]
     time_unit: TimeUnit = None
+    strict: Strict = False
     search: Annotated[SearchFlags, OptionGroup(panel="The search")]
     check: Annotated[CheckFlags, OptionGroup(panel="The check")]
     as_json: Annotated[bool, Setting("Print one object on stdout.", shown=Shown(flag="--json"))] = False
@@ -141,7 +142,7 @@ class PlanFlags:
             hardware=self.hardware,
             model=self.model,
             gpus=self.gpus,
-            trace=Trace(self.trace, load.limit, slo, self.time_unit),
+            trace=Trace(self.trace, load.limit, slo, self.time_unit, self.strict),
             rate_scale=load.rate_scale,
             load=load.load,
             policies=None if search.policies is None else parse_policies(search.policies),

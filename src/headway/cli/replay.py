@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.options import ApiKey, OptionGroup, SloTbt, SloTtft, TimeUnit, TraceSource
+from headway.cli.options import ApiKey, OptionGroup, SloTbt, SloTtft, Strict, TimeUnit, TraceSource
 from headway.cli.output import check_file, check_replaceable
 from headway.errors import ConfigError
 from headway.setting import Setting, Shown
@@ -128,6 +128,7 @@ class ReplayFlags:
     out: Annotated[Path, Setting("Write one JSON line per request here.", "RECORDS")]
     rate_scale: Annotated[float, Setting("Requests arrive this many times as fast.", "X")] = 1.0
     time_unit: TimeUnit = None
+    strict: Strict = False
     limit: Annotated[int | None, Setting("Only the first N requests of the trace.", "N")] = None
     slo_ttft_s: SloTtft = None
     slo_tbt_s: SloTbt = None
@@ -160,7 +161,9 @@ class ReplayFlags:
         from headway.traces import scale_rate
 
         slo = Slo(ttft_s=self.slo_ttft_s, tbt_s=self.slo_tbt_s)
-        return scale_rate(Trace(self.trace, self.limit, slo, self.time_unit).requests(), self.rate_scale)
+        return scale_rate(
+            Trace(self.trace, self.limit, slo, self.time_unit, self.strict).requests(), self.rate_scale
+        )
 
     def options(self) -> ReplayOptions:
         """Where it is sent, and how."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.options import Json, KvTierSpec, OptionGroup, SloTbt, SloTtft, TimeUnit, TraceSource
+from headway.cli.options import Json, KvTierSpec, OptionGroup, SloTbt, SloTtft, Strict, TimeUnit, TraceSource
 from headway.cli.output import counting, kept_or_temporary, show, written_command
 from headway.errors import ConfigError
 from headway.lab.engine_sizes import EngineSizes
@@ -140,6 +140,7 @@ class SimulateFlags:
     output: Annotated[OutputFlags, OptionGroup(panel="Output")]
     experiment: Annotated[ExperimentFlags, OptionGroup(panel="What is compared")]
     time_unit: TimeUnit = None
+    strict: Strict = False
     engines: Annotated[EnginesFlags, OptionGroup(panel="The engine")]
     sizes: Annotated[EngineSizes, OptionGroup(panel="The engine")]
     parts: Annotated[Parts, OptionGroup(panel="Parts for every policy")]
@@ -158,7 +159,7 @@ class SimulateFlags:
         return SimulationRequest(
             hardware=self.hardware,
             model=self.model,
-            trace=Trace(self.trace, asked.limit, slo, self.time_unit),
+            trace=Trace(self.trace, asked.limit, slo, self.time_unit, self.strict),
             grid=PolicyGrid(
                 policies=parse_policies(self.policies),
                 loads=parse_loads(asked.rate_scale, asked.steps),

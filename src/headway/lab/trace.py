@@ -19,10 +19,10 @@ from headway.traces.spec import PREFIX
 class Trace:
     """Where requests come from: a file, a generated workload (`gen:...`), `demo`, or a list (`Trace.of`).
 
-    A generated workload and the demo are drawn anew for each seed; a file or a list is the same for all. Requests of a
-    file without input or output are left out and counted in a warning: published traces have some, which were given up
-    or failed. `limit` keeps the first requests. Each target of `slo` goes to requests that name none of its kind.
-    `time_unit` is that of a file's arrivals, as `read_trace` has it.
+    A generated workload and the demo are drawn anew for each seed; a file or a list is the same for all. Rows of a file
+    that are no requests are left out and counted in a warning: published traces have some, which were given up or
+    failed. `limit` keeps the first requests. Each target of `slo` goes to requests that name none of its kind.
+    `time_unit` is that of a file's arrivals, and `strict` refuses odd rows, as `read_trace` has it.
 
     >>> trace = Trace("gen:poisson:rate=4/input=constant:tokens=90/output=constant:tokens=20/count=3")
     >>> [request.input_tokens for request in trace.requests()]
@@ -33,6 +33,7 @@ class Trace:
     limit: int | None = None
     slo: Slo = NO_TARGETS
     time_unit: str | None = None
+    strict: bool = False
     given: tuple[TraceRequest, ...] = field(default=(), repr=False)
 
     @classmethod
@@ -56,7 +57,7 @@ class Trace:
         return [replace(request, slo=request.slo.with_defaults(self.slo)) for request in requests]
 
     def _read(self) -> list[TraceRequest]:
-        return load_trace(self.source, self.limit, drop_empty=True, time_unit=self.time_unit)
+        return load_trace(self.source, self.limit, time_unit=self.time_unit, strict=self.strict)
 
     def _drawn(self, seed: int) -> list[TraceRequest]:
         if self.time_unit is not None:

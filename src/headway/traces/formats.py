@@ -1,141 +1,102 @@
-"""The accepted trace formats: their columns, and how their cells are read."""
+"""The accepted trace formats: what tells them, and how a row of each reads."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import datetime
-from math import isfinite
-from typing import NotRequired, TypedDict
+from hashlib import blake2b
 
 from headway.core.job import PREFIX_BLOCK_TOKENS
-from headway.core.slo import Slo
+from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import TraceError
-
-Cells = Mapping[str, str]
-
-MAX_SHOWN_CHARACTERS = 80
-"""How much of a text an error repeats: enough to find it, and no screenful of a binary file."""
-
-_WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
-_TICKS = re.compile(r"\+?\d{1,19}", re.ASCII)
-_IDENTITY = re.compile(r"[+-]?\d{1,20}", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-
-
-def shown(text: str) -> str:
-    """The text as an error quotes it: on one line, printable, and not at length."""
-    quoted = repr(text)
-    return quoted if len(quoted) <= MAX_SHOWN_CHARACTERS else quoted[:MAX_SHOWN_CHARACTERS] + "…"
-
-
-def whole(cells: Cells, column: str) -> int:
-    """The whole number in a cell; `5.0` and `1_000` are not."""
-    text = cells[column].strip()
-    if not _WHOLE.fullmatch(text):
-        raise TraceError(f"{column} is {shown(text)}; accepted: a whole number")
-    return int(text)
-
-
-def identities(cells: Cells, column: str) -> tuple[int, ...]:
-    """The whole numbers in a cell, parted by blanks, none where the column is absent: any of 64 bits, as hashes are."""
-    texts = cells.get(column, "").split()
-    for text in texts:
-        if not _IDENTITY.fullmatch(text):
-            raise TraceError(
-                f"{column} is {shown(text)}; accepted: whole numbers of 64 bits, parted by blanks"
-            )
-    return tuple(map(int, texts))
-
-
-def number(cells: Cells, column: str) -> float:
-    """The finite decimal number in a cell."""
-    text = cells[column].strip()
-    if not _NUMBER.fullmatch(text) or not isfinite(float(text)):
-        raise TraceError(f"{column} is {shown(text)}; accepted: a finite number")
-    return float(text)
-
-
-def ticks(cells: Cells, column: str) -> float:
-    """The time in a cell, 0 or more; a whole number stays one, since a float loses digits of nanoseconds since 1970."""
-    text = cells[column].strip()
-    value = int(text) if _TICKS.fullmatch(text) else number(cells, column)
-    if value < 0:
-        raise TraceError(f"{column} is {shown(text)}; accepted: a time, 0 or more")
-    return value
-
-
-def optional_whole(cells: Cells, column: str) -> int | None:
-    """The whole number in a cell; None where the column or its text is absent."""
-    return whole(cells, column) if cells.get(column) else None
-
-
-def optional_number(cells: Cells, column: str) -> float | None:
-    """The finite decimal number in a cell; None where the column or its text is absent."""
-    return number(cells, column) if cells.get(column) else None
-
+from headway.traces.cells import (
+    Cells,
+    dates,
+    identities,
+    optional_number,
+    optional_whole,
+    shown,
+    ticks,
+    whole,
+)
 
 MOONCAKE_BLOCK_TOKENS = PREFIX_BLOCK_TOKENS
 """Tokens of one block in Mooncake's `hash_ids`. Source: Qin et al. 2025, FAST 2025 trace release."""
 
 
-class Fields(TypedDict):
-    """What a line says of its request, all but the arrival."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class More:
+    """What a row says of its request beside its arrival and lengths.
 
-    input_tokens: int
-    output_tokens: int
-    id: NotRequired[str]
-    max_output_tokens: NotRequired[int | None]
-    tenant: NotRequired[str]
-    prompt: NotRequired[str | None]
-    session: NotRequired[str | None]
-    prefix_blocks: NotRequired[tuple[int, ...]]
-    priority: NotRequired[int]
-    slo: NotRequired[Slo]
+    `text` is what the prompt was, as text, JSON or token ids: not to be sent, but prefixes are told by it.
+    """
+
+    id: str | None = None
+    max_output_tokens: int | None = None
+    tenant: str = ""
+    prompt: str | None = None
+    session: str | None = None
+    prefix_blocks: tuple[int, ...] = ()
+    priority: int = 0
+    slo: Slo = NO_TARGETS
+    text: str = ""
 
 
-TICKS_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-"""The units of a trace's arrival times."""
+class WholeFileError(TraceError):
+    """A fault of one row that says that the file is something else than it was taken for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A trace format: what a file must have, time first, and how one row reads.
+    """A trace format: what a file must have, time first, then input and output tokens, and how one row reads.
 
-    `parse` takes a row's cells by column and returns its arrival in ticks of `time_unit` and its fields. Ticks stay
-    whole where the file's are, so that shifting them loses no digit. `parse` also reads the columns of `optional` where
-    they are there; other columns are passed over. `told_unit` is what the file itself says of the unit of its times;
-    empty where that is only assumed.
+    `read_time` returns a row's arrival in ticks of `time_unit`, which stay whole where the file's are, so that shifting
+    them loses no digit. `more` reads the columns of `optional` where they are there; other columns are passed over.
+    `told_unit` is what the file itself says of the unit of its times; empty where that is only assumed, and without a
+    `time_unit` nothing is assumed. A file has the keys `needs`, if they are others than `columns`. `note` says what of
+    the file is taken for something else. With `in_order` a file's rows come as requests arrived, not as they ended.
     """
 
     name: str
     columns: tuple[str, str, str]
-    time_unit: str
-    parse: Callable[[Cells], tuple[float, Fields]]
+    time_unit: str = "ns"
     told_unit: str = ""
-    drops_empty: bool = False
+    read_time: Callable[[Cells, str], float] = ticks
+    more: Callable[[Cells], More] = lambda cells: More()
     optional: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    note: str = ""
+    in_order: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name} ({','.join(self.columns)})"
+        return f"{self.name} ({','.join(self.needs or self.columns)})"
+
+    def fits(self, names: Collection[str]) -> bool:
+        """Whether a file with these columns is of this format."""
+        return set(self.needs or self.columns) <= set(names)
+
+    def parse(self, cells: Cells) -> tuple[float, int, int, More]:
+        """Arrival in ticks, input and output tokens, and what else a row says; TraceError if it is no request."""
+        time, of_input, of_output = self.columns
+        more = self.more(cells)  # first, since it may tell that a request failed
+        input_tokens, output_tokens = whole(cells, of_input), whole(cells, of_output)
+        for column, tokens in ((of_input, input_tokens), (of_output, output_tokens)):
+            if tokens < 1:
+                raise TraceError.of(column, tokens, "1 or more")
+        return self.read_time(cells, time), input_tokens, output_tokens, more
 
 
-def _headway(cells: Cells) -> tuple[float, Fields]:
-    fields: Fields = {
-        "input_tokens": whole(cells, "input_tokens"),
-        "output_tokens": whole(cells, "output_tokens"),
-        "max_output_tokens": optional_whole(cells, "max_output_tokens"),
-        "tenant": cells.get("tenant", ""),
-        "prompt": cells.get("prompt") or None,
-        "session": cells.get("session") or None,
-        "prefix_blocks": identities(cells, "prefix_blocks"),
-        "priority": optional_whole(cells, "priority") or 0,
-        "slo": _targets(cells),
-    }
-    if "id" in cells:
-        fields["id"] = cells["id"]
-    return ticks(cells, "arrival_s"), fields
+def _headway(cells: Cells) -> More:
+    return More(
+        id=cells.get("id"),
+        max_output_tokens=optional_whole(cells, "max_output_tokens"),
+        tenant=cells.get("tenant", ""),
+        prompt=cells.get("prompt") or None,
+        session=cells.get("session") or None,
+        prefix_blocks=identities(cells, "prefix_blocks"),
+        priority=optional_whole(cells, "priority") or 0,
+        slo=_targets(cells),
+    )
 
 
 def _targets(cells: Cells) -> Slo:
@@ -145,82 +106,164 @@ def _targets(cells: Cells) -> Slo:
     return Slo(ttft_s, optional_number(cells, "tbt_s"), optional_number(cells, "deadline_s"))
 
 
-def _azure(cells: Cells) -> tuple[float, Fields]:
-    tokens: Fields = {
-        "input_tokens": whole(cells, "ContextTokens"),
-        "output_tokens": whole(cells, "GeneratedTokens"),
-    }
-    return _nanoseconds(cells["TIMESTAMP"].strip()), tokens
+def _record(cells: Cells) -> More:
+    if cells["outcome"] != "finished":
+        raise TraceError.of(
+            "outcome", cells["outcome"], "finished, as others do not tell how long the answer was"
+        )
+    targets = (optional_number(cells, f"slo.{name}") for name in ("ttft_s", "tbt_s", "deadline_s"))
+    return More(id=cells.get("id"), tenant=cells.get("tenant", ""), slo=Slo(*targets))
 
 
-_TIMESTAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII
-)  # 2023: seven digits, no zone; 2024: six digits or none, +00:00
-
-
-def _nanoseconds(text: str) -> int:
-    accepted = "a time such as 2023-11-16 18:15:46.6805900"
-    match = _TIMESTAMP.fullmatch(text)
-    if match is None:
-        raise TraceError(f"TIMESTAMP is {shown(text)}; accepted: {accepted}")
-    clock, fraction, zone = match.groups()
-    try:
-        whole_s = int(datetime.fromisoformat(clock + (zone or "Z")).timestamp())
-    except ValueError as error:
-        raise TraceError(f"TIMESTAMP is {shown(text)} ({error}); accepted: {accepted}") from None
-    return whole_s * 10**9 + int((fraction or "0").ljust(9, "0"))
-
-
-def _burstgpt(cells: Cells) -> tuple[float, Fields]:
-    fields: Fields = {
-        "input_tokens": whole(cells, "Request tokens"),
-        "output_tokens": whole(cells, "Response tokens"),
-        "session": cells.get("Session ID") or None,
-    }
-    return ticks(cells, "Timestamp"), fields
-
-
-def _mooncake(cells: Cells) -> tuple[float, Fields]:
+def _mooncake(cells: Cells) -> More:
     input_tokens, hashes = whole(cells, "input_length"), identities(cells, "hash_ids")
     blocks = -(-input_tokens // MOONCAKE_BLOCK_TOKENS)
     if len(hashes) > max(blocks, 0):
-        # Qwen-Bailian's traces have the same keys with other units, which must not pass for Mooncake's.
-        raise TraceError(
+        raise WholeFileError(
             f"hash_ids names {len(hashes)} blocks, but {input_tokens} tokens fill {blocks}; "
             f"accepted: blocks of {MOONCAKE_BLOCK_TOKENS} tokens, as Mooncake publishes"
         )
-    fields: Fields = {
-        "input_tokens": input_tokens,
-        "output_tokens": whole(cells, "output_length"),
-        "prefix_blocks": hashes,
-    }
-    return ticks(cells, "timestamp"), fields
+    return More(prefix_blocks=hashes, session=cells.get("session_id") or None)
+
+
+BAILIAN_BLOCK_TOKENS = 16
+"""Tokens of one block in `hash_ids` of Qwen-Bailian's traces."""
+
+
+def _bailian(cells: Cells) -> More:
+    """Blocks of 512 tokens, each named after the 32 small ones in it."""
+    small, size = identities(cells, "hash_ids"), MOONCAKE_BLOCK_TOKENS // BAILIAN_BLOCK_TOKENS
+    groups = (small[start : start + size] for start in range(0, len(small), size))
+    names = (blake2b(repr(group).encode(), digest_size=8).digest() for group in groups)
+    return More(prefix_blocks=tuple(map(int.from_bytes, names)))
+
+
+def _no_error(column: str, accepted: str = "") -> Callable[[Cells], More]:
+    """What a format has whose rows say in a column whether they failed."""
+
+    def more(cells: Cells) -> More:
+        if (found := cells.get(column, "")) != accepted:
+            raise TraceError.of(column, shown(found), accepted or "none")
+        return More()
+
+    return more
 
 
 HEADWAY = Format(
-    "Headway CSV",
+    "Headway",
     ("arrival_s", "input_tokens", "output_tokens"),
     "s",
-    _headway,
     told_unit="s",
+    more=_headway,
     optional=(
         *("id", "max_output_tokens", "tenant", "prompt", "session", "prefix_blocks", "priority"),
         *("ttft_s", "tbt_s", "deadline_s"),
     ),
+    in_order=True,
 )
 AZURE = Format(
-    "Azure LLM CSV", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), "ns", _azure, told_unit="dates"
+    "Azure LLM", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), told_unit="dates", read_time=dates
 )
 BURSTGPT = Format(
-    "BurstGPT CSV", ("Timestamp", "Request tokens", "Response tokens"), "s", _burstgpt, drops_empty=True
+    "BurstGPT",
+    ("Timestamp", "Request tokens", "Response tokens"),
+    "s",
+    more=lambda cells: More(session=cells.get("Session ID") or None),
+    optional=("Session ID",),
+    in_order=True,
 )
+_MOONCAKE_KEYS = ("timestamp", "input_length", "output_length")
 MOONCAKE = Format(
-    "Mooncake JSON lines",
-    ("timestamp", "input_length", "output_length"),
+    "Mooncake", _MOONCAKE_KEYS, "ms", more=_mooncake, optional=("hash_ids", "session_id"), in_order=True
+)
+AIPERF = Format(
+    "aiperf",
+    _MOONCAKE_KEYS,
     "ms",
-    _mooncake,
-    optional=("hash_ids",),
+    more=_mooncake,
+    optional=("hash_ids", "session_id", "delay"),
+    needs=("session_id", "input_length"),
+    note="a delay counts from the arrival of the turn before, a session without timestamp from 0",
+)
+"""As Mooncake, but later turns of a session have a `delay` in place of a `timestamp` (`rows.with_delays`)."""
+_EXPORTS = (
+    Format(
+        "Headway records",
+        ("arrival_s", "prompt_tokens", "output_tokens"),
+        "s",
+        told_unit="s",
+        more=_record,
+        optional=("id", "tenant", "outcome", "slo.ttft_s", "slo.tbt_s", "slo.deadline_s"),
+        needs=("arrival_s", "prompt_tokens", "output_tokens", "outcome"),
+    ),
+    Format(
+        "Qwen-Bailian",
+        _MOONCAKE_KEYS,
+        "s",
+        told_unit="s",
+        more=_bailian,
+        optional=("hash_ids",),
+        needs=(*_MOONCAKE_KEYS, "chat_id", "parent_chat_id"),
+    ),
+    Format(
+        "vLLM bench serve",
+        ("start_times", "input_lens", "output_lens"),
+        "s",
+        told_unit="s",
+        more=_no_error("errors"),
+        optional=("errors",),
+    ),
+    *(
+        Format(
+            "guidellm report",
+            (start, "prompt_tokens", "output_tokens"),
+            told_unit="dates",
+            read_time=dates,
+            more=_no_error("status", "successful"),
+            optional=("status",),
+            needs=(start, "prompt_tokens", "output_tokens", "request_id", "status"),
+        )
+        for start in ("request_start_time", "start_time")
+    ),
+    Format(
+        "aiperf profile export",
+        (
+            "metadata.request_start_ns",
+            "metrics.input_sequence_length.value",
+            "metrics.output_sequence_length.value",
+        ),
+        told_unit="dates",
+        read_time=dates,
+        more=lambda cells: More(session=cells.get("metadata.conversation_id") or None),
+        optional=("metadata.conversation_id",),
+    ),
+)
+OPEN_TELEMETRY = Format(
+    "OpenTelemetry",
+    ("startTimeUnixNano", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"),
+    told_unit="dates",
+    read_time=dates,
+    more=lambda cells: More(
+        session=cells.get("gen_ai.conversation.id") or None,
+        max_output_tokens=optional_whole(cells, "gen_ai.request.max_tokens"),
+        text=cells.get("gen_ai.input.messages", ""),
+    ),
+    optional=(
+        *("gen_ai.conversation.id", "gen_ai.request.max_tokens", "gen_ai.input.messages"),
+        *("spanId", "parentSpanId"),
+    ),
+)
+VLLM_LOG = Format(
+    "vLLM log",
+    ("asctime", "prompt_token_ids", "output_token_ids"),
+    told_unit="dates",
+    read_time=dates,
+    more=lambda cells: More(text=cells["text"]),
+    optional=("text",),
 )
 
-CSV_FORMATS = (HEADWAY, AZURE, BURSTGPT)
-ACCEPTED = ", ".join(map(str, (*CSV_FORMATS, MOONCAKE)))
+TABLES = (HEADWAY, AZURE, BURSTGPT, MOONCAKE)
+FORMATS = (HEADWAY, AZURE, BURSTGPT, *_EXPORTS, OPEN_TELEMETRY, AIPERF, MOONCAKE)
+"""In the order in which they are tried."""
+ACCEPTED = f"{', '.join(map(str, TABLES))}, "
+ACCEPTED += "and what guidellm, aiperf, vLLM, OpenTelemetry and access logs write"

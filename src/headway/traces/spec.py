@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from headway.errors import ConfigError, TraceError
 from headway.traces.arrivals import AllAtOnce, ArrivalProcess, Fixed, Gamma, OnOff, Poisson
-from headway.traces.formats import Cells, number, optional_number, optional_whole, whole
+from headway.traces.cells import Cells, number, optional_number, optional_whole, whole
 from headway.traces.lengths import NAMED_LAWS, Constant, LengthLaw, LogNormal, Zipf
 from headway.traces.reader import read_trace
 from headway.traces.request import TraceRequest, take
@@ -62,8 +62,8 @@ def load_trace(
     source: str | PathLike[str],
     limit: int | None = None,
     *,
-    drop_empty: bool = False,
     time_unit: str | None = None,
+    strict: bool = False,
 ) -> list[TraceRequest]:
     """The requests of a trace file, or of a workload if `source` is text that starts with `gen:`.
 
@@ -72,7 +72,7 @@ def load_trace(
     if isinstance(source, str) and source.startswith(PREFIX):
         requests = parse_workload(source).requests()
         return requests if limit is None else take(requests, limit)
-    return read_trace(source, limit=limit, drop_empty=drop_empty, time_unit=time_unit)
+    return read_trace(source, limit=limit, time_unit=time_unit, strict=strict)
 
 
 def parse_workload(text: str) -> Workload:

@@ -1,4 +1,4 @@
-"""Traces out: requests as a Headway CSV."""
+"""Traces out: requests as a Headway CSV, or as lines in Mooncake's format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 
+import msgspec
+
 from headway.errors import TraceError
+from headway.traces.cells import TICKS_PER_S
 from headway.traces.request import TraceRequest
 
 
@@ -48,6 +51,29 @@ def write_trace(requests: Sequence[TraceRequest], path: str | PathLike[str]) -> 
         data = _table(requests).encode("utf-8")
     except UnicodeEncodeError as error:
         raise TraceError(f"{target}: {error.object[error.start]!r} cannot be written as UTF-8") from None
+    _write(target, data)
+
+
+def write_mooncake(requests: Sequence[TraceRequest], path: str | PathLike[str]) -> None:
+    """Write JSON lines with Mooncake's keys, times in milliseconds, gzip if the name ends in `.gz`.
+
+    Such lines have arrivals, lengths and prefix blocks, and nothing else of a request. Raises TraceError as
+    `write_trace` does.
+    """
+    _check(requests)
+    lines = (
+        {
+            "timestamp": round(request.arrival_s * TICKS_PER_S["ms"]),
+            "input_length": request.input_tokens,
+            "output_length": request.output_tokens,
+            "hash_ids": request.prefix_blocks,
+        }
+        for request in requests
+    )
+    _write(Path(path), b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def _write(target: Path, data: bytes) -> None:
     try:
         target.write_bytes(gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
     except OSError as error:

@@ -1,0 +1,117 @@
+"""Cells of a trace file: their text as numbers, times and identities."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from math import isfinite
+
+from headway.errors import TraceError
+
+Cells = Mapping[str, str]
+TICKS_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+"""The units of a trace's arrival times."""
+
+MAX_SHOWN_CHARACTERS = 80
+"""How much of a text an error repeats: enough to find it, and no screenful of a binary file."""
+
+_WHOLE = re.compile(r"([+-]?\d{1,18})(\.0*)?", re.ASCII)
+_TICKS = re.compile(r"\+?\d{1,19}", re.ASCII)
+_IDENTITY = re.compile(r"[+-]?\d{1,20}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+
+
+def shown(text: str) -> str:
+    """The text as an error quotes it: on one line, printable, and not at length."""
+    quoted = repr(text)
+    return quoted if len(quoted) <= MAX_SHOWN_CHARACTERS else quoted[:MAX_SHOWN_CHARACTERS] + "…"
+
+
+def whole(cells: Cells, column: str) -> int:
+    """The whole number in a cell; `5.0` is one, as tables with gaps write it, and `5.5` and `1_000` are not."""
+    text = cells[column].strip()
+    match = _WHOLE.fullmatch(text)
+    if match is None:
+        raise TraceError(f"{column} is {shown(text)}; accepted: a whole number")
+    return int(match[1])
+
+
+def identities(cells: Cells, column: str) -> tuple[int, ...]:
+    """The whole numbers in a cell, parted by blanks, none where the column is absent: any of 64 bits, as hashes are."""
+    texts = cells.get(column, "").split()
+    for text in texts:
+        if not _IDENTITY.fullmatch(text):
+            raise TraceError(
+                f"{column} is {shown(text)}; accepted: whole numbers of 64 bits, parted by blanks"
+            )
+    return tuple(map(int, texts))
+
+
+def number(cells: Cells, column: str) -> float:
+    """The finite decimal number in a cell."""
+    text = cells[column].strip()
+    if not _NUMBER.fullmatch(text) or not isfinite(float(text)):
+        raise TraceError(f"{column} is {shown(text)}; accepted: a finite number")
+    return float(text)
+
+
+def ticks(cells: Cells, column: str) -> float:
+    """The time in a cell, 0 or more; a whole number stays one, since a float loses digits of nanoseconds since 1970."""
+    text = cells[column].strip()
+    value = int(text) if _TICKS.fullmatch(text) else number(cells, column)
+    if value < 0:
+        raise TraceError(f"{column} is {shown(text)}; accepted: a time, 0 or more")
+    return value
+
+
+_DATE = re.compile(
+    r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z| UTC|[+-]\d\d:?\d\d)?", re.ASCII
+)  # Azure 2023: seven digits, no zone; 2024: six digits or none, +00:00
+DATES_S = 1e9, 4e9
+"""Seconds since 1970 of the years 2001 to 2096: a time there is a date, which tells its unit."""
+
+
+def is_date(text: str) -> bool:
+    """Whether a cell has a date and time of day, as text."""
+    return _DATE.fullmatch(text.strip()) is not None
+
+
+def unit_of_date(text: str) -> str | None:
+    """The unit in which a number since 1970 is a date; None for other text."""
+    if not _NUMBER.fullmatch(text.strip()):
+        return None
+    value = Decimal(text.strip())
+    return next(
+        (unit for unit, per_s in TICKS_PER_S.items() if DATES_S[0] <= value / per_s < DATES_S[1]), None
+    )
+
+
+def dates(cells: Cells, column: str) -> int:
+    """The date in a cell in nanoseconds since 1970: as text, or as a number since 1970 whose size tells its unit."""
+    text = cells[column].strip()
+    if match := _DATE.fullmatch(text):
+        day, clock, fraction, zone = match.groups()
+        zone = "Z" if zone in (None, " UTC") else zone
+        try:
+            whole_s = int(datetime.fromisoformat(f"{day} {clock}{zone}").timestamp())
+        except ValueError as error:
+            raise TraceError(f"{column} is {shown(text)} ({error}); accepted: {_A_DATE}") from None
+        return whole_s * 10**9 + int((fraction or "0").ljust(9, "0"))
+    if unit := unit_of_date(text):
+        return int(Decimal(text) * (10**9 // TICKS_PER_S[unit]))
+    raise TraceError(f"{column} is {shown(text)}; accepted: {_A_DATE}")
+
+
+_A_DATE = "a time such as 2023-11-16 18:15:46.6805900, or since 1970"
+
+
+def optional_whole(cells: Cells, column: str) -> int | None:
+    """The whole number in a cell; None where the column or its text is absent."""
+    return whole(cells, column) if cells.get(column) else None
+
+
+def optional_number(cells: Cells, column: str) -> float | None:
+    """The finite decimal number in a cell; None where the column or its text is absent."""
+    return number(cells, column) if cells.get(column) else None
