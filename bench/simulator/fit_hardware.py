@@ -38,8 +38,9 @@ from bench.simulator.kernel_fits import (
     fit_tile_key_s,
     longest_tile_key_s,
 )
+from headway.predict.steps.data_sheet import nearest
 from headway.predict.steps.fitting import Errors, errors_of
-from headway.predict.steps.hardware import Catalogue, Hardware
+from headway.predict.steps.hardware import HOST_COPY_SHARE, Catalogue, Hardware
 from headway.predict.steps.kernels import AllReduce, Kernels, Peaks
 
 # ---- data sheets, and numbers taken rather than fitted, each with its source -------------------------
@@ -54,8 +55,6 @@ EXPERT_MEMORY_EFFICIENCY, EXPERT_COMPUTE_EFFICIENCY = 0.82, 0.57
 SAMPLER_S, SAMPLER_JOB_S = 2e-5, 5e-7
 """LLMServingSim's sampler: 12 to 25 us for one sequence, 64 to 120 us for 128."""
 HOST_COPY_START_S = 1e-5
-HOST_COPY_SHARE = 0.8
-"""Of the host link's rate each way; assumed, no published table of copies is at hand. `headway profile` measures it."""
 
 MULTIPROCESSORS = {"a100": 108, "l40s": 142}
 MIXED_TILES = 1.3
@@ -155,6 +154,7 @@ def fit_catalogue(tables: Tables) -> tuple[Catalogue, dict[str, dict[str, Kernel
         kernels=kernels,
         all_reduce={name: _all_reduce(name, tables) for name in AIC},
         hardware={sheet.name: _hardware(sheet) for sheet in SHEETS},
+        data_sheet_errors=errors_of([]),
     )
     return catalogue, errors, {name: _rows(found) for name, found in errors.items()}
 
@@ -242,6 +242,18 @@ def fit_host(catalogue: Catalogue, tables: Tables) -> None:
     )
 
 
+def judge_data_sheets(catalogue: Catalogue, tables: Tables) -> dict[str, list[Judged]]:
+    """Device -> whole steps as a data sheet alone predicts them: with the kernels of the nearest other device."""
+    kernels, devices = {}, {}
+    for device in catalogue.measured():
+        like = nearest(device.peaks, [other for other in catalogue.measured() if other is not device])
+        kernels[device.kernels] = catalogue.kernels[like.kernels]
+        devices[device.name] = msgspec.structs.replace(
+            like, name=device.name, kernels=device.kernels, peaks=device.peaks
+        )
+    return judge_steps(msgspec.structs.replace(catalogue, kernels=kernels, hardware=devices), tables)
+
+
 def main() -> None:
     """Fit, judge, write, and print what was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -257,6 +269,9 @@ def main() -> None:
         catalogue.hardware[name] = msgspec.structs.replace(
             device, num_rows=rows[device.kernels], errors=_errors(judged)
         )
+    sheets = judge_data_sheets(catalogue, tables)
+    everything = _errors([step for judged in sheets.values() for step in judged])
+    catalogue = msgspec.structs.replace(catalogue, data_sheet_errors=everything)
     arguments.out.write_bytes(msgspec.json.encode(catalogue) + b"\n")
     for name, found in kernel_errors.items():
         for kind, error in found.items():
@@ -270,6 +285,11 @@ def main() -> None:
             print(
                 f"{name:13} {kind:12} {errors.num_rows:6} unseen steps median {median_error:6.1%}  p90 {p90:6.1%}"
             )
+    for name, judged in sheets.items():
+        errors = _errors(judged)
+        print(
+            f"{name:13} from its data sheet alone: median {errors.median_error:6.1%}  p90 {errors.p90_error:6.1%}"
+        )
 
 
 def _errors(judged: Sequence[Judged]) -> Errors:

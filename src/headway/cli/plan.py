@@ -118,7 +118,9 @@ class PlanFlags:
     """What is planned, how it is searched, and whether the choice is checked."""
 
     trace: TraceSource
-    hardware: Annotated[str, Setting("GPU of the catalogue, or a cost file.", "H")]
+    hardware: Annotated[
+        str, Setting("GPU of the catalogue, its data sheet (custom:tflops=X,...), or a cost file.", "H")
+    ]
     model: Annotated[str, Setting("`demo`, a hub name that is known, or a directory.", "M")]
     gpus: Annotated[int, Setting("How many there are.", "N")]
     load: Annotated[LoadFlags, OptionGroup(panel="What is served")]

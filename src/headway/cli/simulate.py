@@ -48,7 +48,8 @@ EPILOG = """Examples:
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm --trace azure.csv --limit 500 \\
       --chrome-trace schedule.json.gz                                # for ui.perfetto.dev
 
-HARDWARE is a GPU of the catalogue, or a file that `headway profile` wrote on a machine of yours. The same
+HARDWARE is a GPU of the catalogue, a data sheet (custom:tflops=312,bandwidth=2039,memory=80: dense 16-bit TFLOP/s,
+GB/s, GiB), or a file that `headway profile` wrote on a machine of yours. The same
 command gives the same bytes, whatever --jobs. `headway report DIR --out FILE.html` draws what --out wrote.
 In the JSON of a sweep keys are "POLICY load=X"; with several seeds values are means, with their `deviation`.
 A generated workload (`gen:`, `demo`) is drawn anew for each seed; with a file, seeds vary the noise of the
@@ -126,7 +127,9 @@ class OutputFlags:
 class SimulateFlags:
     """What is simulated, on what, and what becomes of it."""
 
-    hardware: Annotated[str, Setting("GPU of the catalogue, or a cost file.", "H")]
+    hardware: Annotated[
+        str, Setting("GPU of the catalogue, its data sheet (custom:tflops=X,...), or a cost file.", "H")
+    ]
     model: Annotated[str, Setting("`demo`, a hub name that is known, or a directory.", "M")]
     trace: TraceSource
     policies: Annotated[

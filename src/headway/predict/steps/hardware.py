@@ -14,6 +14,7 @@ from headway.errors import ConfigError
 from headway.predict.models.model_shape import ModelShape
 from headway.predict.steps.calibration import Calibration, load_cost_file
 from headway.predict.steps.copies import TransferModel
+from headway.predict.steps.data_sheet import ACCEPTED, PREFIX, from_data_sheet
 from headway.predict.steps.device_step import DeviceStep, Gpu
 from headway.predict.steps.fitting import Errors
 from headway.predict.steps.kernels import AllReduce, Kernels, Peaks
@@ -26,6 +27,8 @@ GPU_MEMORY_UTILIZATION = 0.92
 RESERVE_BYTES = 1_500_000_000
 """Activations, graphs and context on each GPU: what is missing between weights, KV cache and vLLM's share on the
 four single-GPU servers whose KV cache is published (0.7 to 1.7 GB)."""
+HOST_COPY_SHARE = 0.8
+"""Of the host link's rate each way; assumed, no published table of copies is at hand. `headway profile` measures it."""
 _CATALOGUE = "hardware.json"
 
 
@@ -149,12 +152,20 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The shipped file: fitted numbers only, as `bench/simulator/fit_hardware.py` writes it."""
+    """The shipped file: fitted numbers only, as `bench/simulator/fit_hardware.py` writes it.
+
+    `data_sheet_errors` are of the measured GPUs, each predicted from its data sheet and the nearest other's kernels.
+    """
 
     version: int = 1
     kernels: dict[str, Kernels]
     all_reduce: dict[str, AllReduce]
     hardware: dict[str, Hardware]
+    data_sheet_errors: Errors
+
+    def measured(self) -> list[Hardware]:
+        """The GPUs whose kernels were measured."""
+        return [device for device in self.hardware.values() if device.derived_from is None]
 
 
 @cache
@@ -170,12 +181,16 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def hardware(name: str) -> Hardware:
-    """A GPU type by name; case does not matter. Raises ConfigError with the accepted names."""
+    """A GPU type by name, or by its data sheet; case does not matter. Raises ConfigError with what is accepted."""
+    if name.lower().startswith(PREFIX):
+        return from_data_sheet(
+            name.lower(), catalogue().measured(), catalogue().data_sheet_errors, HOST_COPY_SHARE
+        )
     found = catalogue().hardware.get(name.lower())
     if found is None:
         raise ConfigError(
-            f"hardware {name!r} is not known; accepted: {', '.join(hardware_names())}, or a cost file "
-            f"that `headway profile` wrote"
+            f"hardware {name!r} is not known; accepted: {', '.join(hardware_names())}, a data sheet "
+            f"({ACCEPTED}), or a cost file that `headway profile` wrote"
         )
     return found
 
