@@ -161,6 +161,22 @@ def test_the_fewest_gpus_are_said(plan: Headway) -> None:
     assert "fewest GPUs that hold a goodput of 0.05: 1" in err
 
 
+@pytest.mark.slow
+def test_the_cheapest_gpus_are_found_and_kept(plan: Headway, tmp_path: Path) -> None:
+    flags = {"slo_ttft": 0.5, "goodput_aim": 0.01, "out": tmp_path / "out", "per_node": 8}
+    prices = ("--price", "h100=2.5", "--price", "l40s=0.9", "--json")
+    code, out, err = plan(*prices, **flags)
+    assert code == 0
+    found = json.loads(out)
+    assert {name: each["is_choice"] for name, each in found["prices"].items()} == {
+        "h100": False,
+        "l40s": True,
+    }
+    assert "l40s: 1 GPUs, 0.90 an hour (goodput" in err
+    again = json.loads(plan(*prices, **flags).out)
+    assert (again["runs"]["simulated"], again["choice"]) == (0, found["choice"])
+
+
 def test_too_few_gpus_are_no_answer(plan: Headway) -> None:
     code, out, err = plan("--fewest", slo_ttft=1e-9)
     assert (code, out) == (1, "")
@@ -195,6 +211,10 @@ def test_what_is_longer_than_the_model_reads_is_left_out(plan: Headway, tmp_path
             "fits the 2,048 tokens that facebook/opt-6.7b reads; accepted: shorter requests or another model",
         ),
         ({"gpus": 0}, "--gpus is 0; accepted: 1 or more"),
+        ({"per_node": 0}, "--per-node is 0; accepted: 1 or more"),
+        ({"host_memory_gib": -1}, "--host-memory-gib is -1.0; accepted: 0 or more"),
+        ({"price": "h100"}, "--price is 'h100'; accepted: HARDWARE=X, the price of one GPU for an hour"),
+        ({"price": "l40s=1"}, "--price is not given for h100; accepted: HARDWARE=X"),
         ({"gpus": 513}, "--gpus is 513; accepted: 1 to 512"),
         ({"kv_tier": "200"}, "'200' of the KV tier '200' is unknown or given twice; accepted: gib=X"),
         ({"seeds": 0}, "--seeds is 0; accepted: 1 or more"),
@@ -202,7 +222,7 @@ def test_what_is_longer_than_the_model_reads_is_left_out(plan: Headway, tmp_path
         ({"minutes": 1}, "budget and minutes are given; accepted: one of the two"),
         ({"budget": None, "minutes": -1}, "--minutes is -1.0; accepted: more than 0"),
         ({"jobs": 0}, "--jobs is 0; accepted: 1 or more"),
-        ({"load": -1}, "--load is -1.0; accepted: a number above 0"),
+        ({"load": -1}, "--load is -1.0; accepted: more than 0"),
         ({"load": 1, "rate_scale": 1}, "rate_scale and load are given; accepted: one of the two"),
         ({"slo_deadline": -1}, "--slo-deadline is -1.0; accepted"),
         (

@@ -11,8 +11,15 @@ from headway.cli import _load
 from headway.cli.serve_layout import read_layout
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.servers.vllm_flags import parse_vllm_flags, value_of
-from headway.planner.deploy import arguments, as_started, command, flags_here, records_of_engines
-from headway.planner.machine import Configuration, Machine
+from headway.planner.deploy import (
+    arguments,
+    as_started,
+    command,
+    flags_here,
+    records_of_engines,
+    script,
+)
+from headway.planner.machine import Configuration, Machine, Node
 from headway.predict.steps.calibration import EngineDefaults
 from headway.sim.limits import KvTier
 from tests.planner.costs import write_costs
@@ -64,6 +71,48 @@ def test_the_command_says_all_of_the_configuration(configuration: Configuration,
         slo.ttft_s,
         slo.tbt_s,
     )
+
+
+def test_on_one_machine_the_script_is_the_command() -> None:
+    for node in (Node(), Node(gpus=8)):
+        assert script("demo", POOLED, SLO, node) == command(arguments("demo", POOLED, SLO))
+
+
+@pytest.mark.parametrize(
+    ("configuration", "gpus", "starts"),
+    [
+        (
+            replace(SEVERAL, gpus=6, tp=2),
+            4,
+            [("0,1", "edf", 1, 8001), ("2,3", "edf", 1, 8002), ("0,1", "edf", 2, 8001)],
+        ),
+        (
+            POOLED,
+            2,
+            [
+                *(("0", "ascendra-lp", 1, 8001), ("1", "ascendra-lp", 1, 8002)),
+                *(("0", "ascendra-lp", 2, 8001), ("1", "ascendra-hp", 2, 8002)),
+            ],
+        ),
+    ],
+)
+def test_on_several_machines_every_instance_has_gpus_and_a_gateway_joins_them(
+    configuration: Configuration, gpus: int, starts: list[tuple[str, str, int, int]]
+) -> None:
+    *lines, gateway = script("demo", configuration, SLO, Node(gpus=gpus)).splitlines()
+    for line, (devices, policy, machine, port) in zip(lines, starts, strict=True):
+        visible, *words = shlex.split(line, comments=True)
+        assert visible == f"CUDA_VISIBLE_DEVICES={devices}"
+        found = _load("serve").make_context("serve", words[2:]).params
+        assert (found["policy"], found["port"], found["host"]) == (policy, port, "0.0.0.0")
+        assert not found["instances"]
+        assert not found["pools"]
+        assert found["hand_off_threshold"] == (configuration.threshold if policy.endswith("-lp") else None)
+        assert line.endswith(f"# on MACHINE{machine}")
+    joined = _load("serve").make_context("serve", shlex.split(gateway, comments=True)[2:]).params["join"]
+    urls = [f"http://MACHINE{machine}:{port}" for *_, machine, port in starts]
+    pools = ["lp=", "lp=", "lp=", "hp="] if configuration.pools else [""] * len(urls)
+    assert list(joined) == [f"{pool}{url}" for pool, url in zip(pools, urls, strict=True)]
 
 
 def test_one_instance_by_itself_needs_no_gateway() -> None:
@@ -124,7 +173,9 @@ def test_where_memory_holds_less_than_the_model_reads_vllm_is_told_to_read_less(
 
 
 def test_a_port_and_records_are_put_before_vllms_own_flags(tmp_path: Path) -> None:
-    words = as_started(("headway", "serve", "demo", "--", "--max-num-seqs", "4"), 8123, tmp_path / "r.jsonl")
+    words = as_started(
+        ("headway", "serve", "demo", "--", "--max-num-seqs", "4"), 8123, ("--records", f"{tmp_path}/r.jsonl")
+    )
     records = f"{tmp_path / 'r.jsonl'}"
     assert words == ["serve", "demo", "--port", "8123", "--records", records, "--", "--max-num-seqs", "4"]
 

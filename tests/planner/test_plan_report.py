@@ -26,7 +26,18 @@ KEYS = {
         "default",
         "gain",
     ),
-    *("command", "arguments", "gpus", "pareto", "fewest", "configurations", "rungs", "runs", "wall_s"),
+    *(
+        "command",
+        "arguments",
+        "machines",
+        "gpus",
+        "pareto",
+        "fewest",
+        "configurations",
+        "rungs",
+        "runs",
+        "wall_s",
+    ),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
 from headway.lab.trace import Trace
-from headway.planner.machine import Configuration, Machine, moving_parts
+from headway.planner.machine import Configuration, Machine, Node, moving_parts
 from headway.planner.request import PlanRequest
 from headway.planner.space import SMALL_BUDGETS, THRESHOLDS, Space, build_space, default_configuration
 from headway.sim.limits import KvTier
@@ -178,3 +178,46 @@ def test_what_is_simulated_has_the_sizes_that_are_deployed() -> None:
     # 16 tokens of 32 layers x 2 x 8 heads x 128 x 2 bytes are 2 MiB, so 1,024 blocks in 2 GiB.
     assert system.limits.host_blocks == 1024
     assert system.router == "ascendra"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_node", "layouts"),
+    [
+        (16, 8, {(1, 16), (2, 8), (4, 4), (8, 2)}),
+        (16, 4, {(1, 16), (2, 8), (4, 4)}),
+        (12, 8, {(1, 12), (2, 6), (4, 3)}),
+        (12, 6, {(1, 12), (2, 6)}),
+        (3, 8, {(1, 3)}),
+        (4, 6, {(1, 4), (2, 2), (4, 1)}),
+    ],
+)
+def test_an_instance_stays_within_a_machine(gpus: int, per_node: int, layouts: set[tuple[int, int]]) -> None:
+    whole = space(replace(H100, node=Node(gpus=per_node)), gpus=(gpus,))
+    assert {(each.tp, each.instances) for each in found(whole)} == layouts
+
+
+def test_a_model_that_takes_more_gpus_than_a_machine_has_is_refused() -> None:
+    big = Machine("h100", "Llama-3.1-70B", Node(gpus=1))
+    with pytest.raises(ConfigError, match="cannot be served on 4 x h100"):
+        space(big)
+
+
+def test_host_memory_is_that_of_a_machine() -> None:
+    unbounded = found(space(policies=("headway",), gpus=(4,)))
+    most = max(each.host_gib for each in unbounded)
+    assert most > 0
+    cap = 100.0
+    bounded = space(replace(H100, node=Node(gpus=2, host_gib=cap)), policies=("headway",), gpus=(4,))
+    assert found(bounded) == {
+        each for each in unbounded if each.tp <= 2 and 2 // each.tp * each.host_gib <= cap
+    }
+    assert bounded.impossible["more host memory for KV than a machine has (100 GiB)"] > 0
+    none = space(replace(H100, node=Node(host_gib=0.0)), policies=("headway",), gpus=(4,))
+    assert {each.host_gib for each in found(none)} == {0.0}
+
+
+def test_a_kv_tier_takes_host_memory_too() -> None:
+    node = Node(gpus=2, host_gib=150.0)
+    tiers = {tier: space(replace(H100, node=node), kv_tier=KvTier(gib=tier)) for tier in (75.0, 76.0)}
+    with_tier = {tier: {each.kv_tier for each in found(whole)} - {None} for tier, whole in tiers.items()}
+    assert with_tier == {75.0: {KvTier(gib=75.0)}, 76.0: set()}

@@ -190,7 +190,7 @@ DEPLOYABLE = r"accepted: none, learned, hash, minilm, st:DIR\|HUB \(each perhaps
             "gpus is 65 with fewest; accepted: 1 to 64, for a load in proportion",
         ),
         ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),
-        ({"load": 0.0}, "load is 0.0; accepted: a number above 0"),
+        ({"load": 0.0}, "load is 0.0; accepted: more than 0"),
         ({"load": 1.0, "rate_scale": 1.0}, "rate_scale and load are given; accepted: one of the two"),
         ({"predictor": "noisy-oracle:tau=0.8"}, "which knows the true lengths, so nobody can deploy it"),
         *(

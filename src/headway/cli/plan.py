@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +30,9 @@ EPILOG = """Examples:
       --minutes 10 --out out/plan                     # as much as ten minutes allow; again to go on with it
 
   headway plan --trace azure.csv --hardware h100 --model Llama-3.1-8B --gpus 8 --slo-ttft 0.5 --fewest
+
+  headway plan --trace azure.csv --hardware h100 --model Llama-3.1-8B --gpus 16 --per-node 8 --slo-ttft 0.5 \\
+      --price h100=2.5 --price l40s=0.9               # the cheapest GPUs that keep the targets
 
   headway plan --trace demo --hardware cost.json --model demo --gpus 1 --verify --json
 
@@ -123,6 +127,20 @@ class PlanFlags:
     ]
     model: Annotated[str, Setting("`demo`, a hub name that is known, or a directory.", "M")]
     gpus: Annotated[int, Setting("How many there are.", "N")]
+    per_node: Annotated[
+        int | None, Setting("GPUs of one machine (default: all); TP stays within it.", "N")
+    ] = None
+    price: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Price of one GPU for an hour; repeatable. The cheapest GPUs that keep the targets are found, as --fewest.",
+            "HARDWARE=X",
+        ),
+    ] = ()
+    host_memory_gib: Annotated[
+        float | None,
+        Setting("Host memory of a machine that KV may take (default: as much as helps).", "GIB"),
+    ] = None
     load: Annotated[LoadFlags, OptionGroup(panel="What is served")]
     time_unit: TimeUnit = None
     strict: Strict = False
@@ -153,6 +171,8 @@ class PlanFlags:
             predictor=load.predictor,
             fewest=search.fewest,
             aim=search.goodput_aim,
+            per_node=self.per_node,
+            host_memory_gib=self.host_memory_gib,
         )
 
 
@@ -160,28 +180,39 @@ def plan(flags: PlanFlags) -> None:
     """Find what serves a trace best on so many GPUs: policy, pools, TP, seats, token budget, host memory."""
     from headway.planner.planner import Effort
     from headway.planner.preparation import introduction, prepare
-    from headway.planner.report import plan_table
+    from headway.planner.prices import cheapest, parse_prices, priced, prices_data, said_of_prices
+    from headway.planner.report import plan_data, plan_table
     from headway.planner.verify import check_verifiable
 
     search, out = flags.search, flags.search.out
     seconds = flags.check.seconds()
+    asked = priced(flags.ask(), parse_prices(flags.price))
     jobs = os.cpu_count() or 1 if search.jobs is None else search.jobs
-    effort = Effort(budget=search.budget, minutes=search.minutes, jobs=jobs)
-    prepared = prepare(flags.ask())
-    if flags.check.verify:
-        check_verifiable(prepared)
-    typer.echo(introduction(prepared), err=True)
+    minutes = None if search.minutes is None else search.minutes / len(asked)
+    effort = Effort(budget=search.budget, minutes=minutes, jobs=jobs)
+    prepared = [prepare(each) for each in asked]
+    for each in prepared:
+        if flags.check.verify:
+            check_verifiable(each)
+        typer.echo(introduction(each), err=True)
     with kept_or_temporary(out) as root:
-        planned = _plan(prepared, effort, root, kept=out is not None)
+        plans = [
+            _plan(each, effort, root if each is prepared[0] else root / f"gpu-{place}", kept=out is not None)
+            for place, each in enumerate(prepared, 1)
+        ]
+        planned = cheapest(plans)
         show(plan_table(planned))
+        for line in said_of_prices(plans):
+            typer.echo(line, err=True)
+        answer = plan_data(planned) | {"prices": prices_data(plans)}
         if out is not None:
-            _write(planned, out)
+            _write(planned, answer, out)
         try:
-            verified = _verify(planned, root, seconds, out) if flags.check.verify else None
+            verified = _verify(planned, answer, root, seconds, out) if flags.check.verify else None
         except (typer.Exit, HeadwayError):
-            _answer(planned, None, flags.as_json)  # the plan stands, and took longer than its check
+            _answer(planned, answer, None, flags.as_json)  # the plan stands, and took longer than its check
             raise
-        _answer(planned, verified, flags.as_json)
+        _answer(planned, answer, verified, flags.as_json)
     if planned.is_too_few:
         raise typer.Exit(1)
 
@@ -213,7 +244,9 @@ def _check_writable(out: Path) -> None:
         check_replaceable("--out", out / name)
 
 
-def _verify(planned: PlannedDeployment, root: Path, seconds: float, out: Path | None) -> Verified:
+def _verify(
+    planned: PlannedDeployment, answer: Mapping[str, object], root: Path, seconds: float, out: Path | None
+) -> Verified:
     from headway.planner.verify import verify, verify_table
 
     try:
@@ -228,21 +261,21 @@ def _verify(planned: PlannedDeployment, root: Path, seconds: float, out: Path | 
         raise UpstreamError(f"{error}; without --out DIR nothing of it is kept") from None
     show(verify_table(verified))
     if out is not None:
-        _write_data(planned, verified, out)
+        _write_data(answer, verified, out)
     return verified
 
 
-def _write(planned: PlannedDeployment, out: Path) -> None:
+def _write(planned: PlannedDeployment, answer: Mapping[str, object], out: Path) -> None:
     """Keep the plan before it is checked: a check may fail."""
     from headway.planner.report import FILE, pareto_svg
 
-    _write_data(planned, None, out)
+    _write_data(answer, None, out)
     _write_file(out / FILE, pareto_svg(planned).encode())
     typer.echo(f"wrote {out / DATA_FILE} and {out / FILE}", err=True)
 
 
-def _write_data(planned: PlannedDeployment, verified: Verified | None, out: Path) -> None:
-    _write_file(out / DATA_FILE, _json(planned, verified).encode() + b"\n")
+def _write_data(answer: Mapping[str, object], verified: Verified | None, out: Path) -> None:
+    _write_file(out / DATA_FILE, _json(answer, verified).encode() + b"\n")
 
 
 def _write_file(path: Path, content: bytes) -> None:
@@ -258,21 +291,20 @@ def _write_file(path: Path, content: bytes) -> None:
         ) from None
 
 
-def _answer(planned: PlannedDeployment, verified: Verified | None, as_json: bool) -> None:
+def _answer(
+    planned: PlannedDeployment, answer: Mapping[str, object], verified: Verified | None, as_json: bool
+) -> None:
     """What goes to stdout: no command where --fewest found that not even all GPUs hold the goodput."""
-    from headway.planner.deploy import command
-    from headway.planner.report import serve_arguments
+    from headway.planner.report import serve_script
 
     if as_json:
-        typer.echo(_json(planned, verified))
+        typer.echo(_json(answer, verified))
     elif not planned.is_too_few:
-        typer.echo(command(serve_arguments(planned)))
+        typer.echo(serve_script(planned))
 
 
-def _json(planned: PlannedDeployment, verified: Verified | None) -> str:
+def _json(answer: Mapping[str, object], verified: Verified | None) -> str:
     import json
 
-    from headway.planner.report import plan_data
-
     checked = None if verified is None else verified.to_dict()
-    return json.dumps(plan_data(planned) | {"verify": checked}, indent=2)
+    return json.dumps({**answer, "verify": checked}, indent=2)

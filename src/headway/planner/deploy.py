@@ -6,12 +6,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 from headway.core.slo import Slo
 from headway.lab.policy_choice import OWN_PARTS, uses_predictions
 from headway.lab.server import headway_command
-from headway.planner.machine import Configuration, Machine
+from headway.planner.machine import NO_POOL, Configuration, Machine, Node
+from headway.policies.hand_off import hands_off, presets_of
 
 PROGRAM = "headway"
 
@@ -43,6 +45,33 @@ def arguments(
     return (*words, "--", *vllm_flags(configuration), *flags)
 
 
+FIRST_PORT = 8001
+"""Of the instances of a machine, where there are several; the gateway has 8000."""
+
+
+def script(model: str, configuration: Configuration, slo: Slo, node: Node, flags: Sequence[str] = ()) -> str:
+    """What deploys a configuration, as a shell reads it: one command, or on several machines one for each instance,
+    on GPUs and a port of its own, and the gateway that joins them; machines are called MACHINE1, MACHINE2, ...
+    """
+    sizes = node.sizes(configuration.gpus)
+    if len(sizes) == 1:
+        return command(arguments(model, configuration, slo, flags))
+    tp, lines, joined = configuration.tp, [], []
+    counts = configuration.pools or {NO_POOL: configuration.instances}
+    pools = chain.from_iterable(repeat(pool, count) for pool, count in counts.items())
+    places = [(number, slot) for number, size in enumerate(sizes, 1) for slot in range(size // tp)]
+    for pool, (number, slot) in zip(pools, places, strict=True):
+        preset = presets_of(configuration.policy)[pool]
+        threshold = configuration.threshold if hands_off(preset) else None
+        alone = replace(configuration, policy=preset, instances=1, lp=0, gpus=tp, threshold=threshold)
+        words = as_started(arguments(model, alone, slo, flags), FIRST_PORT + slot, ("--host", "0.0.0.0"))
+        gpus = ",".join(f"{gpu}" for gpu in range(slot * tp, (slot + 1) * tp))
+        lines.append(f"CUDA_VISIBLE_DEVICES={gpus} {command([PROGRAM, *words])}  # on MACHINE{number}")
+        url = f"http://MACHINE{number}:{FIRST_PORT + slot}"
+        joined += ["--join", f"{pool}={url}" if pool else url]
+    return "\n".join([*lines, f"{command([PROGRAM, 'serve', *joined])}  # on one of them"])
+
+
 def vllm_flags(configuration: Configuration) -> tuple[str, ...]:
     """vLLM's own flags, alike for every instance."""
     flags = [
@@ -72,10 +101,10 @@ def command(words: Sequence[str]) -> str:
     return shlex.join(words)
 
 
-def as_started(words: Sequence[str], port: int, records: Path) -> list[str]:
-    """The words of a deploy command, without the program's name, for a port of this machine and a file of records."""
+def as_started(words: Sequence[str], port: int, more: Sequence[str]) -> list[str]:
+    """The words of a deploy command, without the program's name, for a port, with more flags of `serve`."""
     flags = words.index("--")
-    return [*words[1:flags], "--port", f"{port}", "--records", str(records), *words[flags:]]
+    return [*words[1:flags], "--port", f"{port}", *more, *words[flags:]]
 
 
 def records_of_engines(records: Path) -> list[Path]:
@@ -93,6 +122,7 @@ def deployed(words: Sequence[str], port: int, log: Path, records: Path) -> Itera
     for old in records_of_engines(records):
         old.unlink()
     # A gateway is alive before its instances are; a single server is ready once it is alive.
+    started = as_started(words, port, ("--records", str(records)))
     ready = "/ready" if "--pools" in words or "--instances" in words else "/health"
-    with headway_command(as_started(words, port, records), port, log, ready=ready) as url:
+    with headway_command(started, port, log, ready=ready) as url:
         yield url

@@ -87,11 +87,36 @@ NO_POOL = ""
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """One of the machines that the GPUs are in: so many of them, and host memory that KV may take.
+
+    None: a single machine has all GPUs; there is as much memory as helps.
+    """
+
+    gpus: int | None = None
+    host_gib: float | None = None
+
+    def sizes(self, gpus: int) -> tuple[int, ...]:
+        """How many of the GPUs each machine has; all but the last are full."""
+        each = gpus if self.gpus is None else min(self.gpus, gpus)
+        return (each,) * (gpus // each) + ((gpus % each,) if gpus % each else ())
+
+    def holds(self, tp: int, gpus: int) -> bool:
+        """Whether instances of `tp` GPUs take up the GPUs with none of them across two machines."""
+        return all(size % tp == 0 for size in self.sizes(gpus))
+
+    def instances(self, configuration: Configuration) -> int:
+        """Instances on the machine that has most of them."""
+        return self.sizes(configuration.gpus)[0] // configuration.tp
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
-    """Hardware by name, or a cost file, and a model: all that decides what an engine costs."""
+    """Hardware by name, or a cost file, and a model: all that decides what an engine costs; and what it stands in."""
 
     hardware: str
     model: str
+    node: Node = Node()
 
     def costs(self, tp: int) -> Calibration:
         """What the model costs on an instance of `tp` GPUs. Raises ConfigError where it does not fit, or is unknown."""

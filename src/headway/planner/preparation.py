@@ -11,7 +11,7 @@ from headway.lab.kept_runs import release
 from headway.lab.policy_choice import OWN_PARTS, said_without_targets, uses_predictions
 from headway.lab.predictor_choice import check_predictor
 from headway.lab.trace import Trace, trace_facts
-from headway.planner.machine import Configuration, Machine
+from headway.planner.machine import Configuration, Machine, Node
 from headway.planner.objective import Objective
 from headway.planner.request import PlanRequest, Targets
 from headway.planner.runs import Task, capacity_rps, fitting, read_once
@@ -73,6 +73,7 @@ class Prepared:
             "rate_scale": task.rate_scale,
             "policies": list(self.policies),
             **({} if request.kv_tier is None else {"kv_tier": str(request.kv_tier)}),
+            **({} if request.node == Node() else {"node": asdict(request.node)}),
             "seeds": request.seeds,
             "predictor": request.predictor,
             "fewest": request.fewest,
@@ -126,7 +127,7 @@ def _check_predictor(predictor: str, policies: Sequence[str]) -> None:
 
 def _task(request: PlanRequest, requests: Sequence[TraceRequest]) -> Task:
     """The task of a plan, over all that its samples may draw. Raises TraceError if nothing of it fits."""
-    machine = Machine(request.hardware, request.model)
+    machine = Machine(request.hardware, request.model, request.node)
     seeds = range(samples_in_all(request.seeds))
     facts = trace_facts(request.trace, seeds)
     room_tokens = _room_tokens(machine, request.counts())
@@ -178,7 +179,7 @@ def _room_tokens(machine: Machine, counts: Sequence[int]) -> int:
     rooms: list[int] = []
     errors: list[ConfigError] = []
     for tp in TP_SIZES:
-        if any(gpus % tp == 0 for gpus in counts):
+        if any(machine.node.holds(tp, gpus) for gpus in counts):
             try:
                 rooms.append(machine.costs(tp).kv_capacity_tokens)
             except ConfigError as error:
@@ -219,7 +220,8 @@ def introduction(prepared: Prepared) -> str:
     )
     impossible = sum(space.impossible.values())
     lines = [
-        f"planning, simulated: {request.model} on {request.gpus} x {request.hardware} ({known}{costs.provenance})",
+        f"planning, simulated: {request.model} on {request.gpus} x {request.hardware}{request.in_machines()} "
+        f"({known}{costs.provenance})",
         f"{prepared.requests:,} requests at {prepared.rate_rps:.3g} a second{left_out}",
         *_said_of_overlap(prepared),
         *([] if asked else said_without_targets(prepared.policies)),

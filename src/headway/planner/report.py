@@ -12,7 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headway.planner.deploy import arguments, command, flags_here
+from headway.core.slo import Slo
+from headway.planner.deploy import arguments, flags_here, script
 from headway.planner.machine import Configuration, moving_parts
 from headway.planner.objective import Gain, Interval, Objective, interval_of
 from headway.planner.planner import PlannedDeployment
@@ -75,12 +76,20 @@ RIVALS = 5
 
 
 def serve_arguments(planned: PlannedDeployment) -> tuple[str, ...]:
-    """The words that deploy the choice."""
+    """The words that deploy the choice on one machine."""
+    return arguments(*_deployed(planned), flags_here(planned.prepared.task.machine, planned.choice))
+
+
+def serve_script(planned: PlannedDeployment) -> str:
+    """The commands that deploy the choice, on as many machines as it takes."""
+    machine = planned.prepared.task.machine
+    return script(*_deployed(planned), machine.node, flags_here(machine, planned.choice))
+
+
+def _deployed(planned: PlannedDeployment) -> tuple[str, Configuration, Slo]:
     request = planned.prepared.request
     shape = model_shape(request.model)
-    model = shape.name if "/" in shape.name else request.model
-    flags = flags_here(planned.prepared.task.machine, planned.choice)
-    return arguments(model, planned.choice, request.trace.slo, flags)
+    return shape.name if "/" in shape.name else request.model, planned.choice, request.trace.slo
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------
@@ -89,7 +98,7 @@ def serve_arguments(planned: PlannedDeployment) -> tuple[str, ...]:
 def plan_data(planned: PlannedDeployment) -> dict[str, Any]:
     """What scripts read; shares are 0 to 1, times in seconds, intervals 95 %, null where there is none."""
     prepared = planned.prepared
-    words = serve_arguments(planned)
+    machines = len(prepared.request.node.sizes(planned.choice.gpus))
     defaults = {gpus: prepared.space.default[gpus] for gpus in planned.best}
     return {
         "simulated": True,
@@ -103,8 +112,9 @@ def plan_data(planned: PlannedDeployment) -> dict[str, Any]:
         "choice": _configuration_data(planned, planned.choice, planned.unseen[planned.choice]),
         "default": _configuration_data(planned, planned.default, planned.unseen[planned.default]),
         "gain": _gain_data(planned.gain),
-        "command": command(words),
-        "arguments": list(words),
+        "command": serve_script(planned),
+        "arguments": list(serve_arguments(planned)) if machines == 1 else None,
+        "machines": machines,
         "gpus": {
             str(gpus): {
                 "best": _configuration_data(planned, each, planned.found.finals[gpus][each]),

@@ -9,7 +9,9 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError
 from headway.lab.predictor_choice import check_predictor_name
 from headway.lab.trace import Trace
+from headway.planner.machine import Node
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR
+from headway.setting import COUNT, NOT_NEGATIVE, POSITIVE
 from headway.sim.limits import KvTier
 from headway.traces import TraceRequest
 
@@ -29,12 +31,24 @@ NAMES = {"ttft_s": "first token", "tbt_s": "between tokens", "deadline_s": "whol
 """What people call each kind of target."""
 
 
+_BOUNDS = {
+    "gpus": COUNT,
+    "seeds": COUNT,
+    "rate_scale": POSITIVE,
+    "load": POSITIVE,
+    "per_node": COUNT,
+    "host_memory_gib": NOT_NEGATIVE,
+    "price": POSITIVE,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """A plan as a user asks for it; None means the usual value.
 
     `load` takes the place of `rate_scale`: a multiple of the rate that stock vLLM sustains on all of the GPUs. With
     `fewest` every number of GPUs is searched alike, for the smallest that holds `aim`. `kv_tier` is that of each GPU.
+    Machines have `per_node` of the GPUs each, and `host_memory_gib` that KV may take. `price` is of a GPU for an hour.
     """
 
     hardware: str
@@ -49,19 +63,19 @@ class PlanRequest:
     predictor: str = DEFAULT_PREDICTOR
     fewest: bool = False
     aim: float | None = None
+    per_node: int | None = None
+    host_memory_gib: float | None = None
+    price: float | None = None
 
     def check(self) -> None:
         """Raise ConfigError for a value or a combination that is not accepted."""
-        for name in ("gpus", "seeds"):
-            if getattr(self, name) < 1:
-                raise ConfigError.of(name, getattr(self, name), "1 or more")
+        for name, bounds in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not bounds.hold(value):
+                raise ConfigError.of(name, value, bounds.accepted)
         most, fewest = (MOST_GPUS_ONE_BY_ONE, " with fewest") if self.fewest else (MOST_GPUS, "")
         if self.gpus > most:
             raise ConfigError.of("gpus", f"{self.gpus}{fewest}", f"1 to {most}, for a load in proportion")
-        for name in ("rate_scale", "load"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError.of(name, value, "a number above 0")
         if self.rate_scale is not None and self.load is not None:
             raise ConfigError("rate_scale and load are given; accepted: one of the two")
         if self.policies is not None and len(set(self.policies)) < len(self.policies):
@@ -71,6 +85,16 @@ class PlanRequest:
             raise ConfigError.of("goodput_aim", f"{self.aim} without fewest", "with --fewest")
         if self.aim is not None and not 0 < self.aim <= 1:
             raise ConfigError.of("goodput_aim", self.aim, "a share above 0, at most 1")
+
+    @property
+    def node(self) -> Node:
+        """One of the machines that the GPUs are in."""
+        return Node(self.per_node, self.host_memory_gib)
+
+    def in_machines(self) -> str:
+        """In how many machines the GPUs are, for people; empty if in one."""
+        count = len(self.node.sizes(self.gpus))
+        return f" in {count} machines" if count > 1 else ""
 
     @property
     def least_goodput(self) -> float:

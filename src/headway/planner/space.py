@@ -276,6 +276,8 @@ def _why_no_layout(
     """Why GPUs cannot be shared out so; None if they can."""
     if layout.tp > gpus or gpus % layout.tp:
         return "TP does not divide the number of GPUs"
+    if not machine.node.holds(layout.tp, gpus):
+        return f"TP does not divide the GPUs of a machine ({machine.node.gpus}), and stays within one"
     if is_pooled(policy) and layout.instances < len((LP, HP)):
         return f"pools need {len((LP, HP))} instances or more"
     try:
@@ -295,7 +297,19 @@ def _why_no_sizes(machine: Machine, configuration: Configuration) -> str | None:
         return "more seats than tokens a step, which vLLM refuses"
     if configuration.host_gib and configuration.kv_tier is not None:
         return "host memory for swaps beside a KV tier, which is not simulated"
+    if (
+        machine.node.host_gib is not None
+        and _host_gib_of_node(machine, configuration) > machine.node.host_gib
+    ):
+        return f"more host memory for KV than a machine has ({machine.node.host_gib:g} GiB)"
     largest = machine.largest_measured()
     if largest is not None and (configuration.seats > largest[0] or configuration.tokens_a_step > largest[1]):
         return f"larger steps than the cost file was measured with ({largest[0]} jobs, {largest[1]} tokens)"
     return None
+
+
+def _host_gib_of_node(machine: Machine, configuration: Configuration) -> float:
+    """Host memory that the instances of one machine take, for swaps and for a KV tier."""
+    tier = configuration.kv_tier
+    stored = 0.0 if tier is None else tier.of_engine(configuration.tp).gib
+    return machine.node.instances(configuration) * (configuration.host_gib + stored)
