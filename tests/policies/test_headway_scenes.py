@@ -175,7 +175,8 @@ def test_work_with_deadlines_alone_is_not_computed_again_for_more_of_it() -> Non
     ]
     records = served(work, blocks=2500)
     assert kept(records, "work") >= 0.9
-    assert sum(record.recomputed_tokens for record in records) < 50_000
+    # An eighth of the 525,000 tokens of prompts: what makes way for overdue work is computed again too.
+    assert sum(record.recomputed_tokens for record in records) < 80_000
 
 
 def test_a_tenant_that_floods_costs_another_none_of_its_targets() -> None:

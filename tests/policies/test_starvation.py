@@ -186,3 +186,21 @@ def test_short_prompts_that_keep_coming_do_not_keep_a_long_one_out(
     started_s = run.instance.records["big"].first_scheduled_s
     assert started_s is not None
     assert started_s <= 15.0
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.05])
+def test_headway_serves_what_short_work_would_always_pass(share: float) -> None:
+    # One runs at a time, and a short one each second would take all of it. Each long one needs 10 steps. It is overdue
+    # at 2 s; the n-th begins when the n - 1 before it have had `share` of the time, and a step or two each are lost.
+    shorts = tuple(Arrival(id=f"{n:03}", at_step=n, prompt=1, output=1, limit=1) for n in range(800))
+    longs = tuple(Arrival(id=f"long{n}", at_step=0, prompt=24, output=10, limit=12) for n in range(4))
+    workload = Workload((*shorts, *longs), small_engine(**ROOMY, batch_width=1))
+    ended_s = []
+    for order in (f"on-time:overdue_share={share}", "on-time:patience_s=1e9"):
+        run = drive(from_preset(find_preset("headway", order=order))(workload), workload)
+        records = run.instance.records
+        ended_s.append([records[long.id].finished_s or 0.0 for long in longs])
+    guarded_s, alone_s = ended_s
+    assert min(alone_s) > 800
+    for place, end_s in enumerate(guarded_s):
+        assert end_s <= 2 + place * (10 / share + 2) + 12

@@ -206,7 +206,7 @@ class KnowsLate(Order, Protocol):
         """The jobs, all live, that have a target and can still meet all they have. O(jobs), without calls."""
 
     def overdue(self, now_s: float) -> list[Job]:
-        """The job that ranks before those in time, since it has waited too long: one, or none."""
+        """The jobs that rank before those in time, since they have waited too long."""
 
 
 _OFFERS: dict[tuple[type, type], bool] = {}

@@ -59,7 +59,7 @@ def test_those_in_time_by_due_time_then_the_rest_by_their_queues() -> None:
     # a may start until 6 and b until 3; d, 5 s of prompt due at 3, is late, and c has no target. By work the short c is
     # before d.
     jobs = due("a", 10.0, 4), due("b", 5.0, 2), make_job("c", prompt=1), due("d", 3.0, 5)
-    order = on_time(*jobs, prompt_share=1.0)
+    order = on_time(*jobs, prompt_share=1.0, patience_s=1e9)
     assert ids(order.top(9, 0.0)) == ["b", "a", "c", "d"]
     assert ids(order.rank(jobs, 0.0)) == ["b", "a", "c", "d"]
     assert ids(order.on_time(jobs, 0.0)) == ["a", "b"]
@@ -183,7 +183,7 @@ def test_who_waits_longest_without_a_chance_comes_first_in_the_end() -> None:
 
 def test_one_that_was_overdue_and_can_be_in_time_after_all_is_named_once() -> None:
     # Six seconds of prompt due at 10 are late at 5; with four of them computed two are left, which are not.
-    job, other = due("job", 10.0, 6), make_job("other", prompt=1)
+    job, other = due("job", 10.0, 6), make_job("other", prompt=1, arrival_s=1.0)
     order = on_time(job, other, patience_s=5.0)
     assert ids(order.top(9, 5.0)) == ["job", "other"]
     assert not order.on_time([job], 5.0)

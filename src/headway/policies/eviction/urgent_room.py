@@ -31,10 +31,11 @@ def make_urgent_room(
     A newcomer in time displaces jobs that are late or have no target, then jobs in time that have only a deadline,
     and one that is far enough. No job leaves that has had more tokens computed again than `max_recomputed` times those
     that it has, so harm is bounded. A newcomer with only a deadline takes no blocks of jobs with a target, which would
-    have to be computed again, and so from job to job: only a worker slot. The overdue job displaces any other. Where
-    priority comes first, no resident of a better one leaves. The lowest ranked leave first, as many as the newcomer
-    lacks blocks, or a slot. None leaves if all were not enough, if the blocks are coming free anyway, if the newcomer
-    starts without since the prefix cache holds the rest of it, or if it does not wait for room. Jobs in `spared` stay.
+    have to be computed again, and so from job to job: only a worker slot. An overdue job displaces any that is not.
+    Where priority comes first, no resident of a better one leaves. The lowest ranked leave first, as many as the
+    newcomer lacks blocks, or a slot. None leaves if all were not enough, if the blocks are coming free anyway, if the
+    newcomer starts without since the prefix cache holds the rest of it, or if it does not wait for room. Jobs in
+    `spared` stay.
     The newcomer starts in a later step, when there is room, if it then still ranks first.
     O(log n) with room, O(residents) where none may leave, else a memory check and a ranking.
     """
@@ -73,7 +74,7 @@ def _leavable(
     """Residents other than those `staying` that may leave for this newcomer. O(residents)."""
     overdue = order.overdue(view.now_s)
     if newcomer in overdue:
-        return [job for job in view.residents if job not in staying]
+        return [job for job in view.residents if job not in staying and job not in overdue]
     if not order.on_time([newcomer], view.now_s):
         return ()
     staying = {*staying, *overdue, *_unsparing(view, order, newcomer)}

@@ -88,10 +88,10 @@ class OnTime:
     computed prompts one after another for `prompt_share` of its time and decoded for the rest. With `prefixes`, what
     the prefix cache holds of a waiting prompt is neither work nor time to its first token.
 
-    No job waits for ever. Of the jobs that are left out of steps and not in time, the oldest ranks before all others
-    once it is `patience_s` old, for at most `overdue_share` of the time (`Overdue`, which has the bound). That holds
-    without targets, and while step times are distrusted: then no job is taken to be in time, since no latest start
-    means anything.
+    No job waits for ever. Of the jobs that are left out of steps and not in time, the oldest rank before all others
+    once they are `patience_s` old, for `overdue_share` of what late jobs get (`Overdue`, which has the bound). That
+    holds without targets, and while step times are distrusted: then no job is taken to be in time, since no latest
+    start means anything.
 
     Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking while there
     are such jobs, and the prediction of two steps' times in every four (`ComparedSteps`).
@@ -101,8 +101,8 @@ class OnTime:
         self,
         cost: CostModel | None = None,
         *,
-        patience_s: float = 60.0,
-        overdue_share: float = 0.1,
+        patience_s: float = 2.0,
+        overdue_share: float = 0.25,
         triage: bool = True,
         prompt_share: float = 0.5,
         give_way_s: float = DEFAULT_GIVE_WAY_S,
@@ -211,9 +211,10 @@ class OnTime:
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs."""
-        first = [job for job in self.overdue(now_s) if self._times.waits(job)]
+        overdue = self.overdue(now_s)
+        first = [job for job in overdue if self._times.waits(job)]
         if self._goes_by_targets:
-            first += self._waiting_worth_serving(now_s)
+            first += [job for job in self._waiting_worth_serving(now_s) if job not in overdue]
         if len(first) < k:
             named = set(first)
             rest = self._rest.top(k + len(named), now_s)
@@ -223,9 +224,11 @@ class OnTime:
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
         """`jobs` by the same rule."""
         self._ask_of(jobs)
-        first = [job for job in self.overdue(now_s) if job in jobs]
+        overdue = self.overdue(now_s)
+        first = [job for job in overdue if job in jobs]
         if self._goes_by_targets:
-            first += self._worth_serving(self._times.in_time(jobs, now_s), now_s)
+            in_time = self._times.in_time(jobs, now_s)
+            first += [job for job in self._worth_serving(in_time, now_s) if job not in overdue]
         if not first:
             return self._rest.ranked(jobs)
         named = set(first)
@@ -243,7 +246,7 @@ class OnTime:
         return self._times.in_time(jobs, now_s)
 
     def overdue(self, now_s: float) -> list[Job]:
-        """The job that ranks before all others, since it has waited too long: one, or none, resident or not.
+        """The jobs that rank before all others, since they have waited too long, resident or not.
 
         A step asks several times: it is looked for once, until a change.
         """

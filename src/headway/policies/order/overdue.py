@@ -1,8 +1,8 @@
-"""The one job that ranks before all others, since it has waited too long."""
+"""A share of the engine for the jobs that have been left out for longest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice, takewhile
 from math import inf
 
@@ -11,80 +11,107 @@ from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
 from headway.policies.order.sorted_index import SortedIndex
 
-_MOST_LOOKED_AT = 128
+LEAST_SHARE = 0.01
+"""Part of the engine that overdue jobs have, where jobs in time would take all of it."""
+_MOST_LOOKED_AT = 32
 """The oldest jobs that are left out, among which one that is not in time is looked for."""
+
+OnTime = Callable[[Sequence[Job], float], list[Job]]
+"""Which of some jobs are in time."""
 
 
 class Overdue:
-    """The oldest job that is left out and not in time, once it is `patience_s` old: one at a time, for `share` of time.
+    """The jobs that rank before all others, oldest first: they get `share` of what the engine does for late jobs.
 
-    A job is left out while the last step had nothing of it: it waits, or is paused. Once chosen a job keeps the rank to
-    its end, so that nothing that was displaced for it takes its place again, unless it turns out to be in time.
+    A job becomes overdue when the last step had nothing of it (it waits, or is paused), it is not in time, and it is
+    `patience_s` old. It stays overdue to its end, so that no job that made way for it takes its place again, unless it
+    turns out to be in time. Jobs without a target are never in time.
 
-    Under overload some job has always waited too long, and to serve it late takes the time of one that could be in
-    time. So after each holder's end no job holds the rank until the time from the holder's first step with it to that
-    end is at most `share` of all. The n-th job that comes is served, at the latest, when the n - 1 before it have had
-    the rank to their end, and 1 / `share` times as long has gone by; jobs that come later add nothing to that. Costs:
-    O(log n) a job; O(1) a step, and O(batch + 128) while the rank is free and some job is old enough.
+    The engine owes overdue jobs `share` of what it does for jobs that are not in time, and at least LEAST_SHARE of all
+    that it does. A job's part of a step is the mean of its parts of the tokens and of the KV of that step. The next
+    oldest job becomes overdue when nothing is owed back and all overdue jobs run. So jobs in time lose
+    LEAST_SHARE / (1 - `share`) of the engine at most.
+
+    The bound: let a late job be left out, and let the late jobs that are older need W engine seconds. It becomes
+    overdue at the latest W / LEAST_SHARE later, W / `share` without jobs in time, and then runs first. Jobs that come
+    later add nothing to that. First come, first served it would wait up to W: so no job waits more than
+    1 / LEAST_SHARE times as long. Costs: O(log n) a job; O(1) a step in which no job is left out, else O(batch).
     """
 
     def __init__(self, patience_s: float, share: float) -> None:
         if not patience_s >= 0:
             raise ConfigError.of("patience_s", patience_s, "0 or more seconds")
-        if not 0 < share <= 1:
-            raise ConfigError.of("overdue_share", share, "a share of the time above 0, at most 1")
+        if not LEAST_SHARE <= share <= 1:
+            raise ConfigError.of("overdue_share", share, f"a share of the engine, {LEAST_SHARE} to 1")
         self.patience_s = patience_s
         self.share = share
         self._by_arrival = SortedIndex()
         self._ran: Collection[Job] = ()
-        self._holder: Job | None = None
-        self._since_s = inf
-        self._seen_s = self._rest_until_s = -inf
+        self._overdue: Mapping[Job, None] = {}
+        self._owed_s = 0.0
+        self._seen_s = inf
+        self._owed_more = 0.0
 
     def add(self, job: Job) -> None:
         """A job has come."""
         self._by_arrival.insert(job, (job.arrival_s, job.id))
 
     def end(self, job: Job) -> None:
-        """Forget a job; if it had the rank, the time in which no job has it begins."""
+        """Forget a job."""
         self._by_arrival.remove(job, (job.arrival_s, job.id))
-        if job in self._ran:
-            self._ran = [one for one in self._ran if one is not job]
-        if job is self._holder:
-            self._give_back()
+        self._ran = [one for one in self._ran if one is not job] if job in self._ran else self._ran
+        if job in self._overdue:
+            self._overdue = dict.fromkeys(one for one in self._overdue if one is not job)
 
-    def of(self, now_s: float, on_time: Callable[[Sequence[Job], float], list[Job]]) -> list[Job]:
-        """The job with the rank, resident or not: one, or none. `on_time` says which of several can be in time."""
-        asked = self._asked(now_s)
-        in_time = set(on_time(asked, now_s)) if asked else ()
-        return [job for job in asked if job not in in_time][:1]
+    def of(self, now_s: float, on_time: OnTime) -> list[Job]:
+        """The overdue jobs, resident or not, the longest overdue first."""
+        asked = [*self._overdue, *self._next(now_s)]
+        if not asked:
+            return asked
+        in_time = set(on_time(asked, now_s))
+        late = [job for job in asked if job not in in_time]
+        held = [job for job in late if job in self._overdue]
+        return late[: len(held) + 1]
 
-    def _asked(self, now_s: float) -> Sequence[Job]:
-        """The jobs that may have it, the first of them first."""
-        if self._holder is not None:
-            return [self._holder]
-        long_ago_s = now_s - self.patience_s
-        oldest_s = self._by_arrival.at(0).arrival_s if self._by_arrival else inf
-        if now_s < self._rest_until_s or oldest_s > long_ago_s:
+    def _next(self, now_s: float) -> Sequence[Job]:
+        """The jobs of which the first late one becomes overdue now, the oldest first."""
+        if self._owed_at(now_s) < 0 or not all(job in self._ran for job in self._overdue):
             return ()
-        left_out = (job for job in self._by_arrival if job not in self._ran)
-        old_enough = takewhile(lambda job: job.arrival_s <= long_ago_s, left_out)
-        return list(islice(old_enough, _MOST_LOOKED_AT))
+        return list(islice(self._left_out(now_s), _MOST_LOOKED_AT))
 
-    def observe(self, outcome: StepOutcome, on_time: Callable[[Sequence[Job], float], list[Job]]) -> None:
-        """Note which job had the rank in this step, and since when it runs with it."""
-        self._seen_s = outcome.now_s
-        found = self.of(outcome.now_s, on_time)
-        if self._holder is not None and not found:
-            self._give_back()
-        elif found:
-            self._holder = found[0]
-            if self._holder in outcome.tokens:
-                self._since_s = min(self._since_s, outcome.now_s)
+    def _owed_at(self, now_s: float) -> float:
+        """Engine seconds that overdue jobs are owed; negative where they have had more than their share."""
+        return min(0.0, self._owed_s + max(0.0, now_s - self._seen_s) * self._owed_more)
+
+    def _left_out(self, now_s: float) -> Iterable[Job]:
+        """Jobs that are old enough, and had nothing of the last step; the oldest first."""
+        if len(self._by_arrival) <= len(self._ran):
+            return ()
+        long_ago_s = now_s - self.patience_s
+        left_out = (job for job in self._by_arrival if job not in self._ran and job not in self._overdue)
+        return takewhile(lambda job: job.arrival_s <= long_ago_s, left_out)
+
+    def observe(self, outcome: StepOutcome, on_time: OnTime) -> None:
+        """Note which jobs are overdue in this step, and what the step before has changed in what they are owed."""
+        self._owed_s, self._seen_s = self._owed_at(outcome.now_s), outcome.now_s
+        self._overdue = dict.fromkeys(self.of(outcome.now_s, on_time))
         self._ran = outcome.tokens
+        self._owed_more = self._due_of(outcome, on_time)
 
-    def _give_back(self) -> None:
-        """No job has the rank until the time since its holder's first step is `share` of all time since then."""
-        if self._since_s < inf:
-            self._rest_until_s = self._seen_s + (self._seen_s - self._since_s) * (1 / self.share - 1)
-        self._holder, self._since_s = None, inf
+    def _due_of(self, outcome: StepOutcome, on_time: OnTime) -> float:
+        """What is owed more of each second of this step, less what overdue jobs have of it."""
+        ran = list(outcome.tokens)
+        if not ran or not (self._overdue or any(True for _ in self._left_out(outcome.now_s))):
+            return self.share
+        in_time = set(on_time(ran, outcome.now_s))
+        late = [job for job in ran if job not in in_time]
+        had = _part(outcome.tokens, [job for job in late if job in self._overdue])
+        return max(LEAST_SHARE, self.share * _part(outcome.tokens, late)) - had
+
+
+def _part(tokens: Mapping[Job, int], jobs: Collection[Job]) -> float:
+    """The part of a step that it does for these jobs: the mean of their parts of its tokens and of its KV."""
+    of_tokens = sum(map(tokens.__getitem__, jobs)) / sum(tokens.values())
+    kv_tokens = sum(job.num_computed_tokens for job in tokens)
+    of_kv = sum(job.num_computed_tokens for job in jobs) / kv_tokens if kv_tokens else of_tokens
+    return (of_tokens + of_kv) / 2
