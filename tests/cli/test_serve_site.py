@@ -129,11 +129,52 @@ def test_limits_reach_the_gateway(model: str, tmp_path: Path) -> None:
     assert site(model, instances=1).options.drain_s == 30.0
 
 
-def test_the_key_that_vllm_wants_is_sent_to_it(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert site(model, instances=1).upstream_key is None
-    assert site(model, "--api-key", "abc", instances=1).upstream_key == "abc"
+def key_and_command(made: Site) -> tuple[str | None, dict[str, str], tuple[str, ...]]:
+    """The key that instances are asked with; what one that is launched has of it in environment and arguments."""
+    assert made.local is not None
+    return made.upstream_key, made.local._key, made.local.prepare("0", "").arguments
+
+
+def test_instances_here_ask_for_a_key_that_the_gateway_alone_has(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert key_and_command(site(model, instances=1))[:2] == (None, {})
+    own = tmp_path / "keys"
+    own.write_text("secret\n")
+    seen = set()
+    for made in (
+        site(model, instances=1, api_keys=own),
+        site(model, "--api-key", "abc", "--seed", "1", instances=1),
+        site(model, instances=1, join=("http://10.0.0.3:8000",), api_keys=own),
+    ):
+        key, environment, arguments = key_and_command(made)
+        assert key is not None
+        assert environment == {"VLLM_API_KEY": key}
+        assert len(key) > 40
+        assert not {"--api-key", "abc", key} & set(arguments)
+        seen.add(key)
+    assert len(seen) == 3
+    assert "--seed" in key_and_command(site(model, "--seed", "1", "--api-key=abc", instances=1))[2]
+
+
+def test_the_key_of_servers_that_join_is_that_of_all(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "def")
-    assert site(None, join=("http://10.0.0.3:8000",)).upstream_key == "def"
+    joined = ("http://10.0.0.3:8000",)
+    assert site(None, join=joined).upstream_key == "def"
+    assert key_and_command(site(model, instances=1, join=joined))[:2] == ("def", {})
+    assert key_and_command(site(model, instances=1))[1].keys() == {"VLLM_API_KEY"}
+
+
+def test_https_is_checked_before_anything_starts(model: str, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.pem"
+    bad.write_text("no certificate")
+    for file in (bad, tmp_path / "none.pem"):
+        with pytest.raises(ConfigError, match=f"no certificate with its key.*{file.name}"):
+            site(model, instances=1, ssl_certfile=file)
+    with pytest.raises(ConfigError, match="accepted: with ssl_certfile"):
+        site(model, instances=1, ssl_keyfile=bad)
+    with pytest.raises(ConfigError, match="before the `--`"):
+        site(model, "--ssl-certfile", str(bad), instances=1)
 
 
 def test_what_vllm_was_told_to_keep_closed_stays_closed_behind_a_gateway(
@@ -223,6 +264,7 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         ),
         (["demo", "--max-queue", "4"], "error: --max-queue is for several instances behind one address"),
         (["demo", "--no-resume"], "error: --no-resume is for several instances"),
+        (["demo", "--trust-tenants"], "error: --trust-tenants is for several instances"),
         (
             ["--join", "http://x", "--shadow", ","],
             "error: --shadow is ','; accepted: names of the preset table",

@@ -159,25 +159,47 @@ def test_goodput_leaves_out_whom_nobody_could_serve() -> None:
     assert RequestCounts(cancelled=2).goodput is None
 
 
-def test_labels_are_bounded_and_what_is_beyond_them_counts_together() -> None:
+def served(accounts: Accounts, tenant: str, slo: Slo = URGENT) -> None:
+    accounts.end(accounts.offer("r", slo, tenant, 0.0), Outcome.FINISHED, 1.0)
+
+
+def test_the_class_that_was_seen_longest_ago_is_counted_among_the_others() -> None:
     accounts = Accounts()
+    served(accounts, "first")
     for number in range(2 * MAX_CLASSES):
-        accounts.offer("r", URGENT, f"t{number}", 0.0)
-    assert len(accounts.classes) == 2 * MAX_CLASSES
-    assert ClassKey(OTHER, OTHER) not in accounts.classes
-    assert accounts.classes_left_out == MAX_CLASSES
-    accounts.offer("r", URGENT, "t1", 0.0)
-    assert accounts.classes[ClassKey(slo_label(URGENT), "t1")].totals.offered == 2
+        served(accounts, f"t{number}")
+        served(accounts, "steady")
+    names = {key.tenant for key in accounts.classes}
+    assert len(accounts.classes) <= MAX_CLASSES + 1
+    assert {"steady", f"t{2 * MAX_CLASSES - 1}", OTHER} <= names
+    assert not {"first", "t0"} & names
+    assert accounts.classes[ClassKey(slo_label(URGENT), "steady")].totals.offered == 2 * MAX_CLASSES
+    others = accounts.classes[ClassKey(OTHER, OTHER)]
+    assert others.totals.finished == others.ttft.count + others.totals.finished == others.folded.finished
+    assert accounts.totals.finished == 4 * MAX_CLASSES + 1
+    accounts.check()
+
+
+def test_a_class_with_a_live_request_keeps_its_name() -> None:
+    accounts = Accounts()
+    live = [accounts.offer("r", URGENT, f"t{number}", 0.0) for number in range(MAX_CLASSES)]
+    late = accounts.offer("r", URGENT, "late", 0.0)
+    assert late.key == ClassKey(OTHER, OTHER)
+    assert late.tenant == "late"
+    for entry in (late, *live):
+        accounts.end(entry, Outcome.FINISHED, 1.0)
+    accounts.check()
+    assert accounts.offer("r", URGENT, "late", 0.0).key.tenant == "late"
 
 
 def test_a_tenant_that_names_what_time_it_has_left_takes_no_others_classes() -> None:
     accounts = Accounts()
     for number in range(2 * MAX_CLASSES):
-        accounts.offer("r", Slo(deadline_s=1 + number / 7), "red", 0.0)
+        served(accounts, "red", Slo(deadline_s=1 + number / 7))
     assert len(accounts.classes) == MAX_CLASSES_OF_A_TENANT + 1
     beyond = accounts.classes[ClassKey(OTHER, "red")].totals.offered
     assert beyond == 2 * MAX_CLASSES - MAX_CLASSES_OF_A_TENANT
-    accounts.offer("r", URGENT, "blue", 0.0)
+    served(accounts, "blue")
     assert ClassKey(slo_label(URGENT), "blue") in accounts.classes
 
 

@@ -12,15 +12,19 @@ from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.errors import ConfigError
 from headway.gateway.app import Gateway, listen, serve, serve_on
 from headway.gateway.book.access_log import AccessLog
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Member
+from headway.gateway.http.api import normal_path
 from headway.gateway.http.keys import Keys
 from headway.gateway.http.options import MIB, Cors, GatewayOptions
 from headway.gateway.request.serving import Serving
@@ -501,20 +505,42 @@ async def test_who_is_sent_on_by_an_instance_comes_back_to_the_gateway(path: str
 @pytest.mark.parametrize("method", ["GET", "OPTIONS"])
 async def test_what_is_asked_for_names_no_other_host(method: str, target: str) -> None:
     async with upstream("a") as instance, upstream("b") as other, gateway(instance) as front:
-        host, port = front.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
         asked = target.format(other.url.removeprefix("http://"))
-        writer.write(f"{method} {asked} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
+        head, _, body = (await said_to(front, method, asked)).partition(b"\r\n\r\n")
         if target.startswith("*"):
             assert head.startswith(b"HTTP/1.1 400 ")
+        elif method == "OPTIONS":
+            assert head.startswith(b"HTTP/1.1 204 ")
+            assert not instance.echoed
         else:
             assert json.loads(body)["headers"]["Host"] == instance.url.removeprefix("http://")
 
 
-@pytest.mark.parametrize("target", ["/../x", "/x/%2e%2e/y", "/a%2Fb%7e?c=%2B+d&e=%zz"])
-async def test_a_path_goes_on_as_it_came(target: str) -> None:
+async def said_to(front: Front, method: str, target: str, key: str = "") -> bytes:
+    """What is answered to a target as it is written, which a client library would write in its own way."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(front.url.rpartition(":")[2]))
+    shown = f"Authorization: Bearer {key}\r\n" if key else ""
+    writer.write(f"{method} {target} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n{shown}\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("target", "decided"),
+    [
+        ("/x", "/x"),
+        ("/../x", "/x"),
+        ("/x/%2e%2e/y", "/y"),
+        ("//x///y//", "/x/y/"),
+        ("/x/./y/.", "/x/y/"),
+        ("/a%2Fb%7e?c=%2B+d&e=%zz//..", "/a/b~?c=%2B+d&e=%zz//.."),
+        ("/x%252e%252e%2fy", "/x%252e%252e/y"),
+        ("/%zz%20%00%ff", "/%25zz%20%00%FF"),
+        ("/..%2f..%2F%2e./x", "/x"),
+    ],
+)
+async def test_a_path_goes_on_as_it_was_decided_on(target: str, decided: str) -> None:
     """With a base URL that has a path itself, `..` would lead out of that."""
     targets: list[bytes] = []
 
@@ -526,12 +552,35 @@ async def test_a_path_goes_on_as_it_came(target: str) -> None:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with gateway(Upstream(url=f"http://127.0.0.1:{port}/base")) as front:
-            host, own_port = front.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(own_port))
-            writer.write(f"GET {target} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
-            assert b" 200 " in await reader.read()
-            writer.close()
-    assert f"/base{target}".encode() in targets
+            assert b" 200 " in await said_to(front, "GET", target)
+    assert f"/base{decided}".encode() in targets
+
+
+@given(st.text("/.%2eEfF5c a\\", max_size=30))
+def test_a_normal_path_is_normal_and_names_what_it_was_made_of(text: str) -> None:
+    path, raw = normal_path(b"/" + text.encode())
+    assert normal_path(raw) == (path, raw)
+    assert unquote_to_bytes(raw).decode(errors="replace") == path
+    assert "//" not in path
+    assert not {".", ".."} & set(path.split("/"))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "//metrics",
+        "/%6detrics",
+        "/v1/explain/../../metrics",
+        "/v1/explain%2f..%2f..%2fmetrics",
+        "/v1/responses/x/..%2f../../dashboard/state",
+        "/v1/completions//..%2f../pause",
+    ],
+)
+async def test_no_way_of_writing_a_path_gets_a_tenant_round_the_door(target: str) -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+        assert b" 403 " in (await said_to(front, "GET", target, "k2")).splitlines()[0]
+        assert b" 403 " not in (await said_to(front, "GET", target, "k1")).splitlines()[0]
+        assert b" 200 " in await said_to(front, "GET", "/v1//models/.%2f../models", "k2")
 
 
 async def test_what_comes_compressed_goes_on_plain() -> None:

@@ -147,8 +147,9 @@ async def test_a_tenants_key_is_told_of_the_tenants_own_requests() -> None:
 
 def test_a_tenant_whose_requests_are_counted_with_others_is_told_of_its_own() -> None:
     accounts = Accounts()
-    for number in range(2 * MAX_CLASSES + 2):
-        accounts.end(accounts.offer("r", NO_TARGETS, f"t{number}", 0.0), Outcome.FINISHED, 1.0)
+    live = [accounts.offer("r", NO_TARGETS, f"t{number}", 0.0) for number in range(MAX_CLASSES + 2)]
+    for entry in live:
+        accounts.end(entry, Outcome.FINISHED, 1.0)
     *_, crowded, last = accounts.recent
     assert crowded.key == last.key
     assert (accounts.find("r", crowded.tenant), accounts.find("r", OTHER)) == (crowded, None)

@@ -96,7 +96,7 @@ async def test_the_client_gets_the_bytes_of_the_instance(path: str, stream: bool
 @PATHS
 async def test_targets_tenants_and_priorities_go_along(path: str) -> None:
     said = {"x-slo-ttft-ms": "5000", "x-tenant": "blue", "x-dynamo-request-priority": "3"}
-    async with upstream(act=answering(1)) as instance, gateway(instance) as front:
+    async with upstream(act=answering(1)) as instance, gateway(instance, trust_tenants=True) as front:
         await ask(front, path, stream=False, **said, **{"x-request-id": "mine"})
         body, headers = instance.bodies[0], instance.turns[0].request.headers
         assert 4000 < body["vllm_xargs"]["headway_ttft_ms"] <= 5000

@@ -282,7 +282,7 @@ async def test_an_instances_error_inside_a_stream_is_no_answer(answers: int) -> 
 
 
 async def test_what_the_instance_is_sent() -> None:
-    async with upstream() as instance, gateway(instance) as front:
+    async with upstream() as instance, gateway(instance, trust_tenants=True) as front:
         body = {**PROMPT, "stream": True, "vllm_xargs": {"other": "kept", "headway_ttft_ms": 2000}}
         await front.post(
             body, x_tenant="blue", X_Vllm_Priority="3", Traceparent="00-ab-cd-01", X_Slo_Tpot_Ms="80"

@@ -264,7 +264,8 @@ def targets(ttft_s: float | None, tbt_s: float | None) -> str:
     return f"targets: {', '.join(named)}" if named else "no latency targets"
 
 
-def base_url(address: tuple[str, int]) -> str:
+def base_url(address: tuple[str, int], *, tls: bool = False) -> str:
     """Where clients ask a server that listens there."""
     host, port = address
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

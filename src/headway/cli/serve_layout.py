@@ -226,10 +226,11 @@ class GatewayFlags:
             for name, (_, setting) in settings_of(GatewayFlags).items()
             if (value := getattr(self, name)) != getattr(default, name)
         ]
+        defaults = GatewayOptions()
         given += [
             flag_name(name, settings_of(GatewayOptions)[name][1], negated=value is False)
             for name, value in self.options.items()
-            if value is not True
+            if value != getattr(defaults, name)
         ]
         if given:
             raise ConfigError(

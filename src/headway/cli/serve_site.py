@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +14,7 @@ from headway.cli.output import check_engine_files
 from headway.cli.serve import base_url, targets
 from headway.cli.serve_layout import POLICY, GatewayFlags, Place, SiteLayout, read_layout
 from headway.engine.servers.instances_command import (
+    KEY_VARIABLE,
     InstancesPlan,
     LocalInstances,
     bind_instances,
@@ -31,7 +34,7 @@ from headway.policies.presets import find_preset, known_presets
 from headway.predict.lengths.choice import NONE
 from headway.routing.pools import STAGES
 
-VLLM_KEY = "VLLM_API_KEY"
+_KEY_FLAG = "--api-key"
 """vLLM's own: a server that was given a key wants it from the gateway too."""
 
 _PARTS = ("order", "batching", "eviction", "leaving")
@@ -71,7 +74,7 @@ class Site:
     @property
     def url(self) -> str:
         """Where clients ask."""
-        return base_url(self.address)
+        return base_url(self.address, tls=self.options.ssl_certfile is not None)
 
 
 def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int]) -> Site:
@@ -85,14 +88,16 @@ def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int
         tickets=flags.tickets,
     )
     _check_model(asked, flags)
+    _check_tls(asked, layout)
     options = _options(asked, flags, layout)
+    key = _upstream_key(asked, layout, options.keys)
     return Site(
         layout,
         address,
         options,
         FleetOptions(drain_s=options.drain_s),
-        local=_local(asked, layout, address[1]) if layout.launched else None,
-        upstream_key=next(reversed(_instances_keys(asked.vllm_flags)), None),
+        local=_local(asked, layout, address[1], key) if layout.launched else None,
+        upstream_key=key,
         rebalances=_rebalances(flags, layout),
         shadows=_shadows(asked, flags, layout),
     )
@@ -160,7 +165,7 @@ def _check_model(asked: ServeRequest, flags: GatewayFlags) -> None:
         )
 
 
-def _local(asked: ServeRequest, layout: SiteLayout, port: int) -> LocalInstances:
+def _local(asked: ServeRequest, layout: SiteLayout, port: int, key: str | None) -> LocalInstances:
     """What launches the instances, every command of theirs checked."""
     assert asked.model is not None
     settings = {pool: asked.settings(preset) for pool, preset in layout.presets.items()}
@@ -172,23 +177,33 @@ def _local(asked: ServeRequest, layout: SiteLayout, port: int) -> LocalInstances
                 "--order, --batching, --eviction or --leaving with --pools: each pool has parts of its own; accepted: "
                 "a --policy made for pools, as `headway policies` lists them"
             )
-    plan = InstancesPlan(asked.model, settings, asked.vllm_flags)
+    own_key = key is not None and key not in _instances_keys(asked.vllm_flags)
+    words = _without(_KEY_FLAG, asked.vllm_flags) if own_key else asked.vllm_flags
+    plan = InstancesPlan(asked.model, settings, words)
     count = len(layout.launched)
     check_memory(next(iter(settings.values())), count)
     check_kv_caches(plan, count)
-    local = LocalInstances(plan, bind_instances(plan, count), port + 1)
+    binding = bind_instances(plan, count)
+    local = LocalInstances(plan, binding, port + 1, api_key=key if own_key else None)
     for place in layout.launched:
         check_engine_files(local.prepare(place.name, place.pool).settings)
     return local
 
 
 def _options(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> GatewayOptions:
-    return GatewayOptions(
+    options = GatewayOptions(
         slo=asked.settings("vllm").default_slo(),
         keys=_keys(asked, flags, layout),
         cors=_cors(parse_vllm_flags(asked.vllm_flags)),
         **flags.options,
     )
+    if options.ssl_certfile is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+        except OSError as error:  # as ssl's own errors are
+            files = " and ".join(str(file) for file in (options.ssl_certfile, options.ssl_keyfile) if file)
+            raise ConfigError.of("ssl_certfile", f"no certificate with its key ({files}: {error})") from None
+    return options
 
 
 def _cors(flags: Sequence[VllmFlag]) -> Cors | None:
@@ -222,8 +237,34 @@ def _keys(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> Keys:
 
 def _instances_keys(vllm_flags: Sequence[str]) -> tuple[str, ...]:
     """The keys that the instances want, if they were given some; read as vLLM does."""
-    given = [flag.values for flag in parse_vllm_flags(vllm_flags) if flag.name == "--api-key" and flag.values]
-    return tuple(filter(None, given[-1] if given else [os.environ.get(VLLM_KEY)]))
+    given = [flag.values for flag in parse_vllm_flags(vllm_flags) if flag.name == _KEY_FLAG and flag.values]
+    return tuple(filter(None, given[-1] if given else [os.environ.get(KEY_VARIABLE)]))
+
+
+def _upstream_key(asked: ServeRequest, layout: SiteLayout, keys: Keys) -> str | None:
+    """The key that instances are asked with.
+
+    Where the gateway asks for keys, instances that are launched here get one of their own, which it alone knows. A key
+    that was given for servers that join, or stands in vLLM's own file, is that of all.
+    """
+    given = next(reversed(_instances_keys(asked.vllm_flags)), None)
+    in_file = any(flag.name == _KEY_FLAG and not flag.words for flag in parse_vllm_flags(asked.vllm_flags))
+    shared = given is not None and (bool(layout.joined) or in_file)
+    return secrets.token_urlsafe() if keys and layout.launched and not shared else given
+
+
+def _without(name: str, words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for flag in parse_vllm_flags(words) if flag.name != name for word in flag.words)
+
+
+def _check_tls(asked: ServeRequest, layout: SiteLayout) -> None:
+    """Raise ConfigError for instances here that were told to serve HTTPS: the gateway is what clients ask."""
+    told = [flag.name for flag in parse_vllm_flags(asked.vllm_flags) if flag.name.startswith("--ssl-")]
+    if layout.launched and told:
+        raise ConfigError(
+            f"{told[0]} after the `--` is for instances, which are asked on this machine alone; accepted: "
+            "--ssl-certfile FILE --ssl-keyfile FILE before the `--`"
+        )
 
 
 def _shadows(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> tuple[str, ...]:

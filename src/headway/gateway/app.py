@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
+from functools import partial
+from typing import cast
 from uuid import uuid4
 
 import uvicorn
@@ -28,12 +31,13 @@ from headway.gateway.book.explain import Explaining, explain_routes
 from headway.gateway.book.metrics import GatewayMetrics, build_registry
 from headway.gateway.book.shadow_board import ENGINE_PATH, ShadowBoard, shadow_routes
 from headway.gateway.fleet.fleet import Fleet
-from headway.gateway.http.api import APIS, EXPLAIN_PATHS
+from headway.gateway.http.api import APIS, EXPLAIN_PATHS, normal_path
 from headway.gateway.http.asgi_client import API_KEY, KEY_TENANT, Client, ClientGone, Headers, read_body
 from headway.gateway.http.connection import Connection
+from headway.gateway.http.door import HELD, Door
 from headway.gateway.http.keys import check_key
-from headway.gateway.http.options import GatewayOptions
-from headway.gateway.http.refusal import GatewayError, no_instance, refused
+from headway.gateway.http.options import MIB, GatewayOptions
+from headway.gateway.http.refusal import GatewayError, bad_request, no_instance, refused
 from headway.gateway.openapi import openapi_route
 from headway.gateway.request.body_reader import BodyReader
 from headway.gateway.request.forwarding import Broadcast, PassThrough, goes_to_all
@@ -47,6 +51,7 @@ _LOG = logging.getLogger(__name__)
 
 _OPEN = ("/health", "/ready")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
+_METHODS, _METHODS_OF_PAGES = b"GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE", b"GET, HEAD, OPTIONS"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs, so that it is they who close."""
@@ -69,6 +74,7 @@ class Gateway:
     ) -> None:
         log = None if options.access_log is None else AccessLog(options.access_log)
         self.serving = Serving(fleet, router, options, clock=clock, log=log)
+        self.door = Door(options.max_buffered_mib * MIB, resource.getrlimit(resource.RLIMIT_NOFILE)[0], clock)
         self._fleet = fleet
         self._options = options
         self._clock = clock
@@ -87,6 +93,7 @@ class Gateway:
         if kind == "lifespan":
             await self._own(scope, receive, send)
         elif kind == "http":
+            scope["path"], scope["raw_path"] = normal_path(scope["raw_path"])
             await self._answering(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": "accepted: HTTP"})
@@ -95,11 +102,15 @@ class Gateway:
         path, client = scope["path"], Client(send)
         try:
             tenant = "" if path in _OPEN else self._tenant(scope["headers"])
+            if path not in _OPEN and HELD in scope:
+                self.door.admit(scope[HELD], tenant)
             if path in APIS and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
                 return
             check_key(path, tenant)
-            if path in self._paths or path.startswith(_OWN_PREFIXES):
+            if scope["method"] == "OPTIONS":
+                await self._tell_methods(path, client)
+            elif path in self._paths or path.startswith(_OWN_PREFIXES):
                 scope[KEY_TENANT] = tenant
                 await self._own(scope, receive, send)
             elif goes_to_all(scope):
@@ -112,6 +123,14 @@ class Gateway:
             await self.serving.refuse(client, refusal, NO_TARGETS, "")
         except ClientGone:
             pass
+
+    async def _tell_methods(self, path: str, client: Client) -> None:
+        """Answer OPTIONS, which no instance is asked. Raises GatewayError (400) for what is no path."""
+        if not path.startswith("/"):
+            raise bad_request(f"the path is {path[:80]!r}; accepted: one that begins with /")
+        methods = _METHODS if path not in self._paths else _METHODS_OF_PAGES
+        await client.begin(204, [(b"allow", methods)])
+        await client.end()
 
     async def _serve(self, scope: Scope, receive: Receive, client: Client, tenant: str) -> None:
         arrival_s, headers = self._clock(), scope["headers"]
@@ -128,6 +147,7 @@ class Gateway:
                 request_id=client.request_id.decode("latin-1"),
                 default_slo=self._options.slo,
                 key_tenant=tenant,
+                names_tenants=self._options.names_tenants,
             )
             request = await interrupt.wait(reading)
             # Its body may have named it so that no header can hold the name.
@@ -167,7 +187,7 @@ class Gateway:
             clock=self._clock,
         )
         figures = GatewayMetrics(
-            serving.accounts, self._fleet, lambda: serving.queue.waiting, clock=self._clock
+            serving.accounts, self._fleet, self.door, lambda: serving.queue.waiting, clock=self._clock
         )
         registry = build_registry(figures, self.shadows)
 
@@ -237,7 +257,7 @@ async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -
     config = uvicorn.Config(
         app,
         loop="none",
-        http=Connection,
+        http=cast("type[asyncio.Protocol]", partial(Connection, app.door)),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -246,6 +266,8 @@ async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         backlog=2048,
+        ssl_certfile=app.serving.options.ssl_certfile,
+        ssl_keyfile=app.serving.options.ssl_keyfile,
     )
     server = _SignalFreeServer(config)
     ending = asyncio.create_task(_end(app, server, stop))

@@ -33,6 +33,9 @@ from headway.routing.pools import DECODE, PREFILL, STAGES
 CORES_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 """vLLM: the cores of each worker, `0,1|2,3` for two workers of two cores."""
 
+KEY_VARIABLE = "VLLM_API_KEY"
+"""vLLM: a key that a server asks for. Its flag `--api-key` goes before it, and shows the key to every user here."""
+
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -236,7 +239,7 @@ class LocalInstances:
     """Starts the instances of a plan, each on devices of its own and on a port that is free then.
 
     `index` is an instance's place among all, and stays when it is started again under another name. `first_port` is
-    where the search for ports begins.
+    where the search for ports begins. With `api_key` they ask for that key.
     """
 
     def __init__(
@@ -245,8 +248,11 @@ class LocalInstances:
         binding: Binding,
         first_port: int,
         program: Sequence[str] = LAUNCHER,
+        *,
+        api_key: str | None = None,
     ) -> None:
         self.binding = binding
+        self._key = {} if api_key is None else {KEY_VARIABLE: api_key}
         self._plan = plan
         self._first_port = first_port
         self._program = program
@@ -271,7 +277,7 @@ class LocalInstances:
         return ServerProcess(
             command.on_port(port).arguments,
             (HOST, port),
-            environment={**self.binding.environment(index), **self._plan.environment(index)},
+            environment={**self.binding.environment(index), **self._plan.environment(index), **self._key},
             label=name,
             grace_s=GRACE_S + command.drain_s,
             program=self._program,

@@ -63,7 +63,7 @@ class AccessLog:
             stream=stream,
             slo=entry.key.slo,
             met=entry.met,
-            tenant=entry.key.tenant,
+            tenant=entry.tenant,
             instance=entry.instance,
             moves=entry.moves,
             resumes=entry.resumes,

@@ -92,14 +92,27 @@ class RequestCounts:
         return self.met / judged if judged else None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ClassAccount:
-    """Counts and latencies of one class: tokens that clients were sent, latencies of requests that have finished."""
+    """Counts and latencies of one class: tokens that clients were sent, latencies of requests that have finished.
+
+    `folded` are those of `totals` that other classes had counted before they were added.
+    """
 
     totals: RequestCounts = field(default_factory=RequestCounts)
+    folded: RequestCounts = field(default_factory=RequestCounts)
     output_tokens: int = 0
     ttft: Histogram = field(default_factory=Histogram)
     tbt: Histogram = field(default_factory=Histogram)
+
+    def add(self, other: ClassAccount) -> None:
+        """Count what another class counted, too."""
+        self.totals = add_counts((self.totals, other.totals))
+        self.folded = add_counts((self.folded, other.totals))
+        self.output_tokens += other.output_tokens
+        for mine, theirs in ((self.ttft, other.ttft), (self.tbt, other.tbt)):
+            mine.counts = [sum(both) for both in zip(mine.counts, theirs.counts, strict=True)]
+            mine.sum_s += theirs.sum_s
 
 
 @dataclass(slots=True)
@@ -213,12 +226,14 @@ def add_counts(parts: Iterable[RequestCounts]) -> RequestCounts:
 
 MAX_CLASSES, MAX_CLASSES_OF_A_TENANT = 200, 20
 """So many pairs of targets and tenant are told apart, in all and of a named tenant, which may send what is left of its
-time as a target; of what comes after them tenants, up to as many again."""
+time as a target. For a new one the idle class that was seen longest ago is counted among the others, of its tenant or
+of all."""
 
 KEPT_REFUSALS = 50
 KEPT_ENDED = 500
 """Ended requests that are still known by their ids."""
 OTHER = "other"
+_ALL_OTHERS = ClassKey(OTHER, OTHER)
 
 
 class Accounts:
@@ -236,22 +251,17 @@ class Accounts:
         self.moves: Counter[tuple[str, str]] = Counter()
         self.refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
         self.refused: Counter[tuple[int, str]] = Counter()
-        self.classes_left_out = 0
         self.resumed = 0
         self.retried = 0
         self.prefills: Counter[Prefill] = Counter()
-        self._classes_of: Counter[str] = Counter()
-        self._left_out: set[ClassKey] = set()
+        self._classes_of: dict[str, dict[ClassKey, None]] = {}
 
     # ---- one request ----------------------------------------------------------------------------------------------
 
     def offer(self, request_id: str, slo: Slo, tenant: str, now_s: float) -> Entry:
         """A request has come; it waits in the admission queue."""
         key = self._key(slo, tenant)
-        account = self.classes.get(key)
-        if account is None:
-            account = self.classes[key] = ClassAccount()
-            self._classes_of[tenant] += 1
+        account = self._seen(key)
         account.totals.offered += 1
         entry = Entry(request_id, slo, tenant, key, account, now_s)
         self.live[entry] = None
@@ -400,16 +410,38 @@ class Accounts:
             account.tbt.add(entry.tbt_s)
 
     def _key(self, slo: Slo, tenant: str) -> ClassKey:
-        key = ClassKey(slo_label(slo), tenant)
-        most = MAX_CLASSES_OF_A_TENANT if tenant else MAX_CLASSES
-        if key in self.classes or (len(self.classes) < MAX_CLASSES and self._classes_of[tenant] < most):
+        """The class of a request. Makes room for a new one; where all are busy, the class is a broader one."""
+        key, others = ClassKey(slo_label(slo), tenant), ClassKey(OTHER, tenant)
+        if key in self.classes:
             return key
-        if key not in self._left_out and len(self._left_out) < MAX_CLASSES:
-            self._left_out.add(key)
-            self.classes_left_out += 1
-        any_targets = ClassKey(OTHER, tenant)
-        known = any_targets in self.classes or len(self.classes) < 2 * MAX_CLASSES
-        return any_targets if known else ClassKey(OTHER, OTHER)
+        theirs = self._classes_of.get(tenant, {}) if tenant else {}
+        if len(theirs) >= MAX_CLASSES_OF_A_TENANT and not self._fold(theirs, others):
+            return others
+        if len(self.classes) >= MAX_CLASSES and not self._fold(self.classes, _ALL_OTHERS):
+            return others if others in self.classes else _ALL_OTHERS
+        return key
+
+    def _seen(self, key: ClassKey) -> ClassAccount:
+        """The account of a class, which is now the one that was seen last."""
+        account = self.classes.pop(key, None) or ClassAccount()
+        self.classes[key] = account
+        theirs = self._classes_of.setdefault(key.tenant, {})
+        theirs.pop(key, None)
+        theirs[key] = None
+        return account
+
+    def _fold(self, keys: Iterable[ClassKey], into: ClassKey) -> bool:
+        """Count the class that was seen longest ago, and has no live request, among others; False without one."""
+        for key in keys:
+            account = self.classes[key]
+            if key in (into, _ALL_OTHERS) or account.totals.offered > account.totals.ended:
+                continue
+            del self.classes[key], self._classes_of[key.tenant][key]
+            if not self._classes_of[key.tenant]:
+                del self._classes_of[key.tenant]
+            self._seen(into).add(account)
+            return True
+        return False
 
 
 def _still_in_time(entry: Entry, now_s: float) -> bool:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from headway.gateway.book.accounts import Accounts, ClassKey, InstanceAccount, RequestCounts
+from headway.gateway.book.accounts import Accounts, ClassAccount, ClassKey, InstanceAccount, RequestCounts
 from headway.gateway.book.dashboard_state import (
     SLACK_BANDS,
     SPARK_STEP_S,
@@ -119,7 +119,8 @@ MOST_RECENT = 20
 
 _DECIMALS = 3
 _COUNTS = RequestCounts.__slots__
-_ALL = ClassKey("", "")
+_ALL = ClassAccount()
+"""Stands for all classes together among those that are sampled."""
 _BAND_FLOORS = (0.0, 0.25, 0.5, 0.75)
 
 _PAGES = (
@@ -168,7 +169,7 @@ class Dashboard:
         self._wall_clock = wall_clock
         self._started_s = clock()
         self._json, self._stale_from_s = b"", self._started_s
-        self._classes: GrowthWindow[ClassKey] = GrowthWindow(len(_COUNTS), FIVE_MINUTES_S)
+        self._classes: GrowthWindow[ClassAccount] = GrowthWindow(len(_COUNTS), FIVE_MINUTES_S)
         self._tokens: GrowthWindow[str] = GrowthWindow(1, FIVE_MINUTES_S)
         self._moves: GrowthWindow[tuple[str, str]] = GrowthWindow(1, MINUTE_S)
         self.sample()
@@ -189,7 +190,7 @@ class Dashboard:
     def sample(self) -> None:
         """Note the totals as they are now."""
         now_s, accounts = self._clock(), self._accounts
-        totals = {key: _counts(account.totals) for key, account in accounts.classes.items()}
+        totals = {account: _counted_here(account) for account in accounts.classes.values()}
         self._classes.add(now_s, {**totals, _ALL: _counts(accounts.totals)})
         self._tokens.add(now_s, {"output": (accounts.output_tokens,)})
         self._moves.add(now_s, {pair: (count,) for pair, count in accounts.moves.items()})
@@ -207,12 +208,12 @@ class Dashboard:
             at_s=self._wall_clock(),
             up_s=self._clock() - self._started_s,
             load=self._load(),
-            overall=self._class_state(_ALL),
+            overall=self._class_state(ClassKey("", ""), _ALL),
             instances=self._instances(),
             max_queue=self._max_queue,
             door=self._door(),
             slack=slack_bands(self._accounts.slacks(self._clock())),
-            classes=[self._class_state(key) for key in classes],
+            classes=[self._class_state(key, self._accounts.classes[key]) for key in classes],
             classes_left_out=len(self._accounts.classes) - len(classes),
             hand_offs=self._hand_offs(),
             in_time_so_far=self._accounts.in_time_so_far(self._clock()),
@@ -226,20 +227,20 @@ class Dashboard:
     def _busiest_classes(self) -> list[ClassKey]:
         """The classes with most requests lately, in the order of targets and tenant."""
         keys = self._accounts.classes
-        came = {key: self._classes.growth(key, FIVE_MINUTES_S)[0] for key in keys}
+        came = {key: self._classes.growth(account, FIVE_MINUTES_S)[0] for key, account in keys.items()}
         return sorted(sorted(keys, key=lambda key: -came[key])[:MOST_CLASSES])
 
-    def _class_state(self, key: ClassKey) -> ClassState:
+    def _class_state(self, key: ClassKey, account: ClassAccount) -> ClassState:
         return ClassState(
             slo=key.slo,
             tenant=key.tenant,
-            minute=_span(self._classes.growth(key, MINUTE_S)),
-            five_minutes=_span(self._classes.growth(key, FIVE_MINUTES_S)),
-            spark=[RequestCounts(*growth).goodput for growth in self._sparks(key)],
+            minute=_span(self._classes.growth(account, MINUTE_S)),
+            five_minutes=_span(self._classes.growth(account, FIVE_MINUTES_S)),
+            spark=[RequestCounts(*growth).goodput for growth in self._sparks(account)],
         )
 
-    def _sparks(self, key: ClassKey) -> list[Growth]:
-        return self._classes.series(key, SPARK_STEP_S, SPARK_STEPS)
+    def _sparks(self, account: ClassAccount) -> list[Growth]:
+        return self._classes.series(account, SPARK_STEP_S, SPARK_STEPS)
 
     def _load(self) -> Load:
         span_s = self._classes.span_s(MINUTE_S) or SAMPLE_EVERY_S
@@ -274,7 +275,7 @@ class Dashboard:
             RecentRequest(
                 id=entry.id,
                 at_s=entry.arrival_s + offset_s,
-                tenant=entry.key.tenant,
+                tenant=entry.tenant,
                 instances=list(entry.places),
                 outcome=entry.outcome_name,
                 met=entry.met,
@@ -312,6 +313,12 @@ def dashboard_routes(dashboard: Dashboard) -> list[Route]:
 
 def _counts(totals: RequestCounts) -> tuple[int, ...]:
     return tuple(getattr(totals, name) for name in _COUNTS)
+
+
+def _counted_here(account: ClassAccount) -> tuple[int, ...]:
+    """What a class counted itself: classes that are added to it did not grow by that."""
+    both = zip(_counts(account.totals), _counts(account.folded), strict=True)
+    return tuple(total - folded for total, folded in both)
 
 
 def _span(growth: tuple[int, ...]) -> Span:

@@ -1,8 +1,9 @@
-"""Paths: the APIs in which clients ask for tokens, and how each streams; responses and explanations by their ids."""
+"""Paths: in one form, the APIs in which clients ask for tokens, and responses and explanations by their ids."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,29 @@ EXPLAIN_PATHS = ("/explain", "/v1/explain")
 """Where the gateway tells of single requests; a Headway server answers under the second too."""
 
 APIS = {api.path: api for api in (COMPLETIONS, CHAT, RESPONSES, MESSAGES)}
+
+
+_KEPT_IN_PATHS = "/:@!$&'()*+,;=~"
+
+
+def normal_path(raw: bytes) -> tuple[str, bytes]:
+    """A path as the gateway decides on it, and the same path as an instance is asked for it.
+
+    Escapes are decoded once, `%2f` too, as an instance reads them; slashes that follow one another are one; `.` and
+    `..` are taken up, and lead no higher than the root. What is no path (`*`) stays as it is. O(bytes).
+    """
+    if not raw.startswith(b"/") or not (b"%" in raw or b"//" in raw or b"/." in raw):
+        return raw.decode("latin-1"), raw
+    kept: list[bytes] = []
+    parts = unquote_to_bytes(raw).split(b"/")
+    for part in parts:
+        if part == b"..":
+            del kept[-1:]
+        elif part not in (b"", b"."):
+            kept.append(part)
+    folder = b"/" if kept and parts[-1] in (b"", b".", b"..") else b""
+    path = b"/" + b"/".join(kept) + folder
+    return path.decode(errors="replace"), quote_from_bytes(path, safe=_KEPT_IN_PATHS).encode()
 
 
 def response_of_path(path: str) -> str | None:

@@ -31,6 +31,10 @@ _NOT_DECODED = _NOT_TO_CLIENTS | {b"content-encoding", b"content-length"}
 
 STALLED_S = 60.0
 """A body of which nothing comes for so long is given up, and so are others that keep a connection waiting."""
+MIN_BODY_BYTES_PER_S = 16 * 2**10
+LONGEST_BODY_S = 300.0
+"""Waiting for a body in all. It may be slower than MIN_BODY_BYTES_PER_S for STALLED_S: what it sent faster before does
+not make that longer."""
 _REQUEST_ID = b"x-request-id"
 API_KEY = b"x-api-key"
 """Where Anthropic's clients have their key."""
@@ -92,7 +96,7 @@ class Client:
 async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
     """The whole body of a request.
 
-    Raises GatewayError for a longer one (413) and for one that stalls (408), ClientGone if it breaks off.
+    Raises GatewayError for a longer one (413) and for one that is too slow (408), ClientGone if it breaks off.
     """
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit_bytes:
@@ -103,16 +107,21 @@ async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> byt
 
 async def body_pieces(receive: Receive, limit_bytes: int) -> AsyncIterator[bytes]:
     """A request's body as it comes. Raises GatewayError (408, 413) and ClientGone as `read_body`."""
-    size, more = 0, True
+    size, more, patience_s, left_s = 0, True, STALLED_S, LONGEST_BODY_S
+    now_s = asyncio.get_running_loop().time
     while more:
+        asked_s = now_s()
         try:
-            async with asyncio.timeout(STALLED_S):
+            async with asyncio.timeout(min(patience_s, left_s)):
                 message = await receive()
         except TimeoutError:
-            raise stalled(STALLED_S) from None
+            raise stalled(MIN_BODY_BYTES_PER_S, STALLED_S, LONGEST_BODY_S) from None
+        waited_s = now_s() - asked_s
+        left_s -= waited_s
         if message["type"] != "http.request":
             raise ClientGone
         piece, more = message.get("body", b""), message.get("more_body", False)
+        patience_s = min(STALLED_S, patience_s - waited_s + len(piece) / MIN_BODY_BYTES_PER_S)
         size += len(piece)
         if size > limit_bytes:
             raise too_large(limit_bytes)
@@ -143,9 +152,9 @@ def upstream_headers(
 
 
 def target_url(base_url: str, scope: Scope) -> URL:
-    """Where a request goes at an instance: its path and query as they came.
+    """Where a request goes at an instance: the path that was decided on (`api.normal_path`), its query as it came.
 
-    A `..` taken up here would lead to another path. Raises GatewayError (400) unless it is a path: behind an instance's
+    Raises GatewayError (400) unless it is a path: behind an instance's
     address `*@host/` would name another host.
     """
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")

@@ -10,12 +10,15 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from headway.gateway.http.asgi_client import STALLED_S
+from headway.gateway.http.door import COPIES, HELD, Door, HeldRequest
 from headway.gateway.http.refusal import GatewayError, bad_request, head_too_large, no_upgrade, url_too_long
 
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 100
 MAX_PIPELINED = 100
 """Requests of one connection that may wait for the answer to an earlier one."""
+MAX_IGNORED_BYTES = 16 * 2**20
+"""So much of a body is still read after its request was answered without it."""
 _PIECE_BYTES = 16 * 2**10
 """The parser is fed pieces of this size, so it runs past a limit by one piece at most."""
 _SEPARATOR_BYTES = 4
@@ -27,8 +30,8 @@ class Connection(HttpToolsProtocol):
 
     A request whose head is too large is refused, and the connection ends. The head is everything that is not body:
     URL, headers, trailers, chunk lines with their extensions. It may have MAX_HEAD_BYTES and MAX_HEADERS in all. Chunk
-    lines are free as long as they are no longer than their chunks. A connection with over MAX_PIPELINED requests that
-    wait for the answer to an earlier one is cut.
+    lines are free as long as they are half as long as their chunks. A connection with over MAX_PIPELINED requests that
+    wait for the answer to an earlier one is cut. What all connections may hold together is the `Door`'s to say.
 
     A request to upgrade the connection is answered without the upgrade, and the connection ends. With a body it is
     refused, since the parser takes that body for the next request; so is one for a WebSocket.
@@ -38,8 +41,11 @@ class Connection(HttpToolsProtocol):
     then cancelled. TCP keep-alive finds clients that have vanished.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, door: Door, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._door = door
+        self._held: HeldRequest | None = None
+        self._body_bytes = 0
         self.url = b""
         self.headers = []
         self._answered: RequestResponseCycle | None = None
@@ -51,17 +57,26 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
+        """Wait for the first request, if the door lets the connection in."""
         super().connection_made(transport)
         connected = transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._await_head()
+        if self._door.enter(self, -1 if connected is None else connected.fileno()):
+            self._await_head()
+        else:
+            self._refuse(self._door.full())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more, and tell the request that is being answered; uvicorn tells the newest one."""
         self._head_is_here()
         self._stop_looking()
+        self._door.leave(self)
+        for cycle in (self._answered, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None:
+                self._door.release(_held(cycle))
+        if self._held is not None:
+            self._door.release(self._held)
         if self._answered is not None and not self._answered.response_complete:
             _disconnect(self._answered)
         super().connection_lost(exc)
@@ -79,9 +94,19 @@ class Connection(HttpToolsProtocol):
             super().data_received(piece)  # type: ignore[arg-type]
             if self.transport.is_closing():
                 return
-            if self._unpaid_bytes > MAX_HEAD_BYTES:
-                self._refuse(self._too_large())
+            try:
+                self._check_head()
+                self._hold()
+            except GatewayError as refusal:
+                self._refuse(refusal)
                 return
+
+    def on_message_begin(self) -> None:
+        """Count what the request holds from its first byte on."""
+        super().on_message_begin()
+        self._body_bytes = 0
+        self._held = HeldRequest(self)
+        self.scope[HELD] = self._held  # type: ignore[literal-required]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header, or a trailer, and keep it."""
@@ -110,14 +135,46 @@ class Connection(HttpToolsProtocol):
         self.headers = list(self.headers)
 
     def on_body(self, body: bytes) -> None:
-        """A byte of the body pays for itself and for a byte of its chunk's line, never for the head."""
-        self._unpaid_bytes = max(self._head_bytes, self._unpaid_bytes - 2 * len(body))
+        """Two bytes of the body pay for themselves and for a byte of their chunk's line, never for the head."""
+        self._unpaid_bytes = max(self._head_bytes, self._unpaid_bytes - len(body) * 3 // 2)
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The next byte belongs to another request."""
+        try:
+            self._hold()
+        except GatewayError as refusal:
+            self._stop_parsing(refusal)
         self._unpaid_bytes = self._head_bytes = 0
+        self._held = None
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The answered request holds nothing any more."""
+        if self._answered is not None:
+            self._door.release(_held(self._answered))
+        super().on_response_complete()
+
+    def turn_away(self, refusal: GatewayError) -> None:
+        """Make room for another connection."""
+        if not self.transport.is_closing():
+            self._refuse(refusal)
+
+    def _check_head(self) -> None:
+        if self._unpaid_bytes > MAX_HEAD_BYTES:
+            raise self._too_large()
+
+    def _hold(self) -> None:
+        """Count what the request in progress holds by now. Raises GatewayError where that is too much."""
+        held = self._held
+        if held is None:
+            return
+        if not held.released:
+            head_bytes = max(self._head_bytes, self._unpaid_bytes)
+            self._door.hold(held, head_bytes + COPIES * self._body_bytes)
+        elif self._body_bytes > MAX_IGNORED_BYTES:
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request on which the parser stopped."""
@@ -196,6 +253,11 @@ class Connection(HttpToolsProtocol):
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
+
+
+def _held(cycle: RequestResponseCycle) -> HeldRequest:
+    found: HeldRequest = cycle.scope[HELD]  # type: ignore[literal-required]
+    return found
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

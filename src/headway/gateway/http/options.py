@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 from headway.core.slo import NO_TARGETS, Slo
+from headway.errors import ConfigError
 from headway.gateway.http.keys import NO_KEYS, Keys
 from headway.setting import COUNT, NOT_NEGATIVE, POSITIVE_SECONDS, SECONDS, Setting, Shown, check_settings
 
 MIB = 2**20
+BODIES_HELD = 5
+"""So many of the largest bodies have to fit: with half of the room, a tenant can send one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +31,17 @@ class GatewayOptions:
     """Limits and defaults of the serving path. None is no limit.
 
     `slo`: targets of requests that name none. `max_in_flight`, `max_queue` and `max_per_tenant` count sequences: a
-    request has one for each of its prompts, times `n`. `max_in_flight` are sent to each instance at a time (where
-    some are kept free for hand-offs, so many times the instances to all), the others wait in the queue; Headway's
-    instances order better than that. `max_queue` may be without their first token, in the queue and at
-    instances, and each for `max_age_s`; a tenant may have `max_per_tenant` in all. A request is handed off `max_moves`
-    times at most, and asked for `max_tries` times, or as long as an instance is left that has not failed with it (two
-    tries at least): one that brings its instances down must not bring all of them down.
-    `resume`: streams whose instance breaks go on at another. `drain_s`: how long running requests have to end when the
-    gateway stops. `cors` None: no page of another origin may read an answer.
+    request has one for each of its prompts, times `n`, and at most `max_sequences`. `max_in_flight` are sent to each
+    instance at a time (where some are kept free for hand-offs, so many times the instances to all), the others wait in
+    the queue; Headway's instances order better than that. `max_queue` may be without their first token, in the queue
+    and at instances, and each for `max_age_s`; a tenant may have `max_per_tenant` in all. `max_buffered_mib` bounds
+    what all clients make the gateway hold together (`Door`). `trust_tenants`: a tenant that a client names without a
+    key has a share of its own; else the name is a label alone.
+
+    A request is handed off `max_moves` times at most, and asked for `max_tries` times, or as long as an instance is
+    left that has not failed with it (two tries at least): one that brings its instances down must not bring all of
+    them down. `resume`: streams whose instance breaks go on at another. `drain_s`: how long running requests have to
+    end when the gateway stops. `cors` None: no page of another origin may read an answer.
     """
 
     slo: Slo = NO_TARGETS
@@ -58,9 +64,33 @@ class GatewayOptions:
     max_per_tenant: Annotated[
         int | None, Setting("Sequences of each tenant at a time; more: 429.", "N", COUNT)
     ] = None
+    max_sequences: Annotated[
+        int, Setting("Sequences (prompts times n) of one request; more: 400.", "N", COUNT)
+    ] = 1024
     max_body_mib: Annotated[
-        int, Setting("Size of a request (default: 64 MiB); more: 413.", "N", COUNT, Shown(default=False))
-    ] = 64
+        int, Setting("Size of a request (default: 16 MiB); more: 413.", "N", COUNT, Shown(default=False))
+    ] = 16
+    max_buffered_mib: Annotated[
+        int,
+        Setting(
+            "Bytes of all requests that are held at a time (default: 1,024 MiB); more: 429.",
+            "N",
+            COUNT,
+            Shown(default=False),
+        ),
+    ] = 1024
+    trust_tenants: Annotated[
+        bool,
+        Setting(
+            "Without keys, tenants that clients name have shares of their own: a proxy in front names them."
+        ),
+    ] = False
+    ssl_certfile: Annotated[
+        Path | None, Setting("Certificate, with those that it hangs on: serve HTTPS.", "FILE")
+    ] = None
+    ssl_keyfile: Annotated[
+        Path | None, Setting("The certificate's key, if it is not in that file.", "FILE")
+    ] = None
     access_log: Annotated[Path | None, Setting("A line of JSON for each request.", "FILE")] = None
     resume: Annotated[
         bool,
@@ -82,6 +112,19 @@ class GatewayOptions:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.max_buffered_mib < BODIES_HELD * self.max_body_mib:
+            raise ConfigError.of(
+                "max_buffered_mib",
+                self.max_buffered_mib,
+                f"{BODIES_HELD} times max_body_mib ({self.max_body_mib}) or more",
+            )
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError.of("ssl_keyfile", str(self.ssl_keyfile), "with ssl_certfile")
+
+    @property
+    def names_tenants(self) -> bool:
+        """Whether a tenant that a client names has a share: its key stands for it, or `trust_tenants` does."""
+        return bool(self.keys) or self.trust_tenants
 
     @property
     def max_body_bytes(self) -> int:

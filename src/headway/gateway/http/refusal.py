@@ -116,9 +116,12 @@ def no_upgrade() -> GatewayError:
     )
 
 
-def stalled(seconds: float) -> GatewayError:
+def stalled(bytes_per_s: int, patience_s: float, longest_s: float) -> GatewayError:
     """HTTP 408."""
-    message = f"nothing more of the body came for {seconds:g} s; accepted: all of it"
+    message = (
+        f"the body came too slowly; accepted: {bytes_per_s} bytes/s, but for {patience_s:g} s, and all of it within "
+        f"{longest_s:g} s"
+    )
     return GatewayError(408, "body_stalled", message)
 
 

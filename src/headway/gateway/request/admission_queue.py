@@ -59,15 +59,17 @@ class QueuedRequest:
 class AdmissionQueue:
     """Lets requests in by priority, then arrival, as far as the limits allow.
 
-    Every limit counts sequences: a request has one for each of its prompts and each of their `n` answers. `places`
-    sequences may be inside, None for no limit, and `max_in_flight` of them at one instance. `max_queue` sequences may
-    be without their first token, and a tenant may have `max_per_tenant`. O(log waiting) a call.
+    Every limit counts sequences: a request has one for each of its prompts and each of their `n` answers, and at most
+    `max_sequences`. `places` sequences may be inside, None for no limit, and `max_in_flight` of them at one instance.
+    `max_queue` sequences may be without their first token, and a tenant may have `max_per_tenant`. O(log waiting) a
+    call.
     """
 
     def __init__(
         self,
         places: Callable[[], int | None],
         *,
+        max_sequences: int | None = None,
         max_in_flight: int | None = None,
         max_queue: int | None = None,
         max_per_tenant: int | None = None,
@@ -78,6 +80,7 @@ class AdmissionQueue:
         self.inside = 0
         self.start_rate = StartRate()
         self._places = places
+        self._max_sequences = max_sequences
         self._max_in_flight = max_in_flight
         self._max_per_tenant = max_per_tenant
         self._clock = clock
@@ -156,6 +159,7 @@ class AdmissionQueue:
             ("--max-per-tenant", self._max_per_tenant),
             ("--max-queue", self.max_queue),
             ("--max-in-flight", self._max_in_flight),
+            ("--max-sequences", self._max_sequences),
         ):
             if limit is not None and sequences > limit:
                 raise GatewayError(

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,11 +50,12 @@ class BodyReader:
         request.fields = {name: msgspec.Raw(view[start:end]) for name, (start, end) in places.items()}
         return request
 
-    async def count(self, body: bytes) -> int:
-        """Return `count_sequences(body)`. Raises GatewayError (503) as `read` does."""
+    async def count(self, body: bytes, *, names_tenants: bool = True) -> int:
+        """Return `count_sequences(body)`, and raise what that raises. Raises GatewayError (503) as `read` does."""
         if body.startswith(b"--"):
             return 1  # a form, with sound in it
-        return count_sequences(body) if _is_small(body) else await self._apart(count_sequences, body)
+        count = partial(count_sequences, names_tenants=names_tenants)
+        return count(body) if _is_small(body) else await self._apart(count, body)
 
     async def _apart(self, function: Callable[..., T], *arguments: object) -> T:
         if self._processes is None:

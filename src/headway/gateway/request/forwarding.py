@@ -74,7 +74,9 @@ class PassThrough:
         try:
             if _is_computed(scope):
                 # A client may leave while its request is queued, which is seen once its whole body has come.
-                sequences = await interrupt.wait(self.bodies.count(await upload.hold()))
+                named = serving.options.names_tenants
+                counting = self.bodies.count(await upload.hold(), names_tenants=named)
+                sequences = await interrupt.wait(counting)
                 admission = await self._enter(scope, key_tenant, interrupt, sequences)
             await self._ask(scope, upload, client, interrupt, 1 if admission is None else admission.sequences)
         except WaitCut as cut:
@@ -93,7 +95,7 @@ class PassThrough:
         """Wait for a place, no longer than requests may. When its answer begins is not looked at."""
         serving = self.serving
         hints = checked_hints(scope["headers"], {}, None)
-        tenant = tenant_of(hints.tenant, key_tenant)
+        tenant = tenant_of(hints.tenant, key_tenant) if serving.options.names_tenants else ""
         with serving.limited(interrupt):
             priority = priority_of(hints.priority, key_tenant) or 0
             admission = await serving.queue.enter(tenant, priority, interrupt, sequences)

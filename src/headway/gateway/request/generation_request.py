@@ -25,7 +25,7 @@ MAX_ID_CHARACTERS = 256
 
 MAX_FIELDS = 1000
 """Fields of a body: each costs the gateway time of its own. vLLM knows about a hundred."""
-MAX_XARGS_BYTES = 2**20
+MAX_XARGS, MAX_XARGS_BYTES = 64, 2**20
 """vLLM's extra arguments, which are decoded and encoded again whole."""
 
 Fields = dict[str, msgspec.Raw]
@@ -77,8 +77,9 @@ class GenerationRequest:
 
     `answers` is how many answers it gets (prompts times `n`), each of which is a sequence of the engine.
     `prompt_tokens` is a guess unless the prompt came as token ids. `path` is the path with its query. `previous_id`
-    names the response that it goes on from. `wants_ids` and `wants_usage`: whether the client itself asked for token
-    ids, and for a last event with the token counts.
+    names the response that it goes on from. `tenant` is a label; `share` is the tenant that limits and schedulers know,
+    empty where clients name themselves and none is believed. `wants_ids` and `wants_usage`: whether the client itself
+    asked for token ids, and for a last event with the token counts.
     """
 
     path: str
@@ -92,6 +93,7 @@ class GenerationRequest:
     previous_id: str | None
     slo: Slo
     tenant: str
+    share: str
     priority: int | None
     may_move: bool
     wants_ids: bool
@@ -148,8 +150,8 @@ class GenerationRequest:
     def hints(self, slo: Slo, *, may_move: bool) -> dict[str, Any]:
         """What Headway's scheduler is told: these targets, and whether another instance would take it."""
         said: dict[str, Any] = {**target_hints(slo)}
-        if self.tenant:
-            said[TENANT] = self.tenant
+        if self.share:
+            said[TENANT] = self.share
         said[MAY_MOVE] = int(may_move and self.may_move and self.one_answer)
         return said
 
@@ -162,8 +164,11 @@ def read_request(
     request_id: str,
     default_slo: Slo = NO_TARGETS,
     key_tenant: str = "",
+    names_tenants: bool = True,
 ) -> GenerationRequest:
     """Read a request. A `request_id` of the body goes before the given one; a key's tenant before all others.
+
+    `names_tenants`: whether a tenant that the request names has a share of its own.
 
     The path, which may have a query, is one of the APIs'. A response with a key's tenant gets a new id: who knows it
     may ask for it, so none is to be guessed, nor given to two.
@@ -184,6 +189,8 @@ def read_request(
         prompts, prompt_tokens = 1, sum(_guess(fields.get(name)) for name in api.prompt)
     options = _value(fields, "stream_options", _OBJECT) or {}
     limits = (_value(fields, name, _NUMBER) for name in api.limits)
+    tenant = tenant_of(hints.tenant, key_tenant)
+    xargs.pop(TENANT, None)
     return GenerationRequest(
         path=path,
         api=api,
@@ -195,7 +202,8 @@ def read_request(
         request_id=_name(fields, api, request_id),
         previous_id=_value(fields, "previous_response_id", _TEXT) if api is RESPONSES else None,
         slo=hints.slo,
-        tenant=tenant_of(hints.tenant, key_tenant),
+        tenant=tenant,
+        share=tenant if names_tenants else "",
         priority=priority_of(hints.priority, key_tenant),
         may_move=hints.may_move,
         wants_ids=_value(fields, "return_token_ids", _YES_OR_NO) or False,
@@ -204,14 +212,20 @@ def read_request(
     )
 
 
-def count_sequences(body: bytes) -> int:
+def count_sequences(body: bytes, *, names_tenants: bool = True) -> int:
     """Sequences that a body asks for on a path without an `Api`, such as /invocations or /v1/chat/completions/batch.
 
     These are its prompts, or its conversations, times `n`, which may stand among `sampling_params`. A body that is no
-    JSON object counts as one. Raises GatewayError (400) for an `n` that is no number.
+    JSON object counts as one. Raises GatewayError (400) for an `n` that is no number, and unless `names_tenants` for a
+    tenant that is named in the body, which goes on as it is.
     """
     fields = _fields_as_in_python(body)
     nested = _value(fields, "sampling_params", _FIELDS) or {}
+    for name, each in (("vllm_xargs", fields), ("vllm_xargs", nested), ("extra_args", nested)):
+        if not names_tenants and TENANT in (_value(each, name, _FIELDS) or {}):
+            raise bad_request(
+                f"{name} names a tenant on this path; accepted: with --trust-tenants, or a key", name
+            )
     answers = max(1, *(_value(each, "n", _NUMBER) or 1 for each in (fields, nested)))
     conversations, _ = _prompts_in(bytes(fields.get("messages", b"")))
     return max(_prompts(fields)[0], conversations) * answers
@@ -257,7 +271,10 @@ def _xargs(fields: Fields) -> dict[str, Any]:
     size = memoryview(fields.get("vllm_xargs", b"")).nbytes
     if size > MAX_XARGS_BYTES:
         raise bad_request(f"vllm_xargs has {size} bytes; accepted: up to {MAX_XARGS_BYTES}", "vllm_xargs")
-    return _value(fields, "vllm_xargs", _OBJECT) or {}
+    xargs = _value(fields, "vllm_xargs", _OBJECT) or {}
+    if len(xargs) > MAX_XARGS:
+        raise bad_request(f"vllm_xargs has {len(xargs)} keys; accepted: up to {MAX_XARGS}", "vllm_xargs")
+    return xargs
 
 
 def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:

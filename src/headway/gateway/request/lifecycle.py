@@ -147,7 +147,7 @@ class RequestLifecycle:
         self._names()
         self._timer = serving.start_age_timer(interrupt)
         priority = self.job.priority
-        self._admission = await serving.queue.enter(request.tenant, priority, interrupt, request.answers)
+        self._admission = await serving.queue.enter(request.share, priority, interrupt, request.answers)
         if not self.request.stream:
             self._no_longer_waits()
 
@@ -327,7 +327,7 @@ class RequestLifecycle:
         """Send it to an instance, and pass on what comes back."""
         serving = self.serving
         if self.request.is_stored:
-            serving.stored.keep(self.request.request_id, member.name, self.request.tenant)
+            serving.stored.keep(self.request.request_id, member.name, self.request.share)
         await self._drop_half_a_character(member)
         ids = member.facts.is_vllm and serving.options.resume and resumable(self.request)
         request, left, rest, may_move = self.request, self._left(), self._continuation, False

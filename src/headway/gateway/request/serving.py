@@ -104,6 +104,7 @@ class Serving:
         self.losses = InstanceLosses(router.lost)
         self.queue = AdmissionQueue(
             self._places,
+            max_sequences=options.max_sequences,
             max_in_flight=options.max_in_flight,
             max_queue=options.max_queue,
             max_per_tenant=options.max_per_tenant,
@@ -222,7 +223,7 @@ class Serving:
             max_output_tokens=_NO_LIMIT_TOKENS if request.max_tokens is None else request.max_tokens,
             slo=request.slo,
             priority=request.priority or 0,
-            tenant=request.tenant,
+            tenant=request.share,
             may_move=request.may_move and request.one_answer and request.previous_id is None,
             prefix_blocks=request.prefix_blocks(),
         )

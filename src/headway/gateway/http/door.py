@@ -1,0 +1,215 @@
+"""What clients make the gateway hold, in all: connections, and bytes of requests whose answers have not ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from headway.gateway.http.refusal import GatewayError
+
+HELD = "headway.held"
+"""Where a request's scope has its `HeldRequest`."""
+
+RESERVED_FILES = 64
+"""Descriptors for logs, instances, health checks, and the answer to a connection that is refused."""
+STRANGERS_SHARE = 1 / 8
+"""Of the bytes: for requests whose key has not been checked."""
+COPIES = 2
+"""A body lies here as it came, and as an instance is sent it."""
+_LOG = logging.getLogger(__name__)
+_LOG_AGAIN_S = 60.0
+_RETRY_S = 1
+
+
+class Turned(StrEnum):
+    """Why a connection was refused or ended at the door."""
+
+    FULL = "full"
+    """The connection is new, and there are as many as the process can have."""
+    CROWDED_OUT = "crowded_out"
+    """None of its requests showed a key, and its place or its bytes were needed for a newer connection."""
+    BYTES = "bytes"
+    """Its request found no room among the bytes that are held."""
+
+
+class Visitor(Protocol):
+    """A connection, as far as the door needs it."""
+
+    def turn_away(self, refusal: GatewayError) -> None:
+        """End the connection, with this answer where one can still be given."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldRequest:
+    """Bytes that one request makes the gateway hold. `tenant` is its key's; None before its key has been checked."""
+
+    visitor: Visitor
+    size: int = 0
+    tenant: str | None = None
+    released: bool = False
+
+
+class Door:
+    """Counts connections and bytes, and says which has to go where there are too many. O(1) a call, amortised.
+
+    Bytes: an eighth of `max_bytes` is for requests whose key has not been checked. Where a new one needs more, those
+    that came first are turned away, as a head that is meant well is whole within milliseconds. The rest is for the
+    others. A tenant's key may take as many of these as are still free, so one tenant gets half, two a third each
+    (dynamic thresholds: Choudhury and Hahne, 1998).
+
+    Connections: half of `max_files` descriptors, as each may need another one to an instance. A new one beyond them
+    takes the place of the first that has shown no key yet, and is refused where all have.
+    """
+
+    def __init__(self, max_bytes: int, max_files: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.max_bytes = max_bytes
+        self.max_connections = max(1, (max_files - RESERVED_FILES) // 2)
+        self.turned: Counter[Turned] = Counter()
+        self._last_file = max_files - RESERVED_FILES
+        self._clock = clock
+        self._told_s = float("-inf")
+        self._known: set[Visitor] = set()
+        self._strangers: dict[Visitor, None] = {}
+        self._unchecked: dict[HeldRequest, None] = {}
+        self._unchecked_bytes = 0
+        self._checked_bytes = 0
+        self._of_tenants: Counter[str] = Counter()
+
+    # ---- connections ------------------------------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open."""
+        return len(self._known) + len(self._strangers)
+
+    def enter(self, visitor: Visitor, file: int) -> bool:
+        """Whether a new connection may stay, which has this descriptor: the system gives the lowest that is free."""
+        self._strangers[visitor] = None
+        if self.connections <= self.max_connections and file < self._last_file:
+            return True
+        first = next(iter(self._strangers))
+        self._tell()
+        if first is visitor:
+            self.leave(visitor)
+            self.turned[Turned.FULL] += 1
+            return False
+        self._crowd_out(first)
+        return True
+
+    def leave(self, visitor: Visitor) -> None:
+        """A connection has ended. Later calls change nothing."""
+        self._strangers.pop(visitor, None)
+        self._known.discard(visitor)
+
+    def full(self) -> GatewayError:
+        """HTTP 503: too many connections."""
+        message = f"{self.connections} connections are open; accepted: {self.max_connections}, half of the open files"
+        return GatewayError(503, "too_many_connections", message, retry_after_s=_RETRY_S)
+
+    def _crowd_out(self, visitor: Visitor) -> None:
+        self.turned[Turned.CROWDED_OUT] += 1
+        refusal = self.full()
+        self.leave(visitor)
+        visitor.turn_away(refusal)
+
+    def _tell(self) -> None:
+        now_s = self._clock()
+        if now_s - self._told_s >= _LOG_AGAIN_S:
+            self._told_s = now_s
+            _LOG.warning(
+                "%d connections are open, as many as the limit on open files allows (ulimit -n): new ones are refused, "
+                "or take the place of one that has shown no key",
+                self.max_connections,
+            )
+
+    # ---- bytes ------------------------------------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are held now."""
+        return self._unchecked_bytes + self._checked_bytes
+
+    @property
+    def max_unchecked_bytes(self) -> int:
+        """Bytes for requests whose key has not been checked."""
+        return int(self.max_bytes * STRANGERS_SHARE)
+
+    def hold(self, request: HeldRequest, size: int) -> None:
+        """A request has grown to this size. Raises GatewayError (429) where that is too much."""
+        more = size - request.size
+        if request.released or more <= 0:
+            return
+        if request.tenant is None:
+            request.size = size
+            self._unchecked[request] = None
+            self._unchecked_bytes += more
+            self._make_room(request)
+        else:
+            self._take(request.tenant, more)
+            request.size = size
+
+    def admit(self, request: HeldRequest, tenant: str) -> None:
+        """A request's key has been checked: its connection stays, and its bytes count with those of its tenant.
+
+        Raises GatewayError (429) where that is too much.
+        """
+        visitor = request.visitor
+        if self._strangers.pop(visitor, self) is None:
+            self._known.add(visitor)
+        if request.released or request.tenant is not None:
+            return
+        self._take(tenant, request.size)
+        self._forget_unchecked(request)
+        request.tenant = tenant
+
+    def release(self, request: HeldRequest) -> None:
+        """The answer to a request has ended, or its connection has. Later calls change nothing."""
+        if request.released:
+            return
+        if request.tenant is None:
+            self._forget_unchecked(request)
+        else:
+            self._checked_bytes -= request.size
+            self._of_tenants[request.tenant] -= request.size
+            if not self._of_tenants[request.tenant]:
+                del self._of_tenants[request.tenant]
+        request.released = True
+
+    def _forget_unchecked(self, request: HeldRequest) -> None:
+        if self._unchecked.pop(request, self) is None:
+            self._unchecked_bytes -= request.size
+
+    def _make_room(self, newest: HeldRequest) -> None:
+        while self._unchecked_bytes > self.max_unchecked_bytes:
+            first = next(iter(self._unchecked))
+            refusal = self._too_much(f"{self.max_unchecked_bytes} of requests whose key has not been checked")
+            self.release(first)
+            self.turned[Turned.CROWDED_OUT] += 1
+            if first is newest:
+                raise refusal
+            self.leave(first.visitor)
+            first.visitor.turn_away(refusal)
+
+    def _take(self, tenant: str, more: int) -> None:
+        limit = self.max_bytes - self.max_unchecked_bytes
+        free = limit - self._checked_bytes - more
+        if free < 0:
+            self.turned[Turned.BYTES] += 1
+            raise self._too_much(f"{limit} in all")
+        if tenant and self._of_tenants[tenant] + more > free:
+            self.turned[Turned.BYTES] += 1
+            raise self._too_much(f"of a tenant as many as are still free, {max(0, free)} now")
+        self._checked_bytes += more
+        self._of_tenants[tenant] += more
+
+    def _too_much(self, accepted: str) -> GatewayError:
+        message = (
+            f"{self.held_bytes} bytes of requests are held here; accepted: {accepted} (--max-buffered-mib); try again "
+            "later"
+        )
+        return GatewayError(429, "buffer_full", message, retry_after_s=_RETRY_S)
