@@ -7,8 +7,14 @@ frozen for seconds (SIGSTOP, SIGCONT) and, where they are small ones, made to an
 
 `unaccounted` are requests without exactly one line in the gateway's access log that agrees with what the client saw;
 `wrong` are answers, whole or broken off, that differ from the undisturbed ones. Exit status 1 for any of those, for a
-client that HUNG past the limit or whose connection was BROKEN with no word, if not every instance is ready again
-afterwards, if the gateway does not end with code 0, or if its memory (in MiB: before, at most, after) grew by 50.
+client that HUNG past the limit or whose connection was BROKEN with no word, if more than 10 % were refused or more than
+5 % interrupted, if not every instance is ready again afterwards, if the gateway does not end with code 0, or if its
+memory (in MiB: before, at most, after) grew by 50.
+
+With `--hostile` nothing is done to instances. Honest tenants ask alone, then beside attackers (`storm_hostile.py`) at a
+gateway with keys, few files and little room for bodies. `good` is the share of honest answers that are right and in
+time. Exit status 1 if they have less than 0.95 of what they have alone, if `/health` takes over 250 ms in the worst
+hundredth, if memory grows by more than the gateway may hold (`allowed`), or if an attacker reads of another tenant.
 """
 
 from __future__ import annotations
@@ -35,7 +41,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import command_line
-from bench.right.storm_clients import Asked, Ending, storm, unaccounted, undisturbed, wrong
+from bench.right.storm_clients import Asked, Ending, Heard, is_wrong, storm, unaccounted, undisturbed, wrong
+from bench.right.storm_hostile import (
+    BODY_MIB,
+    BUFFERED_MIB,
+    HONEST,
+    MARK,
+    OPERATOR,
+    Health,
+    address_of,
+    key_of,
+    keys_file,
+)
 from headway.lab.server import free_port
 from headway.traces.demo_tasks import demo_requests
 
@@ -119,15 +136,24 @@ MIB = 1 << 20
 
 
 class GatewayProcess:
-    """A gateway over vLLM engines of the demo model (`real`) or small instances; its logs are in `folder`."""
+    """A gateway over vLLM engines of the demo model (`real`) or small instances; its logs are in `folder`.
 
-    def __init__(self, pools: str, folder: Path, *, real: bool) -> None:
+    `hostile`: it asks for the keys of `storm_hostile`, and small instances are behind it.
+    """
+
+    def __init__(self, pools: str, folder: Path, *, real: bool, hostile: bool = False) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.access_log = folder / "access.jsonl"
         self.log = folder / "log"
         small = Path(__file__).with_name("storm_servers.py")
         words = [sys.executable, str(small), "gateway", str(port), pools, str(self.access_log)]
+        self._headers = {}
+        if hostile:
+            keys = folder / "keys"
+            keys.write_text(keys_file())
+            words.append(str(keys))
+            self._headers = {"Authorization": f"Bearer {OPERATOR}"}
         if real:
             flags = ["--pools", pools, "--port", str(port), "--access-log", str(self.access_log)]
             words = [sys.executable, "-m", "headway.cli", "serve", "demo", *flags, "--", *REAL_FLAGS]
@@ -137,9 +163,9 @@ class GatewayProcess:
 
     def instances(self) -> list[dict[str, Any]]:
         """What the gateway's page is told of each; nothing while it does not answer."""
-        address = f"{self.url}/dashboard/state"
+        asked = urllib.request.Request(f"{self.url}/dashboard/state", headers=self._headers)
         with suppress(OSError, urllib.error.URLError, ValueError):
-            with urllib.request.urlopen(address, timeout=30) as response:
+            with urllib.request.urlopen(asked, timeout=30) as response:
                 told: list[dict[str, Any]] = json.load(response)["instances"]
             return told
         return []
@@ -195,6 +221,10 @@ TOKENS = (10, 100)
 MOST_GROWTH_MIB = 50.0
 """What a gateway may take in addition: about 10 MiB are caches and buffers that fill once."""
 
+LEAST_GOOD, MOST_HEALTH_MS = 0.95, 250.0
+ALLOWED_MIB = BUFFERED_MIB + 4 * BODY_MIB + MOST_GROWTH_MIB
+"""Beside attackers: what may be held, and the largest body on its way into another process, in four pieces at most."""
+
 START_TIMEOUT_S = 300.0
 
 
@@ -203,6 +233,7 @@ class Plan:
     """A storm: how many requests at which rate, how often harm comes, and how long a client waits at most.
 
     `texts` are the different prompts; each is asked many times, so that the undisturbed answers are soon there.
+    `most_refused` and `most_interrupted` are shares of the requests: a gateway that refuses all of them loses none.
     """
 
     real: bool = False
@@ -213,6 +244,8 @@ class Plan:
     harm_every_s: float = 1.5
     freeze_s: float = 4.0
     limit_s: float = 60.0
+    most_refused: float = 0.1
+    most_interrupted: float = 0.05
     seed: int = 0
 
     @property
@@ -230,12 +263,14 @@ SMALL = Plan()
 REAL = Plan(
     real=True, pools="lp=1,hp=1", requests=400, rate_rps=6.0, texts=12, harm_every_s=15.0, limit_s=120.0
 )
+HOSTILE = Plan(pools="lp=1,hp=1", requests=300, rate_rps=15.0, texts=12)
 
 
 def main() -> int:
     """Print `{"requests": N, "ends": {...}, "unaccounted": 0, "wrong": 0, ..}`."""
     parser = command_line(__doc__)
     parser.add_argument("--real", action="store_true", help="real vLLM engines of the demo model")
+    parser.add_argument("--hostile", action="store_true", help="attackers beside honest tenants")
     parser.add_argument("--pools", help=f"default {SMALL.pools}, with --real {REAL.pools}")
     parser.add_argument("--requests", type=int, help=f"default {SMALL.requests}, with --real {REAL.requests}")
     rates = f"default {SMALL.rate_rps:g}, with --real {REAL.rate_rps:g}"
@@ -243,12 +278,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     given = vars(parser.parse_args())
     del given["json"]
-    plan = REAL if given["real"] else SMALL
+    hostile = given.pop("hostile")
+    plan = HOSTILE if hostile else REAL if given["real"] else SMALL
     plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
     with tempfile.TemporaryDirectory() as folder:
-        result = run(plan, Path(folder))
+        result = run(plan, Path(folder), hostile=hostile)
     print(json.dumps(result))
-    return 0 if passed(result) else 1
+    return 0 if (withstood if hostile else passed)(result) else 1
 
 
 def passed(result: Mapping[str, Any]) -> bool:
@@ -258,19 +294,31 @@ def passed(result: Mapping[str, Any]) -> bool:
     return (
         not any(result[key] for key in never)
         and not ends["hung"] + ends["broken"]
+        and all(ends[ending] <= most for ending, most in result["at_most"].items())
         and result["recovered"]
         and memory["peak"] - memory["start"] < MOST_GROWTH_MIB
     )
 
 
-def run(plan: Plan, folder: Path) -> dict[str, Any]:
+def withstood(result: Mapping[str, Any]) -> bool:
+    """Whether honest tenants had what they have alone, and attackers got nothing."""
+    memory = result["gateway_memory_mib"]
+    return (
+        not any(result[key] for key in ("wrong", "leaks", "exit_code"))
+        and result["good_beside"] >= LEAST_GOOD * result["good_alone"] > 0
+        and result["health_ms"]["p99"] <= MOST_HEALTH_MS
+        and memory["peak"] - memory["start"] <= result["allowed_mib"]
+    )
+
+
+def run(plan: Plan, folder: Path, *, hostile: bool = False) -> dict[str, Any]:
     """One storm; the gateway's log and access log stay in `folder`."""
-    gateway = GatewayProcess(plan.pools, folder, real=plan.real)
+    gateway = GatewayProcess(plan.pools, folder, real=plan.real, hostile=hostile)
     try:
         print(f"starting {plan.pools}", file=sys.stderr)
         if not gateway.wait_ready(START_TIMEOUT_S):
             raise SystemExit(f"the instances are not ready:\n{gateway.log.read_text()[-3000:]}")
-        return asyncio.run(_run(plan, gateway))
+        return asyncio.run((_run_hostile if hostile else _run)(plan, gateway))
     finally:
         gateway.stop()
 
@@ -305,6 +353,10 @@ async def _run(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
         "real": plan.real,
         "requests": len(requests),
         "ends": {ending.value: sum(one.ending is ending for one in heard) for ending in Ending},
+        "at_most": {
+            Ending.REFUSED.value: plan.most_refused * len(requests),
+            Ending.INTERRUPTED.value: plan.most_interrupted * len(requests),
+        },
         "unaccounted": len(unaccounted([*expected, *heard], lines)),
         "wrong": len(wrong([*expected, *heard], answers)),
         "resumed": sum(line.get("resumes", 0) > 0 for line in lines),
@@ -319,6 +371,65 @@ async def _run(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
         "recovered_after_s": round(recovered_s, 1),
         "exit_code": exit_code,
     }
+
+
+async def _run_hostile(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
+    calm, requests = questions(plan)
+    expected = await undisturbed(gateway.url, calm, plan.model, plan.limit_s, key=OPERATOR)
+    answers = {(heard.asked.prompt, heard.asked.chat): heard.text for heard in expected}
+    alone = await _ask_honestly(plan, gateway, requests, "alone")
+    print(f"alone: {_good(alone, answers):.3f} good; now beside attackers", file=sys.stderr)
+    memory, health = Memory(gateway.resident_mib()), Health(address_of(gateway.url))
+    watching = [asyncio.create_task(each) for each in (memory.watch(gateway), health.watch())]
+    script, seconds = Path(__file__).with_name("storm_hostile.py"), requests[-1][0] + 2.0
+    attack = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), gateway.url, str(seconds), stdout=asyncio.subprocess.PIPE
+    )
+    await asyncio.sleep(1.0)
+    beside = await _ask_honestly(plan, gateway, requests, "beside")
+    told, _ = await attack.communicate()
+    for task in watching:
+        task.cancel()
+    memory.end = gateway.resident_mib()
+    exit_code = await asyncio.to_thread(gateway.stop)
+    refused = Counter(f"{one.status} {one.said}"[:120] for one in beside if one.ending is not Ending.FINISHED)
+    return {
+        "requests": len(beside),
+        "good_alone": round(_good(alone, answers), 4),
+        "good_beside": round(_good(beside, answers), 4),
+        "ends": {ending.value: sum(one.ending is ending for one in beside) for ending in Ending},
+        "not_finished": dict(refused.most_common(5)),
+        "wrong": len(wrong([*alone, *beside], answers)),
+        "health_ms": {"p50": health.percentile_ms(0.5), "p99": health.percentile_ms(0.99)},
+        "gateway_memory_mib": {name: round(size, 1) for name, size in asdict(memory).items()},
+        "allowed_mib": ALLOWED_MIB,
+        "exit_code": exit_code,
+        **json.loads(told),
+    }
+
+
+async def _ask_honestly(
+    plan: Plan, gateway: GatewayProcess, requests: Sequence[tuple[float, Asked]], when: str
+) -> list[Heard]:
+    """The storm's requests dealt to the honest tenants, each with its key."""
+    storms = []
+    for number, tenant in enumerate(HONEST):
+        theirs = [
+            (at_s, replace(asked, id=f"{MARK}-{tenant}-{when}-{at_s:.3f}", ttft_ms=None, leaves_after_s=None))
+            for at_s, asked in requests[number :: len(HONEST)]
+        ]
+        storms.append(storm(gateway.url, theirs, plan.model, plan.limit_s, key=key_of(tenant)))
+    return [heard for each in await asyncio.gather(*storms) for heard in each]
+
+
+def _good(heard: Sequence[Heard], answers: Mapping[tuple[str, bool], str]) -> float:
+    """The share of right answers that took at most a second and three times as long as their tokens take."""
+    return sum(
+        one.ending is Ending.FINISHED
+        and not is_wrong(one, answers)
+        and one.waited_s <= 1.0 + 3 * DELAY_S * one.asked.max_tokens
+        for one in heard
+    ) / len(heard)
 
 
 def questions(plan: Plan) -> tuple[list[Asked], list[tuple[float, Asked]]]:

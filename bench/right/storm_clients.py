@@ -98,9 +98,11 @@ async def ask(session: aiohttp.ClientSession, url: str, asked: Asked, model: str
     return heard
 
 
-async def storm(url: str, requests: Sequence[tuple[float, Asked]], model: str, limit_s: float) -> list[Heard]:
-    """All requests, each sent at its time (seconds from now, rising) whatever became of the others."""
-    async with _session() as session, asyncio.TaskGroup() as group:
+async def storm(
+    url: str, requests: Sequence[tuple[float, Asked]], model: str, limit_s: float, key: str = ""
+) -> list[Heard]:
+    """All requests, each sent at its time (seconds from now, rising) whatever became of the others; with a key."""
+    async with _session(key) as session, asyncio.TaskGroup() as group:
         began_s, tasks = time.monotonic(), []
         for at_s, asked in requests:
             await asyncio.sleep(at_s - (time.monotonic() - began_s))
@@ -109,7 +111,7 @@ async def storm(url: str, requests: Sequence[tuple[float, Asked]], model: str, l
 
 
 async def undisturbed(
-    url: str, requests: Sequence[Asked], model: str, limit_s: float, at_once: int = 8
+    url: str, requests: Sequence[Asked], model: str, limit_s: float, at_once: int = 8, key: str = ""
 ) -> list[Heard]:
     """The same requests heard out, a few at a time."""
     turn = asyncio.Semaphore(at_once)
@@ -118,12 +120,14 @@ async def undisturbed(
         async with turn:
             return await ask(session, url, asked, model, limit_s)
 
-    async with _session() as session:
+    async with _session(key) as session:
         return await asyncio.gather(*map(one, requests))
 
 
-def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout())
+def _session(key: str) -> aiohttp.ClientSession:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout()
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
 
 
 async def _hear(session: aiohttp.ClientSession, url: str, asked: Asked, model: str, heard: Heard) -> None:

@@ -1,4 +1,6 @@
-"""What a storm runs in place of vLLM and `headway serve`: `storm_servers.py gateway PORT POOLS ACCESS_LOG`.
+"""What a storm runs in place of vLLM and `headway serve`: `storm_servers.py gateway PORT POOLS ACCESS_LOG [KEYS]`.
+
+With a file of keys the gateway has few files and little room, so that attackers reach its limits.
 
 The gateway is as `headway serve --pools` runs it, but for what is started in vLLM's place, and health checks at a pace
 that suits instances which start in a second. Each instance is `storm_servers.py --end-with-parent PID ... --port PORT`:
@@ -12,15 +14,18 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from aiohttp import web
 
+from bench.right.storm_hostile import BODY_MIB, BUFFERED_MIB, FILES, PER_TENANT
 from headway.engine.servers.launcher import end_with_parent
 from tests.gateway.upstream import Turn, upstream
 
@@ -86,7 +91,7 @@ async def serve(port: int, delay_s: float) -> None:
         await asyncio.Event().wait()
 
 
-def gateway(port: int, pools: str, access_log: Path) -> int:
+def gateway(port: int, pools: str, access_log: Path, keys: Path | None) -> int:
     """Its exit code."""
     # Instances, which need none of these, start the sooner.
     from headway.cli.serve_gateway import run_gateway
@@ -95,6 +100,7 @@ def gateway(port: int, pools: str, access_log: Path) -> int:
     from headway.engine.servers.instances_command import Binding, InstancesPlan, LocalInstances
     from headway.engine.settings import EngineSettings
     from headway.gateway.fleet.supervisor import FleetOptions
+    from headway.gateway.http.keys import read_keys
     from headway.gateway.http.options import GatewayOptions
 
     fleet = FleetOptions(
@@ -111,11 +117,21 @@ def gateway(port: int, pools: str, access_log: Path) -> int:
     plan = InstancesPlan(str(Path(__file__).parent), settings)
     local = LocalInstances(plan, Binding(), port + 1, program=(sys.executable, __file__))
     options = GatewayOptions(access_log=access_log, max_queue=500)
+    if keys is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+        options = replace(
+            options,
+            keys=read_keys(keys, {}),
+            max_body_mib=BODY_MIB,
+            max_buffered_mib=BUFFERED_MIB,
+            max_per_tenant=PER_TENANT,
+        )
     return run_gateway(Site(layout, ("127.0.0.1", port), options, fleet, local=local))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "gateway":
-        sys.exit(gateway(int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])))
+        port, pools, log, *keys = sys.argv[2:]
+        sys.exit(gateway(int(port), pools, Path(log), Path(keys[0]) if keys else None))
     end_with_parent(int(sys.argv[2]))
     asyncio.run(serve(int(sys.argv[sys.argv.index("--port") + 1]), float(os.environ[DELAY])))

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from bench.right import gateway_storm
-from bench.right.gateway_storm import REAL, SMALL, questions
+from bench.right.gateway_storm import HOSTILE, REAL, SMALL, questions
 from bench.right.storm_clients import Asked, Ending, Heard, is_wrong, unaccounted, undisturbed
 
 ASKED = Asked("a", "hello", 3)
+ENDS = {"hung": 0, "broken": 0, "refused": 0, "interrupted": 0}
 
 
 @pytest.mark.timeout(120)
@@ -21,6 +22,8 @@ def test_every_request_ends_once(tmp_path: Path) -> None:
     plan = replace(
         SMALL, pools="lp=2,hp=1", requests=120, rate_rps=40.0, texts=5, harm_every_s=0.8, freeze_s=3.0
     )
+    # A third of the time no instance is there.
+    plan = replace(plan, most_refused=0.3, most_interrupted=0.3)
     result = gateway_storm.run(plan, tmp_path)
     log = (tmp_path / "log").read_text(errors="replace")
     assert gateway_storm.passed(result), f"{result}\n{log[-3000:]}"
@@ -76,8 +79,11 @@ def test_answers_are_held_against_the_undisturbed_ones() -> None:
         ({"wrong": 1}, False),
         ({"exit_code": 1}, False),
         ({"recovered": False}, False),
-        ({"ends": {"hung": 1, "broken": 0}}, False),
-        ({"ends": {"hung": 0, "broken": 1}}, False),
+        ({"ends": {**ENDS, "hung": 1}}, False),
+        ({"ends": {**ENDS, "broken": 1}}, False),
+        ({"ends": {**ENDS, "refused": 10, "interrupted": 5}}, True),
+        ({"ends": {**ENDS, "refused": 11}}, False),
+        ({"ends": {**ENDS, "interrupted": 6}}, False),
         ({"gateway_memory_mib": {"start": 60.0, "peak": 120.0, "end": 60.0}}, False),
     ],
 )
@@ -87,10 +93,50 @@ def test_what_must_not_be(change: dict[str, Any], passed: bool) -> None:
         "wrong": 0,
         "exit_code": 0,
         "recovered": True,
-        "ends": {"hung": 0, "broken": 0},
+        "ends": ENDS,
+        "at_most": {"refused": 10.0, "interrupted": 5.0},
         "gateway_memory_mib": {"start": 60.0, "peak": 70.0, "end": 60.0},
     }
     assert gateway_storm.passed({**good, **change}) is passed
+
+
+@pytest.mark.parametrize(
+    ("change", "withstood"),
+    [
+        ({}, True),
+        ({"good_alone": 0.9, "good_beside": 0.86}, True),
+        ({"good_beside": 0.9}, False),
+        ({"good_alone": 0.0, "good_beside": 0.0}, False),
+        ({"health_ms": {"p50": 1.0, "p99": 251.0}}, False),
+        ({"gateway_memory_mib": {"start": 60.0, "peak": 161.0, "end": 60.0}}, False),
+        ({"leaks": 1}, False),
+        ({"wrong": 1}, False),
+        ({"exit_code": 1}, False),
+    ],
+)
+def test_what_attackers_must_not_do(change: dict[str, Any], withstood: bool) -> None:
+    good = {
+        "good_alone": 1.0,
+        "good_beside": 1.0,
+        "health_ms": {"p50": 1.0, "p99": 200.0},
+        "gateway_memory_mib": {"start": 60.0, "peak": 160.0, "end": 60.0},
+        "allowed_mib": 100.0,
+        "wrong": 0,
+        "leaks": 0,
+        "exit_code": 0,
+    }
+    assert gateway_storm.withstood({**good, **change}) is withstood
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_honest_tenants_are_served_beside_attackers(tmp_path: Path) -> None:
+    plan = replace(HOSTILE, requests=75, texts=4)
+    result = gateway_storm.run(plan, tmp_path, hostile=True)
+    assert gateway_storm.withstood(result), f"{result}\n{(tmp_path / 'log').read_text()[-3000:]}"
+    assert result["ends"]["finished"] == result["requests"] == 75
+    assert len(result["answers"]) > 20
+    assert "200" in result["answers"]["its share, over and over"]
 
 
 def test_the_same_seed_asks_the_same() -> None:

@@ -34,7 +34,7 @@ class Turned(StrEnum):
     CROWDED_OUT = "crowded_out"
     """None of its requests showed a key, and its place or its bytes were needed for a newer connection."""
     BYTES = "bytes"
-    """Its request found no room among the bytes that are held."""
+    """A request's bytes found no room among those that are held."""
 
 
 class Visitor(Protocol):
