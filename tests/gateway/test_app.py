@@ -7,6 +7,7 @@ import base64
 import gzip
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import BytesIO
@@ -793,3 +794,17 @@ def test_a_log_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
 def test_limits_that_are_none_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         GatewayOptions(**options)
+
+
+async def test_https_is_spoken_with_a_certificate() -> None:
+    """The file was made for this test, by `openssl req -x509 -newkey ec -nodes`, and is nobody's secret."""
+    certificate = Path(__file__).with_name("localhost.pem")
+    trusted = ssl.create_default_context(cafile=certificate)
+    async with upstream() as instance, gateway(instance, ssl_certfile=certificate) as front:
+        url = front.url.replace("http://", "https://")
+        async with front.session.post(f"{url}/v1/completions", json=STREAM, ssl=trusted) as response:
+            assert response.status == 200
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        assert front.app.door.connections == 1
+        with pytest.raises(aiohttp.ClientError):
+            await front.get("/health")

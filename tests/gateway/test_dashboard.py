@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from headway.core.job import Job
 from headway.core.slo import Slo
-from headway.gateway.book.accounts import Refusal
+from headway.gateway.book.accounts import MAX_CLASSES, OTHER, Refusal
 from headway.gateway.book.dashboard import MOST_CLASSES, dashboard_routes, slack_bands
 from headway.gateway.book.dashboard_state import SLACK_BANDS, DashboardState
 from headway.gateway.fleet.member import Condition
@@ -70,6 +70,21 @@ async def test_each_pair_of_targets_and_tenant_has_a_row(scene: Scene) -> None:
     scene.serve(ttft_s=3.0, tenant="a", slo=Slo(ttft_s=5.0))
     rows = {(row.slo, row.tenant): row.minute.met for row in scene.state.classes}
     assert rows == {("ttft=1s tbt=0.1s", "a"): 1, ("ttft=1s tbt=0.1s", "b"): 1, ("ttft=5s", "a"): 1}
+
+
+async def test_a_class_that_was_folded_is_no_burst_of_others_and_begins_anew(scene: Scene) -> None:
+    for _ in range(3):
+        scene.serve(ttft_s=0.1, tenant="folded")
+    for tenant in range(MAX_CLASSES):
+        scene.serve(ttft_s=0.1, tenant=f"t{tenant}")
+    for _ in range(2):
+        scene.serve(ttft_s=0.1, tenant="folded")
+    state = scene.state
+    assert state.overall.minute.offered == MAX_CLASSES + 5
+    rows = {row.tenant: row.minute for row in state.classes}
+    assert rows["folded"].offered == rows["folded"].finished == 2
+    assert all(span.offered >= span.finished >= 0 for span in rows.values())
+    assert OTHER not in rows or rows[OTHER].offered == 0
 
 
 async def test_of_many_classes_the_busiest_are_shown(scene: Scene) -> None:

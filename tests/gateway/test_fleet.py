@@ -520,3 +520,17 @@ async def test_instances_have_names_of_their_own_and_somewhere_to_be() -> None:
 def test_options_that_are_not_accepted(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is {value}; accepted: "):
         FleetOptions(**{name: value})  # type: ignore[arg-type]
+
+
+async def test_a_gateway_that_was_held_up_itself_blames_no_instance(small: Small) -> None:
+    """Its clock for an answer rings late then: the answer may be there, and was not looked at."""
+    server = small("0")
+    server.behave(health_after_s=0.3)
+    async with running(server.launched(), options=replace(HASTY, timeout_s=0.6)) as fleet:
+        [member] = fleet.members
+        await until(is_(member, Condition.READY))
+        for _ in range(4):
+            await asyncio.sleep(0.2)
+            time.sleep(1.0)
+            assert member.condition is Condition.READY
+        assert member.failures == 0

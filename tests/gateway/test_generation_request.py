@@ -14,6 +14,7 @@ from headway.gateway.http.api import CHAT
 from headway.gateway.http.refusal import GatewayError
 from headway.gateway.request.generation_request import (
     MAX_FIELDS,
+    MAX_XARGS,
     MAX_XARGS_BYTES,
     GenerationRequest,
     count_sequences,
@@ -80,6 +81,11 @@ def test_bodies_of_many_fields_and_long_extra_arguments_are_refused() -> None:
     longest = "x" * (MAX_XARGS_BYTES - len('{"a": ""}'))
     assert read({"prompt": "x", "vllm_xargs": {"a": longest}}).xargs == {"a": longest}
     assert "vllm_xargs has" in refused({"prompt": "x", "vllm_xargs": {"a": longest + "x"}}).message
+    many = {f"key_{number}": 1 for number in range(MAX_XARGS)}
+    assert read({"prompt": "x", "vllm_xargs": many}).xargs == many
+    more = refused({"prompt": "x", "vllm_xargs": {**many, "a": 1}})
+    assert (more.status, more.param) == (400, "vllm_xargs")
+    assert f"{MAX_XARGS + 1} keys; accepted: up to {MAX_XARGS}" in more.message
 
 
 def test_only_the_beginning_of_a_long_prompt_is_named() -> None:

@@ -16,6 +16,8 @@ from headway.gateway.fleet.member import Condition, LaunchedServer, Member
 
 _LOG = logging.getLogger(__name__)
 _SERVING = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
+_RINGS_LATE = 1.25
+"""A limit that is noticed after so many times its length says more of this process than of the instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +255,12 @@ class Supervisor:
     async def _check(self, session: aiohttp.ClientSession) -> None:
         """Ask for its health, and let the condition follow from the answer."""
         member, timeout_s, late = self.member, self._options.timeout_s, False
+        asked_s = self._clock()
         try:
             problem = await health_problem(session, member.url, timeout_s)
         except TimeoutError:
+            if self._clock() - asked_s > timeout_s * _RINGS_LATE:
+                return  # this process was held up, and may not have looked at an answer that is there
             problem, late = f"no answer to /health within {timeout_s:g} s", True
         self._is_late = late
         if problem is None:

@@ -94,11 +94,10 @@ class Connection(HttpToolsProtocol):
             super().data_received(piece)  # type: ignore[arg-type]
             if self.transport.is_closing():
                 return
-            try:
-                self._check_head()
-                self._hold()
-            except GatewayError as refusal:
-                self._refuse(refusal)
+            if self._unpaid_bytes > MAX_HEAD_BYTES:
+                self._refuse(self._too_large())
+                return
+            if self._held is not None and not self._hold(self._held):
                 return
 
     def on_message_begin(self) -> None:
@@ -142,12 +141,15 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The next byte belongs to another request."""
-        try:
-            self._hold()
-        except GatewayError as refusal:
-            self._stop_parsing(refusal)
+        held, self._held = self._held, None
+        assert held is not None
+        held.size = self._head_bytes + COPIES * self._body_bytes
+        if held.tenant is not None or self.pipeline:  # else its key is about to be checked
+            try:
+                self._door.hold(held)
+            except GatewayError as refusal:
+                self._stop_parsing(refusal)
         self._unpaid_bytes = self._head_bytes = 0
-        self._held = None
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -161,20 +163,19 @@ class Connection(HttpToolsProtocol):
         if not self.transport.is_closing():
             self._refuse(refusal)
 
-    def _check_head(self) -> None:
-        if self._unpaid_bytes > MAX_HEAD_BYTES:
-            raise self._too_large()
-
-    def _hold(self) -> None:
-        """Count what the request in progress holds by now. Raises GatewayError where that is too much."""
-        held = self._held
-        if held is None:
-            return
-        if not held.released:
-            head_bytes = max(self._head_bytes, self._unpaid_bytes)
-            self._door.hold(held, head_bytes + COPIES * self._body_bytes)
-        elif self._body_bytes > MAX_IGNORED_BYTES:
-            self.transport.abort()
+    def _hold(self, held: HeldRequest) -> bool:
+        """Count a request that has not come whole; whether the connection goes on."""
+        if held.released:
+            if self._body_bytes > MAX_IGNORED_BYTES:
+                self.transport.abort()
+            return True
+        held.size = max(self._head_bytes, self._unpaid_bytes) + COPIES * self._body_bytes
+        try:
+            self._door.hold(held)
+        except GatewayError as refusal:
+            self._refuse(refusal)
+            return False
+        return True
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request on which the parser stopped."""

@@ -46,10 +46,14 @@ class Visitor(Protocol):
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """Bytes that one request makes the gateway hold. `tenant` is its key's; None before its key has been checked."""
+    """Bytes that one request makes the gateway hold, and how many of them the door has `counted`.
+
+    `tenant` is its key's; None before its key has been checked.
+    """
 
     visitor: Visitor
     size: int = 0
+    counted: int = 0
     tenant: str | None = None
     released: bool = False
 
@@ -68,6 +72,7 @@ class Door:
 
     def __init__(self, max_bytes: int, max_files: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_bytes = max_bytes
+        self.max_unchecked_bytes = int(max_bytes * STRANGERS_SHARE)
         self.max_connections = max(1, (max_files - RESERVED_FILES) // 2)
         self.turned: Counter[Turned] = Counter()
         self._last_file = max_files - RESERVED_FILES
@@ -78,7 +83,7 @@ class Door:
         self._unchecked: dict[HeldRequest, None] = {}
         self._unchecked_bytes = 0
         self._checked_bytes = 0
-        self._of_tenants: Counter[str] = Counter()
+        self._of_tenants: dict[str, int] = {}
 
     # ---- connections ------------------------------------------------------------------------------------------------
 
@@ -134,24 +139,19 @@ class Door:
         """Bytes that are held now."""
         return self._unchecked_bytes + self._checked_bytes
 
-    @property
-    def max_unchecked_bytes(self) -> int:
-        """Bytes for requests whose key has not been checked."""
-        return int(self.max_bytes * STRANGERS_SHARE)
-
-    def hold(self, request: HeldRequest, size: int) -> None:
-        """A request has grown to this size. Raises GatewayError (429) where that is too much."""
-        more = size - request.size
+    def hold(self, request: HeldRequest) -> None:
+        """Count a request that has grown. Raises GatewayError (429) where that is too much."""
+        more = request.size - request.counted
         if request.released or more <= 0:
             return
         if request.tenant is None:
-            request.size = size
+            request.counted = request.size
             self._unchecked[request] = None
             self._unchecked_bytes += more
             self._make_room(request)
         else:
             self._take(request.tenant, more)
-            request.size = size
+            request.counted = request.size
 
     def admit(self, request: HeldRequest, tenant: str) -> None:
         """A request's key has been checked: its connection stays, and its bytes count with those of its tenant.
@@ -165,7 +165,7 @@ class Door:
             return
         self._take(tenant, request.size)
         self._forget_unchecked(request)
-        request.tenant = tenant
+        request.tenant, request.counted = tenant, request.size
 
     def release(self, request: HeldRequest) -> None:
         """The answer to a request has ended, or its connection has. Later calls change nothing."""
@@ -174,15 +174,15 @@ class Door:
         if request.tenant is None:
             self._forget_unchecked(request)
         else:
-            self._checked_bytes -= request.size
-            self._of_tenants[request.tenant] -= request.size
-            if not self._of_tenants[request.tenant]:
-                del self._of_tenants[request.tenant]
+            self._checked_bytes -= request.counted
+            left = self._of_tenants.pop(request.tenant, 0) - request.counted
+            if left > 0:
+                self._of_tenants[request.tenant] = left
         request.released = True
 
     def _forget_unchecked(self, request: HeldRequest) -> None:
         if self._unchecked.pop(request, self) is None:
-            self._unchecked_bytes -= request.size
+            self._unchecked_bytes -= request.counted
 
     def _make_room(self, newest: HeldRequest) -> None:
         while self._unchecked_bytes > self.max_unchecked_bytes:
@@ -201,11 +201,13 @@ class Door:
         if free < 0:
             self.turned[Turned.BYTES] += 1
             raise self._too_much(f"{limit} in all")
-        if tenant and self._of_tenants[tenant] + more > free:
-            self.turned[Turned.BYTES] += 1
-            raise self._too_much(f"of a tenant as many as are still free, {max(0, free)} now")
+        if tenant:
+            theirs = self._of_tenants.get(tenant, 0) + more
+            if theirs > free:
+                self.turned[Turned.BYTES] += 1
+                raise self._too_much(f"of a tenant as many as are still free, {free} now")
+            self._of_tenants[tenant] = theirs
         self._checked_bytes += more
-        self._of_tenants[tenant] += more
 
     def _too_much(self, accepted: str) -> GatewayError:
         message = (
