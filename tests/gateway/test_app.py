@@ -176,6 +176,21 @@ async def test_pages_of_the_origins_that_the_gateway_was_told_may_ask_and_read(
         assert (await ask(front.session, "OPTIONS", front.url, None, PAGE)).status == 401
 
 
+async def test_options_are_answered_here() -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+        for path, methods in (
+            ("/elsewhere", "GET, HEAD, OPTIONS, POST"),
+            ("/v1/models", "GET, HEAD, OPTIONS"),
+        ):
+            key = {"Authorization": "Bearer k1"}
+            answer = await ask(front.session, "OPTIONS", front.url + path, None, key)
+            assert (answer.status, answer.body) == (204, b"")
+            assert answer.headers["allow"].startswith(methods)
+        mine = {"Authorization": "Bearer k2"}
+        assert (await ask(front.session, "OPTIONS", f"{front.url}/metrics", None, mine)).status == 403
+        assert not instance.echoed
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
 async def test_a_body_that_stalls_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.gateway.http.asgi_client.STALLED_S", 0.2)

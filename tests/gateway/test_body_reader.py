@@ -88,6 +88,18 @@ async def test_a_refusal_comes_back_whole() -> None:
     assert "accepted: true or false" in raised.value.message
 
 
+async def test_a_tenants_bodies_do_not_all_come_before_anothers() -> None:
+    data, done = encoded(MANY), list[str]()
+
+    async def read(bodies: BodyReader, tenant: str) -> None:
+        await bodies.read(COMPLETIONS.path, [], data, request_id="r", key_tenant=tenant)
+        done.append(tenant)
+
+    async with reader() as bodies:
+        await asyncio.gather(*(read(bodies, tenant) for tenant in ["blue"] * 4 + ["red"]))
+    assert done[:2] == ["blue", "red"]
+
+
 async def test_a_reader_that_ends_is_started_again() -> None:
     data = encoded(MANY)
     async with reader() as bodies:
@@ -105,15 +117,15 @@ async def test_requests_that_wait_for_a_reader_that_ends_fail_alone() -> None:
     """Each asks again at once, and one new process reads for all of them."""
     data = encoded(MANY)
 
-    async def ask(bodies: BodyReader) -> int:
+    async def ask(bodies: BodyReader, tenant: str) -> int:
         try:
-            await bodies.read(COMPLETIONS.path, [], data, request_id="r")
+            await bodies.read(COMPLETIONS.path, [], data, request_id="r", key_tenant=tenant)
         except GatewayError:
-            return 1 + await ask(bodies)
+            return 1 + await ask(bodies, tenant)
         return 0
 
     async with reader() as bodies:
-        asking = [asyncio.create_task(ask(bodies)) for _ in range(6)]
+        asking = [asyncio.create_task(ask(bodies, tenant)) for tenant in "abcdef"]
         await asyncio.sleep(0)
         for process in multiprocessing.active_children():
             process.kill()

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -31,33 +32,43 @@ MAX_COMMAS_HERE = 2**15
 class BodyReader:
     """Decodes small bodies at once, and larger ones in a process that the first of them starts.
 
-    A thread would not help: the decoder holds the interpreter's lock until it has decoded a body.
+    A thread would not help: the decoder holds the interpreter's lock until it has decoded a body. Of a tenant's key one
+    body at a time is in the process, so that no tenant's bodies are all before another's.
     """
 
     def __init__(self) -> None:
         self._processes: ProcessPoolExecutor | None = None
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def read(self, path: str, headers: Headers, body: bytes, **options: Any) -> GenerationRequest:
+    async def read(
+        self, path: str, headers: Headers, body: bytes, *, key_tenant: str = "", **options: Any
+    ) -> GenerationRequest:
         """Return `read_request(path, headers, body, **options)`, and raise what that raises.
 
         Also raises GatewayError (503) if the process ends before it has answered.
         """
+        options["key_tenant"] = key_tenant
         if _is_small(body):
             return read_request(path, headers, body, **options)
-        request, places = await self._apart(_read, path, list(headers), body, options)
+        request, places = await self._apart(key_tenant, _read, path, list(headers), body, options)
         request.api = APIS[request.api.path]
         view = memoryview(body)
         request.fields = {name: msgspec.Raw(view[start:end]) for name, (start, end) in places.items()}
         return request
 
-    async def count(self, body: bytes, *, names_tenants: bool = True) -> int:
+    async def count(self, body: bytes, *, key_tenant: str = "", names_tenants: bool = True) -> int:
         """Return `count_sequences(body)`, and raise what that raises. Raises GatewayError (503) as `read` does."""
         if body.startswith(b"--"):
             return 1  # a form, with sound in it
         count = partial(count_sequences, names_tenants=names_tenants)
-        return count(body) if _is_small(body) else await self._apart(count, body)
+        return count(body) if _is_small(body) else await self._apart(key_tenant, count, body)
 
-    async def _apart(self, function: Callable[..., T], *arguments: object) -> T:
+    async def _apart(self, tenant: str, function: Callable[..., T], *arguments: object) -> T:
+        turn = self._turns.setdefault(tenant, asyncio.Lock())
+        async with turn:
+            return await self._submitted(function, *arguments)
+
+    async def _submitted(self, function: Callable[..., T], *arguments: object) -> T:
         if self._processes is None:
             self._processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
         processes = self._processes

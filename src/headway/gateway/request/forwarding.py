@@ -75,7 +75,8 @@ class PassThrough:
             if _is_computed(scope):
                 # A client may leave while its request is queued, which is seen once its whole body has come.
                 named = serving.options.names_tenants
-                counting = self.bodies.count(await upload.hold(), names_tenants=named)
+                body = await upload.hold()
+                counting = self.bodies.count(body, key_tenant=key_tenant, names_tenants=named)
                 sequences = await interrupt.wait(counting)
                 admission = await self._enter(scope, key_tenant, interrupt, sequences)
             await self._ask(scope, upload, client, interrupt, 1 if admission is None else admission.sequences)
